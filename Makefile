@@ -1,0 +1,87 @@
+# `make demo` and `make test` need Python 3.11 or newer and make; each does its own set-up in .venv.
+
+PYTHON ?= python3
+UV ?= uv
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+INSTALL := $(PIP) install --require-hashes --no-deps --only-binary :all:
+COMPILE := $(UV) --quiet pip compile --universal --python-version 3.11 --fork-strategy fewest --only-binary :all: \
+	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+# Three stamps: the environment with the run-time lock, the development tools on top, the package itself.
+RUN := $(VENV)/.run
+DEV := $(VENV)/.dev
+PACKAGE := $(VENV)/.package
+
+# An environment that no longer starts, or belongs to another checkout (a copied folder), is made again.
+MINE := import os; from importlib.util import find_spec; os.path.samefile(find_spec("requant").origin, "__init__.py") or 1/0
+ifneq ($(wildcard $(PACKAGE)),)
+ifneq ($(shell $(BIN)/python -c '$(MINE)' >/dev/null 2>&1 && echo mine),mine)
+$(RUN): again
+endif
+endif
+
+.NOTPARALLEL:
+.PHONY: again clean demo format help lint lock test test-all wheel
+
+help:  ## list the targets (this)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+demo: $(RUN) $(PACKAGE)  ## quantize the digits network to build/demo/digits_int8.onnx and compare it with the float one
+	@mkdir -p build/demo
+	$(BIN)/requant quantize sample_models/digits.onnx --data sample_models/digits.npz:calib \
+		-o build/demo/digits_int8.onnx --force
+	$(BIN)/requant compare sample_models/digits.onnx build/demo/digits_int8.onnx \
+		--data sample_models/digits.npz --batch 128
+
+test: $(DEV) $(PACKAGE)  ## run the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(DEV) $(PACKAGE)  ## run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV) $(PACKAGE)  ## ruff, formatting, mypy strict
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(DEV)  ## format the source and fix what ruff can fix
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+lock:  ## write requirements/*.txt again (needs uv; LOCK_ARGS=--upgrade for the newest versions)
+	@command -v $(UV) >/dev/null || { echo "make lock needs uv: put it on the PATH or set UV=" >&2; exit 2; }
+	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build -o requirements/run.txt
+	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build --group dev -c requirements/run.txt -o requirements/dev.txt
+
+wheel: $(RUN)  ## build dist/requant-*.whl with the locked build backend
+	rm -rf dist build/lib build/bdist.*  # setuptools would ship what an earlier build left in build/lib
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:  ## remove everything that was made, the environment too
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN): requirements/run.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "requant needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)." \
+			"Choose another with 'make PYTHON=python3.12 ...'" >&2; exit 2; }
+	@echo "setting up $(VENV)" >&2
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(INSTALL) -r $<
+	@touch $@
+
+# The first stamp is put aside meanwhile: a set-up that was cut short starts over.
+$(DEV): requirements/dev.txt $(RUN)
+	@echo "adding the development tools to $(VENV)" >&2
+	@mv $(RUN) $(RUN).aside
+	@$(INSTALL) -r $<
+	@mv $(RUN).aside $(RUN)
+	@touch $@
+
+$(PACKAGE): pyproject.toml $(RUN)
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@

@@ -1,0 +1,38 @@
+"""requant: a float ONNX model and a sample of its data in, a measured INT8 model out.
+
+Only the errors live here; everything else is imported from its own package
+(`requant.transforms`, `requant.calibration`, `requant.quantize`), so that `import requant` costs nothing.
+"""
+
+from collections.abc import Iterable
+
+
+class RequantError(Exception):
+    """A request that cannot be met. The message says what is wrong, where, and what to do."""
+
+
+class UnknownNameError(RequantError):
+    """A name that nobody knows; the message lists near ones.
+
+    Args:
+        kind: What was looked for, in words: ``"transform"``, ``"node"``.
+        name: The name that was given.
+        known: Every name that would have been accepted.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        """Compose the message from the nearest of `known`."""
+        super().__init__(f"no {kind} named {name!r}{near(name, known)}")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'a' or 'b'?"`` for the names nearest to `name`, or a list of what there is."""
+    from difflib import get_close_matches
+
+    names = sorted(set(known))
+    folded = {candidate.lower(): candidate for candidate in names}
+    found = [folded[match] for match in get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
+    if found:
+        return "; did you mean " + " or ".join(map(repr, found)) + "?"
+    shown = ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
+    return f"; there are: {shown}" if names else "; there are none"
