@@ -1,0 +1,134 @@
+"""The arithmetic of `fold_batch_norms`: each kind of weight against the formula, and what must not be folded."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from requant.transforms import REGISTRY, Change
+
+fold_batch_norms = REGISTRY["fold_batch_norms"]
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+def model(
+    nodes: list[tuple[str, list[str], str, dict[str, Any]]],
+    constants: dict[str, np.ndarray],
+    shape: list[int],
+    opset: int = 17,
+) -> ir.Model:
+    """Build a model from x to y, both float32."""
+    graph = helper.make_graph(
+        [helper.make_node(op, inputs, [output], name=output, **attributes) for op, inputs, output, attributes in nodes],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
+
+
+def result(model: ir.Model, x: np.ndarray) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
+@given(
+    op=st.sampled_from(["Conv", "ConvTranspose"]),
+    groups=st.integers(1, 3),
+    per_group=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_convolutions_of_any_grouping_give_the_same(
+    op: str, groups: int, per_group: tuple[int, int], bias: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    channels_in, channels = groups * per_group[0], groups * per_group[1]
+    shape = (channels, per_group[0], 2, 2) if op == "Conv" else (channels_in, per_group[1], 2, 2)
+    constants = {"w": random.normal(size=shape)} | {
+        key: random.normal(size=channels) for key in ("gamma", "beta", "mean")
+    }
+    constants["var"] = random.uniform(0.1, 2, channels)
+    constants["scale"], constants["shift"] = (
+        random.normal(size=(1, channels, 1, 1)),
+        random.normal(size=(channels, 1, 1)),
+    )
+    if bias:
+        constants["b"] = random.normal(size=channels)
+    made = model(
+        [
+            (op, ["x", "w", *(["b"] if bias else [])], "c", {"group": groups}),
+            ("BatchNormalization", ["c", "gamma", "beta", "mean", "var"], "n", {"epsilon": 1e-3}),
+            ("Mul", ["scale", "n"], "m", {}),
+            ("Add", ["m", "shift"], "y", {}),
+        ],
+        {name: array.astype(np.float32) for name, array in constants.items()},
+        [2, channels_in, 4, 4],
+    )
+    x = random.normal(size=(2, channels_in, 4, 4)).astype(np.float32)
+    expected = result(made, x)
+    assert fold_batch_norms(made).applied == 3
+    assert [node.op_type for node in made.graph] == [op]
+    # Both sides round each of K products and sums once, and the constants 3 times; every term is below `terms`.
+    products = int(np.prod(shape))
+    gain = np.max(np.abs(constants["gamma"] / np.sqrt(constants["var"]) * constants["scale"].ravel()))
+    terms = gain * (products * np.max(np.abs(x)) * np.max(np.abs(constants["w"])) + 8) + 16
+    assert np.max(np.abs(result(made, x) - expected)) <= (products + 8) * EPS * terms
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("bias", [(3,), (1, 3), (1,), (), None], ids=str)
+def test_gemm_keeps_alpha_and_takes_up_beta(transposed: int, bias: tuple[int, ...] | None) -> None:
+    constants = {"w": np.arange(6.0).reshape((3, 2) if transposed else (2, 3)), "s": np.array([2.0, 4.0, 8.0])}
+    if bias is not None:
+        constants["b"] = np.arange(1.0, 1 + np.prod(bias)).reshape(bias)
+    made = model(
+        [
+            (
+                "Gemm",
+                ["x", "w", *(["b"] if bias is not None else [])],
+                "g",
+                {"alpha": 0.5, "beta": 2.0, "transB": transposed},
+            ),
+            ("Mul", ["g", "s"], "y", {}),
+        ],
+        {name: array.astype(np.float32) for name, array in constants.items()},
+        [2, 2],
+    )
+    x = np.array([[1, 2], [-3, 4]], np.float32)
+    expected = result(made, x)
+    assert fold_batch_norms(made) == Change(applied=1)
+    assert np.array_equal(result(made, x), expected)  # whole numbers times powers of two: nothing is rounded
+
+
+def test_a_weight_that_would_overflow_its_type_stays() -> None:
+    half = {"w": np.full((1, 1, 1, 1), 60000, np.float16), "s": np.full((1, 1, 1), 2, np.float16)}
+    made = model([("Conv", ["x", "w"], "c", {}), ("Mul", ["c", "s"], "y", {})], half, [1, 1, 2, 2])
+    assert fold_batch_norms(made).skipped == {"not-finite": 1}
+
+
+@pytest.mark.parametrize(
+    ("constant", "reason"),
+    [
+        (np.ones((1, 2, 2), np.float32), "not-per-channel"),
+        (np.ones((2,), np.float32), "not-per-channel"),
+        (np.ones((3, 1, 1, 1), np.float32), "not-per-channel"),
+        (np.ones((1, 1, 1, 1, 1), np.float32), "not-per-channel"),
+        (np.ones((3, 1, 1), np.float32), "not-per-channel"),
+    ],
+    ids=["per-pixel", "along-width", "along-batch", "more-axes", "more-channels"],
+)
+def test_constants_along_another_axis_stay(constant: np.ndarray, reason: str) -> None:
+    constants = {"w": np.ones((1, 1, 1, 1), np.float32), "s": constant}
+    made = model([("Conv", ["x", "w"], "c", {}), ("Mul", ["c", "s"], "y", {})], constants, [1, 1, 2, 2])
+    assert fold_batch_norms(made) == Change(skipped={reason: 1})  # type: ignore[arg-type]

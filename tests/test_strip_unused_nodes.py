@@ -1,0 +1,70 @@
+"""Cutting a graph at names that a user gives: what is refused, and with which words."""
+
+import onnx_ir as ir
+import pytest
+
+from requant import UnknownNameError
+from requant.transforms import REGISTRY, TransformError, verify
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>
+g (float[N,4] x, float[N,4] z) => (float[N,4] y) <float[4] w = {1, 2, 3, 4}> {
+    [custom] a = my.domain.Norm(x)
+    [sum] b = Add(x, z)
+    [scaled] c = Mul(b, w)
+    [last] y = Add(a, c)
+}"""
+
+strip_unused_nodes = REGISTRY["strip_unused_nodes"]
+
+
+def model() -> ir.Model:
+    return ir.from_onnx_text(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "error", "message"),
+    [
+        (("bb",), (), UnknownNameError, "no tensor named 'bb'; did you mean 'b'?"),
+        ((), ("yy",), UnknownNameError, "no tensor named 'yy'; did you mean 'y'?"),
+        (
+            ("x",),
+            ("c",),
+            TransformError,
+            "the outputs also need the input 'z', which is not among inputs x",
+        ),
+        (("b",), ("b",), TransformError, "tensor 'b' is named as an input and as an output; name it once"),
+        (("y",), (), TransformError, "tensor 'y' is an output of the graph; name other outputs to cut there"),
+        (
+            (),
+            ("a",),
+            TransformError,
+            (
+                "the type of tensor 'a' is not known, so it cannot be an input or output of the graph; "
+                "add it to the model's value_info, or name a tensor before any operator of an unknown domain"
+            ),
+        ),
+    ],
+    ids=["unknown-input", "unknown-output", "missing-input", "both", "output-as-input", "unknown-type"],
+)
+def test_names_that_cannot_be_met_are_refused(
+    inputs: tuple[str, ...], outputs: tuple[str, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        strip_unused_nodes(model(), inputs=inputs, outputs=outputs)
+    assert str(caught.value) == message
+
+
+def test_a_weight_can_become_an_input() -> None:
+    cut = model()
+    strip_unused_nodes(cut, inputs=("b", "w"), outputs=("c",))
+    verify(cut)
+    assert [str(value.name) for value in cut.graph.inputs] == ["b", "w"]
+    assert [node.name for node in cut.graph] == ["scaled"]
+    assert not cut.graph.initializers
+
+
+def test_the_order_of_the_names_is_the_order_of_the_inputs() -> None:
+    cut = model()
+    assert strip_unused_nodes(cut, inputs=("z", "x")).applied == 1
+    assert [value.name for value in cut.graph.inputs] == ["z", "x"]
+    assert strip_unused_nodes(cut, inputs=("z", "x")).applied == 0

@@ -1,0 +1,180 @@
+"""What `verify` finds, and what it leaves to others."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from requant.transforms import VerifyError, signature, verify
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>
+g (float[N,4] x, bool c) => (float[N,4] y) <float[4] w = {1, 2, 3, 4}> {
+    [mul] t = Mul(x, w)
+    [custom] u = my.domain.Anything <level = 3> (t)
+    [branch] y = If(c) <
+        then_branch = then () => (float[N,4] a) { [inside] a = Relu(u) },
+        else_branch = else () => (float[N,4] b) { b = Identity(u) }
+    >
+}"""
+
+
+def model() -> ir.Model:
+    return ir.from_onnx_text(MODEL)
+
+
+def inside(model: ir.Model) -> ir.Node:
+    return model.graph.node("branch").attributes["then_branch"].as_graph().node("inside")
+
+
+def written(model: ir.Model) -> bytes:
+    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+def dangle(model: ir.Model) -> None:
+    model.graph.node("custom").replace_input_with(0, ir.Value(name="gone"))
+
+
+def dangle_inside(model: ir.Model) -> None:
+    inside(model).replace_input_with(0, ir.Value(name="gone"))
+
+
+def dangle_output(model: ir.Model) -> None:
+    model.graph.outputs[0] = ir.Value(name="y", type=ir.TensorType(ir.DataType.FLOAT))
+
+
+def duplicate(model: ir.Model) -> None:
+    model.graph.node("mul").outputs[0].name = "w"
+
+
+def leave_unnamed(model: ir.Model) -> None:
+    model.graph.node("mul").outputs[0].name = None
+
+
+def disorder(model: ir.Model) -> None:
+    node = model.graph.node("mul")
+    inputs = tuple(node.inputs)
+    model.graph.remove(node)
+    model.graph.append(node)
+    assert tuple(node.inputs) == inputs
+
+
+def forget_opset(model: ir.Model) -> None:
+    del model.graph.opset_imports["my.domain"]
+
+
+def misspell(model: ir.Model) -> None:
+    inside(model).op_type = "Rleu"
+
+
+def lose_type(model: ir.Model) -> None:
+    model.graph.outputs[0].type = None
+
+
+BROKEN: list[tuple[Callable[[ir.Model], None], str]] = [
+    (dangle, "node 'custom' (Anything) reads 'gone', which nothing computes"),
+    (dangle_inside, "node 'inside' (Relu) reads 'gone', which nothing computes"),
+    (dangle_output, "nothing computes the graph output 'y'"),
+    (duplicate, "two values are named 'w'"),
+    (leave_unnamed, "output 0 of node 'mul' (Mul) has no name"),
+    (disorder, "node 'custom' (Anything) comes before the node that computes 't'"),
+    (
+        forget_opset,
+        (
+            "node 'custom' (Anything) is of domain 'my.domain', of which the model imports no operator set; "
+            "it imports: ai.onnx"
+        ),
+    ),
+    (misspell, "onnx.checker: No Op registered for Rleu with domain_version of 17"),
+    (lose_type, "onnx.checker: Field 'type' of 'value_info' is required but missing."),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BROKEN, ids=[spoil.__name__ for spoil, _ in BROKEN])
+def test_verify_says_what_is_wrong(spoil: Callable[[ir.Model], None], message: str) -> None:
+    broken = model()
+    verify(broken)
+    spoil(broken)
+    with pytest.raises(VerifyError) as caught:
+        verify(broken)
+    assert str(caught.value) == message
+
+
+def narrow(model: ir.Model) -> None:
+    model.graph.inputs[0].shape = ir.Shape([2, 4])
+
+
+def forget_length(model: ir.Model) -> None:
+    model.graph.outputs[0].shape = ir.Shape([None, 4])
+
+
+@pytest.mark.parametrize("change", [narrow, forget_length])
+def test_a_port_may_become_more_or_less_precise(change: Callable[[ir.Model], None]) -> None:
+    before, after = model(), model()
+    change(after)
+    verify(after, like=signature(before))
+
+
+def rename_input(model: ir.Model) -> None:
+    model.graph.inputs[0].name = "image"
+
+
+def drop_input(model: ir.Model) -> None:
+    model.graph.node("mul").replace_input_with(0, model.graph.initializers["w"])
+    model.graph.inputs.pop(0)
+
+
+def reshape(model: ir.Model) -> None:
+    model.graph.inputs[0].shape = ir.Shape(["N", 5])
+
+
+def add_axis(model: ir.Model) -> None:
+    model.graph.outputs[0].shape = ir.Shape(["N", 4, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (rename_input, "the graph inputs were x, c and are now image, c"),
+        (drop_input, "the graph inputs were x, c and are now c"),
+        (reshape, "the graph input was x: FLOAT [N, 4] and is now x: FLOAT [N, 5]"),
+        (add_axis, "the graph output was y: FLOAT [N, 4] and is now y: FLOAT [N, 4, 1]"),
+    ],
+)
+def test_inputs_and_outputs_must_stay(change: Callable[[ir.Model], None], message: str) -> None:
+    before, after = model(), model()
+    change(after)
+    with pytest.raises(VerifyError) as caught:
+        verify(after, like=signature(before))
+    assert str(caught.value) == message
+
+
+def test_verify_changes_nothing() -> None:
+    checked = model()
+    weight = ir.Tensor(np.ones((100, 100), np.float32), name="a_large_one")
+    before_w = checked.graph.initializers.pop("w")
+    value = ir.Value(name="a_large_one", const_value=weight, shape=weight.shape, type=ir.TensorType(weight.dtype))
+    checked.graph.register_initializer(value)
+    checked.graph.register_initializer(before_w)
+    before = written(checked)
+    verify(checked)
+    assert written(checked) == before
+
+
+def test_the_cost_does_not_grow_with_the_weights() -> None:
+    large = model()
+    reads: list[str] = []
+
+    def read() -> ir.Tensor[np.ndarray]:
+        reads.append("read")
+        return ir.Tensor(np.zeros((1 << 15, 1 << 10), np.float32), name="large")
+
+    shape = ir.Shape([1 << 15, 1 << 10])
+    lazy = ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=shape, name="large")
+    value = ir.Value(name="large", const_value=lazy, shape=shape, type=ir.TensorType(ir.DataType.FLOAT))
+    large.graph.register_initializer(value)
+    started = perf_counter()
+    verify(large)
+    assert not reads
+    assert perf_counter() - started < 1

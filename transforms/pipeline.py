@@ -1,0 +1,398 @@
+r"""Pipelines of transforms as text: parse, print, run.
+
+    fold_constants remove_nodes(op=Identity, op=Dropout) strip_unused_nodes(outputs="a,b")
+
+The grammar is transform_graph's: ``name(key=value, key="value") name``. Steps are separated by white space, the
+parameters of a step by commas or white space. A value is quoted, with ``\"`` and ``\\`` for a quote and a
+backslash, or made of letters, digits and ``_ . / : + -``. Unlike the original, nothing that is wrong is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
+from .. import RequantError, near
+from .registry import REQUIRED, Change, Option, Transform, TransformError, lookup
+from .verify import Signature, VerifyError, signature, verify
+
+METADATA_KEY = "requant.pipeline"
+IGNORE_ERRORS = Option("ignore_errors", bool, False)
+
+Value = int | float | bool | str | tuple[str, ...]
+Progress = Callable[["Step"], None]
+
+
+class PipelineError(RequantError):
+    """A pipeline that cannot be run.
+
+    Args:
+        message: What is wrong, in one line.
+        text: The pipeline; when given, its line is shown below the message, with a caret under the place.
+        at: The offending place, as an offset into `text`.
+    """
+
+    def __init__(self, message: str, text: str | None = None, at: int = 0) -> None:
+        """Compose the message."""
+        if text is not None:
+            start = text.rfind("\n", 0, at) + 1
+            line = text[start:].partition("\n")[0].expandtabs(1)
+            message = f"{message}\n  {line}\n  {' ' * (at - start)}^"
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transform of a pipeline, with the options that differ from their defaults, sorted by name."""
+
+    name: str
+    options: tuple[tuple[str, Value], ...] = ()
+
+    def __str__(self) -> str:
+        """Return the step as text that parses to it again."""
+        pairs = [f"{key}={_quoted(one)}" for key, value in self.options for one in _written(value)]
+        return f"{self.name}({', '.join(pairs)})" if pairs else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Transforms in the order in which they run."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        """Return the canonical text: ``parse(str(pipeline)) == pipeline``."""
+        return " ".join(map(str, self.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did.
+
+    Attributes:
+        step: The step, with the inputs and outputs that `run` filled in.
+        change: What its transform reported; nothing when it failed.
+        notices: What a reader of the result should know, one sentence each.
+        error: Why it failed, when ``ignore_errors=true`` let the run go on; else None.
+    """
+
+    step: Step
+    change: Change
+    notices: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """The rewritten model and what every step did, in order."""
+
+    model: ir.Model
+    applied: tuple[StepResult, ...]
+
+
+def parse(text: str) -> Pipeline:
+    """Parse a pipeline; names and values are checked against the registered transforms.
+
+    Raises:
+        PipelineError: With the place and the nearest names: bad syntax, an unknown transform or parameter, a value
+            of the wrong type, a scalar given twice, a missing option, a step before one that must precede it.
+    """
+    scanned = _scan(text)
+    if not scanned:
+        raise PipelineError("the pipeline is empty: name at least one transform")
+    transforms = [_lookup(text, step) for step in scanned]
+    steps = tuple(_resolve(text, step, made) for step, made in zip(scanned, transforms, strict=True))
+    _check_order(text, scanned, transforms)
+    return Pipeline(steps)
+
+
+def run(
+    pipeline: Pipeline | str,
+    model: ir.Model,
+    *,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    check: bool = True,
+    progress: Progress | None = None,
+) -> PipelineResult:
+    """Run a pipeline on a copy of `model`, which shares its tensors; `model` itself does not change.
+
+    The pipeline that ran is appended to the result's ``metadata_props["requant.pipeline"]``. A model of IR version 3
+    must list its initializers as inputs; the copy does not, and is of version 4.
+
+    Args:
+        pipeline: What to run.
+        model: The model.
+        inputs: Tensor names for every step with an option ``inputs`` that the pipeline does not set.
+        outputs: Likewise for ``outputs``.
+        check: Whether to `verify` the model, before the first step and after each.
+        progress: Called with each step before it runs.
+
+    Raises:
+        PipelineError: The pipeline is wrong, or no step takes the given inputs or outputs.
+        TransformError: A step failed and does not say ``ignore_errors=true``.
+        VerifyError: The model was not valid, or is not after a step.
+    """
+    steps = _with_ports(parse(str(pipeline)).steps, {"inputs": tuple(inputs), "outputs": tuple(outputs)})
+    if check:
+        _verify_after("the model given", model, None)
+    model = _working_copy(model)
+    history = _history(model)
+    applied: list[StepResult] = []
+    for step in steps:
+        if progress is not None:
+            progress(step)
+        model, result = _run_step(step, model, history, check=check)
+        applied.append(result)
+        if result.error is None:
+            history.append(step.name)
+            recorded = model.metadata_props.get(METADATA_KEY, "")
+            model.metadata_props[METADATA_KEY] = f"{recorded} {step}".lstrip()
+    return PipelineResult(model, tuple(applied))
+
+
+def _run_step(step: Step, model: ir.Model, history: list[str], *, check: bool) -> tuple[ir.Model, StepResult]:
+    """Run one step in place; return the model, or its state before a step whose error is ignored."""
+    transform = lookup(step.name)
+    options: dict[str, Any] = dict(step.options)
+    backup = model.clone() if options.pop(IGNORE_ERRORS.name, False) else None
+    before = signature(model)
+    notices = tuple(f"{step.name} wants {name} before it" for name in transform.after if name not in history)
+    try:
+        change = transform(model, **options)
+    except RequantError as error:
+        if backup is None:
+            raise TransformError(f"{step.name}: {error}") from error
+        return backup, StepResult(step, Change(), notices, str(error))
+    if check:
+        _verify_after(f"after {step.name}", model, None if transform.changes_io else before)
+    return model, StepResult(step, change, notices)
+
+
+def _verify_after(when: str, model: ir.Model, before: Signature | None) -> None:
+    """Verify the model; an error says when."""
+    try:
+        verify(model, like=before)
+    except VerifyError as error:
+        raise VerifyError(f"{when}: {error}") from error
+
+
+def _working_copy(model: ir.Model) -> ir.Model:
+    """Clone the model; from IR version 4 on, only an initializer that a caller may override is also an input."""
+    model = model.clone()
+    if model.ir_version < 4:
+        RemoveInitializersFromInputsPass()(model)
+        model.ir_version = 4
+    return model
+
+
+def _history(model: ir.Model) -> list[str]:
+    """Return the names of the transforms that the model's metadata says were run on it."""
+    try:
+        return [step.name for step in _scan(model.metadata_props.get(METADATA_KEY, ""))]
+    except PipelineError:  # somebody else's text under our key is no history
+        return []
+
+
+def _with_ports(steps: tuple[Step, ...], ports: Mapping[str, tuple[str, ...]]) -> tuple[Step, ...]:
+    """Give the inputs and outputs of a run to the steps that take them and do not set them."""
+    for key, names in ports.items():
+        if not names:
+            continue
+        takers = [key in lookup(step.name).options and key not in dict(step.options) for step in steps]
+        if not any(takers):
+            raise PipelineError(f"{key} {', '.join(names)} were given, but no step of the pipeline takes {key}")
+        steps = tuple(
+            Step(step.name, tuple(sorted([*step.options, (key, names)]))) if takes else step
+            for step, takes in zip(steps, takers, strict=True)
+        )
+    return steps
+
+
+# --- text to steps: first the syntax alone, then names and values against the registry
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """``key=value`` as written, with the offsets of both."""
+
+    key: str
+    value: str
+    quoted: bool
+    key_at: int
+    value_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """One step as written."""
+
+    name: str
+    at: int
+    parameters: tuple[_Parameter, ...]
+
+
+_SPACE = re.compile(r"\s*")
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_./:+-]+")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPE = re.compile(r'\\(["\\])')
+
+
+def _scan(text: str) -> list[_Scanned]:
+    """Split a pipeline into steps and parameters."""
+    steps: list[_Scanned] = []
+    at = _skip(text, 0)
+    while at < len(text):
+        name = _NAME.match(text, at)
+        if name is None:
+            if text[at] == "(" and steps:
+                raise PipelineError("'(' must directly follow the name of a transform", text, at)
+            raise PipelineError(f"expected the name of a transform, not {text[at]!r}", text, at)
+        parameters: tuple[_Parameter, ...] = ()
+        end = name.end()
+        if text.startswith("(", end):
+            parameters, end = _scan_parameters(text, end)
+        if end < len(text) and not text[end].isspace():
+            raise PipelineError(f"expected white space after a step, not {text[end]!r}", text, end)
+        steps.append(_Scanned(name[0], at, parameters))
+        at = _skip(text, end)
+    return steps
+
+
+def _scan_parameters(text: str, opened: int) -> tuple[tuple[_Parameter, ...], int]:
+    """Read ``(key=value, ...)`` from the parenthesis at `opened`; return the parameters and where they end."""
+    parameters: list[_Parameter] = []
+    at = _skip(text, opened + 1)
+    while not text.startswith(")", at):
+        key = _expect(_NAME, "a parameter name", text, at, opened)
+        at = _skip(text, key.end())
+        equals = _expect(re.compile("="), f"'=' after parameter {key[0]!r}", text, at, opened)
+        at = _skip(text, equals.end())
+        if text.startswith('"', at):
+            value = _QUOTED.match(text, at)
+            if value is None:
+                raise PipelineError("'\"' is never closed", text, at)
+            parameters.append(_Parameter(key[0], _ESCAPE.sub(r"\1", value[1]), True, key.start(), at))
+        else:
+            value = _expect(_PLAIN, f"a value for {key[0]!r}", text, at, opened)
+            parameters.append(_Parameter(key[0], value[0], False, key.start(), at))
+        at = _skip(text, value.end())
+        if text.startswith(",", at):
+            at = _skip(text, at + 1)
+            if text.startswith(")", at):
+                raise PipelineError("expected a parameter name, not ')'", text, at)
+        elif at < len(text) and at == value.end() and text[at] != ")":
+            raise PipelineError(f"expected ',' or ')' after the value of {key[0]!r}, not {text[at]!r}", text, at)
+    return tuple(parameters), at + 1
+
+
+def _expect(pattern: re.Pattern[str], what: str, text: str, at: int, opened: int) -> re.Match[str]:
+    """Match `pattern` at `at`, or raise; when the text has ended, it is the parenthesis at `opened` that is wrong."""
+    found = pattern.match(text, at)
+    if found is not None:
+        return found
+    if at >= len(text):
+        raise PipelineError("'(' is never closed", text, opened)
+    raise PipelineError(f"expected {what}, not {text[at]!r}", text, at)
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the offset of the first character from `at` on that is not white space."""
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _lookup(text: str, step: _Scanned) -> Transform:
+    """Find the transform of a step."""
+    try:
+        return lookup(step.name)
+    except RequantError as error:
+        raise PipelineError(str(error), text, step.at) from error
+
+
+def _resolve(text: str, step: _Scanned, transform: Transform) -> Step:
+    """Check the parameters of a step against the options of its transform, and drop the defaults."""
+    options = {**transform.options, IGNORE_ERRORS.name: IGNORE_ERRORS}
+    values: dict[str, Value] = {}
+    for parameter in step.parameters:
+        option = options.get(parameter.key)
+        if option is None:
+            message = f"{step.name} has no parameter {parameter.key!r}{near(parameter.key, options)}"
+            raise PipelineError(message, text, parameter.key_at)
+        if option.type is not tuple and parameter.key in values:
+            raise PipelineError(f"{step.name} takes one {parameter.key!r}, not two", text, parameter.key_at)
+        try:
+            value = _converted(parameter, option)
+        except ValueError as error:
+            raise PipelineError(f"{step.name}: {parameter.key} {error}", text, parameter.value_at) from error
+        earlier = values.get(parameter.key, ())
+        values[parameter.key] = earlier + value if isinstance(value, tuple) and isinstance(earlier, tuple) else value
+    for option in transform.options.values():
+        if option.default is REQUIRED and option.name not in values:
+            raise PipelineError(f"{step.name} needs {option.name}: {step.name}({option.name}=...)", text, step.at)
+    return Step(step.name, tuple(sorted((key, v) for key, v in values.items() if v != options[key].default)))
+
+
+_INT = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?|\.[0-9]+([eE][+-]?[0-9]+)?|inf)")
+_BOOL = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _converted(parameter: _Parameter, option: Option) -> Value:
+    """Return the value of a parameter in the type of its option.
+
+    Raises:
+        ValueError: It is not of that type; the message goes on after the option's name.
+    """
+    text = parameter.value
+    if option.type is tuple:
+        names = tuple(text.split(",")) if parameter.quoted else (text,)
+        if not all(names):
+            raise ValueError(f"holds an empty name: {text!r}")
+        return names
+    if option.type is bool:
+        if text not in _BOOL:
+            raise ValueError(f"must be true, 1, false or 0, not {text!r}")
+        return _BOOL[text]
+    if option.type is int:
+        if not _INT.fullmatch(text):
+            raise ValueError(f"must be a whole number, not {text!r}")
+        return int(text)
+    if option.type is float:
+        if not _FLOAT.fullmatch(text):
+            raise ValueError(f"must be a number, not {text!r}")
+        return float(text)
+    return text
+
+
+def _check_order(text: str, scanned: Sequence[_Scanned], transforms: Sequence[Transform]) -> None:
+    """Refuse a step that comes before, and never after, a transform that must precede it."""
+    names = [step.name for step in scanned]
+    for place, (step, transform) in enumerate(zip(scanned, transforms, strict=True)):
+        for earlier in transform.after:
+            if earlier in names[place + 1 :] and earlier not in names[:place]:
+                message = f"{step.name} must come after {earlier}, which this pipeline runs later"
+                raise PipelineError(message, text, step.at)
+
+
+# --- steps to text
+
+
+def _written(value: Value) -> tuple[str, ...]:
+    """Return the texts of a value: one, or one per name."""
+    if isinstance(value, tuple):
+        return value
+    return (str(value).lower() if isinstance(value, bool) else str(value),)
+
+
+def _quoted(text: str) -> str:
+    """Quote `text` when it needs quotes."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,161 @@
+"""The registry of named graph rewrites: a transform is a function whose signature is its option list."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from onnx_ir import Model
+
+from .. import RequantError, UnknownNameError
+
+
+class TransformError(RequantError):
+    """A transform cannot do what was asked of it on this model."""
+
+
+class LeftAlone(Exception):  # noqa: N818 - not an error: it ends the look at one candidate
+    """A candidate that stays as it is, raised and caught inside a transform; the message is the reason to count."""
+
+
+@dataclass
+class Change:
+    """What one run of a transform did.
+
+    Attributes:
+        applied: How many rewrites were made; 0 means that the model is as it was.
+        skipped: Why candidates were left alone, in kebab-case (``"weight-shared"``), with counts.
+    """
+
+    applied: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def skip(self, reason: str) -> None:
+        """Count one candidate that was left alone."""
+        self.skipped[reason] += 1
+
+    def __str__(self) -> str:
+        """Return ``"3 applied, 1 weight-shared"``."""
+        return ", ".join([f"{self.applied} applied", *(f"{n} {why}" for why, n in sorted(self.skipped.items()))])
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A keyword-only argument of a transform.
+
+    Attributes:
+        name: The argument's name.
+        type: ``int``, ``float``, ``bool``, ``str``, or ``tuple`` for names that may be repeated.
+        default: The value when it is not given; `REQUIRED` when it must be.
+    """
+
+    name: str
+    type: type
+    default: Any
+
+
+REQUIRED: Any = inspect.Parameter.empty
+OPTION_TYPES = (int, float, bool, str, tuple)
+Function = Callable[..., Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A registered rewrite.
+
+    Attributes:
+        name: The name in a pipeline.
+        function: ``function(model, **options) -> Change``; it edits the model it is given.
+        options: What may be set, by name.
+        after: Transforms that must not come later in a pipeline than this one.
+        changes_io: Whether the graph's inputs or outputs may differ afterwards.
+        changes_values: Whether the graph's outputs may differ by more than float rounding.
+    """
+
+    name: str
+    function: Function
+    options: Mapping[str, Option]
+    after: tuple[str, ...] = ()
+    changes_io: bool = False
+    changes_values: bool = False
+
+    @property
+    def doc(self) -> str:
+        """The docstring: what it does, Before, After, Left alone."""
+        return inspect.getdoc(self.function) or ""
+
+    def __call__(self, model: Model, **options: Any) -> Change:
+        """Apply the rewrite to `model`, in place."""
+        return self.function(model, **options)
+
+
+REGISTRY: dict[str, Transform] = {}
+
+
+def transform(
+    name: str, *, after: tuple[str, ...] = (), changes_io: bool = False, changes_values: bool = False
+) -> Callable[[Function], Function]:
+    """Register a function as the transform `name`.
+
+    The function takes the model and keyword-only, annotated options, and returns a `Change`. An option
+    without a default is required. ``tuple[str, ...]`` options may be repeated: ``remove_nodes(op=A, op=B)``.
+
+    Raises:
+        TypeError: The name is taken, the docstring is missing, or an option is not typed as `OPTION_TYPES` allow.
+    """
+
+    def register(function: Function) -> Function:
+        if name in REGISTRY and REGISTRY[name].function.__qualname__ != function.__qualname__:
+            raise TypeError(f"two transforms named {name!r}")
+        if not inspect.getdoc(function):
+            raise TypeError(f"transform {name!r} has no docstring")
+        REGISTRY[name] = Transform(name, function, _options(name, function), after, changes_io, changes_values)
+        return function
+
+    return register
+
+
+def _options(name: str, function: Function) -> dict[str, Option]:
+    """Read the options of a transform from its signature."""
+    hints = get_type_hints(function)
+    options = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        hint = _without_none(hints.get(parameter.name))
+        kind = get_origin(hint) or hint
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            raise TypeError(f"transform {name!r}: option {parameter.name!r} must be keyword-only")
+        if kind not in OPTION_TYPES or (kind is tuple and get_args(hint) != (str, ...)):
+            raise TypeError(f"transform {name!r}: option {parameter.name!r} has no type that a pipeline can write")
+        options[parameter.name] = Option(parameter.name, kind, parameter.default)
+    return options
+
+
+def _without_none(hint: Any) -> Any:
+    """Return ``T`` for ``T | None``: an option that may be left out."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return kinds[0] if get_origin(hint) is UnionType and len(kinds) == 1 else hint
+
+
+def lookup(name: str) -> Transform:
+    """Return the transform registered as `name`.
+
+    Raises:
+        UnknownNameError: There is none; the message lists near names.
+    """
+    if name not in REGISTRY:
+        load_plugins()
+    if name not in REGISTRY:
+        raise UnknownNameError("transform", name, REGISTRY)
+    return REGISTRY[name]
+
+
+def load_plugins() -> None:
+    """Import what other distributions register under the entry-point group ``requant.transforms``."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="requant.transforms"):
+        entry.load()

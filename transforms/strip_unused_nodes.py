@@ -1,0 +1,124 @@
+"""Cut a graph down to what its outputs need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from .. import UnknownNameError
+from .graph import fresh_name, inferred
+from .registry import Change, TransformError, transform
+
+
+@transform("strip_unused_nodes", changes_io=True)
+def strip_unused_nodes(model: ir.Model, *, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = ()) -> Change:
+    """Keep only what the outputs need, down to the inputs; any tensor may be named as an input or an output.
+
+    Before:  t = Relu(x); y = Conv(t, W); z = Sin(x)
+    After:   y = Conv(t, W), with input t and output y, for (inputs=t, outputs=y)
+    Left alone: without inputs, the graph's own inputs, read or not; what is inside control flow. Weights that nothing
+        reads any more go.
+
+    Options:
+        inputs: The inputs that the graph shall have, in this order. An inner tensor becomes an input of its type and
+            shape.
+        outputs: The outputs that the graph shall have, in this order; the graph's own when not given.
+
+    Raises:
+        UnknownNameError: No tensor of the graph has one of the names.
+        TransformError: The type of a new input or output is not known, an output cannot be computed from the inputs,
+            or a tensor is named as both.
+    """
+    values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    for name in (*inputs, *outputs):
+        if name not in values:
+            raise UnknownNameError("tensor", name, values)
+    inputs, outputs = tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(outputs))
+    both = sorted({*inputs} & {*outputs})
+    if both:
+        raise TransformError(f"tensor {both[0]!r} is named as an input and as an output; name it once")
+    change = Change()
+    current = [value.name for value in model.graph.inputs], [value.name for value in model.graph.outputs]
+    wanted = list(inputs) or current[0], list(outputs) or current[1]
+    if wanted != current:
+        types = inferred(model)
+        change.applied += len({*wanted[0]} ^ {*current[0]}) + len({*wanted[1]} ^ {*current[1]}) or 1
+        if wanted[1] != current[1]:
+            _set_outputs(model.graph, [values[name] for name in outputs], types)
+        if wanted[0] != current[0]:
+            _set_inputs(model, inputs, types)
+    change.applied += _remove_unused(model.graph)
+    if inputs:
+        _check_reachable(model.graph)
+    return change
+
+
+def _typed(name: str, value: ir.Value, types: Mapping[str, ir.Value]) -> ir.Value:
+    """Return the inferred stand-in of a value that shall be seen from outside."""
+    known = types.get(name, value)
+    if known.type is None:
+        raise TransformError(
+            f"the type of tensor {name!r} is not known, so it cannot be an input or output of the graph; "
+            "add it to the model's value_info, or name a tensor before any operator of an unknown domain"
+        )
+    return known
+
+
+def _set_outputs(graph: ir.Graph, outputs: list[ir.Value], types: Mapping[str, ir.Value]) -> None:
+    """Make `outputs` the outputs of the graph, with their types."""
+    for value in outputs:
+        known = _typed(value.name or "", value, types)
+        value.type, value.shape = value.type or known.type, value.shape or known.shape
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+
+
+def _set_inputs(model: ir.Model, inputs: tuple[str, ...], types: Mapping[str, ir.Value]) -> None:
+    """Make tensors of the graph its inputs: who read the tensor now reads the input."""
+    graph = model.graph
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    kept = []
+    for name in inputs:
+        value = values[name]
+        if not value.is_graph_input():
+            if value.is_graph_output():
+                raise TransformError(f"tensor {name!r} is an output of the graph; name other outputs to cut there")
+            known = _typed(name, value, types)
+            new = ir.Value(name=name, type=known.type, shape=known.shape, doc_string=value.doc_string)
+            value.replace_all_uses_with(new)
+            if value.is_initializer():
+                del graph.initializers[name]
+            else:  # its node may stay, for another of its outputs
+                value.name = fresh_name(model, f"{name}_cut")
+            value = new
+        kept.append(value)
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+
+
+def _remove_unused(graph: ir.Graph) -> int:
+    """Remove nodes and initializers that no output needs; return how many.
+
+    Not `RemoveUnusedNodesPass`, which also drops default attributes and optional outputs, and does not count that.
+    """
+    unused = 0
+    for node in reversed(graph):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            graph.remove(node, safe=True)
+            unused += 1
+    for name, value in tuple(graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del graph.initializers[name]
+            unused += 1
+    return unused
+
+
+def _check_reachable(graph: ir.Graph) -> None:
+    """Refuse inputs that leave an output without something that it is computed from."""
+    read = [value for node in ir.traversal.RecursiveGraphIterator(graph) for value in node.inputs]
+    for value in [*read, *graph.outputs]:
+        if value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+            continue
+        kept = ", ".join(str(known.name) for known in graph.inputs)
+        raise TransformError(f"the outputs also need the input {value.name!r}, which is not among inputs {kept}")

@@ -1,0 +1,163 @@
+"""What must hold of a model after every rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import PassError
+from onnx_ir.passes.common import CheckerPass
+
+from .. import RequantError
+
+
+class VerifyError(RequantError):
+    """A model breaks a rule that every model keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output of a graph.
+
+    Attributes:
+        name: The tensor's name.
+        type: ``"FLOAT"``; None when the model does not say.
+        shape: Lengths, and names (or None) of the lengths that are not fixed; None when the rank is unknown.
+    """
+
+    name: str
+    type: str | None
+    shape: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        """Return ``"x: FLOAT [N, 3]"``."""
+        shape = "" if self.shape is None else " [" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
+        return f"{self.name}: {self.type or 'unknown'}{shape}"
+
+    def accepts(self, other: Port) -> bool:
+        """Whether `other` may stand for this: same name, and no type or length that contradicts."""
+        if self.name != other.name or (self.type and other.type and self.type != other.type):
+            return False
+        if self.shape is None or other.shape is None:
+            return True
+        if len(self.shape) != len(other.shape):
+            return False
+        pairs = zip(self.shape, other.shape, strict=True)
+        return all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a caller sees of a model."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def signature(model: ir.Model) -> Signature:
+    """Return the inputs and outputs of `model`."""
+    return Signature(_ports(model.graph.inputs), _ports(model.graph.outputs))
+
+
+def verify(model: ir.Model, *, like: Signature | None = None) -> None:
+    """Check names, edges, order and operator sets, the inputs and outputs, and what ``onnx.checker`` checks.
+
+    The cost does not grow with the weights: the checker sees only the small ones.
+
+    Args:
+        model: The model; it does not change.
+        like: Inputs and outputs that the model must still have.
+
+    Raises:
+        VerifyError: The first thing found wrong.
+    """
+    graphs = tuple(model.graphs())
+    owned = set(graphs)
+    for graph in graphs:
+        _verify_names(graph)
+        _verify_edges(graph, owned)
+    _verify_domains(model)
+    if like is not None:
+        _verify_ports("input", like.inputs, _ports(model.graph.inputs))
+        _verify_ports("output", like.outputs, _ports(model.graph.outputs))
+    _run_checker(model)
+
+
+def _ports(values: Iterable[ir.Value]) -> tuple[Port, ...]:
+    """Describe graph inputs or outputs."""
+    return tuple(
+        Port(
+            value.name or "",
+            None if value.type is None else str(value.type),
+            None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape),
+        )
+        for value in values
+    )
+
+
+def _verify_names(graph: ir.Graph) -> None:
+    """Check that every value of `graph` has a name of its own; ``""`` is an output that was left out."""
+    values = dict.fromkeys([*graph.inputs, *graph.initializers.values()])
+    seen: set[str] = set()
+    for value in [*values, *(output for node in graph for output in node.outputs)]:
+        node = value.producer()
+        if value.name is None or (value.name == "" and (node is None or value.uses())):
+            where = f"output {value.index()} of node {node.name!r} ({node.op_type})" if node else "an initializer"
+            raise VerifyError(f"{where} has no name")
+        if value.name in seen:
+            raise VerifyError(f"two values are named {value.name!r}")
+        seen.update({value.name} - {""})
+
+
+def _verify_edges(graph: ir.Graph, owned: set[ir.Graph]) -> None:
+    """Check that what is read exists in the model, and comes before its reader."""
+    done: set[ir.Value] = set()
+    for node in graph:
+        for value in node.inputs:
+            if value is None:
+                continue
+            if value.graph not in owned:
+                raise VerifyError(f"node {node.name!r} ({node.op_type}) reads {value.name!r}, which nothing computes")
+            if value.graph is graph and value.producer() is not None and value not in done:
+                raise VerifyError(
+                    f"node {node.name!r} ({node.op_type}) comes before the node that computes {value.name!r}"
+                )
+        done.update(node.outputs)
+    for value in graph.outputs:
+        producer = value.producer()
+        exists = value.is_graph_input() or value.is_initializer() if producer is None else producer.graph is graph
+        if not exists:
+            raise VerifyError(f"nothing computes the graph output {value.name!r}")
+
+
+def _verify_domains(model: ir.Model) -> None:
+    """Check that the model imports the operator set of every node; `onnx_ir` calls the standard domain ``""``."""
+    imported = {"" if domain == "ai.onnx" else domain for domain in model.opset_imports}
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.domain not in imported:
+            raise VerifyError(
+                f"node {node.name!r} ({node.op_type}) is of domain {node.domain or 'ai.onnx'!r}, of which the model "
+                f"imports no operator set; it imports: {', '.join(sorted(domain or 'ai.onnx' for domain in imported))}"
+            )
+
+
+def _verify_ports(kind: str, before: tuple[Port, ...], after: tuple[Port, ...]) -> None:
+    """Check that `after` serves who was served by `before`."""
+    if [port.name for port in before] != [port.name for port in after]:
+        was, now = (", ".join(port.name for port in ports) or "none" for ports in (before, after))
+        raise VerifyError(f"the graph {kind}s were {was} and are now {now}")
+    for old, new in zip(before, after, strict=True):
+        if not old.accepts(new):
+            raise VerifyError(f"the graph {kind} was {old} and is now {new}")
+
+
+def _run_checker(model: ir.Model) -> None:
+    """Run ``onnx.checker`` on a copy: the pass takes big weights out while it runs and puts them back elsewhere."""
+    try:
+        CheckerPass()(model.clone())
+    except (PassError, onnx.checker.ValidationError) as error:
+        cause = error.__cause__ or error
+        text = str(cause).partition("==> Context")[0]
+        raise VerifyError(f"onnx.checker: {' '.join(text.split())}") from error
