@@ -1,0 +1,153 @@
+"""Rules that choose a tensor's range: pure functions of a statistic to ``(lo, hi)``.
+
+A rule knows no dtype and no scale. To add one: a function here, and a row in `RULES`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from .. import RequantError, UnknownNameError
+from .observers import Histogram, Statistic
+from .session import Array
+
+Range: TypeAlias = tuple[float, float]
+
+
+def minmax(statistic: Statistic) -> Range:
+    """Return the smallest and the largest value seen."""
+    return statistic.lo, statistic.hi
+
+
+def percentile(statistic: Histogram, p: float) -> Range:
+    """Return the range that cuts at most 100 - p % of the values off either tail.
+
+    The upper end is the p-th percentile, the lower end the (100 - p)-th. Inside a bin the values are taken
+    to be spread evenly, so either end is within one bin's width of the percentile of the values
+    themselves, and within the extremes.
+
+    Args:
+        statistic: The histogram.
+        p: Percentage kept at each side, in (50, 100].
+    """
+    edges, counts = statistic.edges, statistic.counts
+    mirrored = _quantile(-edges[::-1], counts[::-1], p / 100)
+    return 0.0 - mirrored, _quantile(edges, counts, p / 100)
+
+
+def _quantile(edges: Array, counts: Array, share: float) -> float:
+    """Return where the mass from the left reaches `share` of the whole, linear inside a bin."""
+    reached = np.cumsum(counts)
+    mass = share * float(reached[-1])
+    bin_ = int(np.searchsorted(reached, mass))
+    left, right = float(edges[bin_]), float(edges[bin_ + 1])
+    inside = (mass - float(reached[bin_] - counts[bin_])) / float(counts[bin_])
+    return max(right - (1 - inside) * (right - left), left)  # max: rounding must not leave the bin
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The one number that a rule may take.
+
+    Attributes:
+        default: Its value when none is given.
+        above: It must be larger than this.
+        upto: It must not be larger than this.
+    """
+
+    default: float
+    above: float
+    upto: float
+
+
+@dataclass(frozen=True, slots=True)
+class RuleKind:
+    """A row of `RULES`.
+
+    Attributes:
+        function: ``function(statistic)``, or ``function(statistic, number)`` when there is a parameter.
+        needs_histogram: Whether `MinMax` is not enough.
+        parameter: What number it takes; None for none.
+    """
+
+    function: Callable[..., Range]
+    needs_histogram: bool
+    parameter: Parameter | None = None
+
+
+RULES: Mapping[str, RuleKind] = {
+    "minmax": RuleKind(minmax, needs_histogram=False),
+    "percentile": RuleKind(percentile, needs_histogram=True, parameter=Parameter(99.99, above=50, upto=100)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule with its number; made by `parse_rule`.
+
+    Attributes:
+        name: A key of `RULES`.
+        number: The rule's number; None when it takes none.
+    """
+
+    name: str
+    number: float | None = None
+
+    @property
+    def needs_histogram(self) -> bool:
+        """Whether the rule is a function of `Histogram` only."""
+        return RULES[self.name].needs_histogram
+
+    def __call__(self, statistic: Statistic) -> Range:
+        """Choose ``(lo, hi)``, with ``statistic.lo <= lo <= hi <= statistic.hi``.
+
+        Raises:
+            RequantError: The rule needs a histogram and this is none.
+        """
+        if self.needs_histogram and not isinstance(statistic, Histogram):
+            raise RequantError(f"{self} needs histograms, and only min and max were observed; observe with histograms")
+        function = RULES[self.name].function
+        return function(statistic) if self.number is None else function(statistic, self.number)
+
+    def __str__(self) -> str:
+        """Return the canonical text, which `parse_rule` reads back: ``"percentile(99.99)"``."""
+        return self.name if self.number is None else f"{self.name}({repr(self.number).removesuffix('.0')})"
+
+
+def parse_rule(text: str) -> Rule:
+    """Read ``"minmax"``, ``"percentile"``, ``"percentile(99.9)"`` or ``"percentile=99.9"``.
+
+    Raises:
+        UnknownNameError: There is no such rule.
+        RequantError: The number is missing, malformed or out of bounds, or the rule takes none.
+    """
+    match = re.fullmatch(r"\s*([^\s(=]+)\s*(?:\((.*)\)|=(.*))?\s*", text)
+    if match is None:
+        raise RequantError(f"cannot read the range rule {text!r}; write a name or name(number), e.g. percentile(99.9)")
+    name, number = match[1], match[2] if match[2] is not None else match[3]
+    if name not in RULES:
+        raise UnknownNameError("range rule", name, RULES)
+    parameter = RULES[name].parameter
+    if parameter is None:
+        if number is not None:
+            raise RequantError(f"range rule {text!r}: {name} takes no number")
+        return Rule(name)
+    return Rule(name, parameter.default if number is None else _number(text, number, parameter))
+
+
+def _number(text: str, number: str, parameter: Parameter) -> float:
+    """Read the number of a rule."""
+    try:
+        value = float(number)
+    except ValueError:
+        raise RequantError(f"range rule {text!r}: {number.strip()!r} is not a number") from None
+    if not parameter.above < value <= parameter.upto:
+        raise RequantError(
+            f"range rule {text!r}: the number must be above {parameter.above:g} and at most {parameter.upto:g}"
+        )
+    return value

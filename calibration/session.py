@@ -1,0 +1,155 @@
+"""ONNX Runtime sessions on the CPU, and what a model wants to be fed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import RequantError
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+Array: TypeAlias = npt.NDArray[Any]
+Feed: TypeAlias = Mapping[str, Array]
+ModelSource: TypeAlias = str | os.PathLike[str] | bytes
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(int8)": np.dtype(np.int8),
+    "tensor(int16)": np.dtype(np.int16),
+    "tensor(int32)": np.dtype(np.int32),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(uint8)": np.dtype(np.uint8),
+    "tensor(uint16)": np.dtype(np.uint16),
+    "tensor(uint32)": np.dtype(np.uint32),
+    "tensor(uint64)": np.dtype(np.uint64),
+    "tensor(bool)": np.dtype(np.bool_),
+    "tensor(string)": np.dtype(np.str_),
+}
+"""The runtime's names of the types that a NumPy array can feed."""
+
+LOAD_HINTS: Mapping[str, str] = {
+    "InvalidProtobuf": "not an ONNX model, or a truncated one",
+    "InvalidArgument": "not a valid ONNX model",
+    "InvalidGraph": "the runtime rejects the graph",
+    "NotImplemented": "an operator has no CPU kernel",
+    "NoSuchFile": "a file is missing",
+    "Fail": "the runtime cannot load the model",
+}
+"""What each of the runtime's exception classes means while a model is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One required input of a model.
+
+    Attributes:
+        name: The input's name.
+        dtype: Its element type; ``str`` of no fixed length for strings.
+        shape: One entry per axis: the length, the symbol, or None.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+
+    def __str__(self) -> str:
+        """Return ``"float32 (N, 3, 224, 224)"``."""
+        axes = ["?" if axis is None else str(axis) for axis in self.shape]
+        return f"{type_name(self.dtype)} ({', '.join(axes)}{',' if len(axes) == 1 else ''})"
+
+
+def type_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of an element type without the length of its strings."""
+    return "string" if dtype.kind in "OSU" else dtype.name
+
+
+def open_session(
+    model: ModelSource,
+    *,
+    threads: int = 0,
+    optimize: bool = True,
+    profile: Path | None = None,
+    save_optimized: Path | None = None,
+    data_folder: Path | None = None,
+) -> InferenceSession:
+    """Load a model into ONNX Runtime's CPU provider.
+
+    Args:
+        model: A file, or the bytes of one.
+        threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        optimize: Whether the runtime may rewrite the graph.
+        profile: Prefix of the path of a profile that the session writes; None for no profile.
+        save_optimized: Where the runtime writes the graph that it made of the model; None for nowhere.
+        data_folder: Where the external data of a model that came as bytes lies.
+
+    Raises:
+        RequantError: The model cannot be loaded; the message names the file and the runtime's reason.
+    """
+    import onnxruntime as ort
+
+    name = describe(model)
+    if not isinstance(model, bytes) and not Path(model).is_file():
+        raise RequantError(f"{name}: " + ("is a folder, not a model" if Path(model).is_dir() else "no such file"))
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # failures arrive as exceptions; the runtime need not print them as well
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = os.fspath(profile)
+    if save_optimized is not None:
+        options.optimized_model_filepath = os.fspath(save_optimized)
+    if data_folder is not None:
+        key = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(key, os.fspath(data_folder.resolve()))
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime's exceptions share no base class of their own
+        hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
+        raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
+
+
+def describe(model: ModelSource) -> str:
+    """Return how error messages call a model: its path, or ``"the model"`` when it came as bytes."""
+    return "the model" if isinstance(model, bytes) else os.fspath(model)
+
+
+def runtime_message(error: Exception) -> str:
+    """Return an exception of the runtime as one line without its code and source positions."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)  # nested failures carry several; keep the inmost
+    text = re.sub(r"^Load model from .*? failed:", "", text)
+    text = re.sub(r"\b\w+\.(?:cc|h):\d+ \w+ ", "", text)
+    return text.strip() or type(error).__name__
+
+
+def input_specs(session: InferenceSession) -> tuple[InputSpec, ...]:
+    """Return the inputs that must be fed, in the model's order.
+
+    Initializers that are listed among the graph's inputs (all of them are before IR version 4) have a
+    value already and are left out.
+
+    Raises:
+        RequantError: An input is no tensor, or of a type that NumPy lacks.
+    """
+    specs = []
+    for value in session.get_inputs():
+        if value.type not in DTYPES:
+            raise RequantError(f"input {value.name!r} is a {value.type}, which cannot be fed from arrays")
+        shape = tuple(axis if isinstance(axis, (int, str)) else None for axis in value.shape)
+        specs.append(InputSpec(value.name, DTYPES[value.type], shape))
+    return tuple(specs)

@@ -1,0 +1,173 @@
+"""Statistics: exact merges, exact counts, refusals."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from fractions import Fraction
+from functools import reduce
+from operator import or_
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from requant import RequantError
+from requant.calibration import ChannelMean, Histogram, MinMax, merge
+from requant.calibration.observers import MAX_BINS, Statistic
+from requant.calibration.session import Array
+
+KINDS = [MinMax, Histogram]
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+floats32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+floats64 = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def arrays(dtype: type, elements: st.SearchStrategy[float]) -> st.SearchStrategy[Array]:
+    """Arrays of one batch, of any magnitude down to subnormals, often with zeros and repetitions."""
+    return hnp.arrays(dtype, st.integers(1, 12), elements=elements | st.sampled_from([0.0, -0.0, 1.0, -1e-40, 1e30]))
+
+
+batches = st.lists(arrays(np.float32, floats32), min_size=1, max_size=6)
+batches64 = st.lists(arrays(np.float64, floats64), min_size=1, max_size=4)
+
+
+def merged_as_drawn(parts: list[Statistic], draw: st.DataObject) -> Statistic:
+    """Merge in an order and a tree that hypothesis chooses."""
+    parts = list(draw.draw(st.permutations(parts)))
+    while len(parts) > 1:
+        index = draw.draw(st.integers(0, len(parts) - 2))
+        parts[index : index + 2] = [parts[index] | parts[index + 1]]  # type: ignore[operator]
+    return parts[0]
+
+
+@kinds
+@given(data=batches | batches64, draw=st.data())
+def test_any_merge_tree_equals_one_pass(kind: type[Statistic], data: list[Array], draw: st.DataObject) -> None:
+    assert merged_as_drawn([kind.of(part) for part in data], draw) == kind.of(np.concatenate(data))
+
+
+@given(batch=arrays(np.float32, floats32) | arrays(np.float64, floats64))
+def test_histogram_counts_every_value_in_its_bin(batch: Array) -> None:
+    seen = Histogram.of(batch)
+    exact = [math.floor(Fraction(value) / Fraction(seen.width)) for value in batch.astype(float).tolist()]
+    expected = np.bincount(np.array(exact) - seen.first, minlength=seen.counts.size)
+    assert seen.counts.tolist() == expected.tolist()
+    assert seen.count == batch.size
+    assert (seen.lo, seen.hi) == (batch.min(), batch.max())
+    assert seen.counts.size <= MAX_BINS
+
+
+@given(lo=st.floats(-100, 100, width=32), span=st.floats(1, 1000, width=32))
+def test_histogram_is_as_fine_as_the_budget_allows(lo: float, span: float) -> None:
+    seen = Histogram.of(np.array([lo, lo + span], np.float32))
+    finer = Fraction(seen.width) / 2
+    bins = math.floor(Fraction(seen.hi) / finer) - math.floor(Fraction(seen.lo) / finer) + 1
+    assert seen.counts.size <= MAX_BINS < bins
+
+
+def test_histogram_of_many_chunks_equals_the_histogram_of_the_values_one_by_one() -> None:
+    values = np.random.default_rng(1).standard_normal((3, 70_000)).astype(np.float32)
+    assert Histogram.of(values) == Histogram.of(values[:, ::-1].T)
+    assert Histogram.of(values) == reduce(or_, map(Histogram.of, np.split(values.ravel(), 7)))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -3.5, 1e-45, -1e-45, 3.4e38, -3.4e38], ids=repr)
+@kinds
+def test_constant_tensor(kind: type[Statistic], value: float) -> None:
+    values = np.full((2, 5), value, np.float32)
+    seen = kind.of(values)
+    assert (seen.lo, seen.hi, seen.count) == (values[0, 0], values[0, 0], 10)
+    assert seen | kind.of(values[:1]) == kind.of(np.concatenate([values, values[:1]]))  # type: ignore[operator]
+
+
+@kinds
+def test_negative_zero_is_zero(kind: type[Statistic]) -> None:
+    assert str(kind.of(np.array([-0.0], np.float32)).lo) == "0.0"
+
+
+@kinds
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_not_finite_is_refused(kind: type[Statistic], value: float) -> None:
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        kind.of(np.array([0, value, 1], np.float32))
+
+
+@kinds
+def test_no_values_are_refused(kind: type[Statistic]) -> None:
+    with pytest.raises(ValueError, match="no values"):
+        kind.of(np.zeros((0, 3), np.float32))
+
+
+def test_float16_is_counted_as_its_float32_values() -> None:
+    values = np.random.default_rng(2).standard_normal(500).astype(np.float16)
+    assert Histogram.of(values) == Histogram.of(values.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "exponent", "first", "counts"),
+    [
+        (0.0, 1.0, 5, 0, [1, 1]),
+        (0.0, 0.0, -126, 1, [1]),
+        (0.0, 0.0, -126, 0, [1, 1]),
+        (0.0, 0.0, -126, 0, [0]),
+        (1.0, 0.0, -126, 0, [1]),
+    ],
+    ids=["exponent", "first", "length", "empty-end", "order"],
+)
+def test_impossible_histogram_is_refused(lo: float, hi: float, exponent: int, first: int, counts: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"extremes|grid|above"):
+        Histogram(lo, hi, exponent, first, np.array(counts, np.int64))
+
+
+@given(data=batches)
+def test_equal_statistics_have_equal_hashes(data: list[Array]) -> None:
+    forward, backward = (reduce(or_, map(Histogram.of, parts)) for parts in (data, data[::-1]))
+    assert forward == backward
+    assert hash(forward) == hash(backward)
+
+
+def test_merging_kinds_is_refused_with_the_tensor() -> None:
+    values = np.ones(3, np.float32)
+    with pytest.raises(RequantError, match=r"tensor 'a'.*histogram"):
+        merge(dict[str, Statistic](a=MinMax.of(values)), {"a": Histogram.of(values)})
+
+
+def test_merge_keeps_what_one_side_has() -> None:
+    one, two = (MinMax.of(np.array([value], np.float32)) for value in (1, 2))
+    assert merge({"a": one, "b": one}, {"b": two, "c": two}) == {"a": one, "b": MinMax(1, 2, 2), "c": two}
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_channel_mean(axis: int) -> None:
+    values = np.random.default_rng(3).integers(-9, 9, (4, 3, 5)).astype(np.float32)
+    other = values[::-1] + 1
+    seen = ChannelMean.of(values, axis) | ChannelMean.of(other, axis)
+    axes = tuple(index for index in range(3) if index != axis % 3)
+    total = values.sum(axes, dtype=np.float64) + other.sum(axes, dtype=np.float64)
+    # Sums of small integers are exact, in any order.
+    assert seen == ChannelMean(total, 2 * values.size // values.shape[axis])
+    assert seen.mean.tolist() == (total / seen.count).tolist()
+
+
+def test_channel_mean_refusals() -> None:
+    with pytest.raises(ValueError, match="no axis 2"):
+        ChannelMean.of(np.ones((1, 2)), 2)
+    with pytest.raises(ValueError, match="no values"):
+        ChannelMean.of(np.ones((0, 2)), 1)
+    with pytest.raises(ValueError, match="NaN"):
+        ChannelMean.of(np.array([[np.inf, -np.inf]]), 0)
+    with pytest.raises(RequantError, match=r"tensor 'a' has 3 channels, and had 2"):
+        merge({"a": ChannelMean.of(np.ones((1, 2)), 1)}, {"a": ChannelMean.of(np.ones((1, 3)), 1)})
+
+
+def test_importing_the_rules_loads_no_runtime() -> None:
+    check = (
+        "import requant.calibration.ranges, sys; print(sorted({'onnx', 'onnx_ir', 'onnxruntime'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
