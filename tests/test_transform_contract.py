@@ -1,0 +1,310 @@
+"""What every registered transform promises, on every sample model and on small models with a difficulty each."""
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from math import prod, sqrt
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from requant.transforms import METADATA_KEY, REGISTRY, run, signature, verify
+
+# What a transform needs: the parameters of its step, and the pipelines that bring a float model to its stage.
+# {log} is a file that names every node of the model at that stage whose range a log can freeze.
+WEIGHTS = "quantize_weights(minimum_size=1)"
+QUANTIZE = f"{WEIGHTS} quantize_nodes"
+LOG = "min_max_log_file={log}"
+FREEZE = f"freeze_max({LOG}) freeze_min({LOG}) freeze_requantization_ranges({LOG})"
+OPTIONS = {
+    "freeze_max": LOG,
+    "freeze_min": LOG,
+    "freeze_requantization_ranges": LOG,
+    "insert_logging": "show_name=true",
+    "quantize_weights": "minimum_size=1",
+    "remove_nodes": "op=Identity, op=Dropout",
+}
+PREPARE = {
+    "quantize_nodes": [WEIGHTS],
+    "insert_logging": [QUANTIZE],
+    "freeze_max": [QUANTIZE],
+    "freeze_min": [QUANTIZE],
+    "freeze_requantization_ranges": [QUANTIZE],
+    "fuse_quantized_conv_and_requantize": [QUANTIZE, FREEZE],
+    "fuse_quantized_matmul_and_requantize": [QUANTIZE, FREEZE],
+}
+RECORDS = {
+    "ReduceMax": "__max:[2]",
+    "ReduceMin": "__min:[-1]",
+    "RequantizationRange": "__requant_min_max:[-3][4]",
+}
+
+HEADER = '<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>\n'
+SMALL = {
+    "if-body": """g (float[N,4] x, bool c) => (float[N,4] y)
+        <float[4] w = {1, 2, 3, 4}, float[4] same = {1, 2, 3, 4}> {
+        a = Mul(x, w)
+        copy = Identity(a)
+        y = If(c) <
+            then_branch = then () => (float[N,4] t) { b = Identity(copy)  t = Mul(b, same) },
+            else_branch = else () => (float[N,4] e) {
+                k = Constant <value = float[4] {4, 3, 2, 1}> ()  d = Relu(copy)  e = Add(d, k)
+            }
+        >
+    }""",
+    "unknown-domain": """g (float[N,4] x) => (float[N,4] y) <float[4] w = {1, 2, 3, 4}> {
+        a = my.domain.Norm <level = 3> (x, w)
+        b = my.domain.Norm <level = 3> (x, w)
+        k = my.domain.Table(w)
+        s = Shape(a)
+        t = Add(a, b)
+        r = Reshape(t, s)
+        y = Mul(r, k)
+    }""",
+    "inner-output": """g (float[N,2,4,4] x) => (float[N,2,4,4] y, float[N,2,4,4] inner, float[N,2,4,4] copy)
+        <float[2,2,1,1] w = {1, 2, 3, 4}, float[2] one = {2, 1}, float[2] zero = {0, 1}> {
+        inner = Conv(x, w)
+        copy = Identity(inner)
+        n = BatchNormalization(copy, one, zero, zero, one)
+        d = Relu(n)
+        e = Relu(n)
+        y = Add(d, e)
+    }""",
+    "output-is-input": """g (float[N,4] x, float[4] z) => (float[N,4] y, float[N,4] copy) {
+        copy = Identity(x)
+        a = Identity(copy)
+        y = Identity(a)
+    }""",
+    "shared-weights": """g (float[N,2,4,4] x) => (float[N,2,4,4] y, float[N,2,4,4] z)
+        <float[2,2,1,1] w = {1, 2, 3, 4}, float[2] b = {1, 2},
+         float[2] g1 = {1, 3}, float[2] b1 = {0, 1}, float[2] m1 = {1, 2}, float[2] v1 = {2, 3},
+         float[1,2,1,1] s = {0.5, 3}> {
+        c = Conv(x, w, b)
+        n = BatchNormalization(c, g1, b1, m1, v1)
+        r = Relu(n)
+        d = Conv(r, w, b)
+        y = Mul(d, s)
+        z = Conv(y, w, b)
+    }""",
+    "grouped-transpose": """g (float[N,4,3,3] x) => (float[N,6,3,3] y)
+        <float[4,3,1,1] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
+         float[6] g1 = {1, 2, 3, 4, 5, 6}, float[6] b1 = {0, 1, 0, 1, 0, 1}, float[6] m1 = {1, 2, 3, 3, 2, 1},
+         float[6] v1 = {1, 2, 3, 4, 5, 6}, float[6,1,1] t = {1, 2, 3, 4, 5, 6}> {
+        c = ConvTranspose <group = 2> (x, w)
+        n = BatchNormalization(c, g1, b1, m1, v1)
+        y = Add(n, t)
+    }""",
+    "matrices": """g (float[N,3] x) => (float[N,2] y)
+        <float[2,3] w = {1, 2, 3, 4, 5, 6}, float[1,2] b = {1, 2}, float[2] s = {3, 4}, float half = {0.5},
+         float[2,2] m = {1, 2, 3, 4}> {
+        a = Gemm <transB = 1, alpha = 0.5, beta = 3.0> (x, w, b)
+        c = Mul(s, a)
+        d = Add(c, half)
+        e = MatMul(d, m)
+        y = Mul(e, s)
+    }""",
+    "constants": """g (float[N,2,3] x) => (float[M,6] y) <int64 one = {1}, float[6] w = {1, 2, 3, 4, 5, 6}> {
+        s = Shape(x)
+        width = Gather(s, one)
+        axes = Constant <value = int64[1] {0}> ()
+        three = Constant <value_ints = [3]> ()
+        n = Unsqueeze(width, axes)
+        six = Mul(n, three)
+        open = Constant <value_ints = [-1]> ()
+        target = Concat <axis = 0> (open, six)
+        flat = Reshape(x, target)
+        q = Sqrt(w)
+        half = Constant <value_float = 0.5> ()
+        h = Mul(q, half)
+        y = Mul(flat, h)
+    }""",
+    "equal-outputs": """g (float[N] x) => (float[N] y, float[N] z, float[N] u) {
+        y = Relu(x)
+        z = Relu(x)
+        u = Relu(x)
+    }""",
+}
+SAMPLES = sorted((Path(__file__).parents[1] / "sample_models").glob("*.onnx"))
+MODELS: dict[str, Callable[[], ir.Model]] = {path.stem: partial(ir.load, path) for path in SAMPLES}
+MODELS |= {name: partial(ir.from_onnx_text, HEADER + text) for name, text in SMALL.items()}
+
+RUNNABLE = sorted(MODELS.keys() - {"unknown-domain"})
+
+each_transform = pytest.mark.parametrize("name", sorted(REGISTRY))
+each_model = pytest.mark.parametrize("model", sorted(MODELS))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the logs be written to a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("logs"))
+        yield
+
+
+def applied(pipeline: str, model: ir.Model, log: Path) -> tuple[ir.Model, int]:
+    """Run a pipeline; return the model without the record of it, and the rewrites of the first step."""
+    if "{log}" in pipeline and not log.exists():
+        log.write_text("\n".join(records(model)))
+    result = run(pipeline.replace("{log}", str(log)), model)
+    del result.model.metadata_props[METADATA_KEY]
+    return result.model, result.applied[0].change.applied
+
+
+def records(model: ir.Model) -> list[str]:
+    """Return a line of a log for each node that finds a range."""
+    lines = [
+        f";{node.name}__print__;{RECORDS[node.op_type]}"
+        for node in model.graph
+        if node.op_type in RECORDS and any(reader.domain == "requant" for reader in node.outputs[0].consumers())
+    ]
+    if not all(any(line.endswith(record) for line in lines) for record in RECORDS.values()):
+        pytest.skip("this model has no range to freeze")
+    return lines
+
+
+def step(name: str) -> str:
+    return f"{name}({OPTIONS[name]})" if name in OPTIONS else name
+
+
+def prepared(name: str, model: str) -> ir.Model:
+    """Load a model and bring it to the stage at which a transform works."""
+    made = MODELS[model]()
+    for pipeline in PREPARE.get(name, []):
+        made, _ = applied(pipeline, made, log_of(name, model))
+    return made
+
+
+def log_of(name: str, model: str) -> Path:
+    return Path(f"{name}-{model}.log")
+
+
+@cache
+def transformed(name: str, model: str) -> tuple[ir.Model, ir.Model, int]:
+    """Return a model before and after a transform, and how many rewrites that were; nobody may change them."""
+    before = prepared(name, model)
+    after, count = applied(step(name), before, log_of(name, model))
+    return before, after, count
+
+
+def written(model: ir.Model) -> bytes:
+    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+@each_transform
+@each_model
+def test_result_is_valid(name: str, model: str) -> None:
+    verify(transformed(name, model)[1])
+
+
+@each_transform
+@each_model
+def test_second_run_applies_nothing(name: str, model: str) -> None:
+    once = transformed(name, model)[1]
+    twice, count = applied(step(name), once, log_of(name, model))
+    assert count == 0
+    assert written(twice) == written(once)
+
+
+@each_transform
+@each_model
+def test_nothing_applied_means_nothing_changed(name: str, model: str) -> None:
+    before, after, count = transformed(name, model)
+    assert (count == 0) == (written(before) == written(after))
+
+
+@each_transform
+@each_model
+def test_same_model_gives_same_bytes(name: str, model: str) -> None:
+    again, _ = applied(step(name), prepared(name, model), log_of(name, model))
+    assert written(again) == written(transformed(name, model)[1])
+
+
+@pytest.mark.parametrize("name", sorted(name for name, transform in REGISTRY.items() if not transform.changes_io))
+@each_model
+def test_inputs_and_outputs_stay(name: str, model: str) -> None:
+    before, after, _ = transformed(name, model)
+    assert signature(after) == signature(before)
+
+
+@each_transform
+def test_operators_of_other_domains_stay(name: str) -> None:
+    def foreign(model: ir.Model) -> list[tuple[str, list[tuple[str, object]], list[str | None]]]:
+        return [
+            (node.op_type, [(key, each.value) for key, each in node.attributes.items()], [v.name for v in node.outputs])
+            for node in model.graph
+            if node.domain == "my.domain"
+        ]
+
+    before, after, _ = transformed(name, "unknown-domain")
+    assert foreign(after) == foreign(before)
+
+
+@each_transform
+def test_bodies_keep_their_nodes(name: str) -> None:
+    def bodies(model: ir.Model) -> list[list[str]]:
+        return [[node.op_type for node in graph] for graph in model.graph.subgraphs()]
+
+    before, after, _ = transformed(name, "if-body")
+    assert bodies(after) == bodies(before)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, transform in REGISTRY.items() if not transform.changes_values))
+@pytest.mark.parametrize("model", RUNNABLE)
+def test_outputs_stay_within_rounding(name: str, model: str) -> None:
+    before, after, _ = transformed(name, model)
+    feeds = inputs(before)
+    results = outputs(after, feeds)  # a transform may add outputs
+    for output, expected in outputs(before, feeds).items():
+        found = results[output]
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        largest = float(np.max(np.abs(expected), initial=0))
+        assert np.max(np.abs(found - expected), initial=0) <= rounding(before) * largest
+
+
+def test_bound_on_rounding_would_show_a_wrong_weight() -> None:
+    for model in RUNNABLE:
+        assert rounding(MODELS[model]()) < 1e-3  # a tenth of a step of int8
+
+
+def rounding(model: ir.Model) -> float:
+    """Bound the error of a network that computes the same in another order, relative to its largest output.
+
+    A dot product of length n in another order differs by at most ``6 sqrt(n) eps`` with a probability of
+    ``1 - 2 n exp(-18)`` (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019, theorem
+    2.4 with lambda 6); any other operator by eps. The errors of all nodes are added up.
+    """
+    lengths = []
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") else None
+        if weight is not None and weight.const_value is not None:
+            shape = weight.const_value.shape.numpy()
+            rows = node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1
+            lengths.append(prod(shape) / shape[0 if rows else 1])
+    products = sum(6 * sqrt(length) for length in lengths)
+    return float(np.finfo(np.float32).eps) * (products + len(model.graph))
+
+
+def inputs(model: ir.Model) -> dict[str, np.ndarray]:
+    """Return random input for a model; lengths that are not fixed are 3."""
+    random = np.random.default_rng(7)
+    feeds = {}
+    for value in model.graph.inputs:
+        assert value.shape is not None
+        assert value.dtype is not None
+        shape = [length if isinstance(length, int) else 3 for length in value.shape]
+        feeds[str(value.name)] = random.uniform(0, 2, shape).astype(value.dtype.numpy())
+    return feeds
+
+
+def outputs(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run a model as it is written, with no optimisation by the runtime."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(written(model), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return {name: np.asarray(result) for name, result in zip(names, session.run(names, feeds), strict=True)}

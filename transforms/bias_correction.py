@@ -1,0 +1,42 @@
+"""Bias correction: give back the mean that rounded weights take from a result."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .qparams import Array
+
+
+def mean_shift(node: ir.Node, error: Array, input_mean: Array) -> Array | None:
+    """Return by how much rounded weights lower the mean of each output channel.
+
+    With ``W' = W - error`` the mean of output channel m falls by ``sum_c (sum_k error[m, c, k]) E[x_c]``; added to the bias
+    this restores it (Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019,
+    section 4.2, with measured instead of derived means). Padding is taken for data, which is exact away from borders.
+
+    Args:
+        node: A Conv, or a Gemm or MatMul of a constant second factor.
+        error: Float weights minus dequantized weights, in the node's layout: (M, C/group, *kernel), (K, N) or (N, K).
+        input_mean: Mean of the activation per channel, shape (C,) or (K,).
+
+    Returns:
+        float32 of shape (M,) or (N,), None where the shapes do not belong together.
+    """
+    if node.op_type == "Conv":
+        group = node.attributes.get_int("group", 1)
+        taps = error.sum(axis=tuple(range(2, error.ndim)), dtype=np.float64)  # (M, C/group)
+        if input_mean.size != taps.shape[1] * group or taps.shape[0] % group:
+            return None
+        per_group = taps.reshape(group, -1, taps.shape[1])
+        means = input_mean.reshape(group, taps.shape[1], 1)
+        return np.asarray((per_group @ means).reshape(-1), np.float32)
+    matrix = error.T if node.attributes.get_int("transB", 0) else error
+    if matrix.ndim != 2 or matrix.shape[0] != input_mean.size:
+        return None
+    return np.asarray(input_mean @ matrix.astype(np.float64), np.float32)
+
+
+def mean_axis(node: ir.Node) -> int:
+    """The axis of the activation along which `mean_shift` wants its mean."""
+    return 1 if node.op_type == "Conv" else -1

@@ -1,0 +1,95 @@
+"""The model-local functions of the unfused stages: TensorFlow's quantized nodes, spelled in standard ONNX operators.
+
+They make every stage between the float and the fused model a runnable ONNX file of few, readable nodes: a runtime
+inlines them.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .qparams import TINY
+
+DOMAIN = "requant"
+
+TEXT = """
+<ir_version: 8, opset_import: ["" : {opset}, "requant" : 1]>
+holder (float x) => (float y) {{ y = Identity(x) }}
+
+<domain: "requant", opset_import: ["" : {opset}]>
+ScaleAndZeroPoint (lo, hi) => (scale, zero_point)
+{{
+  nothing = Constant <value_float: float = 0.0> ()
+  one = Constant <value_float: float = 1.0> ()
+  steps = Constant <value_float: float = 255.0> ()
+  tiny = Constant <value_float: float = {tiny}> ()
+  low = Min (lo, nothing)
+  high = Max (hi, nothing)
+  span = Sub (high, low)
+  constant = Less (span, tiny)
+  step = Div (span, steps)
+  scale = Where (constant, one, step)
+  below = Neg (low)
+  offset = Div (below, scale)
+  rounded = Round (offset)
+  clipped = Clip (rounded, nothing, steps)
+  zero_point = Cast <to: int = 2> (clipped)
+}}
+
+<domain: "requant", opset_import: ["" : {opset}]>
+Rescale (acc, x_scale, w_scale, bias) => (real)
+{{
+  sums = Cast <to: int = 1> (acc)
+  unit = Mul (x_scale, w_scale)
+  scaled = Mul (sums, unit)
+  real = Add (scaled, bias)
+}}
+
+<domain: "requant", opset_import: ["" : {opset}, "requant" : 1]>
+Quantize (x, lo, hi) => (q, scale, zero_point)
+{{
+  scale, zero_point = requant.ScaleAndZeroPoint (lo, hi)
+  q = QuantizeLinear (x, scale, zero_point)
+}}
+
+<domain: "requant", opset_import: ["" : {opset}, "requant" : 1]>
+RequantizationRange (acc, x_scale, w_scale, bias, least, most) => (lo, hi)
+{{
+  real = requant.Rescale (acc, x_scale, w_scale, bias)
+  clipped = Clip (real, least, most)
+  lo = ReduceMin <keepdims: int = 0> (clipped)
+  hi = ReduceMax <keepdims: int = 0> (clipped)
+}}
+
+<domain: "requant", opset_import: ["" : {opset}, "requant" : 1]>
+Requantize (acc, x_scale, w_scale, bias, lo, hi) => (q, scale, zero_point)
+{{
+  real = requant.Rescale (acc, x_scale, w_scale, bias)
+  scale, zero_point = requant.ScaleAndZeroPoint (lo, hi)
+  q = QuantizeLinear (real, scale, zero_point)
+}}
+"""
+
+
+def add_functions(model: ir.Model) -> None:
+    """Give `model` the functions of the domain ``requant``, in its own opset.
+
+    ``ScaleAndZeroPoint(lo, hi)`` is `qparams.asymmetric_u8`; ``Rescale(acc, x_scale, w_scale, bias)`` is
+    ``float(acc) * (x_scale * w_scale) + bias``; ``Quantize``, ``RequantizationRange`` and ``Requantize`` are
+    QuantizeV2, RequantizationRange and Requantize of TensorFlow, with the scale and zero point as outputs too.
+    """
+    source = ir.from_onnx_text(TEXT.format(opset=model.opset_imports[""], tiny=repr(TINY)))
+    for key, function in source.functions.items():
+        model.functions.setdefault(key, function)
+    model.opset_imports[DOMAIN] = 1
+    model.graph.opset_imports[DOMAIN] = 1
+
+
+def drop_functions(model: ir.Model) -> None:
+    """Take the functions away again when no node of the graph calls them."""
+    if any(node.domain == DOMAIN for node in model.graph.all_nodes()):
+        return
+    for key in [key for key in model.functions if key[0] == DOMAIN]:
+        del model.functions[key]
+    model.opset_imports.pop(DOMAIN, None)
+    model.graph.opset_imports.pop(DOMAIN, None)

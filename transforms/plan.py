@@ -1,0 +1,109 @@
+"""What becomes int8, as a value: units of the graph, an implementation for each, a domain for each tensor.
+
+A `Plan` is decided elsewhere (`requant.quantize` measures and decides) and consumed here: the emitters read it
+and decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+
+class Impl(StrEnum):
+    """How a unit computes: the domain it reads and the domain it writes."""
+
+    FLOAT = "float"
+    U8 = "u8->u8"  # QLinearConv, QLinearAdd, MaxPool on uint8, ...
+    U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output
+
+
+class Domain(StrEnum):
+    """The form in which a tensor is produced."""
+
+    FLOAT = "float"
+    U8 = "u8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """An operator with what it absorbs, or a group of operators that must stay whole.
+
+    Attributes:
+        name: Name of the operator's node (of the last node of a group); unique in the graph.
+        op: Its operator type, or the group's kind (``"group"``).
+        nodes: Names of all nodes of the unit, in execution order.
+        inputs: Names of the activation tensors that it reads.
+        outputs: Names of the tensors that other units or the user read.
+    """
+
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The implementation of a unit, and in words why it is not an integer one."""
+
+    impl: Impl
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An implementation for each unit and, following from it, a domain for each tensor.
+
+    Attributes:
+        units: Every unit of the graph, in execution order.
+        choices: By unit name.
+        scale_of: Tensor whose scale and zero point a tensor shares (``MaxPool`` passes its input's on); a
+            tensor that is not a key has its own.
+    """
+
+    units: tuple[Unit, ...]
+    choices: Mapping[str, Choice]
+    scale_of: Mapping[str, str] = field(default_factory=dict)
+
+    def impl(self, unit: Unit) -> Impl:
+        """The implementation of `unit`."""
+        return self.choices[unit.name].impl
+
+    def domain(self, tensor: str) -> Domain:
+        """The form in which `tensor` is produced; graph inputs are float."""
+        return Domain.U8 if tensor in self.produced_u8 else Domain.FLOAT
+
+    @property
+    def produced_u8(self) -> frozenset[str]:
+        """Tensors that an integer kernel writes."""
+        return frozenset(t for u in self.units if self.impl(u) is Impl.U8 for t in u.outputs)
+
+    @property
+    def read_u8(self) -> frozenset[str]:
+        """Tensors that an integer kernel reads."""
+        return frozenset(t for u in self.units if self.impl(u) is not Impl.FLOAT for t in u.inputs)
+
+    @property
+    def quantized(self) -> tuple[str, ...]:
+        """Tensors that exist as uint8 somewhere, in execution order: each needs a scale and a zero point."""
+        wanted = self.produced_u8 | self.read_u8
+        order = dict.fromkeys(t for u in self.units for t in (*u.inputs, *u.outputs))
+        return tuple(t for t in order if t in wanted)
+
+    def root(self, tensor: str) -> str:
+        """The tensor whose range decides the scale of `tensor`."""
+        while tensor in self.scale_of:
+            tensor = self.scale_of[tensor]
+        return tensor
+
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """Tensors whose range must be known, in execution order."""
+        return tuple(dict.fromkeys(map(self.root, self.quantized)))
+
+    def with_choices(self, changed: Mapping[str, Choice]) -> Plan:
+        """Return this plan with some units decided otherwise."""
+        return replace(self, choices={**self.choices, **changed})

@@ -1,0 +1,163 @@
+"""Spell a QDQ graph in the operators that compute on integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from .graph import constant, fresh_name, remove, sole_reader
+from .ops import MS, OPS
+from .qlinear import Quantized
+from .registry import Change, transform
+from .units import clip_bounds
+
+Build = Callable[[ir.Node, list[Quantized], "Quantized | None"], "ir.Node | None"]
+
+
+@transform("qdq_to_qoperator", changes_values=True)
+def qdq_to_qoperator(model: ir.Model) -> Change:
+    """Replace an operator between DequantizeLinear and QuantizeLinear by the operator that computes on integers.
+
+    Before:  QuantizeLinear(Relu(Conv(DequantizeLinear(x), DequantizeLinear(W8), DequantizeLinear(b32))))
+    After:   QLinearConv(x, ..., W8, ..., b32)
+    Gemm becomes QGemm, MatMul QLinearMatMul, or MatMulIntegerToFloat and QGemm with float output where nothing quantizes
+    their result; Add, Mul, Concat, AveragePool, GlobalAveragePool and LeakyRelu become their QLinear forms; MaxPool,
+    Reshape and other operators that only move values run on uint8 as they are.
+    Left alone: operators without such a form, and those whose result somebody also reads in float (``read-in-float``) or
+    whose Relu or Clip is not what saturation does (``clip``).
+    """
+    change = Change()
+    for node in list(model.graph):
+        row = OPS.get(node.op_type)
+        if node.domain or row is None or row.kind == "float" or not node.inputs:
+            continue
+        sources = _sources(node)
+        if sources is None:
+            continue
+        last, quantize, reason = _requantized(node)
+        y = _parameters(quantize) if quantize is not None else None
+        fused = None if reason else _fused(node, sources, y)
+        if fused is None:
+            change.skip(reason or "no-integer-form")
+            continue
+        old = quantize if quantize is not None else node
+        _put(model, old, fused)
+        for done in dict.fromkeys([old, *([] if quantize is None else [last, node])]):
+            if all(not v.uses() and not v.is_graph_output() for v in done.outputs):
+                _remove_with_dequantizers(done)
+        change.applied += 1
+    return change
+
+
+def _sources(node: ir.Node) -> list[Quantized] | None:
+    """Return what stands before the DequantizeLinear nodes in front of a node, None when an operand is float."""
+    row = OPS[node.op_type]
+    count = 1 if row.kind == "same" else len(node.inputs)
+    found = []
+    for value in node.inputs[:count]:
+        before = value.producer() if value is not None else None
+        if before is None or before.op_type != "DequantizeLinear" or len(before.inputs) < 3:
+            return None
+        found.append(_parameters(before))
+    return found
+
+
+def _parameters(node: ir.Node) -> Quantized:
+    """Return data, scale and zero point of a QuantizeLinear (its output) or a DequantizeLinear (its input)."""
+    data = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+    scale, zero = node.inputs[1:3]
+    assert data is not None and scale is not None and zero is not None
+    return data, scale, zero
+
+
+def _requantized(node: ir.Node) -> tuple[ir.Node, ir.Node | None, str]:
+    """Follow a node to the QuantizeLinear of its result, through the Relu or Clip that it absorbs."""
+    last, reader = node, sole_reader(node.outputs[0])
+    if reader is not None and reader.op_type in OPS[node.op_type].absorbs:
+        after = sole_reader(reader.outputs[0])
+        if after is not None and after.op_type == "QuantizeLinear":
+            return reader, after, "" if _saturates(reader, after) else "clip"
+    if reader is not None and reader.op_type == "QuantizeLinear":
+        return last, reader, ""
+    quantizes = [u.node for u in node.outputs[0].uses() if u.node.op_type == "QuantizeLinear"]
+    return last, None, "read-in-float" if quantizes else ""
+
+
+def _saturates(relu: ir.Node, quantize: ir.Node) -> bool:
+    """Whether every value that the uint8 tensor can hold lies within the bounds of the Relu or Clip."""
+    bounds, scale, zero = clip_bounds(relu), constant(quantize.inputs[1]), constant(quantize.inputs[2])
+    if bounds is None or scale is None or zero is None:
+        return False
+    step, offset = float(scale.numpy()), int(zero.numpy())
+    slack = step / 2  # a bound between two steps is not moved by more than rounding moves any value
+    return bounds[0] - slack <= -offset * step and (255 - offset) * step <= bounds[1] + slack
+
+
+def _fused(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
+    """Make the integer form of a node, None where it has none."""
+    build = {"same": _same, "arith": _arith, "compute": _compute}[OPS[node.op_type].kind]
+    return build(node, x, y)
+
+
+def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
+    """An operator that moves values, on uint8; its result must be quantized as its input is."""
+    if y is None or any(a is not b for a, b in zip(x[0][1:], y[1:], strict=True)):
+        return None
+    return ir.node(node.op_type, [x[0][0], *node.inputs[1:]], dict(node.attributes), name=node.name)
+
+
+def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
+    """QLinearAdd and its like; QLinearConcat takes the result's parameters first."""
+    if y is None:
+        return None
+    name = str(OPS[node.op_type].u8[1])  # type: ignore[index]
+    operands = [part for source in x for part in source]
+    inputs = [*y[1:], *operands] if node.op_type == "Concat" else [*operands, *y[1:]]
+    return ir.node(name, inputs, dict(node.attributes), domain=MS, name=node.name)
+
+
+def _compute(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
+    """QLinearConv, QGemm, QLinearMatMul and the products with float results."""
+    a, b, bias = x[0], x[1], x[2][0] if len(x) > 2 else None
+    if node.op_type == "Conv":
+        return (
+            None if y is None else ir.node("QLinearConv", [*a, *b, *y[1:], bias], dict(node.attributes), name=node.name)
+        )
+    if node.op_type == "Gemm":
+        return ir.node("QGemm", [*a, *b, bias, *(y[1:] if y else ())], _transposes(node), domain=MS, name=node.name)
+    if y is not None:
+        return ir.node("QLinearMatMul", [*a, *b, *y[1:]], name=node.name)
+    return ir.node("MatMulIntegerToFloat", [a[0], b[0], a[1], b[1], a[2], b[2]], domain=MS, name=node.name)
+
+
+def _transposes(node: ir.Node) -> dict[str, ir.Attr]:
+    """The attributes that a QGemm shares with a Gemm."""
+    return {name: attr for name, attr in node.attributes.items() if name in ("transA", "transB")}
+
+
+def _put(model: ir.Model, old: ir.Node, new: ir.Node) -> None:
+    """Let `new` give what `old` gave; a QuantizeLinear's uint8 result is given by the operator itself."""
+    if new.domain == MS:
+        model.opset_imports[MS] = model.graph.opset_imports[MS] = 1
+    result, output = old.outputs[0], new.outputs[0]
+    output.type, output.shape = result.type, result.shape
+    model.graph.insert_after(old, [new])
+    name = result.name
+    result.replace_all_uses_with(output, replace_graph_outputs=True)
+    result.name = fresh_name(model, f"{name}/replaced")
+    output.name = name
+
+
+def _remove_with_dequantizers(node: ir.Node) -> None:
+    """Remove a node and the DequantizeLinear nodes that it alone read."""
+    before = [value.producer() for value in node.inputs if value is not None]
+    remove(node)
+    for producer in dict.fromkeys(before):
+        if (
+            producer is not None
+            and producer.op_type == "DequantizeLinear"
+            and not producer.outputs[0].uses()
+            and not producer.outputs[0].is_graph_output()
+        ):
+            remove(producer)

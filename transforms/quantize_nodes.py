@@ -1,0 +1,276 @@
+"""Compute in integers, with ranges found at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from .functions import DOMAIN, add_functions, drop_functions
+from .graph import add_initializer, constant, fresh_name, remove, replace
+from .ops import OPS
+from .plan import Unit
+from .qparams import Array
+from .registry import Change, TransformError, transform
+from .units import clip_bounds, node_name, units
+
+FLOAT_MAX = float(np.finfo(np.float32).max)
+UINT8, INT32, FLOAT = (ir.TensorType(t) for t in (ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.FLOAT))
+Quantized = tuple[ir.Value, ir.Value, ir.Value]  # uint8 tensor, scale, zero point
+Range = tuple[float, float] | None
+
+
+@dataclass
+class _Rewriter:
+    """The model under the rewrite, with what its nodes share."""
+
+    model: ir.Model
+    input_range: Range
+    fallback_range: Range
+    constants: dict[str, ir.Value] = field(default_factory=dict)
+
+    def scalar(self, name: str, value: float) -> ir.Value:
+        """Return a float initializer called `name`, made once."""
+        if name not in self.constants:
+            self.constants[name] = self.array(name, np.asarray(value, np.float32))
+        return self.constants[name]
+
+    def array(self, name: str, values: Array) -> ir.Value:
+        """Add an initializer called after `name`."""
+        return add_initializer(self.model.graph, fresh_name(self.model, name), values)
+
+
+@transform("quantize_nodes", after=("quantize_weights",), changes_values=True)
+def quantize_nodes(
+    model: ir.Model,
+    *,
+    input_min: float | None = None,
+    input_max: float | None = None,
+    fallback_min: float | None = None,
+    fallback_max: float | None = None,
+    ignore_op: tuple[str, ...] = (),
+) -> Change:
+    """Compute Conv, Gemm and MatMul with int8 weights in integers; ranges are found anew in every run.
+
+    Before:  y = Relu(Conv(x, DequantizeLinear(W8, sw), b))
+    After:   lo, hi = ReduceMin(x), ReduceMax(x);   q, s, z = Quantize(x, lo, hi)
+             acc = ConvInteger(q, W8, z)                                                             int32
+             lo, hi = RequantizationRange(acc, s, sw, b, 0, max);  q, s, z = Requantize(acc, s, sw, b, lo, hi)
+             y = DequantizeLinear(q, s, z)
+    A Relu or Clip becomes the bounds of the range. MaxPool, Reshape and the like between two such operators run on
+    uint8, and a DequantizeLinear before a quantize of the same parameters disappears. With ``input_min`` and
+    ``input_max`` the graph's inputs have that fixed range; with ``fallback_min`` and ``fallback_max`` every result
+    has, and nothing is left to find at run time.
+    Left alone: weights that `quantize_weights` did not store (``float-weights``), operators in ``ignore_op``
+    (``ignored``), a Gemm with transA, alpha or beta (``gemm-form``).
+
+    Raises:
+        TransformError: Only one of two bounds is given.
+    """
+    rewriter = _Rewriter(model, _both("input", input_min, input_max), _both("fallback", fallback_min, fallback_max))
+    change = Change()
+    nodes = {node_name(node): node for node in model.graph}
+    add_functions(model)
+    for unit in units(model.graph):
+        row = OPS.get(unit.op)
+        anchor = nodes[unit.nodes[0]]
+        if row is None or anchor.domain or row.kind not in ("compute", "same"):
+            continue
+        reason = "ignored" if unit.op in ignore_op else _obstacle(anchor, unit)
+        if reason:
+            change.skip(reason)
+        elif row.kind == "compute":
+            _integer_product(rewriter, anchor, [nodes[name] for name in unit.nodes])
+            change.applied += 1
+        else:
+            change.applied += _move_below(anchor)
+    _drop_idle_dequantizers(model)
+    drop_functions(model)
+    return change
+
+
+def _both(kind: str, low: float | None, high: float | None) -> Range:
+    """Return a range whose bounds are both given, None when neither is."""
+    if low is None and high is None:
+        return None
+    if low is None or high is None or low >= high:
+        raise TransformError(f"quantize_nodes: give both {kind}_min and {kind}_max, the first below the second")
+    return low, high
+
+
+def _obstacle(node: ir.Node, unit: Unit) -> str:
+    """Say, in kebab-case, why a Conv, Gemm or MatMul stays as it is; empty when it can be rewritten."""
+    row = OPS[unit.op]
+    if row.kind != "compute":
+        return ""
+    weight = _dequantized(node.inputs[1])
+    if weight is None or weight[0].const_value is None or weight[0].const_value.dtype is not ir.DataType.INT8:
+        return "float-weights"
+    if not _bias_fits(node, weight[0].const_value):
+        return "computed-bias"
+    if unit.op == "MatMul" and len(weight[0].const_value.shape) != 2:
+        return "batched-weights"
+    if unit.op == "Gemm":
+        a = node.attributes
+        plain = not a.get_int("transA", 0) and a.get_float("alpha", 1.0) == 1.0 and a.get_float("beta", 1.0) == 1.0
+        return "" if plain else "gemm-form"
+    return ""
+
+
+def _bias_fits(node: ir.Node, weight: ir.TensorProtocol) -> bool:
+    """Whether the bias, if any, is a constant of one value, or of one per output channel."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return True
+    bias = constant(node.inputs[2])
+    axis = OPS[node.op_type].channel_axis(node)
+    return bias is not None and bias.size in (1, int(weight.shape[axis]))  # type: ignore[arg-type]
+
+
+def _dequantized(value: ir.Value | None) -> Quantized | None:
+    """Return the integer tensor, scale and zero point behind a DequantizeLinear."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != "DequantizeLinear" or node.domain or len(node.inputs) < 3:
+        return None
+    q, scale, zero = node.inputs[:3]
+    return None if q is None or scale is None or zero is None else (q, scale, zero)
+
+
+def _quantized(rewriter: _Rewriter, x: ir.Value, before: ir.Node) -> Quantized:
+    """Return `x` in uint8: what a DequantizeLinear read, or a Quantize with the range of this run."""
+    ready = _dequantized(x)
+    if ready is not None and ready[0].dtype is ir.DataType.UINT8:
+        return ready
+    name = f"{x.name}/eightbit"
+    for use in x.uses():
+        if use.node.domain == DOMAIN and use.node.op_type == "Quantize":
+            return use.node.outputs[0], use.node.outputs[1], use.node.outputs[2]
+    made: list[ir.Node] = []
+    if x.is_graph_input() and rewriter.input_range is not None:
+        lo, hi = (
+            rewriter.scalar(f"{name}/{part}", bound)
+            for part, bound in zip(("min", "max"), rewriter.input_range, strict=True)
+        )
+    else:
+        made = [
+            _node(op, [x], f"{name}/{part}", keepdims=0) for op, part in (("ReduceMin", "min"), ("ReduceMax", "max"))
+        ]
+        lo, hi = made[0].outputs[0], made[1].outputs[0]
+        lo.type, hi.type = FLOAT, FLOAT
+    quantize = _node("Quantize", [x, lo, hi], f"{name}/quantize", outputs=3, domain=DOMAIN)
+    quantize.outputs[0].shape = x.shape
+    _type(quantize.outputs, UINT8, FLOAT, UINT8)
+    graph = rewriter.model.graph
+    producer = x.producer()
+    if producer is None:
+        graph.insert_before(graph[0], [*made, quantize])
+    else:
+        graph.insert_after(producer, [*made, quantize])
+    return quantize.outputs[0], quantize.outputs[1], quantize.outputs[2]
+
+
+def _integer_product(rewriter: _Rewriter, anchor: ir.Node, nodes: list[ir.Node]) -> None:
+    """Replace a Conv, Gemm or MatMul and the Relu or Clip behind it by integer nodes."""
+    x, weight = anchor.inputs[0], _dequantized(anchor.inputs[1])
+    assert x is not None and weight is not None  # _obstacle saw to it
+    result, name = nodes[-1].outputs[0], f"{node_name(anchor)}/eightbit"
+    q, x_scale, x_zero = _quantized(rewriter, x, anchor)
+    w, w_scale, bias = _operands(rewriter, anchor, name, weight)
+    attributes = anchor.attributes if anchor.op_type == "Conv" else {}
+    product = _node("ConvInteger" if anchor.op_type == "Conv" else "MatMulInteger", [q, w, x_zero], name)
+    product.attributes.update(attributes)
+    acc = product.outputs[0]
+    acc.shape = anchor.outputs[0].shape or (ir.Shape([None, None]) if anchor.op_type == "Gemm" else None)
+    lo, hi, ranged = _result_range(rewriter, [acc, x_scale, w_scale, bias], name, nodes)
+    requantize = _node(
+        "Requantize", [acc, x_scale, w_scale, bias, lo, hi], f"{name}/requantize", outputs=3, domain=DOMAIN
+    )
+    dequantize = _node("DequantizeLinear", list(requantize.outputs), f"{name}/dequantize")
+    _type([acc, *requantize.outputs, *dequantize.outputs], INT32, UINT8, FLOAT, UINT8, FLOAT)
+    requantize.outputs[0].shape = dequantize.outputs[0].shape = result.shape
+    rewriter.model.graph.insert_after(nodes[-1], [product, *ranged, requantize, dequantize])
+    replace(result, dequantize.outputs[0])
+    for node in reversed(nodes):
+        remove(node)
+
+
+def _result_range(
+    rewriter: _Rewriter, operands: list[ir.Value], name: str, nodes: list[ir.Node]
+) -> tuple[ir.Value, ir.Value, list[ir.Node]]:
+    """Return the least and greatest result, and the node that finds them unless the range is fixed."""
+    least, most = (clip_bounds(nodes[-1]) if len(nodes) > 1 else None) or (-FLOAT_MAX, FLOAT_MAX)
+    if rewriter.fallback_range is not None:
+        low, high = rewriter.fallback_range
+        lo = rewriter.scalar(f"{name}/fallback_min", max(low, least))
+        hi = rewriter.scalar(f"{name}/fallback_max", min(high, most))
+        return lo, hi, []
+    limits = [
+        rewriter.scalar(f"requant/least_{least:g}", max(least, -FLOAT_MAX)),
+        rewriter.scalar(f"requant/most_{most:g}", min(most, FLOAT_MAX)),
+    ]
+    ranged = _node("RequantizationRange", [*operands, *limits], f"{name}/requant_range", outputs=2, domain=DOMAIN)
+    _type(ranged.outputs, FLOAT, FLOAT)
+    return ranged.outputs[0], ranged.outputs[1], [ranged]
+
+
+def _operands(rewriter: _Rewriter, node: ir.Node, name: str, weight: Quantized) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return int8 weights as the integer operator wants them, and scale and bias in the shape of its result."""
+    w, scale, bias = weight[0], weight[1].const_value, constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    assert w.const_value is not None and scale is not None
+    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
+        w = rewriter.array(f"{w.name}/transposed", np.ascontiguousarray(w.const_value.numpy().T))
+    tail = (1,) * (len(w.const_value.shape) - 2) if node.op_type == "Conv" else ()  # type: ignore[union-attr]
+    scales, biases = scale.numpy(), np.zeros(1, np.float32) if bias is None else bias.numpy()
+    if tail:
+        scales, biases = scales.reshape(-1, *tail), biases.reshape(-1, *tail)
+    return w, rewriter.array(f"{name}/w_scale", scales), rewriter.array(f"{name}/bias", biases)
+
+
+def _move_below(node: ir.Node) -> int:
+    """Let an operator that only moves values read uint8 and be dequantized afterwards; 1 when it was done."""
+    ready = _dequantized(node.inputs[0])
+    graph = node.graph
+    if (
+        ready is None
+        or ready[0].dtype is not ir.DataType.UINT8
+        or len(node.outputs) != 1
+        or not isinstance(graph, ir.Graph)
+    ):
+        return 0
+    if node.op_type == "Resize" and node.attributes.get_string("mode", "nearest") != "nearest":
+        return 0
+    result = node.outputs[0]
+    inputs = [ready[0], *node.inputs[1:]]
+    moved = ir.node(node.op_type, inputs, dict(node.attributes), name=f"{node_name(node)}/eightbit")
+    moved.outputs[0].name, moved.outputs[0].shape = f"{moved.name}/output", result.shape
+    dequantize = _node("DequantizeLinear", [moved.outputs[0], *ready[1:]], f"{moved.name}/dequantize")
+    _type([moved.outputs[0], *dequantize.outputs], UINT8, FLOAT)
+    dequantize.outputs[0].shape = result.shape
+    graph.insert_after(node, [moved, dequantize])
+    replace(result, dequantize.outputs[0])
+    remove(node)
+    return 1
+
+
+def _drop_idle_dequantizers(model: ir.Model) -> None:
+    """Remove each DequantizeLinear that nobody reads any more."""
+    for node in reversed(list(model.graph)):
+        if node.op_type == "DequantizeLinear" and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
+            remove(node)
+
+
+def _node(
+    op: str, inputs: list[ir.Value], name: str, *, outputs: int = 1, domain: str = "", keepdims: int | None = None
+) -> ir.Node:
+    """Make a node whose outputs are called after it."""
+    attributes = {} if keepdims is None else {"keepdims": keepdims}
+    node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=outputs)
+    for index, output in enumerate(node.outputs):
+        output.name = f"{name}:{index}"
+    return node
+
+
+def _type(values: object, *types: ir.TensorType) -> None:
+    """Set the types of `values`, in order."""
+    for value, type_ in zip(values, types, strict=True):  # type: ignore[call-overload]
+        value.type = type_

@@ -1,0 +1,145 @@
+"""The units of a graph: what is decided together because a kernel runs it together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from .graph import constant, sole_reader
+from .ops import OPS
+from .plan import Unit
+
+# Operators that a fan-out group may hold: element by element, or a reduction that feeds one.
+CHEAP = frozenset(
+    "Add Sub Mul Div Pow Sqrt Erf Tanh Sigmoid HardSigmoid Reciprocal ReduceMean Neg Abs Exp Softplus Cast".split()
+)
+GROUP_LIMIT = 16
+
+
+def units(graph: ir.Graph) -> tuple[Unit, ...]:
+    """Partition the nodes of `graph` into units, in execution order.
+
+    A Conv, Gemm, MatMul, Add or Mul takes the Relu or Clip that alone reads it. A tensor that fans out into
+    element-by-element operators that join again (``x * sigmoid(x)``, GELU, a decomposed layer or RMS norm, a
+    hard-swish) makes one group, which the runtime fuses when nothing is put between its operators.
+    """
+    found: dict[ir.Node, Unit] = {}
+    taken: set[ir.Node] = set()
+    for value in _values(graph):
+        region = _fan_out_group(value)
+        if region and not taken.intersection(region):
+            found[region[-1]] = _unit(region, region[-1], [v for n in region for v in n.inputs], op="group")
+            taken.update(region)
+    for node in graph:
+        if node not in taken:
+            nodes = [node, *_absorbed(node, taken)]
+            found[nodes[-1]] = _unit(nodes, node, activations(node), op=node.op_type)
+            taken.update(nodes)
+    return tuple(found[node] for node in graph if node in found)
+
+
+def activations(node: ir.Node) -> tuple[ir.Value, ...]:
+    """Return the inputs of `node` that are computed from the model's inputs and that its operator row names."""
+    row = OPS.get(node.op_type)
+    chosen = row.activations if row is not None and node.domain == "" else None
+    values = node.inputs if chosen is None else [node.inputs[i] for i in chosen if i < len(node.inputs)]
+    return tuple(v for v in values if v is not None and constant(v) is None)
+
+
+def _unit(nodes: list[ir.Node], anchor: ir.Node, inputs: Iterable[ir.Value | None], *, op: str) -> Unit:
+    """Make a unit of `nodes`, in execution order, named after `anchor`."""
+    inner = {output for node in nodes for output in node.outputs}
+    read = [v for v in inputs if v is not None and v not in inner and constant(v) is None]
+    written = [o for n in nodes for o in n.outputs if n is nodes[-1] or o.is_graph_output() or _read_outside(o, nodes)]
+    return Unit(
+        name=node_name(anchor),
+        op=op,
+        nodes=tuple(map(node_name, nodes)),
+        inputs=tuple(dict.fromkeys(str(v.name) for v in read)),
+        outputs=tuple(str(v.name) for v in written if v.name),
+    )
+
+
+def node_name(node: ir.Node) -> str:
+    """Return the name of `node`, or of its first output when it has none."""
+    return node.name or str(node.outputs[0].name)
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+
+
+def _read_outside(value: ir.Value, nodes: list[ir.Node]) -> bool:
+    return any(use.node not in nodes for use in value.uses())
+
+
+def _absorbed(node: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
+    """Return the Relu or Clip that runs inside the kernel of `node`, if any."""
+    row = OPS.get(node.op_type)
+    if row is None or node.domain or len(node.outputs) != 1:
+        return []
+    reader = sole_reader(node.outputs[0])
+    if reader is None or reader in taken or reader.op_type not in row.absorbs or reader.domain:
+        return []
+    if reader.op_type == "Clip" and clip_bounds(reader) is None:
+        return []
+    return [reader]
+
+
+def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """Return the bounds of a Relu or Clip with constant bounds that contain zero, else None.
+
+    Zero must lie inside: the range of a quantized tensor always includes it, so that a Clip to [1, 6] cannot be
+    had by saturation alone.
+    """
+    if node.op_type == "Relu":
+        return 0.0, float("inf")
+    lo, hi = node.attributes.get_float("min", -float("inf")), node.attributes.get_float("max", float("inf"))
+    for index, value in enumerate(node.inputs[1:3]):
+        if value is None:
+            continue
+        bound = constant(value)
+        if bound is None or bound.size != 1:
+            return None
+        lo, hi = (bound.numpy().item(), hi) if index == 0 else (lo, bound.numpy().item())
+    return (lo, hi) if lo <= 0.0 <= hi and hi > lo else None
+
+
+def _fan_out_group(source: ir.Value) -> list[ir.Node]:
+    """Return the nodes between `source` and the first tensor through which all its readers' results pass.
+
+    Empty when `source` has one reader, when a node on the way is not cheap, or when the way is too long.
+    """
+    readers = {use.node for use in source.uses()}
+    if len(readers) < 2 or source.is_graph_output():
+        return []
+    region: list[ir.Node] = []
+    reached: set[ir.Value] = {source}
+    waiting = set(readers)
+    graph = source.graph
+    while waiting and len(region) < GROUP_LIMIT:
+        ready = next((n for n in _in_order(waiting) if _inputs_reached(n, reached)), None)
+        if ready is None or ready.op_type not in CHEAP or ready.domain or ready.graph is not graph:
+            return []
+        waiting.discard(ready)
+        region.append(ready)
+        reached.update(ready.outputs)
+        if not waiting and len(region) > 1:
+            return region
+        if any(output.is_graph_output() for output in ready.outputs):
+            return []
+        waiting.update(use.node for output in ready.outputs for use in output.uses())
+    return []
+
+
+def _in_order(nodes: set[ir.Node]) -> list[ir.Node]:
+    """Sort nodes by name, so that the result does not depend on the order of a set."""
+    return sorted(nodes, key=node_name)
+
+
+def _inputs_reached(node: ir.Node, reached: set[ir.Value]) -> bool:
+    """Whether all activations of `node` come from the region."""
+    return all(v is None or v in reached or constant(v) is not None for v in node.inputs)
