@@ -1,0 +1,312 @@
+"""The command line: parse, call, print, exit code. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from requant import RequantError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATH = click.Path(path_type=Path)
+
+
+class Refusal(click.ClickException):
+    """One clear line on stderr and exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print the message."""
+        click.echo(f"requant: {self.format_message()}", err=True, file=file)
+
+
+class Commands(click.Group):
+    """A group whose commands turn a `RequantError` into a `Refusal`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except RequantError as error:
+            raise Refusal(str(error)) from error
+
+
+class Names(click.ParamType[tuple[str, ...], str]):
+    """Names separated by commas."""
+
+    name = "A,B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Split at commas."""
+        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+NAMES = Names()
+data_option = click.option("--data", required=True, metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+force_option = click.option("--force", is_flag=True, help="Overwrite an existing output.")
+samples_option = click.option("--samples", type=click.IntRange(1), help="Use N samples, picked evenly. [default: all]")
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Threads while timing; 0: the runtime's choice.",
+)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="requant", message="%(prog)s %(version)s")
+def main() -> None:
+    """Turn a float ONNX model and a sample of its data into a measured INT8 model.
+
+    \b
+    requant quantize model.onnx --data calib.npz -o model_int8.onnx
+    requant compare model.onnx model_int8.onnx --data test.npz
+    """
+
+
+@main.command()
+@click.argument("model", type=PATH)
+@data_option
+@click.option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
+@samples_option
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run while timing.")
+@click.option("--calibration", default="minmax", show_default=True, metavar="RULE", help="minmax or percentile(99.99).")
+@click.option("--format", "format_", type=click.Choice(["qdq", "qoperator"]), default="qdq", show_default=True)
+@click.option("--exclude-nodes", type=NAMES, default=(), help="Nodes that stay float.")
+@click.option("--exclude-ops", type=NAMES, default=(), help="Operator types that stay float.")
+@click.option("--include-ops", type=NAMES, default=(), help="The only operator types that may become int8.")
+@threads_option
+@json_option
+@force_option
+def quantize(
+    model: Path,
+    data: str,
+    output: Path,
+    samples: int | None,
+    batch: int,
+    calibration: str,
+    format_: str,
+    exclude_nodes: tuple[str, ...],
+    exclude_ops: tuple[str, ...],
+    include_ops: tuple[str, ...],
+    threads: int,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Quantize MODEL with the ranges of sample data, measure what came of it, and write it.
+
+    \b
+    requant quantize resnet.onnx --data calib.npz -o resnet_int8.onnx
+    requant quantize model.onnx --data folder/ -o out.onnx --exclude-ops Add --samples 200
+    requant quantize model.onnx --data reader.py:feeds -o out.onnx --calibration 'percentile(99.99)' --json
+    """
+    from requant.quantize import Options, Selection, quantize_model
+
+    selection = Selection(frozenset(exclude_nodes), frozenset(exclude_ops), frozenset(include_ops))
+    options = Options(
+        samples=samples,
+        batch=batch,
+        calibration=calibration,
+        format=format_,
+        selection=selection,
+        threads=threads,
+        force=force,
+    )
+    with _progress() as progress:
+        result = quantize_model(model, data, output, options, progress)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        from requant.quantize.tables import print_result
+
+        print_result(result)
+
+
+@main.command()
+@click.argument("float_model", metavar="FLOAT", type=PATH)
+@click.argument("int8_model", metavar="INT8", type=PATH)
+@data_option
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Time runs of this many items too.")
+@threads_option
+@json_option
+def compare(float_model: Path, int8_model: Path, data: str, batch: int, threads: int, as_json: bool) -> None:
+    """Compare INT8 with FLOAT: agreement, broken and fixed items, SQNR, latency.
+
+    \b
+    requant compare model.onnx model_int8.onnx --data test.npz --batch 128
+    requant compare model.onnx model_int8.onnx --data test.py:samples --json
+    """
+    from requant.quantize import compare_models
+
+    with _progress() as progress:
+        found = compare_models(float_model, int8_model, data, batch=batch, threads=threads, progress=progress)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        from requant.quantize.tables import print_comparison
+
+        print_comparison(found)
+
+
+@main.command()
+@click.argument("model", type=PATH, required=False)
+@click.option("--data", metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME.")
+@click.option("-o", "--output", type=PATH, help="The range file to write, of a float model.")
+@click.option("--log", type=PATH, help="The min/max log to write, of a model made by insert_logging.")
+@click.option("--merge", type=PATH, nargs=2, help="Two range files to merge into one, instead of a run.")
+@click.option("--calibration", default="minmax", show_default=True, metavar="RULE", help="minmax or percentile(99.99).")
+@samples_option
+@force_option
+def calibrate(
+    model: Path | None,
+    data: str | None,
+    output: Path | None,
+    log: Path | None,
+    merge: tuple[Path, Path] | None,
+    calibration: str,
+    samples: int | None,
+    force: bool,
+) -> None:
+    """Run MODEL over data and write what passed through it.
+
+    \b
+    requant calibrate model.onnx --data calib.npz -o ranges.json
+    requant calibrate logged.onnx --data calib.npz --log min_max.log
+    requant calibrate --merge a.json b.json -o ranges.json
+    """
+    from requant.calibration import save_ranges
+    from requant.quantize import calibrate_model, log_model, merge_ranges
+    from requant.quantize.files import check_output
+
+    target = log or output
+    if target is None or (log is not None and output is not None):
+        raise click.UsageError("give either -o RANGES.json or --log FILE")
+    if merge is not None:
+        check_output(target, merge[0], force=force)
+        save_ranges(target, merge_ranges(merge))
+        return
+    if model is None or data is None:
+        raise click.UsageError("give MODEL and --data SRC, or --merge A B")
+    check_output(target, model, force=force)
+    with _progress() as progress:
+        if log is not None:
+            lines = log_model(model, data, log, samples=samples, progress=progress)
+            click.echo(f"{log}: {lines} lines", err=True)
+        else:
+            ranges = calibrate_model(model, data, rule=calibration, samples=samples, progress=progress)
+            save_ranges(target, ranges)
+            click.echo(f"{target}: {len(ranges.ranges)} tensors, {ranges.samples} samples", err=True)
+
+
+@main.command()
+@click.argument("source", metavar="IN", type=PATH)
+@click.argument("target", metavar="OUT", type=PATH)
+@click.option("--transforms", "pipeline", required=True, metavar="'...'", help="What to do, in order.")
+@click.option("--inputs", type=NAMES, default=(), help="Where strip_unused_nodes cuts the graph off.")
+@click.option("--outputs", type=NAMES, default=(), help="What strip_unused_nodes keeps.")
+@json_option
+@force_option
+def transform(
+    source: Path,
+    target: Path,
+    pipeline: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Rewrite the model IN by named transforms and write it to OUT.
+
+    \b
+    requant transform in.onnx out.onnx --transforms 'fold_constants fold_batch_norms'
+    requant transform in.onnx out.onnx --transforms 'remove_nodes(op=Identity, op=Dropout)'
+    requant transform in.onnx out.onnx --transforms 'strip_unused_nodes' --outputs features
+    """
+    from requant.quantize.files import check_output, load_model, save_model
+    from requant.transforms import load_plugins, parse, run
+
+    load_plugins()
+    check_output(target, source, force=force)
+    steps = parse(pipeline)
+    result = run(steps, load_model(source), inputs=inputs, outputs=outputs)
+    save_model(result.model, target)
+    for step in result.applied:
+        for notice in step.notices:
+            click.echo(f"note: {notice}", err=True)
+        click.echo(f"{step.step}: {step.error or step.change}", err=True)
+    if as_json:
+        steps_json = [
+            {"step": str(s.step), "applied": s.change.applied, "skipped": dict(s.change.skipped), "error": s.error}
+            for s in result.applied
+        ]
+        _print_json({"output": str(target), "pipeline": str(steps), "steps": steps_json})
+
+
+@main.command()
+@click.argument("name", required=False)
+@json_option
+def transforms(name: str | None, as_json: bool) -> None:
+    """List the transforms, or describe the one called NAME.
+
+    \b
+    requant transforms
+    requant transforms fold_batch_norms
+    """
+    from requant.transforms import REGISTRY, load_plugins, lookup
+    from requant.transforms.describe import describe, page
+
+    load_plugins()
+    found = [lookup(name)] if name else [REGISTRY[key] for key in sorted(REGISTRY)]
+    if as_json:
+        _print_json({transform.name: describe(transform) for transform in found})
+    elif name:
+        click.echo(page(found[0]))
+    else:
+        width = max(len(transform.name) for transform in found)
+        for transform in found:
+            click.echo(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")
+
+
+def _print_json(value: object) -> None:
+    """Print one JSON object on stdout."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a progress bar on stderr where that is a terminal, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("load", total=None)
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield show
+
+
+if __name__ == "__main__":
+    main()

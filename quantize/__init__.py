@@ -1,0 +1,26 @@
+"""From a float ONNX model to a measured INT8 one: `quantize_model`, `compare_models`, `calibrate_model`."""
+
+from .accuracy import Accuracy, Labelled
+from .api import Options, quantize_model
+from .calibrate import calibrate_model, log_model, merge_ranges
+from .compare import Comparison, compare_models
+from .planner import Selection, choose
+from .result import FloatNode, Result
+from .runtime.timing import Latency
+
+__all__ = [
+    "Accuracy",
+    "Comparison",
+    "FloatNode",
+    "Labelled",
+    "Latency",
+    "Options",
+    "Result",
+    "Selection",
+    "calibrate_model",
+    "choose",
+    "compare_models",
+    "log_model",
+    "merge_ranges",
+    "quantize_model",
+]

@@ -1,0 +1,162 @@
+"""Float against INT8, item by item: agreement, broken and fixed items, signal to quantization noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import RequantError
+from ..calibration.samples import Sample
+
+Array = npt.NDArray[Any]
+Outputs = Mapping[str, Array]
+Run = Callable[[Mapping[str, Array]], Outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """What is known where the right answers are.
+
+    Attributes:
+        items: How many items have a label.
+        float_correct: How many the float model gets right.
+        int8_correct: How many the INT8 model gets right.
+        broken: How many the float model gets right and the INT8 model wrong.
+        fixed: How many the INT8 model gets right and the float model wrong.
+    """
+
+    items: int
+    float_correct: int
+    int8_correct: int
+    broken: int
+    fixed: int
+
+    @property
+    def p_value(self) -> float:
+        """Chance of a split at least this uneven if broken and fixed were equally likely (exact, two-sided)."""
+        return binomial_p(self.broken, self.fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How far an INT8 model is from its float original on the same data.
+
+    Attributes:
+        samples: How many samples were run.
+        agreement: Share of equal top-1 predictions, 0..1; None when no output is a score per class.
+        sqnr_db: Signal to quantization noise of each float output in dB; infinite where the outputs are equal.
+        labelled: Counts against the labels, None without labels.
+    """
+
+    samples: int
+    agreement: float | None
+    sqnr_db: Mapping[str, float]
+    labelled: Labelled | None = None
+
+    @property
+    def worst_sqnr_db(self) -> float:
+        """The least SQNR of any output."""
+        return min(self.sqnr_db.values(), default=math.inf)
+
+
+@dataclass
+class _Tally:
+    """Sums over the samples."""
+
+    samples: int = 0
+    predictions: int = 0
+    equal: int = 0
+    signal: dict[str, float] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
+    right: list[tuple[bool, bool]] = field(default_factory=list)
+
+    def add(self, reference: Outputs, candidate: Outputs, label: Array | int | None, where: str) -> None:
+        """Take one sample into account."""
+        self.samples += 1
+        for name, value in reference.items():
+            if value.dtype.kind == "f":
+                exact = value.astype(np.float64)
+                self.signal[name] = self.signal.get(name, 0.0) + float(np.square(exact).sum())
+                self.noise[name] = self.noise.get(name, 0.0) + float(np.square(exact - candidate[name]).sum())
+        before, after = predictions(reference), predictions(candidate)
+        if before is not None and after is not None:
+            self.predictions += before.size
+            self.equal += int((before == after).sum())
+        if label is not None:
+            self._judge(before, after, np.asarray(label).reshape(-1), where)
+
+    def _judge(self, before: Array | None, after: Array | None, labels: Array, where: str) -> None:
+        if before is None or after is None or before.size != labels.size:
+            count = 0 if before is None else before.size
+            raise RequantError(f"{where}: {labels.size} label(s) for {count} prediction(s)")
+        pairs = zip(before.reshape(-1) == labels, after.reshape(-1) == labels, strict=True)
+        self.right += [(bool(a), bool(b)) for a, b in pairs]
+
+    def result(self) -> Accuracy:
+        """Return what the sums say."""
+        sqnr = {name: decibels(self.signal[name], self.noise[name]) for name in self.signal}
+        agreement = self.equal / self.predictions if self.predictions else None
+        return Accuracy(self.samples, agreement, sqnr, _labelled(self.right))
+
+
+def _labelled(right: Sequence[tuple[bool, bool]]) -> Labelled | None:
+    """Count (float right, INT8 right) pairs."""
+    if not right:
+        return None
+    before, after = sum(a for a, _ in right), sum(b for _, b in right)
+    broken, fixed = sum(a and not b for a, b in right), sum(b and not a for a, b in right)
+    return Labelled(len(right), before, after, broken, fixed)
+
+
+def measure(
+    run_float: Run, run_int8: Run, samples: Iterable[Sample], progress: Callable[[int], None] | None = None
+) -> Accuracy:
+    """Run both models over the samples and compare them.
+
+    Raises:
+        RequantError: The labels of a sample do not fit the predictions.
+    """
+    tally = _Tally()
+    for sample in samples:
+        tally.add(run_float(sample.feed), run_int8(sample.feed), sample.label, sample.where)
+        if progress is not None:
+            progress(tally.samples)
+    return tally.result()
+
+
+def predictions(outputs: Outputs) -> Array | None:
+    """Return the top-1 classes in the first output that holds scores per class, None when there is none.
+
+    The class axis is the last one; of a map (N, ?, ?, ?) it is the shorter of the second and the last. An axis of
+    length 1 holds no classes.
+    """
+    for value in outputs.values():
+        if value.dtype.kind != "f" or value.ndim < 2 or value.size == 0:
+            continue
+        axis = 1 if value.ndim == 4 and value.shape[1] < value.shape[-1] else -1
+        if value.shape[axis] > 1:
+            return np.asarray(value.argmax(axis=axis))
+    return None
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Return ``10 log10(signal / noise)``; infinite without noise, and NaN noise counts as no signal left."""
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal > 0.0 and math.isfinite(noise) else -math.inf
+
+
+def binomial_p(broken: int, fixed: int) -> float:
+    """Return the two-sided p-value of an exact binomial test of `broken` against `fixed` (McNemar's, exact).
+
+    >>> binomial_p(4, 4), binomial_p(8, 0)
+    (1.0, 0.0078125)
+    """
+    total = broken + fixed
+    tail = sum(math.comb(total, k) for k in range(min(broken, fixed) + 1))
+    return min(1.0, float(2 * tail / 2**total))

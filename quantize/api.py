@@ -1,0 +1,290 @@
+"""`quantize_model`: a float model and sample data in, a measured INT8 model out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import onnx_ir as ir
+
+from .. import RequantError
+from ..calibration.ranges import parse_rule
+from ..calibration.runner import Observations, observe
+from ..calibration.session import input_specs, open_session
+from ..calibration.sources import Source, open_source
+from ..transforms import run as run_pipeline
+from ..transforms.bias_correction import mean_axis
+from ..transforms.insert_qdq import insert_qdq
+from ..transforms.ops import OPS
+from ..transforms.plan import Impl, Plan
+from ..transforms.qdq_to_qoperator import qdq_to_qoperator
+from ..transforms.qparams import QParams, asymmetric_u8
+from ..transforms.units import node_name
+from .accuracy import Accuracy, measure
+from .compare import Progress, silent, stacked
+from .evidence import RUIN_DB, alone, ruinous
+from .files import check_output, load_model, save_model, size_on_disk, to_bytes
+from .planner import Selection, choose
+from .result import FloatNode, Result
+from .runtime.execution import KernelRun, executed, integer_share
+from .runtime.session import Runner
+from .runtime.timing import Latency, latency
+
+SIMPLIFY = (
+    "convert_opset(ignore_errors=true) fold_constants remove_nodes(op=Identity, op=Dropout) "
+    "fold_batch_norms merge_duplicate_nodes strip_unused_nodes"
+)
+FORMATS = ("qdq", "qoperator")
+JUDGED = 64  # samples on which the emitted model is compared: enough to tell a ruined model from a good one
+EVIDENCE = 4  # samples for each tensor tried alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What may be asked of `quantize_model`.
+
+    Attributes:
+        samples: How many samples calibrate, picked evenly; None for all.
+        batch: Items per run while the latency is measured.
+        calibration: Range rule: ``minmax`` or ``percentile(99.99)``.
+        format: ``qdq``, or ``qoperator`` for the fused operators.
+        selection: Which nodes and operators may become int8.
+        threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
+        force: Overwrite an existing output.
+        seconds: How long the latency of the two models is measured.
+    """
+
+    samples: int | None = None
+    batch: int = 1
+    calibration: str = "minmax"
+    format: str = "qdq"
+    selection: Selection = field(default_factory=Selection)
+    threads: int = 1
+    force: bool = False
+    seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done.
+
+        Raises:
+            RequantError: An unknown format or rule, or a number out of range.
+        """
+        if self.format not in FORMATS:
+            raise RequantError(f"no format {self.format!r}; there are: {', '.join(FORMATS)}")
+        if self.samples is not None and self.samples < 1:
+            raise RequantError(f"samples must be at least 1, not {self.samples}")
+        if self.threads < 0:
+            raise RequantError(f"threads must be 0 (the runtime's choice) or more, not {self.threads}")
+        parse_rule(self.calibration)
+
+
+def quantize_model(
+    model: str | os.PathLike[str],
+    data: object,
+    output: str | os.PathLike[str],
+    options: Options | None = None,
+    progress: Progress = silent,
+) -> Result:
+    """Quantize a float ONNX model and measure what came of it.
+
+    The model is simplified, observed on the data, planned, written and compared with the original on the same data.
+    Where INT8 turns out slower than float on this machine, the simplified float model is written and the result says
+    so.
+
+    Args:
+        model: Path of the float model.
+        data: A data source: a path or ``FILE.npz:SPLIT`` or ``FILE.py:NAME``, an iterable of feeds, or a callable.
+        output: Path of the model to write; it appears whole or not at all.
+        options: See `Options`.
+        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+
+    Raises:
+        RequantError: The request cannot be met; nothing was written.
+    """
+    options = options or Options()
+    check_output(output, model, force=options.force)
+    job = _prepare(model, data, options, progress)
+    observations = _observe(job)
+    candidate = _emit(job, observations, {})
+    accuracy = _judge(job, candidate)
+    speed = _time(job, candidate)
+    if speed.speedup >= 1.0 and accuracy.worst_sqnr_db < RUIN_DB:
+        candidate, accuracy, speed = _mended(job, observations, (candidate, accuracy, speed))
+    if speed.speedup < 1.0:
+        return _keep_float(job, candidate, accuracy, speed, output)
+    save_model(candidate.model, output)
+    return _result(job, candidate, accuracy, speed, output)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What all stages work on.
+
+    Attributes:
+        path: The float model's file.
+        original: The float model as it was loaded.
+        simple: The simplified float model.
+        pipeline: The transforms that simplified it, in canonical form.
+        source: Calibration data.
+        options: What was asked.
+        progress: Whom to tell.
+    """
+
+    path: Path
+    original: ir.Model
+    simple: ir.Model
+    pipeline: str
+    source: Source
+    options: Options
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """An emitted model with the plan behind it."""
+
+    model: ir.Model
+    plan: Plan
+    qparams: Mapping[str, QParams]
+    data: bytes
+
+
+def _prepare(path: str | os.PathLike[str], data: object, options: Options, progress: Progress) -> _Job:
+    """Load, check everything that can be refused, and simplify."""
+    original = load_model(path)
+    options.selection.check(original)
+    session = open_session(os.fspath(path))
+    source = open_source(data, input_specs(session))  # type: ignore[arg-type]
+    if options.samples is not None:
+        source = source.samples(options.samples)
+    first = next(iter(source), None)
+    if first is None:
+        raise RequantError(f"{source.description}: there are no samples")
+    if options.batch > 1:
+        stacked(source, options.batch)
+    simplified = run_pipeline(SIMPLIFY, original, progress=lambda step: progress(f"simplify: {step.name}", 0, None))
+    done = " ".join(str(result.step) for result in simplified.applied)
+    return _Job(Path(path), original, simplified.model, done, source, options, progress)
+
+
+def _observe(job: _Job) -> Observations:
+    """Collect the statistics that any plan for this model may need."""
+    plan = choose(job.simple, job.options.selection)
+    nodes = {node_name(node): node for node in job.simple.graph}
+    corrected = [u for u in plan.units if plan.impl(u) is not Impl.FLOAT and OPS[u.op].bias is not None]
+    rule = parse_rule(job.options.calibration)
+    return observe(
+        to_bytes(job.simple),
+        plan.observed,
+        job.source,
+        histogram=rule.needs_histogram,
+        progress=partial(job.progress, "calibrate"),
+        channel_axis={u.inputs[0]: mean_axis(nodes[u.nodes[0]]) for u in corrected},
+    )
+
+
+def _emit(job: _Job, seen: Observations, kept_float: Mapping[str, str]) -> _Candidate:
+    """Choose ranges, place and write."""
+    rule = parse_rule(job.options.calibration)
+    ranges = {name: rule(statistic) for name, statistic in seen.ranges.items()}
+    plan = choose(job.simple, job.options.selection, ranges=ranges, kept_float=kept_float)
+    qparams = {name: asymmetric_u8(*ranges[name]) for name in plan.observed}
+    model = job.simple.clone()
+    insert_qdq(model, plan=plan, qparams=qparams, means={name: mean.mean for name, mean in seen.means.items()})
+    if job.options.format == "qoperator":
+        qdq_to_qoperator(model)
+    return _Candidate(model, plan, qparams, to_bytes(model))
+
+
+def _judge(job: _Job, candidate: _Candidate) -> Accuracy:
+    """Compare the outputs of the candidate with those of the float model."""
+    total = min(JUDGED, job.source.length or JUDGED)
+    samples = job.source.samples(JUDGED)
+    before, after = Runner(job.path), Runner(candidate.data)
+    return measure(before, after, samples, lambda done: job.progress("compare", done, total))
+
+
+def _time(job: _Job, candidate: _Candidate) -> Latency:
+    """Time the candidate against the float model on the first sample."""
+    job.progress("time", 0, None)
+    batch = job.options.batch
+    feed = (next(iter(job.source)) if batch == 1 else stacked(job.source, batch)).feed
+    before, after = (Runner(m, threads=job.options.threads) for m in (job.path, candidate.data))
+    return latency(partial(before, feed), partial(after, feed), batch=batch, seconds=job.options.seconds)
+
+
+def _mended(
+    job: _Job, seen: Observations, current: tuple[_Candidate, Accuracy, Latency]
+) -> tuple[_Candidate, Accuracy, Latency]:
+    """Leave the tensors in float that alone ruin the outputs, where that helps; else return what there is."""
+    candidate = current[0]
+    samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
+    found = alone(job.simple, candidate.qparams, samples, progress=partial(job.progress, "look for ruinous tensors"))
+    kept = ruinous(found)
+    if not kept:
+        return current
+    mended = _emit(job, seen, kept)
+    accuracy = _judge(job, mended)
+    if accuracy.worst_sqnr_db <= current[1].worst_sqnr_db:
+        return current
+    return mended, accuracy, _time(job, mended)
+
+
+def _keep_float(
+    job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str]
+) -> Result:
+    """Write the simplified float model, because INT8 is slower here."""
+    save_model(job.simple, output)
+    reason = f"int8 runs {1 / speed.speedup:.2f}x as long as float here"
+    plan = candidate.plan
+    choices = {
+        u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or reason)
+        for u in plan.units
+    }
+    kept = _Candidate(job.simple, plan.with_choices(choices), {}, to_bytes(job.simple))
+    result = _result(job, kept, _judge(job, kept), _time(job, kept), output)
+    return replace(result, verdict=f"{reason}: the output is the simplified float model", rejected=(accuracy, speed))
+
+
+def _result(
+    job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str]
+) -> Result:
+    """Gather what the user is told."""
+    job.progress("inspect", 0, None)
+    runs = executed(candidate.data, next(iter(job.source)).feed, threads=job.options.threads)
+    plan = candidate.plan
+    floats = [u for u in plan.units if plan.impl(u) is Impl.FLOAT]
+    types = {node_name(node): node.op_type for node in job.simple.graph}
+    pipeline = job.pipeline if len(floats) == len(plan.units) else f"{job.pipeline} insert_qdq"
+    return Result(
+        output=os.fspath(output),
+        format=job.options.format,
+        samples=accuracy.samples,
+        calibration=job.options.calibration,
+        data=job.source.description,
+        int8_nodes=sum(len(u.nodes) for u in plan.units) - sum(len(u.nodes) for u in floats),
+        mac_share_int8=integer_share(runs),
+        kernels=_kernels(runs),
+        float_nodes=tuple(
+            FloatNode(name, types[name], plan.choices[u.name].reason) for u in floats for name in u.nodes
+        ),
+        accuracy=accuracy,
+        latency=speed,
+        float_bytes=size_on_disk(job.path),
+        int8_bytes=size_on_disk(output),
+        pipeline=pipeline
+        + (" qdq_to_qoperator" if job.options.format == "qoperator" and pipeline != job.pipeline else ""),
+    )
+
+
+def _kernels(runs: tuple[KernelRun, ...]) -> dict[str, int]:
+    """Count the kernels that did multiply-accumulates, by operator."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        if run.macs:
+            counts[run.op] = counts.get(run.op, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))

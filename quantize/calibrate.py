@@ -1,0 +1,85 @@
+"""Calibration by itself: range files of float models, and the log of a logging model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import StringIO
+from pathlib import Path
+
+from .. import RequantError
+from ..calibration.files import RangeFile, fingerprint, load_ranges, write_atomically
+from ..calibration.ranges import parse_rule
+from ..calibration.runner import observe, run_logged
+from ..calibration.session import input_specs, open_session
+from ..calibration.sources import Source, open_source
+from .files import load_model
+from .planner import choose
+
+Progress = Callable[[str, int, int | None], None]
+Path_ = str | os.PathLike[str]
+
+
+def calibrate_model(
+    model: Path_,
+    data: object,
+    *,
+    rule: str = "minmax",
+    samples: int | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> RangeFile:
+    """Observe the tensors of a float model that could become uint8.
+
+    Raises:
+        RequantError: The model, the data or the rule are not what they must be, or nothing could become uint8.
+    """
+    chosen = parse_rule(rule)
+    loaded = load_model(model)
+    tensors = choose(loaded).observed
+    if not tensors:
+        raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
+    source = _source(model, data, samples)
+    seen = observe(
+        Path(model), tensors, source, histogram=chosen.needs_histogram, progress=partial(progress, "calibrate")
+    )
+    return RangeFile.choose(
+        seen.ranges, chosen, model=fingerprint(loaded), source=source.description, samples=seen.samples
+    )
+
+
+def log_model(
+    model: Path_,
+    data: object,
+    log: Path_,
+    *,
+    samples: int | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> int:
+    """Run a logging model over data and write its min/max log; return the number of lines.
+
+    Raises:
+        RequantError: The model logs nothing, or the data do not fit; no log is written.
+    """
+    lines = StringIO()
+    written = run_logged(Path(model), _source(model, data, samples), lines.write, progress=partial(progress, "log"))
+    write_atomically(log, lines.getvalue().encode())
+    return written
+
+
+def merge_ranges(paths: Sequence[Path_]) -> RangeFile:
+    """Merge range files of the same model; the result is that of one run over all the data.
+
+    Raises:
+        RequantError: A file cannot be read, or they are of different models or rules.
+    """
+    merged = load_ranges(paths[0])
+    for path in paths[1:]:
+        merged |= load_ranges(path)
+    return merged
+
+
+def _source(model: Path_, data: object, samples: int | None) -> Source:
+    """Open the data for a model."""
+    source = open_source(data, input_specs(open_session(Path(model))))  # type: ignore[arg-type]
+    return source if samples is None else source.samples(samples)

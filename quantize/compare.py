@@ -1,0 +1,124 @@
+"""`compare_models`: what an INT8 model costs in accuracy and gains in time, item by item and run by run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import RequantError
+from ..calibration.samples import Sample
+from ..calibration.session import input_specs, open_session
+from ..calibration.sources import Source, open_source
+from .accuracy import Accuracy, measure
+from .result import accuracy_json, latency_json
+from .runtime.session import Runner
+from .runtime.timing import Latency, latency
+
+Progress = Callable[[str, int, int | None], None]
+Model = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Float against INT8 on data.
+
+    Attributes:
+        accuracy: Agreement, broken and fixed items, SQNR.
+        latencies: At batch 1 and, if asked for, at a larger batch.
+    """
+
+    accuracy: Accuracy
+    latencies: tuple[Latency, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; what needs labels is null without them."""
+        labelled = self.accuracy.labelled
+        return {
+            **accuracy_json(self.accuracy),
+            "samples": self.accuracy.samples,
+            "items": labelled and labelled.items,
+            "float_accuracy": labelled and labelled.float_correct / labelled.items,
+            "int8_accuracy": labelled and labelled.int8_correct / labelled.items,
+            "broken": labelled and labelled.broken,
+            "fixed": labelled and labelled.fixed,
+            "p_value": labelled and labelled.p_value,
+            "latency": latency_json(self.latencies[0]),
+            "latency_at_batch": latency_json(self.latencies[1]) if len(self.latencies) > 1 else None,
+        }
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Report no progress."""
+
+
+def compare_models(
+    float_model: Model,
+    int8_model: Model,
+    data: object,
+    *,
+    batch: int = 1,
+    threads: int = 1,
+    progress: Progress = silent,
+) -> Comparison:
+    """Compare two models of the same inputs and outputs on the same data.
+
+    Args:
+        float_model: Path of the original.
+        int8_model: Path of the quantized model.
+        data: A data source; with labels, broken and fixed items are counted.
+        batch: Items per run for a second measurement of latency; 1 for none.
+        threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
+        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+
+    Raises:
+        RequantError: A model cannot be loaded, the two do not belong together, or the data do not fit.
+    """
+    if batch < 1:
+        raise RequantError(f"batch must be at least 1, not {batch}")
+    source = _common_source(float_model, int8_model, data)
+    first = next(iter(source))
+    feeds = [(1, first), *([(batch, stacked(source, batch))] if batch > 1 else [])]
+    run_float, run_int8 = Runner(Path(float_model)), Runner(Path(int8_model))
+    accuracy = measure(run_float, run_int8, source, lambda done: progress("compare", done, source.length))
+    timed_float, timed_int8 = (Runner(Path(m), threads=threads) for m in (float_model, int8_model))
+    found = []
+    for size, sample in feeds:
+        progress(f"time at batch {size}", 0, None)
+        found.append(latency(partial(timed_float, sample.feed), partial(timed_int8, sample.feed), batch=size))
+    return Comparison(accuracy, tuple(found))
+
+
+def _common_source(float_model: Model, int8_model: Model, data: object) -> Source:
+    """Open the data for two models that take the same inputs and give the same outputs."""
+    sessions = [open_session(Path(model)) for model in (float_model, int8_model)]
+    inputs = [input_specs(session) for session in sessions]
+    names = [{(spec.name, str(spec.dtype)) for spec in specs} for specs in inputs]
+    outputs = [{output.name for output in session.get_outputs()} for session in sessions]
+    for kind, (left, right) in (("inputs", names), ("outputs", outputs)):
+        if left != right:
+            differing = ", ".join(sorted(map(str, left ^ right)))
+            raise RequantError(f"{int8_model}: has other {kind} than {float_model}: {differing}")
+    return open_source(data, inputs[0])  # type: ignore[arg-type]
+
+
+def stacked(source: Source, batch: int) -> Sample:
+    """Return one feed of `batch` items, repeating the samples if there are too few.
+
+    Raises:
+        RequantError: The model's inputs have no free batch axis.
+    """
+    sample = next(source.batches(batch))
+    free = all(spec.shape and not isinstance(spec.shape[0], int) for spec in source.inputs)
+    if not free:
+        fixed = next(spec for spec in source.inputs if not spec.shape or isinstance(spec.shape[0], int))
+        raise RequantError(
+            f"input {fixed.name!r} is {fixed}: its first axis is fixed, so that no batch of {batch} can be fed"
+        )
+    feed = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in sample.feed.items()}
+    return replace(sample, feed=feed)

@@ -1,0 +1,111 @@
+"""What came of a quantization, as a value and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .accuracy import Accuracy
+from .runtime.timing import Latency
+
+
+@dataclass(frozen=True, slots=True)
+class FloatNode:
+    """A node that stayed float, and why."""
+
+    name: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What `quantize_model` did and measured.
+
+    Attributes:
+        output: Path of the model that was written.
+        format: ``qdq`` or ``qoperator``.
+        samples: Samples on which the two models were compared.
+        calibration: The range rule.
+        data: What the data were.
+        int8_nodes: Nodes that compute or pass on integers, absorbed ones included.
+        mac_share_int8: Share of the executed multiply-accumulates in integer kernels, 0..1.
+        kernels: Executed kernels with multiply-accumulates, by operator.
+        float_nodes: Nodes that stayed float.
+        accuracy: Float against INT8 on the calibration data.
+        latency: Float against INT8, interleaved.
+        float_bytes: Size of the float model with its external data.
+        int8_bytes: Size of the output with its external data.
+        pipeline: The transforms that ran, in canonical form.
+        verdict: Why the output is not what was asked for; empty when it is.
+        rejected: Accuracy and latency of the INT8 model that was not kept, if any.
+    """
+
+    output: str
+    format: str
+    samples: int
+    calibration: str
+    data: str
+    int8_nodes: int
+    mac_share_int8: float
+    kernels: Mapping[str, int]
+    float_nodes: tuple[FloatNode, ...]
+    accuracy: Accuracy
+    latency: Latency
+    float_bytes: int
+    int8_bytes: int
+    pipeline: str
+    verdict: str = ""
+    rejected: tuple[Accuracy, Latency] | None = field(default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain JSON values; an infinite SQNR is null."""
+        return {
+            "output": self.output,
+            "format": self.format,
+            "verdict": self.verdict,
+            "int8_nodes": self.int8_nodes,
+            "mac_share_int8": self.mac_share_int8,
+            "kernels": dict(self.kernels),
+            "float_nodes": [{"name": n.name, "operator": n.operator, "reason": n.reason} for n in self.float_nodes],
+            **accuracy_json(self.accuracy),
+            "latency": latency_json(self.latency),
+            "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
+            "samples": self.samples,
+            "calibration": self.calibration,
+            "data": self.data,
+            "pipeline": self.pipeline,
+            "rejected": self.rejected
+            and {**accuracy_json(self.rejected[0]), "latency": latency_json(self.rejected[1])},
+        }
+
+
+def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
+    """Return agreement and the worst SQNR, and the SQNR per output."""
+    return {
+        "agreement": accuracy.agreement,
+        "sqnr_db": _finite(accuracy.worst_sqnr_db),
+        "sqnr_db_by_output": {name: _finite(value) for name, value in accuracy.sqnr_db.items()},
+    }
+
+
+def latency_json(latency: Latency) -> dict[str, Any]:
+    """Return a latency with its speed-up and throughput."""
+    return {
+        "float_ms": latency.float_ms,
+        "int8_ms": latency.int8_ms,
+        "speedup": latency.speedup,
+        "float_median_ms": latency.float_median_ms,
+        "int8_median_ms": latency.int8_median_ms,
+        "batch": latency.batch,
+        "runs": latency.runs,
+        "float_items_per_second": 1e3 * latency.batch / latency.float_ms,
+        "int8_items_per_second": 1e3 * latency.batch / latency.int8_ms,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """Return `value`, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None

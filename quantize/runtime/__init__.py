@@ -1,0 +1,1 @@
+"""What the installed ONNX Runtime can run, what it ran, and how long it took."""

@@ -1,0 +1,35 @@
+"""A session as a function from a feed to named outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ... import RequantError
+from ...calibration.session import Array, describe, open_session, runtime_message
+
+
+class Runner:
+    """A loaded model that is called with a feed and returns its outputs by name."""
+
+    def __init__(self, model: Path | str | bytes, *, threads: int = 0, optimize: bool = True) -> None:
+        """Load `model`.
+
+        Raises:
+            RequantError: The runtime cannot load it.
+        """
+        self._name = describe(model)
+        self._session = open_session(model, threads=threads, optimize=optimize)
+        self.outputs = tuple(output.name for output in self._session.get_outputs())
+
+    def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:
+        """Run one feed.
+
+        Raises:
+            RequantError: The runtime refuses the feed.
+        """
+        try:
+            return dict(zip(self.outputs, self._session.run(None, dict(feed)), strict=True))
+        except Exception as error:  # the runtime's exceptions share no base class of their own
+            raise RequantError(f"{self._name}: the model fails: {runtime_message(error)}") from error

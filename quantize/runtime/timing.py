@@ -1,0 +1,72 @@
+"""Latency as a ratio: the runs of two models alternate, so that a drifting machine cannot favour one."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds of one run of each of two models.
+
+    Attributes:
+        float_ms: Least time of the float model.
+        int8_ms: Least time of the INT8 model.
+        float_median_ms: Median time of the float model.
+        int8_median_ms: Median time of the INT8 model.
+        runs: Runs of each.
+        batch: Items per run.
+    """
+
+    float_ms: float
+    int8_ms: float
+    float_median_ms: float
+    int8_median_ms: float
+    runs: int
+    batch: int = 1
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster the INT8 model is, minimum against minimum."""
+        return self.float_ms / self.int8_ms
+
+
+def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, most: int = 300) -> list[list[float]]:
+    """Call each of `runs` in turn until `seconds` have passed and return the times of each, in seconds.
+
+    The order is reversed every other round: what runs second finds caches warmed by the first.
+    """
+    times: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        for _ in range(WARM_UP):
+            run()
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 5 or (time.perf_counter() < end and rounds < most):
+        order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
+        for index in order:
+            start = time.perf_counter()
+            runs[index]()
+            times[index].append(time.perf_counter() - start)
+        rounds += 1
+    return times
+
+
+def latency(
+    run_float: Callable[[], object], run_int8: Callable[[], object], *, batch: int = 1, seconds: float = 2.0
+) -> Latency:
+    """Time a float and an INT8 run against each other."""
+    first, second = interleave([run_float, run_int8], seconds=seconds)
+    return Latency(
+        float_ms=1e3 * min(first),
+        int8_ms=1e3 * min(second),
+        float_median_ms=1e3 * statistics.median(first),
+        int8_median_ms=1e3 * statistics.median(second),
+        runs=len(first),
+        batch=batch,
+    )

@@ -1,0 +1,114 @@
+"""Results for people: short tables on stderr."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .accuracy import Accuracy
+from .compare import Comparison
+from .result import Result
+from .runtime.timing import Latency
+
+REASONS = 12  # lines about what stayed float; the rest is counted
+
+
+def print_result(result: Result) -> None:
+    """Print what `quantize_model` did."""
+    console = Console(stderr=True, highlight=False)
+    table = _headless()
+    total = result.int8_nodes + len(result.float_nodes)
+    kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
+    table.add_row("output", f"{escape(result.output)} ({result.format})")
+    table.add_row("int8 nodes", f"{result.int8_nodes} of {total}")
+    table.add_row("integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates ({kernels})")
+    _accuracy_rows(table, result.accuracy, "on the calibration data")
+    _latency_row(table, result.latency)
+    table.add_row("size", f"{_bytes(result.float_bytes)} -> {_bytes(result.int8_bytes)}")
+    if result.rejected is not None:
+        _accuracy_rows(table, result.rejected[0], "of the int8 model that was not kept")
+        _latency_row(table, result.rejected[1])
+    console.print(table)
+    _print_float_nodes(console, result)
+    if result.verdict:
+        console.print(f"[bold]not int8:[/bold] {escape(result.verdict)}")
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print what `compare_models` found."""
+    console = Console(stderr=True, highlight=False)
+    table = _headless()
+    labelled = found.accuracy.labelled
+    if labelled is not None:
+        before, after = labelled.float_correct / labelled.items, labelled.int8_correct / labelled.items
+        table.add_row(
+            "top-1", f"{before:.2%} -> {after:.2%} ({100 * (after - before):+.2f} points, {labelled.items} items)"
+        )
+        table.add_row(
+            "items", f"{labelled.broken} broken, {labelled.fixed} fixed (exact binomial p = {labelled.p_value:.3g})"
+        )
+    _accuracy_rows(table, found.accuracy, f"on {found.accuracy.samples} samples")
+    for timed in found.latencies:
+        _latency_row(table, timed)
+    console.print(table)
+
+
+def _headless() -> Table:
+    """A table of two columns without lines."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
+    """Add agreement and SQNR."""
+    if accuracy.agreement is not None:
+        table.add_row("top-1 agreement", f"{accuracy.agreement:.2%} {where}")
+    for name, value in accuracy.sqnr_db.items():
+        table.add_row(
+            "SQNR", f"{'no difference' if math.isinf(value) and value > 0 else f'{value:.1f} dB'} at {escape(name)}"
+        )
+
+
+def _latency_row(table: Table, timed: Latency) -> None:
+    """Add a latency with its speed-up and throughput."""
+    rates = [1e3 * timed.batch / ms for ms in (timed.float_ms, timed.int8_ms)]
+    table.add_row(
+        f"latency, batch {timed.batch}",
+        f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x "
+        f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; {rates[0]:.0f} -> {rates[1]:.0f} items/s)",
+    )
+
+
+def _print_float_nodes(console: Console, result: Result) -> None:
+    """List what stayed float, nodes of one reason together."""
+    if not result.float_nodes:
+        return
+    table = Table(title=f"{len(result.float_nodes)} nodes stayed float", box=None, title_justify="left", pad_edge=False)
+    table.add_column("nodes", justify="right")
+    table.add_column("operator")
+    table.add_column("why", overflow="fold")
+    table.add_column("for instance", overflow="ellipsis", no_wrap=True, max_width=28)
+    groups = Counter((node.operator, node.reason) for node in result.float_nodes)
+    example = {(node.operator, node.reason): node.name for node in reversed(result.float_nodes)}
+    for (operator, reason), count in groups.most_common(REASONS):
+        table.add_row(str(count), operator, escape(reason), escape(example[operator, reason]))
+    rest = sum(count for _, count in groups.most_common()[REASONS:])
+    if rest:
+        table.add_row(str(rest), "", "for other reasons; --json lists all", "")
+    console.print(table)
+
+
+def _bytes(count: int) -> str:
+    """Write a size: ``1.8 MB``."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1000
+    raise AssertionError

@@ -1,0 +1,161 @@
+"""Who may import whom, and how long a function may be: read from the source, nothing is run."""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("transforms", "calibration", "quantize")
+SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
+
+# Which parts of the project a part may import; "" is the root with its errors.
+KNOWS = {
+    "": {""},
+    "transforms": {"", "transforms"},
+    "calibration": {"", "calibration"},
+    "quantize": {"", "quantize", "transforms", "calibration"},
+    "cli": {"", "cli", "quantize", "transforms", "calibration"},
+}
+# Libraries that belong to other parts: no runtime where graphs are rewritten, no command line below cli.py.
+FOREIGN = {
+    "": {"click", "google", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
+    "transforms": {"click", "onnxruntime", "rich"},
+    "calibration": {"click"},
+    "quantize": {"click"},
+    "cli": set[str](),
+}
+IMPORT_NAMES = {"onnx-ir": "onnx_ir", "protobuf": "google"}
+
+LINES_P95 = 45
+PARAMETERS = 7
+
+each_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+def part(path: Path) -> str:
+    """Return the key of `KNOWS` for a source file: its package, ``"cli"``, or ``""`` for the root."""
+    first = path.relative_to(ROOT).parts[0]
+    return first if first in PACKAGES else first.removesuffix(".py").removeprefix("__init__")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported(node: ast.AST, path: Path) -> list[str]:
+    """Return the absolute dotted names that an import statement asks for; [] for any other node.
+
+    ``from .graph import chains`` in ``transforms/fold_bn.py`` gives ``requant.transforms.graph.chains``.
+    """
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    package = ["requant", *path.relative_to(ROOT).parent.parts]
+    base = package[: len(package) + 1 - node.level] if node.level else []
+    return [".".join([*base, *([node.module] if node.module else []), alias.name]) for alias in node.names]
+
+
+def all_imports(path: Path) -> list[tuple[int, str]]:
+    return [(node.lineno, name) for node in ast.walk(tree(path)) for name in imported(node, path)]  # type: ignore[attr-defined]
+
+
+def at_import_time(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when the module is imported: not function bodies, not TYPE_CHECKING blocks."""
+    for node in nodes:
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from at_import_time(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for field in ("body", "orelse", "finalbody"):
+                yield from at_import_time(getattr(node, field, []))
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield every function of the project with its place, ``"cli.py:12 main"``."""
+    for path in SOURCES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def has_options(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether the parameters are options that users write: of a click command, or of a registered transform."""
+
+    def name(call: ast.expr) -> str:
+        function = call.func if isinstance(call, ast.Call) else call
+        return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+    return any(name(decorator) in ("command", "transform") for decorator in node.decorator_list)
+
+
+def test_every_package_has_sources() -> None:
+    assert {part(path) for path in SOURCES} == set(KNOWS)
+    for package in PACKAGES:
+        assert len(list((ROOT / package).glob("*.py"))) > 1, f"{package} has no modules: the rules below check nothing"
+
+
+@each_source
+def test_imports_go_one_way(path: Path) -> None:
+    allowed = KNOWS[part(path)]
+    for line, name in all_imports(path):
+        top, _, rest = name.partition(".")
+        target = rest.split(".")[0]
+        if top == "requant":
+            seen = target if target in KNOWS else ""
+            assert seen in allowed, f"line {line}: {part(path) or 'the root'} may not import requant.{target}"
+
+
+@each_source
+def test_libraries_stay_where_they_belong(path: Path) -> None:
+    found = {name.split(".")[0] for _, name in all_imports(path)}
+    assert not found & FOREIGN[part(path)]
+
+
+@each_source
+def test_every_imported_library_is_a_declared_dependency(path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [entry.split(">=")[0] for entry in project["dependencies"]]
+    known = {IMPORT_NAMES.get(name, name) for name in names} | {"requant"} | sys.stdlib_module_names
+    assert {name.split(".")[0] for _, name in all_imports(path)} <= known
+
+
+@each_source
+def test_packages_import_relatively_and_the_command_line_absolutely(path: Path) -> None:
+    # A relative import works whatever the checkout folder is called; cli.py also runs as a script.
+    for node in ast.walk(tree(path)):
+        relative = isinstance(node, ast.ImportFrom) and node.level > 0
+        ours = any(name.split(".")[0] == "requant" for name in imported(node, path))
+        if part(path) in PACKAGES:
+            assert relative or not ours, f"line {node.lineno}: import relatively"  # type: ignore[attr-defined]
+        else:
+            assert not relative, f"line {node.lineno}: import absolutely"  # type: ignore[attr-defined]
+
+
+def test_the_command_line_imports_heavy_modules_only_inside_functions() -> None:
+    path = ROOT / "cli.py"
+    found = {name for node in at_import_time(tree(path).body) for name in imported(node, path)}
+    ours = {name for name in found if name.split(".")[0] == "requant"}
+    assert not {name for name in ours if name.split(".")[1:2] and name.split(".")[1] in PACKAGES}
+    assert {name.split(".")[0] for name in found - ours} <= sys.stdlib_module_names | {"click"}
+
+
+def test_functions_are_short() -> None:
+    lengths = sorted((node.end_lineno - node.lineno + 1, place) for place, node in functions() if node.end_lineno)
+    length, _ = lengths[int(0.95 * len(lengths))]
+    assert length <= LINES_P95, "\n".join(f"{n:4} {place}" for n, place in lengths[-len(lengths) // 20 - 1 :])
+
+
+def test_signatures_are_short() -> None:
+    def count(arguments: ast.arguments) -> int:
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        return len([*named, *filter(None, [arguments.vararg, arguments.kwarg])])
+
+    counts = {place: count(node.args) for place, node in functions() if not has_options(node)}
+    assert {place: n for place, n in counts.items() if n > PARAMETERS} == {}
