@@ -16,6 +16,8 @@ from requant import RequantError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Command = Callable[..., Any]
+
 PATH = click.Path(path_type=Path)
 
 
@@ -38,19 +40,21 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RequantError as error:
             raise Refusal(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("requant: interrupted", err=True)
+            ctx.exit(130)  # as a shell says it; 1 would say that a goal was missed
 
 
-class Names(click.ParamType[tuple[str, ...], str]):
-    """Names separated by commas."""
-
-    name = "A,B"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Split at commas."""
-        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
+def _names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    """Split names at commas."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-NAMES = Names()
+def names_option(flag: str, text: str) -> Callable[[Command], Command]:
+    """Declare an option of names separated by commas."""
+    return click.option(flag, default="", callback=_names, metavar="A,B", help=text)
+
+
 data_option = click.option("--data", required=True, metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing output.")
@@ -83,9 +87,9 @@ def main() -> None:
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run while timing.")
 @click.option("--calibration", default="minmax", show_default=True, metavar="RULE", help="minmax or percentile(99.99).")
 @click.option("--format", "format_", type=click.Choice(["qdq", "qoperator"]), default="qdq", show_default=True)
-@click.option("--exclude-nodes", type=NAMES, default=(), help="Nodes that stay float.")
-@click.option("--exclude-ops", type=NAMES, default=(), help="Operator types that stay float.")
-@click.option("--include-ops", type=NAMES, default=(), help="The only operator types that may become int8.")
+@names_option("--exclude-nodes", "Nodes that stay float.")
+@names_option("--exclude-ops", "Operator types that stay float.")
+@names_option("--include-ops", "The only operator types that may become int8.")
 @threads_option
 @json_option
 @force_option
@@ -193,7 +197,10 @@ def calibrate(
     if target is None or (log is not None and output is not None):
         raise click.UsageError("give either -o RANGES.json or --log FILE")
     if merge is not None:
-        check_output(target, merge[0], force=force)
+        if model is not None or data is not None or log is not None:
+            raise click.UsageError("give --merge A B and -o RANGES.json alone: nothing is run")
+        for part in merge:
+            check_output(target, part, force=force)
         save_ranges(target, merge_ranges(merge))
         return
     if model is None or data is None:
@@ -213,8 +220,8 @@ def calibrate(
 @click.argument("source", metavar="IN", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
 @click.option("--transforms", "pipeline", required=True, metavar="'...'", help="What to do, in order.")
-@click.option("--inputs", type=NAMES, default=(), help="Where strip_unused_nodes cuts the graph off.")
-@click.option("--outputs", type=NAMES, default=(), help="What strip_unused_nodes keeps.")
+@names_option("--inputs", "Where strip_unused_nodes cuts the graph off.")
+@names_option("--outputs", "What strip_unused_nodes keeps.")
 @json_option
 @force_option
 def transform(
@@ -239,7 +246,11 @@ def transform(
     load_plugins()
     check_output(target, source, force=force)
     steps = parse(pipeline)
-    result = run(steps, load_model(source), inputs=inputs, outputs=outputs)
+    model = load_model(source)
+    with _progress() as progress:
+        result = run(
+            steps, model, inputs=inputs, outputs=outputs, progress=lambda step: progress(step.name, 0, len(steps.steps))
+        )
     save_model(result.model, target)
     for step in result.applied:
         for notice in step.notices:
@@ -300,10 +311,13 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("load", total=None)
+        shown = {"load": bar.add_task("load", total=None)}
 
         def show(stage: str, done: int, total: int | None) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
+            if stage not in shown:  # a task of its own: rich does not take a total back
+                bar.remove_task(shown.popitem()[1])
+                shown[stage] = bar.add_task(stage, total=total)
+            bar.update(shown[stage], completed=done, total=total)
 
         yield show
 

@@ -119,7 +119,7 @@ def _guarded(items: Iterator[tuple[int, object]], name: str, folder: str | None)
                 entry = next(items, None)
         except RequantError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a reader that calls exit() would end us without a word
             message = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(f"{name}: failed at sample {count}: {message}") from error
         if entry is None:
@@ -157,7 +157,7 @@ def _importing(what: str, folder: str) -> Iterator[None]:
     try:
         with _on_path(folder):
             yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise RequantError(f"{what}: cannot be imported: {message}") from error
 

@@ -152,6 +152,8 @@ def open_source(
 
 def _open_text(spec: str, inputs: Sequence[InputSpec]) -> Rows:
     """Open a source that is named by a text."""
+    if not spec:
+        raise DataError(f"no data source is named; give {FORMS}")
     if Path(spec).is_dir():
         return folder(spec, inputs)
     if match := re.fullmatch(r"(.+\.npz)(?::(.+))?", spec):

@@ -17,6 +17,8 @@ Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
 Run = Callable[[Mapping[str, Array]], Outputs]
 
+NO_CLASS = -1  # no label is negative
+
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
@@ -79,12 +81,14 @@ class _Tally:
         """Take one sample into account."""
         self.samples += 1
         for name, value in reference.items():
-            if value.dtype.kind == "f":
-                exact = value.astype(np.float64)
-                self.signal[name] = self.signal.get(name, 0.0) + float(np.square(exact).sum())
-                self.noise[name] = self.noise.get(name, 0.0) + float(np.square(exact - candidate[name]).sum())
+            if _is_float(value):
+                signal, noise = powers(value, candidate[name])
+                self.signal[name] = self.signal.get(name, 0.0) + signal
+                self.noise[name] = self.noise.get(name, 0.0) + noise
         before, after = predictions(reference), predictions(candidate)
-        if before is not None and after is not None:
+        if before is not None:
+            if after is None or after.shape != before.shape:
+                after = np.full_like(before, NO_CLASS - 1)  # agrees with nothing
             self.predictions += before.size
             self.equal += int((before == after).sum())
         if label is not None:
@@ -93,7 +97,9 @@ class _Tally:
     def _judge(self, before: Array | None, after: Array | None, labels: Array, where: str) -> None:
         if before is None or after is None or before.size != labels.size:
             count = 0 if before is None else before.size
-            raise RequantError(f"{where}: {labels.size} label(s) for {count} prediction(s)")
+            raise RequantError(
+                f"{where}: {labels.size} label(s) for {count} prediction(s); give one class each, or no labels"
+            )
         pairs = zip(before.reshape(-1) == labels, after.reshape(-1) == labels, strict=True)
         self.right += [(bool(a), bool(b)) for a, b in pairs]
 
@@ -133,15 +139,35 @@ def predictions(outputs: Outputs) -> Array | None:
     """Return the top-1 classes in the first output that holds scores per class, None when there is none.
 
     The class axis is the last one; of a map (N, ?, ?, ?) it is the shorter of the second and the last. An axis of
-    length 1 holds no classes.
+    length 1 holds no classes. Where a score is NaN the class is `NO_CLASS`.
     """
     for value in outputs.values():
-        if value.dtype.kind != "f" or value.ndim < 2 or value.size == 0:
+        if not _is_float(value) or value.ndim < 2 or value.size == 0:
             continue
         axis = 1 if value.ndim == 4 and value.shape[1] < value.shape[-1] else -1
         if value.shape[axis] > 1:
-            return np.asarray(value.argmax(axis=axis))
+            return np.where(np.isnan(value).any(axis=axis), NO_CLASS, value.argmax(axis=axis))
     return None
+
+
+def powers(exact: Array, other: Array) -> tuple[float, float]:
+    """Return the sums of squares of `exact` and of its difference from `other`.
+
+    Where both are NaN, or the same infinity, nothing differs. Another shape, or a value that is not finite where
+    the other one is, makes the second sum infinite or NaN.
+    """
+    finite = exact[np.isfinite(exact)].astype(np.float64)
+    signal = float(np.vdot(finite, finite))
+    if exact.shape != other.shape:
+        return signal, math.inf
+    differs = (exact != other) & ~(np.isnan(exact) & np.isnan(other))
+    difference = exact[differs].astype(np.float64) - other[differs]
+    return signal, float(np.vdot(difference, difference))
+
+
+def _is_float(value: object) -> bool:
+    """Whether an output is a tensor of floats; the runtime also gives integers, strings, sequences and maps."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -158,5 +184,8 @@ def binomial_p(broken: int, fixed: int) -> float:
     (1.0, 0.0078125)
     """
     total = broken + fixed
-    tail = sum(math.comb(total, k) for k in range(min(broken, fixed) + 1))
+    tail = outcomes = 1  # outcomes = comb(total, k)
+    for k in range(min(broken, fixed)):
+        outcomes = outcomes * (total - k) // (k + 1)
+        tail += outcomes
     return min(1.0, float(2 * tail / 2**total))

@@ -16,8 +16,9 @@ from ..calibration.ranges import parse_rule
 from ..calibration.runner import Observations, observe
 from ..calibration.session import input_specs, open_session
 from ..calibration.sources import Source, open_source
-from ..transforms import run as run_pipeline
+from ..transforms import METADATA_KEY
 from ..transforms.bias_correction import mean_axis
+from ..transforms.fuse_silu import fuse_silu
 from ..transforms.insert_qdq import insert_qdq
 from ..transforms.ops import OPS
 from ..transforms.plan import Impl, Plan
@@ -25,21 +26,20 @@ from ..transforms.qdq_to_qoperator import qdq_to_qoperator
 from ..transforms.qparams import QParams, asymmetric_u8
 from ..transforms.units import node_name
 from .accuracy import Accuracy, measure
-from .compare import Progress, silent, stacked
+from .compare import stacked
 from .evidence import RUIN_DB, alone, ruinous
 from .files import check_output, load_model, save_model, size_on_disk, to_bytes
 from .planner import Selection, choose
+from .progress import Progress, silent
 from .result import FloatNode, Result
 from .runtime.execution import KernelRun, executed, integer_share
 from .runtime.session import Runner
 from .runtime.timing import Latency, latency
+from .simplify import simplify
 
-SIMPLIFY = (
-    "convert_opset(ignore_errors=true) fold_constants remove_nodes(op=Identity, op=Dropout) "
-    "fold_batch_norms merge_duplicate_nodes strip_unused_nodes"
-)
 FORMATS = ("qdq", "qoperator")
 JUDGED = 64  # samples on which the emitted model is compared: enough to tell a ruined model from a good one
+WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
 EVIDENCE = 4  # samples for each tensor tried alone
 
 
@@ -75,8 +75,9 @@ class Options:
         """
         if self.format not in FORMATS:
             raise RequantError(f"no format {self.format!r}; there are: {', '.join(FORMATS)}")
-        if self.samples is not None and self.samples < 1:
-            raise RequantError(f"samples must be at least 1, not {self.samples}")
+        for name, number in (("samples", self.samples), ("batch", self.batch)):
+            if number is not None and number < 1:
+                raise RequantError(f"{name} must be at least 1, not {number}")
         if self.threads < 0:
             raise RequantError(f"threads must be 0 (the runtime's choice) or more, not {self.threads}")
         parse_rule(self.calibration)
@@ -92,8 +93,8 @@ def quantize_model(
     """Quantize a float ONNX model and measure what came of it.
 
     The model is simplified, observed on the data, planned, written and compared with the original on the same data.
-    Where INT8 turns out slower than float on this machine, the simplified float model is written and the result says
-    so.
+    Where INT8 turns out not to be faster than float on this machine (`WORTHWHILE`), the simplified float model is
+    written and the result says so.
 
     Args:
         model: Path of the float model.
@@ -112,12 +113,11 @@ def quantize_model(
     candidate = _emit(job, observations, {})
     accuracy = _judge(job, candidate)
     speed = _time(job, candidate)
-    if speed.speedup >= 1.0 and accuracy.worst_sqnr_db < RUIN_DB:
+    if accuracy.worst_sqnr_db < RUIN_DB:
         candidate, accuracy, speed = _mended(job, observations, (candidate, accuracy, speed))
-    if speed.speedup < 1.0:
+    if speed.speedup < WORTHWHILE or not candidate.plan.quantized:
         return _keep_float(job, candidate, accuracy, speed, output)
-    save_model(candidate.model, output)
-    return _result(job, candidate, accuracy, speed, output)
+    return _finish(job, candidate, accuracy, speed, output)
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,14 @@ class _Job:
 
     Attributes:
         path: The float model's file.
-        original: The float model as it was loaded.
         simple: The simplified float model.
-        pipeline: The transforms that simplified it, in canonical form.
         source: Calibration data.
         options: What was asked.
         progress: Whom to tell.
     """
 
     path: Path
-    original: ir.Model
     simple: ir.Model
-    pipeline: str
     source: Source
     options: Options
     progress: Progress
@@ -161,14 +157,8 @@ def _prepare(path: str | os.PathLike[str], data: object, options: Options, progr
     source = open_source(data, input_specs(session))  # type: ignore[arg-type]
     if options.samples is not None:
         source = source.samples(options.samples)
-    first = next(iter(source), None)
-    if first is None:
-        raise RequantError(f"{source.description}: there are no samples")
-    if options.batch > 1:
-        stacked(source, options.batch)
-    simplified = run_pipeline(SIMPLIFY, original, progress=lambda step: progress(f"simplify: {step.name}", 0, None))
-    done = " ".join(str(result.step) for result in simplified.applied)
-    return _Job(Path(path), original, simplified.model, done, source, options, progress)
+    Runner(Path(path))((next(iter(source)) if options.batch == 1 else stacked(source, options.batch)).feed)
+    return _Job(Path(path), simplify(original, progress).model, source, options, progress)
 
 
 def _observe(job: _Job) -> Observations:
@@ -179,7 +169,7 @@ def _observe(job: _Job) -> Observations:
     rule = parse_rule(job.options.calibration)
     return observe(
         to_bytes(job.simple),
-        plan.observed,
+        plan.quantized,  # not only those that give their scale to others now: a later plan may split a group
         job.source,
         histogram=rule.needs_histogram,
         progress=partial(job.progress, "calibrate"),
@@ -194,16 +184,23 @@ def _emit(job: _Job, seen: Observations, kept_float: Mapping[str, str]) -> _Cand
     plan = choose(job.simple, job.options.selection, ranges=ranges, kept_float=kept_float)
     qparams = {name: asymmetric_u8(*ranges[name]) for name in plan.observed}
     model = job.simple.clone()
+    steps = ["insert_qdq"]
+    grouped = {tensor for unit in plan.units if unit.op == "group" for tensor in unit.inputs}
+    if plan.produced_u8 & grouped and fuse_silu(model).applied:
+        steps.insert(0, "fuse_silu")
     insert_qdq(model, plan=plan, qparams=qparams, means={name: mean.mean for name, mean in seen.means.items()})
     if job.options.format == "qoperator":
         qdq_to_qoperator(model)
+        steps.append("qdq_to_qoperator")
+    model.metadata_props[METADATA_KEY] = " ".join([model.metadata_props[METADATA_KEY], *steps])
     return _Candidate(model, plan, qparams, to_bytes(model))
 
 
 def _judge(job: _Job, candidate: _Candidate) -> Accuracy:
     """Compare the outputs of the candidate with those of the float model."""
     total = min(JUDGED, job.source.length or JUDGED)
-    samples = job.source.samples(JUDGED)
+    # labels may be of a kind that only the caller understands; `compare_models` is there to judge by them
+    samples = (replace(sample, label=None) for sample in job.source.samples(JUDGED))
     before, after = Runner(job.path), Runner(candidate.data)
     return measure(before, after, samples, lambda done: job.progress("compare", done, total))
 
@@ -237,29 +234,31 @@ def _mended(
 def _keep_float(
     job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str]
 ) -> Result:
-    """Write the simplified float model, because INT8 is slower here."""
-    save_model(job.simple, output)
-    reason = f"int8 runs {1 / speed.speedup:.2f}x as long as float here"
+    """Write the simplified float model, because INT8 does not pay here."""
     plan = candidate.plan
+    reason = "nothing in this model can become int8"
+    if plan.quantized:
+        reason = f"int8 runs at {speed.speedup:.2f}x the speed of float here"
     choices = {
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or reason)
         for u in plan.units
     }
     kept = _Candidate(job.simple, plan.with_choices(choices), {}, to_bytes(job.simple))
-    result = _result(job, kept, _judge(job, kept), _time(job, kept), output)
-    return replace(result, verdict=f"{reason}: the output is the simplified float model", rejected=(accuracy, speed))
+    result = _finish(job, kept, _judge(job, kept), _time(job, kept), output)
+    verdict = f"{reason}: the output is the simplified float model"
+    return replace(result, verdict=verdict, rejected=(accuracy, speed) if plan.quantized else None)
 
 
-def _result(
+def _finish(
     job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str]
 ) -> Result:
-    """Gather what the user is told."""
+    """Write the model, as the last thing that can fail, and gather what the user is told."""
     job.progress("inspect", 0, None)
     runs = executed(candidate.data, next(iter(job.source)).feed, threads=job.options.threads)
+    save_model(candidate.model, output)
     plan = candidate.plan
     floats = [u for u in plan.units if plan.impl(u) is Impl.FLOAT]
     types = {node_name(node): node.op_type for node in job.simple.graph}
-    pipeline = job.pipeline if len(floats) == len(plan.units) else f"{job.pipeline} insert_qdq"
     return Result(
         output=os.fspath(output),
         format=job.options.format,
@@ -276,8 +275,7 @@ def _result(
         latency=speed,
         float_bytes=size_on_disk(job.path),
         int8_bytes=size_on_disk(output),
-        pipeline=pipeline
-        + (" qdq_to_qoperator" if job.options.format == "qoperator" and pipeline != job.pipeline else ""),
+        pipeline=candidate.model.metadata_props[METADATA_KEY],
     )
 
 

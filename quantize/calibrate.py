@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -14,10 +14,11 @@ from ..calibration.ranges import parse_rule
 from ..calibration.runner import observe, run_logged
 from ..calibration.session import input_specs, open_session
 from ..calibration.sources import Source, open_source
-from .files import load_model
+from .files import load_model, to_bytes
 from .planner import choose
+from .progress import Progress, silent
+from .simplify import simplify
 
-Progress = Callable[[str, int, int | None], None]
 Path_ = str | os.PathLike[str]
 
 
@@ -27,21 +28,22 @@ def calibrate_model(
     *,
     rule: str = "minmax",
     samples: int | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> RangeFile:
-    """Observe the tensors of a float model that could become uint8.
+    """Observe the tensors of a float model that could become uint8, after what `quantize_model` does first.
 
     Raises:
         RequantError: The model, the data or the rule are not what they must be, or nothing could become uint8.
     """
     chosen = parse_rule(rule)
     loaded = load_model(model)
-    tensors = choose(loaded).observed
+    simple = simplify(loaded, progress).model
+    tensors = choose(simple).quantized
     if not tensors:
         raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
     source = _source(model, data, samples)
     seen = observe(
-        Path(model), tensors, source, histogram=chosen.needs_histogram, progress=partial(progress, "calibrate")
+        to_bytes(simple), tensors, source, histogram=chosen.needs_histogram, progress=partial(progress, "calibrate")
     )
     return RangeFile.choose(
         seen.ranges, chosen, model=fingerprint(loaded), source=source.description, samples=seen.samples
@@ -54,13 +56,14 @@ def log_model(
     log: Path_,
     *,
     samples: int | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> int:
     """Run a logging model over data and write its min/max log; return the number of lines.
 
     Raises:
         RequantError: The model logs nothing, or the data do not fit; no log is written.
     """
+    load_model(model)  # what is wrong with a file is told in the same words by every command
     lines = StringIO()
     written = run_logged(Path(model), _source(model, data, samples), lines.write, progress=partial(progress, "log"))
     write_atomically(log, lines.getvalue().encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,12 @@ from ..calibration.samples import Sample
 from ..calibration.session import input_specs, open_session
 from ..calibration.sources import Source, open_source
 from .accuracy import Accuracy, measure
+from .files import load_model
+from .progress import Progress, silent
 from .result import accuracy_json, latency_json
 from .runtime.session import Runner
 from .runtime.timing import Latency, latency
 
-Progress = Callable[[str, int, int | None], None]
 Model = str | os.PathLike[str]
 
 
@@ -51,10 +51,6 @@ class Comparison:
             "latency": latency_json(self.latencies[0]),
             "latency_at_batch": latency_json(self.latencies[1]) if len(self.latencies) > 1 else None,
         }
-
-
-def silent(stage: str, done: int, total: int | None) -> None:
-    """Report no progress."""
 
 
 def compare_models(
@@ -96,6 +92,8 @@ def compare_models(
 
 def _common_source(float_model: Model, int8_model: Model, data: object) -> Source:
     """Open the data for two models that take the same inputs and give the same outputs."""
+    for model in (float_model, int8_model):
+        load_model(model)  # what is wrong with a file is told in the same words by every command
     sessions = [open_session(Path(model)) for model in (float_model, int8_model)]
     inputs = [input_specs(session) for session in sessions]
     names = [{(spec.name, str(spec.dtype)) for spec in specs} for specs in inputs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,25 +13,28 @@ from ..calibration.samples import Sample
 from ..calibration.session import open_session
 from ..transforms.graph import add_initializer, fresh_name
 from ..transforms.qparams import QParams
-from .accuracy import decibels
+from .accuracy import decibels, powers
 from .files import to_bytes
 
 # A tensor ruins a model when it alone leaves less than RUIN_DB at an output and stands out from the others: the
 # tensors of a network that is merely hard to quantize are all alike, and none of them is worth a float unit.
 RUIN_DB = 20.0
 STANDS_OUT_DB = 10.0
+FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 SWITCH = "requant_switch"
 
 
 def ruinous(sqnr_db: Mapping[str, float]) -> dict[str, str]:
     """Return the tensors that must stay float, with the reason, from the SQNR that each alone leaves."""
-    if not sqnr_db:
-        return {}
-    limit = min(RUIN_DB, statistics.median(sqnr_db.values()) - STANDS_OUT_DB)
+
+    def limit(name: str) -> float:
+        others = [value for other, value in sqnr_db.items() if other != name]
+        return min(RUIN_DB, statistics.median(others) - STANDS_OUT_DB) if others else RUIN_DB
+
     return {
         name: f"in uint8 {name!r} alone leaves {value:.1f} dB at an output"
         for name, value in sqnr_db.items()
-        if value < limit
+        if value < limit(name)
     }
 
 
@@ -52,20 +56,23 @@ def alone(
         progress: Called with how many tensors are done, and how many there are.
     """
     session = open_session(to_bytes(_with_switches(model, qparams)))
-    outputs = [o.name for o in session.get_outputs() if o.type == "tensor(float)"]
+    outputs = [o.name for o in session.get_outputs() if o.type in FLOATS]
+    if not outputs:
+        return dict.fromkeys(qparams, math.inf)
 
     def run(sample: Sample, index: int) -> list[np.ndarray]:
-        return [np.asarray(v, np.float64) for v in session.run(outputs, {**sample.feed, SWITCH: np.asarray(index)})]
+        return [np.asarray(v) for v in session.run(outputs, {**sample.feed, SWITCH: np.asarray(index)})]
 
     references = [run(sample, -1) for sample in samples]
     found = {}
     for index, name in enumerate(qparams):
-        signal, noise = np.zeros(len(outputs)), np.zeros(len(outputs))
+        signal, noise = [0.0] * len(outputs), [0.0] * len(outputs)
         for sample, reference in zip(samples, references, strict=True):
             for position, (exact, value) in enumerate(zip(reference, run(sample, index), strict=True)):
-                signal[position] += np.square(exact).sum()
-                noise[position] += np.square(exact - value).sum()
-        found[name] = min(decibels(float(s), float(n)) for s, n in zip(signal, noise, strict=True))
+                more = powers(exact, value)
+                signal[position] += more[0]
+                noise[position] += more[1]
+        found[name] = min(decibels(s, n) for s, n in zip(signal, noise, strict=True))
         if progress is not None:
             progress(index + 1, len(qparams))
     return found

@@ -59,11 +59,15 @@ def check_output(path: str | os.PathLike[str], source: str | os.PathLike[str], *
         RequantError: It is the input, it exists and `force` is not set, or its folder cannot be written to.
     """
     target = Path(path)
-    if target.exists() and Path(source).exists() and target.samefile(source):
+    try:
+        exists = target.exists()
+    except OSError as error:  # a name that the file system refuses
+        raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
+    if exists and Path(source).exists() and target.samefile(source):
         raise RequantError(f"{path}: the output is the input; choose another path")
     if target.is_dir():
         raise RequantError(f"{path}: is a folder; give the path of a file")
-    if target.exists() and not force:
+    if exists and not force:
         raise RequantError(f"{path}: exists already; --force overwrites it")
     folder = target.parent
     if not folder.is_dir():
@@ -77,21 +81,29 @@ def check_output(path: str | os.PathLike[str], source: str | os.PathLike[str], *
 
 def to_bytes(model: ir.Model) -> bytes:
     """Serialize a model with its weights inside."""
-    return bytes(ir.to_proto(model).SerializeToString())
+    whole = ir.external_data.load_to_model(model.clone())
+    return bytes(ir.to_proto(whole).SerializeToString())
 
 
 def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Write a model; above protobuf's limit its weights go into one file ``<name>.data`` beside it."""
+    """Write a model; above protobuf's limit its weights go into one file ``<name>.data`` beside it.
+
+    Raises:
+        RequantError: It cannot be written; what was there before is untouched.
+    """
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
     if size < PROTOBUF_LIMIT:
         write_atomically(path, to_bytes(model))
         return
     target = Path(path)
     data = f"{target.name}.data"
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        ir.save(model, Path(folder) / target.name, external_data=data)
-        os.replace(Path(folder) / data, target.parent / data)
-        os.replace(Path(folder) / target.name, target)
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            ir.save(model, Path(folder) / target.name, external_data=data)
+            os.replace(Path(folder) / data, target.parent / data)
+            os.replace(Path(folder) / target.name, target)
+    except OSError as error:
+        raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def size_on_disk(path: str | os.PathLike[str]) -> int:

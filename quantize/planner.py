@@ -7,6 +7,7 @@ branches, follow their neighbours: they take uint8 where it arrives and is read 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -72,14 +73,14 @@ class Facts:
 
     Attributes:
         nodes: The graph's nodes by name.
-        dtypes: Element types of its tensors, as far as they can be inferred.
+        values: Its tensors by name, with types and shapes as far as they can be inferred.
         selection: What the user allows.
         ranges: Observed (lo, hi) by tensor; empty before calibration.
         kept_float: Tensors that must not be uint8, with the reason.
     """
 
     nodes: Mapping[str, ir.Node]
-    dtypes: Mapping[str, ir.DataType | None]
+    values: Mapping[str, ir.Value]
     selection: Selection
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kept_float: Mapping[str, str] = field(default_factory=dict)
@@ -98,12 +99,12 @@ def choose(
         model: All its nodes and tensors have names.
         selection: The user's wishes.
         ranges: Observed ranges. Without them the plan holds everything that might become int8, so that its
-            ``observed`` tensors are the ones to calibrate.
+            ``quantized`` tensors are the ones to calibrate: ranges and `kept_float` only take units away.
         kept_float: Tensors that must stay float, with the reason.
     """
     facts = Facts(
         nodes={node_name(node): node for node in model.graph},
-        dtypes={name: value.dtype for name, value in inferred(model).items()},
+        values=inferred(model),
         selection=selection or Selection(),
         ranges=ranges or {},
         kept_float=kept_float or {},
@@ -134,7 +135,7 @@ def _obstacle(unit: Unit, facts: Facts) -> str:
         return refused
     if row.u8 not in uint8_kernels():
         return f"the installed runtime has no {row.u8 and row.u8[1]}"
-    if any(facts.dtypes.get(name) is not ir.DataType.FLOAT for name in (*unit.inputs, *unit.outputs)):
+    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return "its tensors are not float32"
     touched = unit.inputs if row.u8_float is not None else (*unit.inputs, *unit.outputs)
     held = next((facts.kept_float[t] for t in touched if t in facts.kept_float), "")
@@ -145,34 +146,35 @@ def _obstacle(unit: Unit, facts: Facts) -> str:
     return _follower_obstacle(anchor, row, facts)
 
 
+def _is_float32(value: ir.Value | None) -> bool:
+    """Whether a tensor is known to be float32."""
+    return value is not None and value.dtype is ir.DataType.FLOAT
+
+
 def _compute_obstacle(node: ir.Node, row: Op) -> str:
     """Say what keeps a Conv, Gemm or MatMul from computing in integers."""
     weight = constant(node.inputs[1])
+    if weight is None and node.op_type == "MatMul":
+        return "both factors are activations, a small share of the work"
     if weight is None:
-        return (
-            "both factors are activations, a small share of the work"
-            if node.op_type == "MatMul"
-            else "computed weights"
-        )
+        return "computed weights"
     if weight.dtype is not ir.DataType.FLOAT:
         return "its weights are not float32"
     shape = [int(d) for d in weight.shape]  # type: ignore[arg-type]
     if len(shape) not in RANKS[node.op_type]:
         return f"weights of rank {len(shape)}"
     bias = node.inputs[row.bias] if row.bias is not None and len(node.inputs) > row.bias else None
-    if bias is not None and (constant(bias) is None or bias.const_value is None):
+    if bias is not None and constant(bias) is None:
         return "a computed bias"
     if node.op_type == "Gemm":
         return _gemm_obstacle(node, shape, bias)
-    products = 1
-    for length in shape[1:]:
-        products *= length
-    if (
-        node.op_type == "Conv"
-        and node.attributes.get_int("group", 1) == 1
-        and products < LEAST_PRODUCTS
-        and shape[1] < 8
-    ):
+    return _conv_obstacle(node, shape) if node.op_type == "Conv" else ""
+
+
+def _conv_obstacle(node: ir.Node, shape: list[int]) -> str:
+    """Say what makes a convolution slower in integers."""
+    products = math.prod(shape[1:])
+    if node.attributes.get_int("group", 1) == 1 and products < LEAST_PRODUCTS and shape[1] < 8:
         return f"{products} products per output are too few for the integer kernel"
     return ""
 
@@ -191,7 +193,7 @@ def _gemm_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> st
 def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
     """Say what keeps an operator that follows its neighbours from running on uint8."""
     read = [v for v in activations(node) if v.name]
-    if row.activations is None and any(constant(v) is not None for v in node.inputs):
+    if not read or (row.activations is None and any(constant(v) is not None for v in node.inputs)):
         return "a constant operand"
     if len(node.outputs) > 1:
         return "several outputs"

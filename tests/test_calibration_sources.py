@@ -548,3 +548,15 @@ def test_labelled_and_unlabelled_samples_are_not_mixed() -> None:
 def test_batches_of_nothing_are_refused() -> None:
     with pytest.raises(RequantError, match="batches of 0"):
         next(open_source(PAIRS, [X]).batches(0))
+
+
+def test_no_source_is_named() -> None:
+    with pytest.raises(DataError, match="no data source is named"):
+        open_source("", [X])
+
+
+@pytest.mark.parametrize("text", ["import sys\nsys.exit(3)", "import sys\ndef feeds(): sys.exit(3)"])
+def test_a_reader_that_exits_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "reader.py").write_text(text + "\n")
+    with pytest.raises(RequantError, match="SystemExit: 3"):
+        next(iter(open_source(f"{tmp_path / 'reader.py'}:feeds", [X])))

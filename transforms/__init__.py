@@ -9,7 +9,9 @@ from . import (
     fold_batch_norms,
     fold_constants,
     freeze_ranges,
+    fuse_pad_and_conv,
     fuse_quantized,
+    fuse_silu,
     insert_logging,
     merge_duplicate_nodes,
     qdq_to_qoperator,
@@ -17,6 +19,7 @@ from . import (
     quantize_weights,
     remove_nodes,
     strip_unused_nodes,
+    sum_to_add,
 )
 from .pipeline import METADATA_KEY, Pipeline, PipelineError, PipelineResult, Step, StepResult, parse, run
 from .registry import REGISTRY, REQUIRED, Change, Option, Transform, TransformError, load_plugins, lookup, transform
@@ -42,7 +45,9 @@ __all__ = [
     "fold_batch_norms",
     "fold_constants",
     "freeze_ranges",
+    "fuse_pad_and_conv",
     "fuse_quantized",
+    "fuse_silu",
     "insert_logging",
     "load_plugins",
     "lookup",
@@ -55,6 +60,7 @@ __all__ = [
     "run",
     "signature",
     "strip_unused_nodes",
+    "sum_to_add",
     "transform",
     "verify",
 ]

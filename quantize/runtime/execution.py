@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ...calibration.session import open_session
+from ..files import load_model, to_bytes
 
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
@@ -56,10 +57,20 @@ def executed(model: bytes | Path, feed: Mapping[str, Any], *, threads: int = 0) 
     """Run `model` under the profiler and return its nodes in order of execution.
 
     Weights are read from the runtime's optimised graph, because a kernel that has packed them no longer shows them.
+
+    Args:
+        model: A model file, or the bytes of a model whose nodes all have names: it is by name that the profile and
+            the graph are joined.
+        feed: What it is run on.
+        threads: Threads inside one operator; 0 leaves the choice to the runtime.
+
+    Raises:
+        RequantError: The model cannot be loaded.
     """
+    data = model if isinstance(model, bytes) else to_bytes(load_model(model))
     with tempfile.TemporaryDirectory(prefix="requant-") as folder:
         optimised = Path(folder) / "optimised.onnx"
-        session = open_session(model, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
+        session = open_session(data, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
         for _ in range(RUNS):
             session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())

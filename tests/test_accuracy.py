@@ -1,0 +1,236 @@
+"""Float against INT8: predictions, agreement, broken and fixed items, the exact test, signal to noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from requant import RequantError
+from requant.calibration import Sample
+from requant.calibration.session import Array
+from requant.quantize.accuracy import NO_CLASS, Accuracy, Labelled, binomial_p, decibels, measure, powers, predictions
+
+counts = st.integers(0, 400)
+
+
+def by_enumeration(broken: int, fixed: int) -> float:
+    """Count, over all outcomes of fair coins, those whose split is at least as uneven."""
+    total, uneven = broken + fixed, abs(broken - fixed)
+    outcomes = [sum(coins) for coins in product((0, 1), repeat=total)]
+    return sum(abs(2 * heads - total) >= uneven for heads in outcomes) / len(outcomes)
+
+
+@pytest.mark.parametrize(("broken", "fixed"), [(b, f) for b in range(7) for f in range(7)])
+def test_binomial_p_is_the_share_of_outcomes_at_least_as_uneven(broken: int, fixed: int) -> None:
+    assert binomial_p(broken, fixed) == by_enumeration(broken, fixed)  # both are integers over a power of two
+
+
+@pytest.mark.parametrize(
+    ("broken", "fixed", "p"),
+    [(0, 0, 1.0), (5, 0, 2 / 32), (8, 0, 0.0078125), (10, 2, 2 * (1 + 12 + 66) / 4096), (5000, 5000, 1.0)],
+)
+def test_binomial_p_of_known_splits(broken: int, fixed: int, p: float) -> None:
+    assert binomial_p(broken, fixed) == p
+
+
+@given(counts, counts)
+def test_binomial_p_is_a_symmetric_probability_that_falls_as_the_split_widens(broken: int, fixed: int) -> None:
+    p = binomial_p(broken, fixed)
+    assert 0 < p <= 1
+    assert p == binomial_p(fixed, broken)
+    if min(broken, fixed) > 0:
+        assert binomial_p(max(broken, fixed) + 1, min(broken, fixed) - 1) <= p
+
+
+def test_binomial_p_of_many_items_neither_overflows_nor_vanishes() -> None:
+    assert binomial_p(100_00, 0) >= 0.0
+    # the normal approximation of a split 60 % to 40 % of 1000: z = 6.32 with continuity 6.29, p = 3e-10
+    assert 1e-10 < binomial_p(600, 400) < 1e-9
+
+
+# -------------------------------------------------------------------------------------------------- predictions
+
+
+def scores(*shape: int) -> Array:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "result"),
+    [
+        ((5, 10), -1, (5,)),
+        ((2, 7, 12), -1, (2, 7)),
+        ((1, 4, 6, 8), 1, (1, 6, 8)),
+        ((1, 6, 8, 4), -1, (1, 6, 8)),
+        ((3, 4, 2, 2, 6), -1, (3, 4, 2, 2)),
+    ],
+    ids=["classes", "tokens", "map, channels first", "map, channels last", "five axes"],
+)
+def test_the_class_axis(shape: tuple[int, ...], axis: int, result: tuple[int, ...]) -> None:
+    value = scores(*shape)
+    found = predictions({"out": value})
+    assert found is not None
+    assert found.shape == result
+    assert np.array_equal(found, value.argmax(axis))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [scores(4), scores(4, 1), np.arange(8).reshape(2, 4), scores(0, 10), np.array([["a", "b"]]), [scores(2, 3)], {}],
+    ids=["one axis", "one score", "integers", "empty", "strings", "sequence", "map"],
+)
+def test_what_holds_no_scores_per_class_gives_no_prediction(value: Any) -> None:
+    assert predictions({"out": value}) is None
+    later = predictions({"out": value, "scores": np.eye(3, dtype=np.float32)})
+    assert later is not None
+    assert later.tolist() == [0, 1, 2]
+
+
+def test_a_prediction_from_nan_is_no_class() -> None:
+    value = np.array([[0, 1], [np.nan, 1], [1, np.nan]], np.float32)
+    found = predictions({"out": value})
+    assert found is not None
+    assert found.tolist() == [1, NO_CLASS, NO_CLASS]
+
+
+# ------------------------------------------------------------------------------------------------------ measure
+
+
+def compared(
+    reference: Sequence[Any], candidate: Sequence[Any], labels: Sequence[Any] | None = None, name: str = "out"
+) -> Accuracy:
+    """Compare two models that give these outputs for sample 0, 1, ..."""
+
+    def model(outputs: Sequence[Any]) -> Any:
+        return lambda feed: {name: outputs[int(feed["index"])]}
+
+    def samples() -> Iterator[Sample]:
+        for index in range(len(reference)):
+            label = None if labels is None else labels[index]
+            yield Sample({"index": np.asarray(index)}, label, f"sample {index}")
+
+    return measure(model(reference), model(candidate), samples())
+
+
+def one_hot(*classes: int) -> list[Array]:
+    return [np.eye(4, dtype=np.float32)[[c]] for c in classes]
+
+
+def test_broken_and_fixed_items_are_counted() -> None:
+    labels = [0, 1, 2, 3, 0, 1]
+    found = compared(one_hot(0, 1, 2, 0, 1, 1), one_hot(0, 2, 3, 3, 2, 1), labels)
+    assert found.labelled == Labelled(items=6, float_correct=4, int8_correct=3, broken=2, fixed=1)
+    assert found.labelled.p_value == binomial_p(2, 1)
+    assert found.agreement == 2 / 6
+    assert found.samples == 6
+
+
+def test_the_items_of_a_batch_are_counted_one_by_one() -> None:
+    before, after = (np.concatenate(one_hot(*classes)) for classes in ((0, 1, 2), (0, 1, 3)))
+    found = compared([before], [after], [np.array([0, 1, 2])])
+    assert found.labelled == Labelled(items=3, float_correct=3, int8_correct=2, broken=1, fixed=0)
+    assert found.agreement == 2 / 3
+
+
+def test_without_labels_there_is_nothing_to_count() -> None:
+    found = compared(one_hot(0, 1), one_hot(0, 1))
+    assert found.labelled is None
+    assert (found.agreement, found.worst_sqnr_db) == (1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "counted"),
+    [
+        ([np.zeros((1, 4), np.float32)], [np.array([0, 1])], "2 label(s) for 1 prediction(s)"),
+        ([np.zeros((1, 1), np.float32)], [0], "1 label(s) for 0 prediction(s)"),
+    ],
+    ids=["too many", "no classes"],
+)
+def test_labels_that_do_not_fit_the_predictions_are_refused(outputs: Any, labels: Any, counted: str) -> None:
+    with pytest.raises(RequantError) as caught:
+        compared(outputs, outputs, labels)
+    assert "sample 0: " in str(caught.value)
+    assert counted in str(caught.value)
+
+
+def test_progress_counts_the_samples() -> None:
+    seen: list[int] = []
+    samples = [Sample({}, None, f"sample {index}") for index in range(3)]
+    measure(lambda feed: {}, lambda feed: {}, samples, seen.append)
+    assert seen == [1, 2, 3]
+
+
+# --------------------------------------------------------------------------------------------------------- SQNR
+
+
+@pytest.mark.parametrize("share", [1.0, 0.1, 0.001])
+def test_sqnr_of_known_noise(share: float) -> None:
+    """Noise of a share of the signal, in every element, leaves ``-20 log10(share)`` dB."""
+    signal = np.array([[1.0, -2.0, 4.0]])
+    found = compared([signal, 2 * signal], [signal * (1 + share), 2 * signal * (1 - share)])
+    # 1 + share is rounded by up to eps / 2, so the noise's amplitude is off by up to eps / share
+    assert found.sqnr_db["out"] == pytest.approx(-20 * math.log10(share), abs=20 * 2**-52 / share + 1e-12)
+
+
+def test_sqnr_is_of_all_samples_together_and_of_each_output() -> None:
+    def outputs(large: float, small: float) -> Mapping[str, Array]:
+        return {"a": np.array([large, small]), "b": np.array([1.0]), "class": np.array([1])}
+
+    pair = iter([outputs(3.0, 1.0), outputs(3.0, 1.0)]), iter([outputs(3.0, 0.0), outputs(2.0, 1.0)])
+    samples = [Sample({}, None, "") for _ in range(2)]
+    found = measure(lambda _: next(pair[0]), lambda _: next(pair[1]), samples)
+    assert found.sqnr_db == {"a": decibels(20.0, 2.0), "b": math.inf}
+    assert found.worst_sqnr_db == 10.0
+
+
+def test_float16_outputs_do_not_overflow() -> None:
+    value = np.full((1, 4), 60_000, np.float16)
+    assert math.isclose(compared([value], [value / 2]).sqnr_db["out"], 20 * math.log10(2))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_lost_leaves_no_signal(wrong: float) -> None:
+    good, bad = np.array([[1.0, 2.0]], np.float32), np.array([[1.0, wrong]], np.float32)
+    assert compared([good], [bad]).sqnr_db["out"] == -math.inf
+    assert compared([bad], [good]).sqnr_db["out"] == -math.inf
+    assert compared([bad], [-bad]).sqnr_db["out"] in (-math.inf, decibels(1.0, 4.0))  # NaN has no sign
+
+
+@pytest.mark.parametrize("same", [np.nan, np.inf, -np.inf])
+def test_what_the_float_model_has_lost_itself_is_no_noise(same: float) -> None:
+    value = np.array([[1.0, 2.0, same]], np.float32)
+    assert compared([value], [value]).sqnr_db["out"] == math.inf
+    assert compared([value], [value + np.array([[0, 1, 0]], np.float32)]).sqnr_db["out"] == decibels(5.0, 1.0)
+
+
+def test_another_shape_is_another_answer() -> None:
+    found = compared([np.ones((2, 3), np.float32)], [np.ones((4, 3), np.float32)])
+    assert found.sqnr_db["out"] == -math.inf
+    assert found.agreement == 0
+
+
+def test_outputs_that_are_no_tensors_are_left_out() -> None:
+    found = compared([[np.ones(3)]], [[np.zeros(3)]])
+    assert (found.sqnr_db, found.agreement, found.worst_sqnr_db) == ({}, None, math.inf)
+
+
+def test_decibels() -> None:
+    assert decibels(1.0, 0.0) == decibels(0.0, 0.0) == math.inf
+    assert decibels(0.0, 1.0) == decibels(1.0, math.nan) == decibels(1.0, math.inf) == -math.inf
+    assert decibels(100.0, 1.0) == 20.0
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=8), st.lists(st.floats(width=32), min_size=1, max_size=8))
+def test_powers_takes_whatever_two_models_give(left: list[float], right: list[float]) -> None:
+    exact, other = np.asarray(left, np.float32), np.asarray(right, np.float32)
+    signal, noise = powers(exact, other)
+    assert signal >= 0
+    assert math.isnan(noise) or noise >= 0
+    assert powers(exact, exact) == (signal, 0.0)

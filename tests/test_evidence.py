@@ -1,0 +1,170 @@
+"""Which tensors must not be uint8: found one by one, from the outputs of the float model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from requant.calibration import Sample
+from requant.quantize import Latency, Options, quantize_model
+from requant.quantize.evidence import RUIN_DB, alone, ruinous
+from requant.transforms.qparams import asymmetric_u8
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
+CHANNELS = 32
+HUGE = 1e4
+
+Floats = NDArray[np.float32]
+
+
+def build(text: str, **constants: NDArray[np.generic]) -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(HEAD + text)
+    for name, array in constants.items():
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def weights(*shape: int, seed: int = 0) -> Floats:
+    array = np.random.default_rng(seed).standard_normal(shape) / math.sqrt(math.prod(shape[1:]))
+    return array.astype(np.float32)
+
+
+def huge_channel() -> onnx.ModelProto:
+    """A chain of convolutions; one channel of `b` is huge, and the weights that read it are as small."""
+    w2, w3 = weights(CHANNELS, CHANNELS, 3, 3, seed=2), weights(CHANNELS, CHANNELS, 3, 3, seed=3)
+    w2[5] *= HUGE
+    w3[:, 5] /= HUGE
+    return build(
+        """net (float[N,32,8,8] x) => (float[N,32,8,8] y) {
+          [first] a = Conv<pads = [1, 1, 1, 1]>(x, w1)
+          [second] b = Conv<pads = [1, 1, 1, 1]>(a, w2)
+          [third] c = Conv<pads = [1, 1, 1, 1]>(b, w3)
+          [fourth] d = Conv<pads = [1, 1, 1, 1]>(c, w4)
+          [fifth] y = Conv<pads = [1, 1, 1, 1]>(d, w5)
+        }""",
+        w1=weights(CHANNELS, CHANNELS, 3, 3, seed=1),
+        w2=w2,
+        w3=w3,
+        w4=weights(CHANNELS, CHANNELS, 3, 3, seed=4),
+        w5=weights(CHANNELS, CHANNELS, 3, 3, seed=5),
+    )
+
+
+def feeds(count: int, *shape: int, name: str = "x") -> list[dict[str, Floats]]:
+    generator = np.random.default_rng(9)
+    return [{name: generator.standard_normal(shape).astype(np.float32)} for _ in range(count)]
+
+
+def samples(items: Sequence[dict[str, Floats]]) -> list[Sample]:
+    return [Sample(dict(feed), None, f"sample {index}") for index, feed in enumerate(items)]
+
+
+def test_the_one_tensor_with_a_huge_channel_is_found() -> None:
+    ranges = dict.fromkeys("xacdy", (-5.0, 5.0)) | {"b": (-5 * HUGE, 5 * HUGE)}
+    qparams = {name: asymmetric_u8(*pair) for name, pair in ranges.items()}
+    found = alone(ir.from_proto(huge_channel()), qparams, samples(feeds(2, 1, CHANNELS, 8, 8)))
+    assert set(found) == set(qparams)
+    assert set(ruinous(found)) == {"b"}
+    assert found["b"] < RUIN_DB < min(value for name, value in found.items() if name != "b")
+    assert f"'b' alone leaves {found['b']:.1f} dB" in ruinous(found)["b"]
+
+
+def test_the_noise_of_a_tensor_alone_is_that_of_its_own_rounding() -> None:
+    """What passes straight to the output has the noise of quantizing it, to the bit."""
+    model = build("net (float[N,64] x) => (float[N,64] y) { y = Neg(x) }")
+    (feed,) = feeds(1, 1, 64)
+    params = asymmetric_u8(-4.0, 4.0)
+    (measured,) = alone(ir.from_proto(model), {"x": params}, samples([feed])).values()
+    steps = np.clip(np.rint(feed["x"] / params.scale) + params.zero_point, 0, 255)
+    rounded = ((steps - params.zero_point) * params.scale).astype(np.float32)
+    noise = np.square(feed["x"].astype(np.float64) - rounded).sum()
+    expected = 10 * math.log10(np.square(feed["x"].astype(np.float64)).sum() / noise)
+    assert measured == pytest.approx(expected, abs=1e-9)  # dB of the same values, summed in another order
+
+
+def test_the_least_of_several_outputs_counts_and_an_output_can_be_tried() -> None:
+    model = build(
+        "net (float[N,64] x) => (float[N,64] y, float[N,64] z) {\n[first] y = MatMul(x, w)\n[last] z = Relu(y)\n}",
+        w=weights(64, 64),
+    )
+    qparams = {"x": asymmetric_u8(-4, 4), "y": asymmetric_u8(-4, 4), "z": asymmetric_u8(0, 1e9)}
+    found = alone(ir.from_proto(model), qparams, samples(feeds(2, 1, 64)))
+    assert found["z"] == 0.0  # all of it rounds to zero: the noise is the signal
+    assert found["y"] > 30
+    assert found["x"] > 30
+
+
+def test_tensors_that_bodies_of_if_read_are_tried() -> None:
+    model = build(
+        """net (float[1,64] x, bool flag) => (float[1,64] y) {
+          [first] a = MatMul(x, w)
+          [choice] y = If(flag) <
+            then_branch = yes () => (float[1,64] p) { p = Relu(a) },
+            else_branch = no () => (float[1,64] q) { q = Neg(a) }
+          >
+        }""",
+        w=weights(64, 64),
+    )
+    items = [{**feed, "flag": np.asarray(flag)} for feed, flag in zip(feeds(2, 1, 64), (True, False), strict=True)]
+    qparams = {"a": asymmetric_u8(0.0, 1e9)}
+    # Neg of zeros is zeros, Relu of zeros too: nothing is left of the signal in either branch
+    found = alone(ir.from_proto(model), qparams, [Sample(dict(item), None, "") for item in items])
+    assert found == {"a": 0.0}
+
+
+def test_float16_outputs_are_judged_and_others_are_not() -> None:
+    half = build("net (float[N,64] x) => (float16[N,64] y) { y = Cast<to = 10>(x) }")
+    whole = build("net (float[N,64] x) => (int64[N,64] y) { y = Cast<to = 7>(x) }")
+    for model, expected in ((half, 0.0), (whole, math.inf)):
+        found = alone(ir.from_proto(model), {"x": asymmetric_u8(0.0, 1e9)}, samples(feeds(1, 1, 64)))
+        assert found == {"x": expected}
+
+
+def test_the_model_is_as_it_was_and_progress_is_told() -> None:
+    model = ir.from_proto(huge_channel())
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    told: list[tuple[int, int]] = []
+    qparams = {name: asymmetric_u8(-5, 5) for name in "xab"}
+    alone(model, qparams, samples(feeds(1, 1, CHANNELS, 8, 8)), progress=lambda done, total: told.append((done, total)))
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("found", "ruined"),
+    [
+        ({}, set()),
+        ({"a": 40.0, "b": 41.0, "c": 5.0}, {"c"}),
+        ({"a": 12.0, "b": 11.0, "c": 9.0}, set()),
+        ({"a": 60.0, "b": 61.0, "c": 25.0}, set()),
+        ({"a": 40.0, "b": math.inf, "c": -math.inf}, {"c"}),
+        ({"a": 14.0, "b": 15.0, "c": 2.0}, {"c"}),
+    ],
+    ids=["none", "one", "all alike", "good enough", "lost", "one of a bad lot"],
+)
+def test_what_ruins_stands_out(found: dict[str, float], ruined: set[str]) -> None:
+    assert set(ruinous(found)) == ruined
+
+
+def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("requant.quantize.api.latency", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+    onnx.save(huge_channel(), tmp_path / "float.onnx")
+    data = feeds(8, 1, CHANNELS, 8, 8)
+    mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", Options())
+    monkeypatch.setattr("requant.quantize.api.ruinous", lambda found: {})
+    ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", Options())
+    assert ruined.accuracy.worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
+    kept = {node.name: node.reason for node in mended.float_nodes}
+    assert set(kept) == {"second", "third"}
+    assert all("'b' alone leaves" in reason for reason in kept.values())
+    assert mended.int8_nodes == 3

@@ -1,0 +1,76 @@
+"""Let a convolution do its own padding."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .graph import constant, remove
+from .registry import Change, LeftAlone, transform
+
+
+@transform("fuse_pad_and_conv", after=("fold_constants",))
+def fuse_pad_and_conv(model: ir.Model) -> Change:
+    """Move a Pad of zeros into the Conv nodes that read it.
+
+    Before:  t = Pad(x, pads=[0, 0, 1, 1, 0, 0, 1, 1]); y = Conv(t, W), pads [0, 0, 0, 0]
+    After:   y = Conv(x, W), pads [1, 1, 1, 1]
+        Pad has no integer kernel: between two convolutions it would cost a conversion there and back.
+    Left alone: padding of the batch or channel axis or with negative lengths (``not-spatial``), with another value than
+        zero or in another mode (``not-zeros``), lengths that are not constant (``dynamic``); a Pad that is a graph
+        output or has a reader other than the first input of a Conv with explicit pads (``other-reader``).
+    """
+    change = Change()
+    for node in tuple(model.graph):
+        if node.op_type != "Pad" or node.domain:
+            continue
+        try:
+            _fuse(node)
+            change.applied += 1
+        except LeftAlone as reason:
+            change.skip(str(reason))
+    return change
+
+
+def _fuse(pad: ir.Node) -> None:
+    """Move one Pad into its readers.
+
+    Raises:
+        LeftAlone: It must stay.
+    """
+    extra = _spatial_pads(pad)
+    result, source = pad.outputs[0], pad.inputs[0]
+    uses = list(result.uses())
+    if not uses or result.is_graph_output() or not all(_takes_pads(use.node, use.idx, pad) for use in uses):
+        raise LeftAlone("other-reader")
+    for use in uses:
+        own = use.node.attributes.get_ints("pads", [0] * len(extra))
+        use.node.attributes["pads"] = ir.AttrInt64s("pads", [a + b for a, b in zip(own, extra, strict=True)])
+        use.node.attributes.pop("auto_pad", None)
+        use.node.replace_input_with(0, source)
+    remove(pad)
+
+
+def _takes_pads(node: ir.Node, index: int, pad: ir.Node) -> bool:
+    """Whether a reader of the padded tensor can pad by itself."""
+    explicit = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    return node.op_type == "Conv" and not node.domain and index == 0 and explicit and node.graph is pad.graph
+
+
+def _spatial_pads(pad: ir.Node) -> list[int]:
+    """Return the pads of the spatial axes, beginnings first, as Conv has them.
+
+    Raises:
+        LeftAlone: The Pad does something that a Conv does not.
+    """
+    if pad.attributes.get_string("mode", "constant") != "constant":
+        raise LeftAlone("not-zeros")
+    lengths, value, axes = (constant(v) if v is not None else None for v in [*pad.inputs[1:4], None, None, None][:3])
+    if lengths is None or any(v is not None and constant(v) is None for v in pad.inputs[2:]):
+        raise LeftAlone("dynamic")
+    if value is not None and value.size and value.numpy().item() != 0:
+        raise LeftAlone("not-zeros")
+    pads = [int(length) for length in lengths.numpy().reshape(-1)]
+    rank = len(pads) // 2
+    if axes is not None or rank < 3 or min(pads) < 0 or any(pads[axis] or pads[axis + rank] for axis in (0, 1)):
+        raise LeftAlone("not-spatial")
+    return pads[2:rank] + pads[rank + 2 :]

@@ -1,0 +1,50 @@
+"""Name a SiLU, so that nothing can come between its two operators."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .graph import remove, replace, sole_reader
+from .ops import MS
+from .registry import Change, transform
+
+
+@transform("fuse_silu")
+def fuse_silu(model: ir.Model) -> Change:
+    """Replace x * sigmoid(x) by the runtime's one operator for it.
+
+    Before:  y = Mul(x, Sigmoid(x))
+    After:   y = com.microsoft.QuickGelu(x), alpha 1
+        ONNX Runtime does this by itself in a float graph, but not behind a DequantizeLinear: it gives each reader its
+        own copy, and Sigmoid and Mul then run apart in 2.1 times the time.
+    Left alone: a sigmoid with other readers (``shared``).
+    """
+    change = Change()
+    for mul in tuple(model.graph):
+        if mul.op_type != "Mul" or mul.domain:
+            continue
+        source = next((x for x, gate in (mul.inputs, reversed(mul.inputs)) if _is_sigmoid_of(gate, x)), None)
+        if source is None:
+            continue
+        gate = next(value for value in mul.inputs if value is not source)
+        if gate is None or sole_reader(gate) is not mul:
+            change.skip("shared")
+            continue
+        fused = ir.node("QuickGelu", [source], {"alpha": 1.0}, domain=MS, name=mul.name)
+        name = mul.outputs[0].name
+        model.graph.insert_after(mul, [fused])
+        replace(mul.outputs[0], fused.outputs[0])
+        remove(mul)
+        fused.outputs[0].name = name
+        sigmoid = gate.producer()
+        if sigmoid is not None:
+            remove(sigmoid)
+        model.opset_imports[MS] = model.graph.opset_imports[MS] = 1
+        change.applied += 1
+    return change
+
+
+def _is_sigmoid_of(gate: ir.Value | None, x: ir.Value | None) -> bool:
+    """Whether `gate` is Sigmoid(`x`)."""
+    producer = gate.producer() if gate is not None else None
+    return producer is not None and producer.op_type == "Sigmoid" and not producer.domain and producer.inputs[0] is x

@@ -1,0 +1,36 @@
+"""Spell a sum of two as what it is."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .graph import remove, replace
+from .registry import Change, transform
+
+
+@transform("sum_to_add")
+def sum_to_add(model: ir.Model) -> Change:
+    """Replace a Sum of two operands by an Add.
+
+    Before:  y = Sum(a, b)
+    After:   y = Add(a, b)
+        Residual connections of older exporters are Sum nodes; Add has an integer kernel, Sum has none.
+    Left alone: sums of another number of operands (``not-two``).
+    """
+    change = Change()
+    for node in tuple(model.graph):
+        if node.op_type != "Sum" or node.domain:
+            continue
+        if len(node.inputs) != 2:
+            change.skip("not-two")
+            continue
+        add = ir.node("Add", node.inputs, name=node.name)
+        result, output = node.outputs[0], add.outputs[0]
+        name = result.name
+        output.type, output.shape = result.type, result.shape
+        model.graph.insert_after(node, [add])
+        replace(result, output)
+        remove(node)
+        output.name = name
+        change.applied += 1
+    return change
