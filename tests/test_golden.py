@@ -15,9 +15,19 @@ HEADER = "# transforms: "
 OUTPUT = "# output\n"
 
 EXPECTED_TRANSFORMS = (
+    "convert_opset",
     "fold_batch_norms",
     "fold_constants",
+    "freeze_max",
+    "freeze_min",
+    "freeze_requantization_ranges",
+    "fuse_quantized_conv_and_requantize",
+    "fuse_quantized_matmul_and_requantize",
+    "insert_logging",
     "merge_duplicate_nodes",
+    "qdq_to_qoperator",
+    "quantize_nodes",
+    "quantize_weights",
     "remove_nodes",
     "strip_unused_nodes",
 )
@@ -41,7 +51,10 @@ def output(pipeline: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_model_becomes_what_is_expected(path: Path, request: pytest.FixtureRequest) -> None:
+def test_model_becomes_what_is_expected(
+    path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)  # where min_max.log is
     pipeline, before, expected = split(path)
     found = output(pipeline, before)
     if request.config.getoption("--update-golden"):

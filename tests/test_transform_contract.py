@@ -19,6 +19,7 @@ QUANTIZE = f"{WEIGHTS} quantize_nodes"
 LOG = "min_max_log_file={log}"
 FREEZE = f"freeze_max({LOG}) freeze_min({LOG}) freeze_requantization_ranges({LOG})"
 OPTIONS = {
+    "convert_opset": "to=18",
     "freeze_max": LOG,
     "freeze_min": LOG,
     "freeze_requantization_ranges": LOG,
@@ -126,9 +127,19 @@ SMALL = {
         u = Relu(x)
     }""",
 }
+OLD = """<ir_version: 4, opset_import: ["" : 8]> g (float[N,2,4,4] x) => (float[N,2,4] y)
+    <float[2,2,1,1] w = {1, 2, 3, 4}, float[2] one = {2, 1}, float[2] zero = {0, 1}> {
+    [c] c = Conv(x, w)
+    [n] n = BatchNormalization(c, one, zero, zero, one)
+    [r] r = Clip <min = 0.0, max = 6.0> (n)
+    [s] s = Slice <axes = [2], starts = [0], ends = [1]> (r)
+    [y] y = Squeeze <axes = [2]> (s)
+}"""
 SAMPLES = sorted((Path(__file__).parents[1] / "sample_models").glob("*.onnx"))
 MODELS: dict[str, Callable[[], ir.Model]] = {path.stem: partial(ir.load, path) for path in SAMPLES}
 MODELS |= {name: partial(ir.from_onnx_text, HEADER + text) for name, text in SMALL.items()}
+
+MODELS["old-opset"] = partial(ir.from_onnx_text, OLD)
 
 RUNNABLE = sorted(MODELS.keys() - {"unknown-domain"})
 

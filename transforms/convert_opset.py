@@ -32,6 +32,8 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
         raise TransformError(
             f"opset {version} cannot be converted to {to}: {' '.join(str(error).split())[:300]}"
         ) from error
+    for old, new in zip(model.graph.outputs, converted.graph.outputs, strict=True):
+        new.type, new.shape = old.type, new.shape if old.shape is None else old.shape  # the converter infers shapes
     model.graph = converted.graph
     model.functions.clear()
     model.functions.update(converted.functions)

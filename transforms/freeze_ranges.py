@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from .. import near
 from .functions import DOMAIN
-from .graph import add_initializer, fresh_name, remove
+from .graph import add_initializer, constant, fresh_name, remove
 from .min_max_log import MAX, MIN, REQUANT_MIN_MAX, Log, high_percentile, low_percentile, read_log
+from .qparams import Array
 from .registry import Change, TransformError, transform
 from .units import node_name
 
@@ -26,12 +27,13 @@ def freeze_requantization_ranges(
     Before:  lo, hi = RequantizationRange(acc, ...);  q = Requantize(acc, ..., lo, hi)
     After:   q = Requantize(acc, ..., <node>/frozen_min, <node>/frozen_max)
     Of N records ``;<node>__print__;__requant_min_max:[min][max]`` the minimum at index round(N * min_percentile / 100)
-    of the ascending minima is taken, and the maximum at round(N * (1 - max_percentile / 100)) of the ascending maxima.
+    of the ascending minima is taken, and the maximum at round(N * (1 - max_percentile / 100)) of the ascending maxima;
+    both are held to the node's own bounds, which are those of the Relu or Clip that it stands for.
     Left alone: nodes that the log does not name; they stay dynamic (``not-in-the-log``).
 
     Raises:
         TransformError: The log has no such record, or names a node that the graph does not have or that is no
-            RequantizationRange.
+            RequantizationRange; or a percentile is not one.
     """
     log = read_log(min_max_log_file, REQUANT_MIN_MAX)
     columns: list[tuple[int, str, Summary, float]] = [
@@ -83,6 +85,9 @@ def _freeze(
     columns: list[tuple[int, str, Summary, float]],
 ) -> Change:
     """Replace the outputs of the nodes of `kind` by constants; `columns` say which value, its name and its rule."""
+    for _, suffix, _, percentile in columns:
+        if not 0 <= percentile <= 100:
+            raise TransformError(f"the percentile of {suffix} must lie in 0..100, not {percentile:g}")
     nodes = {node_name(node): node for node in model.graph if (node.op_type, node.domain) == kind and _in_range(node)}
     frozen = {str(name).rsplit("/", 1)[0] for name in model.graph.initializers if str(name).endswith(columns[0][1])}
     unknown = sorted(set(log.values) - set(nodes) - frozen)
@@ -99,12 +104,20 @@ def _freeze(
             change.skip("not-in-the-log")
             continue
         for index, suffix, rule, percentile in columns:
-            value = np.float32(rule([record[index] for record in log.values[name]], percentile))
-            constant = add_initializer(model.graph, fresh_name(model, f"{name}/{suffix}"), np.asarray(value))
-            node.outputs[index].replace_all_uses_with(constant)
+            value = _bounded(node, np.float32(rule([record[index] for record in log.values[name]], percentile)))
+            frozen_value = add_initializer(model.graph, fresh_name(model, f"{name}/{suffix}"), value)
+            node.outputs[index].replace_all_uses_with(frozen_value)
         remove(node)
         change.applied += 1
     return change
+
+
+def _bounded(node: ir.Node, value: np.float32) -> Array:
+    """Return a logged value within the bounds of a RequantizationRange: a log by hand knows nothing of its Relu."""
+    least, most = (constant(limit) for limit in node.inputs[4:6]) if node.domain == DOMAIN else (None, None)
+    if least is None or most is None:
+        return np.asarray(value)
+    return np.asarray(np.clip(value, least.numpy(), most.numpy()))
 
 
 def _in_range(node: ir.Node) -> bool:

@@ -25,9 +25,10 @@ ScaleAndZeroPoint (lo, hi) => (scale, zero_point)
   tiny = Constant <value_float: float = {tiny}> ()
   low = Min (lo, nothing)
   high = Max (hi, nothing)
-  span = Sub (high, low)
-  constant = Less (span, tiny)
-  step = Div (span, steps)
+  above = Div (high, steps)
+  under = Div (low, steps)
+  step = Sub (above, under)
+  constant = Less (step, tiny)
   scale = Where (constant, one, step)
   below = Neg (low)
   offset = Div (below, scale)
@@ -78,7 +79,7 @@ def add_functions(model: ir.Model) -> None:
     ``float(acc) * (x_scale * w_scale) + bias``; ``Quantize``, ``RequantizationRange`` and ``Requantize`` are
     QuantizeV2, RequantizationRange and Requantize of TensorFlow, with the scale and zero point as outputs too.
     """
-    source = ir.from_onnx_text(TEXT.format(opset=model.opset_imports[""], tiny=repr(TINY)))
+    source = ir.from_onnx_text(TEXT.format(opset=model.opset_imports.get("", 13), tiny=repr(TINY)))
     for key, function in source.functions.items():
         model.functions.setdefault(key, function)
     model.opset_imports[DOMAIN] = 1

@@ -7,8 +7,9 @@ import onnx_ir as ir
 
 from .functions import DOMAIN, drop_functions
 from .graph import add_initializer, constant, fresh_name, remove, replace, sole_reader
-from .qlinear import Quantized, Weights, product_node
-from .qparams import QParams, asymmetric_u8
+from .ops import MS
+from .qlinear import Weights, equal_parameters, product_node
+from .qparams import Array, QParams, asymmetric_u8
 from .registry import Change, transform
 
 
@@ -51,26 +52,31 @@ def _fuse(model: ir.Model, op: str) -> Change:
     for node in list(model.graph):
         if node.domain != DOMAIN or node.op_type not in ("Quantize", "Requantize"):
             continue
-        lo, hi = (constant(value) for value in node.inputs[-2:])
-        product = node.inputs[0].producer() if node.op_type == "Requantize" and node.inputs[0] else None
-        wanted = product is not None and product.op_type == op
-        if lo is None or hi is None:
-            if wanted:
-                change.skip("dynamic-range")
-            continue
-        scale, zero = _constant_parameters(model, node, asymmetric_u8(float(lo.numpy()), float(hi.numpy())))
-        if node.op_type == "Quantize":
-            _to_quantize_linear(node, scale, zero)
+        product = node.inputs[0].producer() if node.op_type == "Requantize" and node.inputs[0] is not None else None
+        if node.op_type == "Quantize" and _frozen(node) is not None:
+            _to_quantize_linear(model, node)
             change.applied += 1
-        elif wanted and product is not None:
-            _fuse_one(model, product, node, (scale, zero), change)
+        elif product is not None and product.op_type == op:
+            reason = _fuse_one(model, product, node)
+            if reason:
+                change.skip(reason)
+            else:
+                change.applied += 1
     change.applied += _drop_round_trips(model)
     drop_functions(model)
     return change
 
 
-def _constant_parameters(model: ir.Model, node: ir.Node, params: QParams) -> tuple[ir.Value, ir.Value]:
-    """Let whoever reads the scale and zero point of `node` read initializers of the frozen values."""
+def _frozen(node: ir.Node) -> QParams | None:
+    """Return the scale and zero point of a Quantize or Requantize of frozen range, else None."""
+    lo, hi = (constant(value) for value in node.inputs[-2:])
+    return None if lo is None or hi is None else asymmetric_u8(float(lo.numpy()), float(hi.numpy()))
+
+
+def _constant_parameters(model: ir.Model, node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """Let whoever reads the scale and zero point of `node`, of frozen range, read initializers instead."""
+    params = _frozen(node)
+    assert params is not None
     made = []
     for output, part, array in zip(
         node.outputs[1:], ("scale", "zero_point"), (params.scale, params.zero_point), strict=True
@@ -84,9 +90,9 @@ def _constant_parameters(model: ir.Model, node: ir.Node, params: QParams) -> tup
     return made[0], made[1]
 
 
-def _to_quantize_linear(node: ir.Node, scale: ir.Value, zero: ir.Value) -> None:
+def _to_quantize_linear(model: ir.Model, node: ir.Node) -> None:
     """Replace a Quantize of frozen range by the standard operator."""
-    linear = ir.node("QuantizeLinear", [node.inputs[0], scale, zero], name=node.name)
+    linear = ir.node("QuantizeLinear", [node.inputs[0], *_constant_parameters(model, node)], name=node.name)
     _take_place(node, linear)
 
 
@@ -102,33 +108,42 @@ def _take_place(old: ir.Node, new: ir.Node) -> None:
     output.name = name
 
 
-def _fuse_one(
-    model: ir.Model, product: ir.Node, requantize: ir.Node, y: tuple[ir.Value, ir.Value], change: Change
-) -> None:
-    """Replace an integer product and its Requantize by one fused node, or count why not."""
+def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
+    """Replace an integer product and its Requantize by one fused node; or say, in kebab-case, why not."""
     x, w, x_zero = product.inputs[:3]
-    x_scale, w_scale, bias = (constant(value) for value in requantize.inputs[1:4])
-    if x_scale is None or constant(x_zero) is None or w_scale is None or bias is None:
-        change.skip("dynamic-range")
-        return
+    x_scale, w_scale, bias = requantize.inputs[1:4]
+    weights, scales, offsets = (_numbers(value) for value in (w, w_scale, bias))
+    assert x is not None and x_scale is not None
+    before = x_scale.producer()
+    if _frozen(requantize) is None or (before is not None and (before.domain != DOMAIN or _frozen(before) is None)):
+        return "dynamic-range"
     if sole_reader(product.outputs[0]) is not requantize:
-        change.skip("shared")
-        return
-    assert x is not None and x_zero is not None and requantize.inputs[1] is not None
-    weights = constant(w)
-    assert weights is not None
-    array = weights.numpy()
-    offsets = np.broadcast_to(bias.numpy().reshape(-1), array.shape[0 if product.op_type == "ConvInteger" else -1])
-    scales = w_scale.numpy().reshape(-1 if w_scale.size > 1 else ())
-    operands = Weights(array, scales, offsets if offsets.any() else None)
-    source: Quantized = (x, requantize.inputs[1], x_zero)
-    fused = product_node(model, product, source, operands, y, str(requantize.name))
-    if fused is None:
-        change.skip("batched-bias")
-        return
+        return "shared"
+    shape = product.outputs[0].shape
+    if product.op_type == "MatMulInteger" and offsets.any() and (shape is None or len(shape) != 2):
+        return "batched-bias"
+    if before is not None:  # an operator of the other kind: it stays, its frozen scale is known
+        _constant_parameters(model, before)
+        x_scale, x_zero = requantize.inputs[1], product.inputs[2]
+    assert x_scale is not None and x_zero is not None
+    channels = weights.shape[0 if product.op_type == "ConvInteger" else -1]
+    operands = Weights(
+        values=weights,
+        scale=scales.reshape(-1 if scales.size > 1 else ()),
+        bias=np.broadcast_to(offsets.reshape(-1), channels) if offsets.any() else None,
+    )
+    y = _constant_parameters(model, requantize)
+    fused = product_node(model, product, (x, x_scale, x_zero), operands, y, str(requantize.name))
     _take_place(requantize, fused)
     remove(product)
-    change.applied += 1
+    return ""
+
+
+def _numbers(value: ir.Value | None) -> Array:
+    """Return the weights, scales or biases that `quantize_nodes` stored."""
+    tensor = constant(value)
+    assert tensor is not None
+    return tensor.numpy()
 
 
 def _drop_round_trips(model: ir.Model) -> int:
@@ -136,11 +151,11 @@ def _drop_round_trips(model: ir.Model) -> int:
     dropped = 0
     for node in list(model.graph):
         before = node.inputs[0].producer() if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else None
-        if before is None or before.op_type != "DequantizeLinear" or not _equal_parameters(node, before):
+        if before is None or not _undoes(node, before):
             continue
         source = before.inputs[0]
         assert source is not None
-        node.outputs[0].replace_all_uses_with(source)
+        replace(node.outputs[0], source)
         remove(node)
         if not before.outputs[0].uses() and not before.outputs[0].is_graph_output():
             remove(before)
@@ -148,17 +163,14 @@ def _drop_round_trips(model: ir.Model) -> int:
     return dropped
 
 
-def _equal_parameters(quantize: ir.Node, dequantize: ir.Node) -> bool:
-    """Whether two nodes have the same constant scale and zero point, of the same type."""
-    for a, b in zip(quantize.inputs[1:], dequantize.inputs[1:], strict=False):
-        if a is b:
-            continue
-        left, right = constant(a), constant(b)
-        if (
-            left is None
-            or right is None
-            or left.dtype != right.dtype
-            or not np.array_equal(left.numpy(), right.numpy())
-        ):
-            return False
-    return len(quantize.inputs) == len(dequantize.inputs)
+def _undoes(quantize: ir.Node, dequantize: ir.Node) -> bool:
+    """Whether a QuantizeLinear gives what a DequantizeLinear before it read."""
+    return (
+        dequantize.op_type == "DequantizeLinear"
+        and dequantize.domain == quantize.domain
+        and quantize.domain in ("", MS)
+        and len(quantize.inputs) == 3
+        and equal_parameters(quantize.inputs[1:], dequantize.inputs[1:])
+        and quantize.attributes.get_int("axis", 1) == dequantize.attributes.get_int("axis", 1)
+        and not quantize.outputs[0].is_graph_output()
+    )

@@ -54,9 +54,7 @@ def insert_logging(
         elif not any(value.uses() for value in node.outputs):
             change.skip("unread")
         elif line in present or not line:
-            raise TransformError(
-                f"insert_logging: more than one node would write the line {line!r}; set show_name=true"
-            )
+            raise TransformError(f"more than one node would write the line {line!r}; set show_name=true")
         else:
             _log(model, node, name, line)
             present.add(line)

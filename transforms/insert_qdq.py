@@ -138,7 +138,8 @@ class _Emitter:
         tensor = constant(weight)
         assert weight is not None and tensor is not None  # the planner leaves computed weights in float
         array = tensor.numpy()
-        axis = OPS[unit.op].channel_axis(node) % array.ndim
+        batched = unit.op == "MatMul" and array.ndim > 2  # QLinearMatMul wants one scale for a stack of matrices
+        axis = None if batched else OPS[unit.op].channel_axis(node) % array.ndim
         bias = _bias(node)
         params = symmetric_s8(array, axis)
         if bias is not None:

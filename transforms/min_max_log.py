@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .qparams import FLOAT_MAX
 from .registry import TransformError
 
 REQUANT_MIN_MAX, MIN, MAX = "__requant_min_max:", "__min:", "__max:"
 VALUES = {REQUANT_MIN_MAX: 2, MIN: 1, MAX: 1}
 # Two threads may have written on one line: a record starts wherever ``;<name>__print__;`` does.
-RECORD = re.compile(r";(?P<name>[^;]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;]*\])*)")
+RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Log:
 
     Attributes:
         values: Per node name the records, each of one or two floats, in the order of the log.
-        rejected: How many records of this kind could not be read: cut short, or not finite.
+        rejected: How many records of this kind could not be read: cut short, not finite in float32, or a
+            minimum above its maximum.
     """
 
     values: Mapping[str, tuple[tuple[float, ...], ...]]
@@ -44,7 +46,7 @@ def read_log(path: str | Path, kind: str) -> Log:
         TransformError: The file cannot be read, or has no record of this kind.
     """
     try:
-        text = Path(path).expanduser().read_text(errors="replace")
+        text = Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise TransformError(f"{path}: cannot read the log: {error.strerror}") from error
     found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
@@ -53,7 +55,7 @@ def read_log(path: str | Path, kind: str) -> Log:
         if match["kind"] != kind:
             continue
         values = _floats(match["values"])
-        if len(values) == VALUES[kind]:
+        if len(values) == VALUES[kind] and list(values) == sorted(values):
             found[match["name"]].append(values)
         else:
             rejected += 1
@@ -63,12 +65,12 @@ def read_log(path: str | Path, kind: str) -> Log:
 
 
 def _floats(text: str) -> tuple[float, ...]:
-    """Return the finite numbers in ``[a][b]``; empty when one is not a number."""
+    """Return the numbers in ``[a][b]``; empty when one is none that float32 can hold."""
     try:
         values = tuple(float(part) for part in text[1:-1].split("]["))
     except ValueError:
         return ()
-    return values if all(map(math.isfinite, values)) else ()
+    return values if all(abs(value) <= FLOAT_MAX for value in values) else ()
 
 
 def low_percentile(values: list[float], percent: float) -> float:

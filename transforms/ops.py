@@ -106,6 +106,13 @@ OPS: dict[str, Op] = {
     "Clip": _float("no integer kernel where no Conv, Gemm, MatMul, Add or Mul absorbs it"),
 }
 
+
+def only_moves(node: Node) -> bool:
+    """Whether a node of kind ``same`` really gives nothing but values of its first input."""
+    interpolates = node.op_type == "Resize" and node.attributes.get_string("mode", "nearest") != "nearest"
+    return len(node.outputs) == 1 and not interpolates
+
+
 NO_KERNEL = "the runtime has no integer kernel for {}"
 
 

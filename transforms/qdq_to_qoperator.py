@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from .graph import constant, fresh_name, remove, sole_reader
-from .ops import MS, OPS
-from .qlinear import Quantized
+from .ops import MS, OPS, only_moves
+from .qlinear import Quantized, equal_parameters
 from .registry import Change, transform
 from .units import clip_bounds
 
@@ -24,20 +25,22 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     Gemm becomes QGemm, MatMul QLinearMatMul, or MatMulIntegerToFloat and QGemm with float output where nothing quantizes
     their result; Add, Mul, Concat, AveragePool, GlobalAveragePool and LeakyRelu become their QLinear forms; MaxPool,
     Reshape and other operators that only move values run on uint8 as they are.
-    Left alone: operators without such a form, and those whose result somebody also reads in float (``read-in-float``) or
-    whose Relu or Clip is not what saturation does (``clip``).
+    Left alone: operators without such a form (``no-integer-form``), those with another operand in float
+    (``float-operand``), with scales that the integer operator cannot have (``scales``), whose result somebody also
+    reads in float (``read-in-float``), or whose Relu or Clip is not what saturation does (``clip``).
     """
     change = Change()
     for node in list(model.graph):
         row = OPS.get(node.op_type)
         if node.domain or row is None or row.kind == "float" or not node.inputs:
             continue
-        sources = _sources(node)
-        if sources is None:
+        before = _dequantizers(node)
+        if not any(before):
             continue
         last, quantize, reason = _requantized(node)
         y = _parameters(quantize) if quantize is not None else None
-        fused = None if reason else _fused(node, sources, y)
+        reason = reason or _obstacle(node, before, y)
+        fused = None if reason else _fused(node, [_parameters(each) for each in before if each is not None], y)
         if fused is None:
             change.skip(reason or "no-integer-form")
             continue
@@ -50,17 +53,50 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     return change
 
 
-def _sources(node: ir.Node) -> list[Quantized] | None:
-    """Return what stands before the DequantizeLinear nodes in front of a node, None when an operand is float."""
+def _dequantizers(node: ir.Node) -> list[ir.Node | None]:
+    """Return the DequantizeLinear of each operand of a node that it has, None where an operand is float."""
+    operands = node.inputs[:1] if OPS[node.op_type].kind == "same" else [v for v in node.inputs if v is not None]
+    before = [value.producer() if value is not None else None for value in operands]
+    return [each if each is not None and _is_linear(each, "DequantizeLinear") else None for each in before]
+
+
+def _is_linear(node: ir.Node, op_type: str) -> bool:
+    """Whether `node` is a QuantizeLinear or DequantizeLinear with a zero point."""
+    return node.op_type == op_type and node.domain in ("", MS) and len(node.inputs) == 3
+
+
+def _obstacle(node: ir.Node, before: list[ir.Node | None], y: Quantized | None) -> str:
+    """Say, in kebab-case, why the operands of a node do not suit its integer form; empty when they do."""
     row = OPS[node.op_type]
-    count = 1 if row.kind == "same" else len(node.inputs)
-    found = []
-    for value in node.inputs[:count]:
-        before = value.producer() if value is not None else None
-        if before is None or before.op_type != "DequantizeLinear" or len(before.inputs) < 3:
-            return None
-        found.append(_parameters(before))
-    return found
+    x = [_parameters(each) for each in before if each is not None]
+    if len(x) < len(before):
+        return "float-operand"
+    for index, (each, operand) in enumerate(zip(before, x, strict=True)):
+        scale = constant(operand[1])
+        axis = each.attributes.get_int("axis", 1) if each is not None else 1
+        rank = None if operand[0].shape is None else len(operand[0].shape)
+        if scale is None or (scale.size > 1 and not _along_channels(node, index, axis, rank)):
+            return "scales"
+    if y is not None and x[0][2].dtype is not y[2].dtype:
+        return "scales"
+    return "scales" if row.bias is not None and len(x) > row.bias and not _bias_scale_fits(x) else ""
+
+
+def _along_channels(node: ir.Node, index: int, axis: int, rank: int | None) -> bool:
+    """Whether scales along `axis` of an operand are per output channel: of the weight, or of the bias."""
+    row = OPS[node.op_type]
+    if index != row.weight or rank is None:
+        return row.bias is not None and index == row.bias
+    return (axis - row.channel_axis(node)) % rank == 0 and (rank == 2 or node.op_type != "MatMul")
+
+
+def _bias_scale_fits(x: list[Quantized]) -> bool:
+    """Whether the bias is int32 in units of the products; the operators take this for granted."""
+    scales = [constant(operand[1]) for operand in x[:3]]
+    a, b, bias = (np.asarray(0) if scale is None else scale.numpy() for scale in scales)
+    units = a * b * np.float32(1)
+    rounding = 4 * np.finfo(np.float32).eps  # of a product and of whoever stored it
+    return x[2][0].dtype is ir.DataType.INT32 and bool(np.all(np.abs(bias - units) <= rounding * units))
 
 
 def _parameters(node: ir.Node) -> Quantized:
@@ -74,13 +110,13 @@ def _parameters(node: ir.Node) -> Quantized:
 def _requantized(node: ir.Node) -> tuple[ir.Node, ir.Node | None, str]:
     """Follow a node to the QuantizeLinear of its result, through the Relu or Clip that it absorbs."""
     last, reader = node, sole_reader(node.outputs[0])
-    if reader is not None and reader.op_type in OPS[node.op_type].absorbs:
+    if reader is not None and not reader.domain and reader.op_type in OPS[node.op_type].absorbs:
         after = sole_reader(reader.outputs[0])
-        if after is not None and after.op_type == "QuantizeLinear":
+        if after is not None and _is_linear(after, "QuantizeLinear"):
             return reader, after, "" if _saturates(reader, after) else "clip"
-    if reader is not None and reader.op_type == "QuantizeLinear":
+    if reader is not None and _is_linear(reader, "QuantizeLinear"):
         return last, reader, ""
-    quantizes = [u.node for u in node.outputs[0].uses() if u.node.op_type == "QuantizeLinear"]
+    quantizes = [u.node for u in node.outputs[0].uses() if _is_linear(u.node, "QuantizeLinear")]
     return last, None, "read-in-float" if quantizes else ""
 
 
@@ -102,14 +138,14 @@ def _fused(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | 
 
 def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
     """An operator that moves values, on uint8; its result must be quantized as its input is."""
-    if y is None or any(a is not b for a, b in zip(x[0][1:], y[1:], strict=True)):
+    if y is None or not only_moves(node) or not equal_parameters(x[0][1:], y[1:]):
         return None
     return ir.node(node.op_type, [x[0][0], *node.inputs[1:]], dict(node.attributes), name=node.name)
 
 
 def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
     """QLinearAdd and its like; QLinearConcat takes the result's parameters first."""
-    if y is None:
+    if y is None or "dilations" in node.attributes:  # QLinearAveragePool has none
         return None
     name = str(OPS[node.op_type].u8[1])  # type: ignore[index]
     operands = [part for source in x for part in source]
@@ -124,6 +160,8 @@ def _compute(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node 
         return (
             None if y is None else ir.node("QLinearConv", [*a, *b, *y[1:], bias], dict(node.attributes), name=node.name)
         )
+    if node.op_type == "Gemm" and any(node.attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta")):
+        return None
     if node.op_type == "Gemm":
         return ir.node("QGemm", [*a, *b, bias, *(y[1:] if y else ())], _transposes(node), domain=MS, name=node.name)
     if y is not None:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, fresh_name
+from .graph import add_initializer, constant, fresh_name
 from .ops import MS
 from .qparams import Array, QParams, dequantize, fit_bias, quantize, quantize_bias
 
 Quantized = tuple[ir.Value, ir.Value, ir.Value]  # integer tensor, scale, zero point
+
+
+def equal_parameters(one: Sequence[ir.Value | None], other: Sequence[ir.Value | None]) -> bool:
+    """Whether two scales, or a scale and zero point each, are the same values or equal constants of one type."""
+    return len(one) == len(other) and all(
+        a is b or _equal(constant(a), constant(b)) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _equal(a: ir.TensorProtocol | None, b: ir.TensorProtocol | None) -> bool:
+    return a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a.numpy(), b.numpy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +43,21 @@ class Weights:
 
 def product_node(
     model: ir.Model, like: ir.Node, x: Quantized, weights: Weights, y: tuple[ir.Value, ir.Value], name: str
-) -> ir.Node | None:
-    """Make the fused node of an integer convolution or matrix product; None where no fused operator has its form.
+) -> ir.Node:
+    """Make the fused node of an integer convolution or matrix product: QLinearConv, QGemm (with a bias) or QLinearMatMul.
 
     The bias becomes int32 of scale ``x_scale * w_scale``, rounded half to even. Where it would not fit, the weights
     of that channel are stored again on a coarser grid (`qparams.fit_bias`).
 
     Args:
         model: Where constants are added.
-        like: A Conv or ConvInteger, whose attributes are kept; or a matrix product.
+        like: A ConvInteger, whose attributes are kept; or a MatMulInteger, of two dimensions where there is a bias.
         x: The uint8 activation; its scale is an initializer.
         weights: int8 weights.
         y: Scale and zero point of the result, initializers.
         name: What the node and its constants are called after.
     """
-    convolution = like.op_type in ("Conv", "ConvInteger")
-    shape = like.outputs[0].shape
-    batched = shape is None or len(shape) != 2
-    if not convolution and weights.bias is not None and batched:
-        return None
+    convolution = like.op_type == "ConvInteger"
     x_scale = float(x[1].const_value.numpy())  # type: ignore[union-attr]
     values, scale, bias = _fitted(weights, x_scale, axis=0 if convolution else 1)
 

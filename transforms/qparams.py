@@ -15,8 +15,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 INT32_MAX = 2**31 - 1
-# A range narrower than this has no scale that float32 can divide by; such a tensor is constant for our purposes.
-TINY = float(np.finfo(np.float32).tiny) * 255
+FLOAT_MAX = float(np.finfo(np.float32).max)
+# float32 cannot divide by a scale below its least normal number; such a tensor is constant for our purposes.
+TINY = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,8 @@ def asymmetric_u8(lo: float, hi: float) -> QParams:
     (6.0, 0)
     """
     low, high = np.float32(min(lo, 0.0)), np.float32(max(hi, 0.0))
-    span = np.float32(high - low)
-    scale = np.float32(1.0) if span < np.float32(TINY) else np.float32(span / np.float32(255.0))
+    step = np.float32(high / np.float32(255.0) - low / np.float32(255.0))  # high - low may overflow
+    scale = np.float32(1.0) if step < np.float32(TINY) else step
     zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
     return QParams(scale=np.asarray(scale), zero_point=np.asarray(zero))
 
@@ -68,8 +69,9 @@ def symmetric_s8(weights: Array, axis: int | None) -> QParams:
     if axis is None:
         peak = magnitude.max(initial=0.0)
     else:
-        peak = magnitude.max(axis=tuple(i for i in range(weights.ndim) if i != axis), initial=0.0)
-    scale = np.where(peak < TINY, np.float32(1), peak / np.float32(127)).astype(np.float32)
+        peak = magnitude.max(axis=tuple(i for i in range(weights.ndim) if i != axis % weights.ndim), initial=0.0)
+    step = np.asarray(peak / np.float32(127), np.float32)
+    scale = np.where(step < np.float32(TINY), np.float32(1), step).astype(np.float32)
     return QParams(scale=scale, zero_point=np.zeros_like(scale, dtype=np.int8), axis=axis)
 
 
@@ -78,17 +80,18 @@ def fit_bias(weight: QParams, bias: Array, input_scale: float) -> QParams:
 
     A channel of tiny weights has a tiny scale, and its bias in units of that scale may overflow (ONNX Runtime
     lost half a model's accuracy this way before its 1.18). A coarser grid costs such a channel nothing: its weights
-    are negligible beside its bias. Half of the int32 range is left to the accumulated products.
+    are negligible beside its bias. Half of the int32 range is left to the accumulated products. Nor does the bias's
+    own scale, ``input_scale * scale``, become too small for float32.
 
     Args:
         weight: Per-tensor or per-channel scales, shape () or (C,).
         bias: float32, shape (C,).
         input_scale: Scale of the activation that the weights multiply.
     """
-    least = np.abs(np.asarray(bias, np.float64)) / (input_scale * (INT32_MAX // 2))
+    least = np.maximum(np.abs(np.asarray(bias, np.float64)) / (INT32_MAX // 2), TINY) / input_scale
     if weight.axis is None:
         least = least.max(initial=0.0)
-    scale = np.maximum(weight.scale, np.float32(1) * least.astype(np.float32) * np.float32(1 + 2**-20))
+    scale = np.maximum(weight.scale, least.astype(np.float32) * np.float32(1 + 2**-20))
     return QParams(scale=scale.astype(np.float32), zero_point=weight.zero_point, axis=weight.axis)
 
 

@@ -9,13 +9,12 @@ import onnx_ir as ir
 
 from .functions import DOMAIN, add_functions, drop_functions
 from .graph import add_initializer, constant, fresh_name, remove, replace
-from .ops import OPS
+from .ops import OPS, only_moves
 from .plan import Unit
-from .qparams import Array
+from .qparams import FLOAT_MAX, Array
 from .registry import Change, TransformError, transform
 from .units import clip_bounds, node_name, units
 
-FLOAT_MAX = float(np.finfo(np.float32).max)
 UINT8, INT32, FLOAT = (ir.TensorType(t) for t in (ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.FLOAT))
 Quantized = tuple[ir.Value, ir.Value, ir.Value]  # uint8 tensor, scale, zero point
 Range = tuple[float, float] | None
@@ -62,8 +61,10 @@ def quantize_nodes(
     uint8, and a DequantizeLinear before a quantize of the same parameters disappears. With ``input_min`` and
     ``input_max`` the graph's inputs have that fixed range; with ``fallback_min`` and ``fallback_max`` every result
     has, and nothing is left to find at run time.
-    Left alone: weights that `quantize_weights` did not store (``float-weights``), operators in ``ignore_op``
-    (``ignored``), a Gemm with transA, alpha or beta (``gemm-form``).
+    Left alone: weights that are not int8 (``float-weights``) or not symmetric with a scale per output channel
+    (``weight-form``), a bias that is computed or not per channel (``bias-form``), weights of more than two dimensions
+    in a MatMul (``batched-weights``), a Gemm with transA, alpha or beta (``gemm-form``), operators in ``ignore_op``
+    (``ignored``).
 
     Raises:
         TransformError: Only one of two bounds is given.
@@ -85,7 +86,8 @@ def quantize_nodes(
             change.applied += 1
         else:
             change.applied += _move_below(anchor)
-    _drop_idle_dequantizers(model)
+    if change.applied:
+        _drop_idle_dequantizers(model)
     drop_functions(model)
     return change
 
@@ -95,7 +97,7 @@ def _both(kind: str, low: float | None, high: float | None) -> Range:
     if low is None and high is None:
         return None
     if low is None or high is None or low >= high:
-        raise TransformError(f"quantize_nodes: give both {kind}_min and {kind}_max, the first below the second")
+        raise TransformError(f"give both {kind}_min and {kind}_max, the first below the second")
     return low, high
 
 
@@ -105,17 +107,29 @@ def _obstacle(node: ir.Node, unit: Unit) -> str:
     if row.kind != "compute":
         return ""
     weight = _dequantized(node.inputs[1])
-    if weight is None or weight[0].const_value is None or weight[0].const_value.dtype is not ir.DataType.INT8:
+    tensor = None if weight is None else constant(weight[0])
+    if weight is None or tensor is None or tensor.dtype is not ir.DataType.INT8:
         return "float-weights"
-    if not _bias_fits(node, weight[0].const_value):
-        return "computed-bias"
-    if unit.op == "MatMul" and len(weight[0].const_value.shape) != 2:
+    if unit.op == "MatMul" and len(tensor.shape) != 2:
         return "batched-weights"
+    if not _weight_fits(node, weight, len(tensor.shape)):
+        return "weight-form"
+    if not _bias_fits(node, tensor):
+        return "bias-form"
     if unit.op == "Gemm":
         a = node.attributes
         plain = not a.get_int("transA", 0) and a.get_float("alpha", 1.0) == 1.0 and a.get_float("beta", 1.0) == 1.0
         return "" if plain else "gemm-form"
     return ""
+
+
+def _weight_fits(node: ir.Node, weight: Quantized, rank: int) -> bool:
+    """Whether dequantized weights have zero point 0 and one scale, or one per output channel."""
+    scale, zero = constant(weight[1]), constant(weight[2])
+    if scale is None or zero is None or zero.numpy().any():
+        return False
+    axis = node.inputs[1].producer().attributes.get_int("axis", 1)  # type: ignore[union-attr]
+    return scale.size == 1 or (len(scale.shape) == 1 and (axis - OPS[node.op_type].channel_axis(node)) % rank == 0)
 
 
 def _bias_fits(node: ir.Node, weight: ir.TensorProtocol) -> bool:
@@ -124,7 +138,8 @@ def _bias_fits(node: ir.Node, weight: ir.TensorProtocol) -> bool:
         return True
     bias = constant(node.inputs[2])
     axis = OPS[node.op_type].channel_axis(node)
-    return bias is not None and bias.size in (1, int(weight.shape[axis]))  # type: ignore[arg-type]
+    channels = int(weight.shape[axis])  # type: ignore[arg-type]
+    return bias is not None and (bias.size == 1 or bias.size == bias.shape[-1] == channels)
 
 
 def _dequantized(value: ir.Value | None) -> Quantized | None:
@@ -136,10 +151,18 @@ def _dequantized(value: ir.Value | None) -> Quantized | None:
     return None if q is None or scale is None or zero is None else (q, scale, zero)
 
 
-def _quantized(rewriter: _Rewriter, x: ir.Value, before: ir.Node) -> Quantized:
+def _uint8(value: ir.Value | None) -> Quantized | None:
+    """Return the uint8 tensor behind a DequantizeLinear of one scale."""
+    ready = _dequantized(value)
+    scale = None if ready is None else constant(ready[1])
+    one = scale is None or scale.size == 1
+    return ready if ready is not None and ready[0].dtype is ir.DataType.UINT8 and one else None
+
+
+def _quantized(rewriter: _Rewriter, x: ir.Value) -> Quantized:
     """Return `x` in uint8: what a DequantizeLinear read, or a Quantize with the range of this run."""
-    ready = _dequantized(x)
-    if ready is not None and ready[0].dtype is ir.DataType.UINT8:
+    ready = _uint8(x)
+    if ready is not None:
         return ready
     name = f"{x.name}/eightbit"
     for use in x.uses():
@@ -174,7 +197,7 @@ def _integer_product(rewriter: _Rewriter, anchor: ir.Node, nodes: list[ir.Node])
     x, weight = anchor.inputs[0], _dequantized(anchor.inputs[1])
     assert x is not None and weight is not None  # _obstacle saw to it
     result, name = nodes[-1].outputs[0], f"{node_name(anchor)}/eightbit"
-    q, x_scale, x_zero = _quantized(rewriter, x, anchor)
+    q, x_scale, x_zero = _quantized(rewriter, x)
     w, w_scale, bias = _operands(rewriter, anchor, name, weight)
     attributes = anchor.attributes if anchor.op_type == "Conv" else {}
     product = _node("ConvInteger" if anchor.op_type == "Conv" else "MatMulInteger", [q, w, x_zero], name)
@@ -205,8 +228,8 @@ def _result_range(
         hi = rewriter.scalar(f"{name}/fallback_max", min(high, most))
         return lo, hi, []
     limits = [
-        rewriter.scalar(f"requant/least_{least:g}", max(least, -FLOAT_MAX)),
-        rewriter.scalar(f"requant/most_{most:g}", min(most, FLOAT_MAX)),
+        rewriter.scalar(f"requant/least_{least:.9g}", max(least, -FLOAT_MAX)),
+        rewriter.scalar(f"requant/most_{most:.9g}", min(most, FLOAT_MAX)),
     ]
     ranged = _node("RequantizationRange", [*operands, *limits], f"{name}/requant_range", outputs=2, domain=DOMAIN)
     _type(ranged.outputs, FLOAT, FLOAT)
@@ -228,16 +251,8 @@ def _operands(rewriter: _Rewriter, node: ir.Node, name: str, weight: Quantized) 
 
 def _move_below(node: ir.Node) -> int:
     """Let an operator that only moves values read uint8 and be dequantized afterwards; 1 when it was done."""
-    ready = _dequantized(node.inputs[0])
-    graph = node.graph
-    if (
-        ready is None
-        or ready[0].dtype is not ir.DataType.UINT8
-        or len(node.outputs) != 1
-        or not isinstance(graph, ir.Graph)
-    ):
-        return 0
-    if node.op_type == "Resize" and node.attributes.get_string("mode", "nearest") != "nearest":
+    ready, graph = _uint8(node.inputs[0]), node.graph
+    if ready is None or not isinstance(graph, ir.Graph) or not only_moves(node):
         return 0
     result = node.outputs[0]
     inputs = [ready[0], *node.inputs[1:]]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, drop_unused, fresh_name
-from .ops import OPS
+from .functions import DOMAIN
+from .graph import add_initializer, constant, drop_unused, fresh_name, replace
+from .ops import OPS, Op
 from .qparams import quantize, symmetric_s8
 from .registry import Change, transform
 
@@ -18,9 +19,11 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
     After:   y = Conv(x, DequantizeLinear(W8, scale, 0, axis=0)),  scale (M,) = max|W[m]| / 127
     The weights of Conv, Gemm and MatMul get one scale per output channel, all others one scale.
     Left alone: constants of fewer than ``minimum_size`` elements (``small``) or of another type than float32
-    (``not-float32``), and initializers that a caller may override.
+    (``not-float32``), the biases of those three (``bias``), initializers that a caller may override, and models of
+    an opset without per-channel scales (``opset-below-13``: run `convert_opset` first).
     """
     change = Change()
+    old = model.opset_imports.get("", 0) < 13
     for weight in list(model.graph.initializers.values()):
         tensor = constant(weight)
         if tensor is None or not weight.uses() or _is_parameter(weight):
@@ -29,6 +32,10 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
             change.skip("not-float32")
         elif tensor.size < minimum_size:
             change.skip("small")
+        elif any((row := _row(use.node)) is not None and row.bias == use.idx for use in weight.uses()):
+            change.skip("bias")
+        elif old:
+            change.skip("opset-below-13")
         else:
             _store(model, weight, tensor)
             change.applied += 1
@@ -36,8 +43,16 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
 
 
 def _is_parameter(value: ir.Value) -> bool:
-    """Whether `value` is data, scale or zero point of a quantization that is there already."""
-    return all(use.node.op_type in ("QuantizeLinear", "DequantizeLinear") for use in value.uses())
+    """Whether `value` belongs to a quantization that is there already: its data, or a scale, bias or bound of it."""
+    roles = [(use.node.op_type in ("QuantizeLinear", "DequantizeLinear"), use) for use in value.uses()]
+    return all(linear for linear, _ in roles) or any(
+        use.node.domain == DOMAIN or (linear and use.idx > 0) for linear, use in roles
+    )
+
+
+def _row(node: ir.Node) -> Op | None:
+    """Return the operator row of a reader."""
+    return None if node.domain else OPS.get(node.op_type)
 
 
 def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None:
@@ -58,7 +73,7 @@ def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None
     output.name, output.type = fresh_name(model, f"{weight.name}/dequantized"), ir.TensorType(ir.DataType.FLOAT)
     output.shape = ir.Shape(array.shape)
     graph.insert_before(graph[0], [dequantize])
-    weight.replace_all_uses_with(output, replace_graph_outputs=True)
+    replace(weight, output)
     drop_unused(graph, (weight,))
 
 
@@ -66,7 +81,7 @@ def _channel_axis(weight: ir.Value, rank: int) -> int | None:
     """Return the output-channel axis that all readers of a weight agree on, None when there is none."""
     axes = set()
     for use in weight.uses():
-        row = OPS.get(use.node.op_type)
-        known = row is not None and row.weight == use.idx and not use.node.domain
-        axes.add(row.channel_axis(use.node) % rank if known and row is not None and rank > 1 else None)
+        row = _row(use.node)
+        known = row is not None and row.weight == use.idx and rank > 1
+        axes.add(row.channel_axis(use.node) % rank if known and row is not None else None)
     return axes.pop() if len(axes) == 1 else None
