@@ -18,7 +18,11 @@ def test_the_page_says_everything(name: str) -> None:
     assert transform.doc in page(transform)
     for option in transform.options:
         assert sum(line.startswith(f"  {option}: ") for line in lines) == 1
-    assert ("Options:" in lines) == bool(transform.options)
+    assert ("Types and defaults:" in lines) == bool(transform.options)
+    for option in transform.options:
+        assert any(
+            line.strip().startswith(f"{option}: ") or f", {option}: " in line or f"{option}, " in line for line in lines
+        )
     assert (lines[-1] == f"Comes after: {', '.join(transform.after)}") == bool(transform.after)
 
 

@@ -867,3 +867,18 @@ def test_the_log_of_requant_calibrate_is_the_same(folder: Path) -> None:
     lines: list[str] = []
     run_logged(written(stages.logged), [Sample({"x": small_input("conv-flatten-gemm")}, None, "x")], lines.append)
     assert sorted(lines) == sorted(f"{line}\n" for line in stages.lines)
+
+
+def test_nodes_of_one_name_are_told_apart() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,2] x) => (float[1,2] y)
+        <float[2,2] a = {1, 2, 3, 4}, float[2,2] b = {4, 3, 2, 1}> {
+        [same] h = MatMul(x, a)
+        [same] y = MatMul(h, b)
+    }"""
+    result = run("quantize_weights(minimum_size=4) quantize_nodes", ir.from_onnx_text(text))
+    assert [node.op_type for node in result.model.graph].count("MatMulInteger") == 2
+    x = np.array([[1.0, 2.0]], np.float32)
+    session = ort.InferenceSession(ir.to_proto(result.model).SerializeToString(), providers=["CPUExecutionProvider"])
+    exact = x @ np.array([[1, 2], [3, 4]], np.float32) @ np.array([[4, 3], [2, 1]], np.float32)
+    # two products, each of weights and activations rounded to 1/127 and 1/255 of their largest value at most
+    assert np.abs(session.run(None, {"x": x})[0] - exact).max() <= exact.max() * 2 * (1 / 127 + 1 / 255)

@@ -15,7 +15,10 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
     Before:  opset 11: y = Squeeze(x, axes=[0])
     After:   opset 13: y = Squeeze(x, [0])
     13 is the first opset whose DequantizeLinear has an axis, which per-channel weights need.
-    Left alone: models of opset ``to`` or newer, and operators of other domains.
+    Left alone: models of that opset or a newer one, and operators of other domains.
+
+    Options:
+        to: The opset wanted.
 
     Raises:
         TransformError: An operator has no conversion; the message names it.

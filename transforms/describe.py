@@ -33,7 +33,7 @@ def page(transform: Transform) -> str:
     """Return what ``requant transforms NAME`` prints."""
     lines = [f"{transform.name}", "", transform.doc]
     if transform.options:
-        lines += ["", "Options:"]
+        lines += ["", "Types and defaults:"]
         for option in transform.options.values():
             kind = "names, may be repeated" if option.type is tuple else option.type.__name__
             default = "required" if option.default is REQUIRED else f"default {_shown(option.default)}"

@@ -31,6 +31,11 @@ def freeze_requantization_ranges(
     both are held to the node's own bounds, which are those of the Relu or Clip that it stands for.
     Left alone: nodes that the log does not name; they stay dynamic (``not-in-the-log``).
 
+    Options:
+        min_max_log_file: The log.
+        min_percentile: How many percent of the lowest minima are dropped.
+        max_percentile: How many percent of the highest maxima are dropped.
+
     Raises:
         TransformError: The log has no such record, or names a node that the graph does not have or that is no
             RequantizationRange; or a percentile is not one.
@@ -52,6 +57,10 @@ def freeze_min(model: ir.Model, *, min_max_log_file: str, min_percentile: float 
     Records are ``;<node>__print__;__min:[value]``; the percentile is that of `freeze_requantization_ranges`.
     Left alone: nodes that the log does not name (``not-in-the-log``).
 
+    Options:
+        min_max_log_file: The log.
+        min_percentile: How many percent of the lowest minima are dropped.
+
     Raises:
         TransformError: The log has no such record, or names a node that the graph does not have or that is no ReduceMin.
     """
@@ -68,6 +77,10 @@ def freeze_max(model: ir.Model, *, min_max_log_file: str, max_percentile: float 
     After:   q = Quantize(x, lo, <node>/frozen_max_only)
     Records are ``;<node>__print__;__max:[value]``; the percentile is that of `freeze_requantization_ranges`.
     Left alone: nodes that the log does not name (``not-in-the-log``).
+
+    Options:
+        min_max_log_file: The log.
+        max_percentile: How many percent of the highest maxima are dropped.
 
     Raises:
         TransformError: The log has no such record, or names a node that the graph does not have or that is no ReduceMax.

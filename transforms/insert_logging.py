@@ -32,11 +32,17 @@ def insert_logging(
     Before:  lo, hi = RequantizationRange(acc, ...)
     After:   the same, and a graph output named ``;<node>__print__;__requant_min_max:`` with the values [lo, hi]
     A line of the log is the output's name followed by ``[value]`` for each value: ``requant calibrate`` writes it, and
-    so can any program. The name is ``;<op>;`` where ``show_op`` is set, ``;<node>__print__;`` where ``show_name`` is set,
-    and ``message``. At most the ``first_n`` first lines of an output are written (-1: all), with at most
-    ``summarize`` values.
-    Left alone: nodes of another operator than ``op`` or whose name starts with none of ``prefix`` (both must hold where
-    both are given), nodes whose results nobody reads (``unread``), nodes that are logged already (``logged``).
+    so can any program.
+    Left alone: nodes of another operator or whose name starts otherwise (both must hold where both are given), nodes whose results nobody reads (``unread``), nodes that are logged already (``logged``).
+
+    Options:
+        op: Operator types to log; all where none is given.
+        prefix: How the names of the nodes to log start.
+        show_op: Begin the line with ``;<op>;``.
+        show_name: Put ``;<node>__print__;`` into the line.
+        message: What stands in front of the values.
+        first_n: How many lines of an output are written at most; -1 for all.
+        summarize: How many values a line has at most.
 
     Raises:
         TransformError: Two nodes would write the same line.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from .. import RequantError, near
 from .registry import REQUIRED, Change, Option, Transform, TransformError, lookup
@@ -183,8 +183,14 @@ def _verify_after(when: str, model: ir.Model, before: Signature | None) -> None:
 
 
 def _working_copy(model: ir.Model) -> ir.Model:
-    """Clone the model; from IR version 4 on, only an initializer that a caller may override is also an input."""
+    """Clone the model, with names by which its nodes can be told apart.
+
+    From IR version 4 on, only an initializer that a caller may override is also an input.
+    """
     model = model.clone()
+    names = [node.name for node in model.graph.all_nodes() if node.name]
+    if len(set(names)) < len(names):
+        NameFixPass()(model)
     if model.ir_version < 4:
         RemoveInitializersFromInputsPass()(model)
         model.ir_version = 4

@@ -58,13 +58,16 @@ def quantize_nodes(
              lo, hi = RequantizationRange(acc, s, sw, b, 0, max);  q, s, z = Requantize(acc, s, sw, b, lo, hi)
              y = DequantizeLinear(q, s, z)
     A Relu or Clip becomes the bounds of the range. MaxPool, Reshape and the like between two such operators run on
-    uint8, and a DequantizeLinear before a quantize of the same parameters disappears. With ``input_min`` and
-    ``input_max`` the graph's inputs have that fixed range; with ``fallback_min`` and ``fallback_max`` every result
-    has, and nothing is left to find at run time.
+    uint8, and a DequantizeLinear before a quantize of the same parameters disappears.
     Left alone: weights that are not int8 (``float-weights``) or not symmetric with a scale per output channel
     (``weight-form``), a bias that is computed or not per channel (``bias-form``), weights of more than two dimensions
-    in a MatMul (``batched-weights``), a Gemm with transA, alpha or beta (``gemm-form``), operators in ``ignore_op``
-    (``ignored``).
+    in a MatMul (``batched-weights``), a Gemm with transA, alpha or beta (``gemm-form``), ignored
+    operators (``ignored``).
+
+    Options:
+        input_min, input_max: A fixed range of the graph's inputs, instead of one found at run time.
+        fallback_min, fallback_max: A fixed range of every result, so that nothing is left to find at run time.
+        ignore_op: Operator types that stay float.
 
     Raises:
         TransformError: Only one of two bounds is given.
