@@ -84,7 +84,7 @@ def main(batch: int, threads: int, as_json: bool) -> None:
     )
     table.add_row("its share of kernel time", *(f"{rows[k]['share']:.1%}" for k in rows), "", "")
     table.add_row("its kernel", *(rows[k]["kernel"] for k in rows), "", "")
-    Console(width=100).print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,20 @@ def check_output(path: str | os.PathLike[str], source: str | os.PathLike[str], *
         raise RequantError(f"{path}: cannot write to {str(folder)!r}: {error.strerror}") from error
 
 
+def _weight_bytes(model: ir.Model) -> int:
+    """Return the size of all initializers."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
 def to_bytes(model: ir.Model) -> bytes:
-    """Serialize a model with its weights inside."""
+    """Serialize a model with its weights inside.
+
+    Raises:
+        RequantError: They are more than one ONNX message can hold.
+    """
+    size = _weight_bytes(model)
+    if size >= PROTOBUF_LIMIT:
+        raise RequantError(f"the model has {size / 2**30:.1f} GB of weights; models are quantized up to 2 GB")
     whole = ir.external_data.load_to_model(model.clone())
     return bytes(ir.to_proto(whole).SerializeToString())
 
@@ -91,8 +103,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
     Raises:
         RequantError: It cannot be written; what was there before is untouched.
     """
-    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-    if size < PROTOBUF_LIMIT:
+    if _weight_bytes(model) < PROTOBUF_LIMIT:
         write_atomically(path, to_bytes(model))
         return
     target = Path(path)

@@ -547,3 +547,16 @@ def test_a_large_model_keeps_its_weights_beside_it(
     assert model_files.size_on_disk(output) == sum(path.stat().st_size for path in output.parent.iterdir())
     with pytest.raises(RequantError, match=r"gone.*cannot be written: No such file"):
         model_files.save_model(model_files.load_model(product), tmp_path / "gone" / "large.onnx")
+
+
+def test_a_model_too_large_for_one_message_is_refused_before_calibration(
+    product: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_files, "PROTOBUF_LIMIT", 1000)
+    stages: list[str] = []
+    with pytest.raises(RequantError, match=r"GB of weights; models are quantized up to 2 GB"):
+        quantize_model(
+            product, feeds(x=(1, 64)), tmp_path / "out.onnx", progress=lambda stage, _done, _total: stages.append(stage)
+        )
+    assert not (tmp_path / "out.onnx").exists()
+    assert not [stage for stage in stages if stage == "calibrate"]
