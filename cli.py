@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -247,9 +248,14 @@ def transform(
     check_output(target, source, force=force)
     steps = parse(pipeline)
     model = load_model(source)
+    count = itertools.count()
     with _progress() as progress:
         result = run(
-            steps, model, inputs=inputs, outputs=outputs, progress=lambda step: progress(step.name, 0, len(steps.steps))
+            steps,
+            model,
+            inputs=inputs,
+            outputs=outputs,
+            progress=lambda step: progress(f"{source.name}: {step.name}", next(count), len(steps.steps)),
         )
     save_model(result.model, target)
     for step in result.applied:

@@ -75,10 +75,11 @@ def main(batch: int, threads: int, as_json: bool) -> None:
     table = Table(title=f"batch {batch}, {threads} thread(s)", box=None, title_justify="left")
     for column in ("", "float", "int8", "ratio", "the original's"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    right = [labelled.float_correct / labelled.items, labelled.int8_correct / labelled.items]
+    right = [labelled.float_accuracy, labelled.int8_accuracy]
     table.add_row("accuracy, batch 1", *(f"{a:.4f}" for a in right), f"{right[1] - right[0]:+.4f}", "-0.0020")
-    rates = [1e3 * batch / ms for ms in (timed.float_ms, timed.int8_ms)]
-    table.add_row("images/s", *(f"{rate:.0f}" for rate in rates), f"{timed.speedup:.3f}x", "1.035x")
+    table.add_row(
+        "images/s", *(f"{rate:.0f}" for rate in (timed.float_rate, timed.int8_rate)), f"{timed.speedup:.3f}x", "1.035x"
+    )
     table.add_row(
         "second convolution, ms", *(f"{rows[k]['conv2_us'] / 1e3:.3f}" for k in rows), f"{speedup:.3f}x", "2.642x"
     )

@@ -39,6 +39,16 @@ class Labelled:
     fixed: int
 
     @property
+    def float_accuracy(self) -> float:
+        """Share of items that the float model gets right, 0..1."""
+        return self.float_correct / self.items
+
+    @property
+    def int8_accuracy(self) -> float:
+        """Share of items that the INT8 model gets right, 0..1."""
+        return self.int8_correct / self.items
+
+    @property
     def p_value(self) -> float:
         """Chance of a split at least this uneven if broken and fixed were equally likely (exact, two-sided)."""
         return binomial_p(self.broken, self.fixed)

@@ -12,11 +12,12 @@ from pathlib import Path
 import onnx_ir as ir
 
 from .. import RequantError
+from ..calibration.files import write_atomically
 from ..calibration.ranges import parse_rule
 from ..calibration.runner import Observations, observe
 from ..calibration.session import input_specs, open_session
 from ..calibration.sources import Source, open_source
-from ..transforms import METADATA_KEY
+from ..transforms import METADATA_KEY, signature, verify
 from ..transforms.bias_correction import mean_axis
 from ..transforms.fuse_silu import fuse_silu
 from ..transforms.insert_qdq import insert_qdq
@@ -28,7 +29,7 @@ from ..transforms.units import node_name
 from .accuracy import Accuracy, measure
 from .compare import stacked
 from .evidence import RUIN_DB, alone, ruinous
-from .files import check_output, load_model, save_model, size_on_disk, to_bytes
+from .files import check_output, load_model, size_on_disk, to_bytes
 from .planner import Selection, choose
 from .progress import Progress, silent
 from .result import FloatNode, Result
@@ -39,6 +40,7 @@ from .simplify import simplify
 
 FORMATS = ("qdq", "qoperator")
 JUDGED = 64  # samples on which the emitted model is compared: enough to tell a ruined model from a good one
+LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
 EVIDENCE = 4  # samples for each tensor tried alone
 
@@ -115,8 +117,9 @@ def quantize_model(
     speed = _time(job, candidate)
     if accuracy.worst_sqnr_db < RUIN_DB:
         candidate, accuracy, speed = _mended(job, observations, (candidate, accuracy, speed))
-    if speed.speedup < WORTHWHILE or not candidate.plan.quantized:
-        return _keep_float(job, candidate, accuracy, speed, output)
+    reason = _why_not(candidate, accuracy, speed)
+    if reason:
+        return _keep_float(job, candidate, accuracy, speed, output, reason)
     return _finish(job, candidate, accuracy, speed, output)
 
 
@@ -127,6 +130,8 @@ class _Job:
     Attributes:
         path: The float model's file.
         simple: The simplified float model.
+        types: Operator types by node name before it was simplified.
+        notes: What could not be done as asked so far.
         source: Calibration data.
         options: What was asked.
         progress: Whom to tell.
@@ -134,6 +139,8 @@ class _Job:
 
     path: Path
     simple: ir.Model
+    types: Mapping[str, str]
+    notes: tuple[str, ...]
     source: Source
     options: Options
     progress: Progress
@@ -158,12 +165,19 @@ def _prepare(path: str | os.PathLike[str], data: object, options: Options, progr
     if options.samples is not None:
         source = source.samples(options.samples)
     Runner(Path(path))((next(iter(source)) if options.batch == 1 else stacked(source, options.batch)).feed)
-    return _Job(Path(path), simplify(original, progress).model, source, options, progress)
+    types = {node_name(node): node.op_type for node in original.graph}
+    simplified = simplify(original, progress)
+    notes = [f"{result.step}: {result.error}" for result in simplified.applied if result.error]
+    gone = set(types) - {node_name(node) for node in simplified.model.graph}
+    for name in sorted(gone):
+        if name in options.selection.exclude_nodes or types[name] in options.selection.exclude_ops:
+            notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours before anything else")
+    return _Job(Path(path), simplified.model, types, tuple(notes), source, options, progress)
 
 
 def _observe(job: _Job) -> Observations:
     """Collect the statistics that any plan for this model may need."""
-    plan = choose(job.simple, job.options.selection)
+    plan = choose(job.simple, job.options.selection, types=job.types)
     nodes = {node_name(node): node for node in job.simple.graph}
     corrected = [u for u in plan.units if plan.impl(u) is not Impl.FLOAT and OPS[u.op].bias is not None]
     rule = parse_rule(job.options.calibration)
@@ -181,7 +195,9 @@ def _emit(job: _Job, seen: Observations, kept_float: Mapping[str, str]) -> _Cand
     """Choose ranges, place and write."""
     rule = parse_rule(job.options.calibration)
     ranges = {name: rule(statistic) for name, statistic in seen.ranges.items()}
-    plan = choose(job.simple, job.options.selection, ranges=ranges, kept_float=kept_float)
+    everything = choose(job.simple, job.options.selection, types=job.types)
+    empty = {name: "has no values in the calibration data" for name in everything.quantized if name not in ranges}
+    plan = choose(job.simple, job.options.selection, ranges=ranges, kept_float={**empty, **kept_float}, types=job.types)
     qparams = {name: asymmetric_u8(*ranges[name]) for name in plan.observed}
     model = job.simple.clone()
     steps = ["insert_qdq"]
@@ -193,6 +209,7 @@ def _emit(job: _Job, seen: Observations, kept_float: Mapping[str, str]) -> _Cand
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
     model.metadata_props[METADATA_KEY] = " ".join([model.metadata_props[METADATA_KEY], *steps])
+    verify(model, like=signature(job.simple))
     return _Candidate(model, plan, qparams, to_bytes(model))
 
 
@@ -231,14 +248,22 @@ def _mended(
     return mended, accuracy, _time(job, mended)
 
 
+def _why_not(candidate: _Candidate, accuracy: Accuracy, speed: Latency) -> str:
+    """Say why the INT8 model is not worth having; empty when it is."""
+    if not candidate.plan.quantized:
+        return "nothing in this model can become int8"
+    if not accuracy.worst_sqnr_db >= LEAST_DB:
+        return f"int8 leaves only {accuracy.worst_sqnr_db:.1f} dB at an output"
+    if speed.speedup < WORTHWHILE:
+        return f"int8 gains too little here: {speed.speedup:.2f}x the speed of float"
+    return ""
+
+
 def _keep_float(
-    job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str]
+    job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str], reason: str
 ) -> Result:
-    """Write the simplified float model, because INT8 does not pay here."""
+    """Write the simplified float model instead of the INT8 one, and say why."""
     plan = candidate.plan
-    reason = "nothing in this model can become int8"
-    if plan.quantized:
-        reason = f"int8 runs at {speed.speedup:.2f}x the speed of float here"
     choices = {
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or reason)
         for u in plan.units
@@ -255,7 +280,7 @@ def _finish(
     """Write the model, as the last thing that can fail, and gather what the user is told."""
     job.progress("inspect", 0, None)
     runs = executed(candidate.data, next(iter(job.source)).feed, threads=job.options.threads)
-    save_model(candidate.model, output)
+    write_atomically(output, candidate.data)
     plan = candidate.plan
     floats = [u for u in plan.units if plan.impl(u) is Impl.FLOAT]
     types = {node_name(node): node.op_type for node in job.simple.graph}
@@ -276,7 +301,20 @@ def _finish(
         float_bytes=size_on_disk(job.path),
         int8_bytes=size_on_disk(output),
         pipeline=candidate.model.metadata_props[METADATA_KEY],
+        notes=(*job.notes, *_deviations(plan, runs)),
     )
+
+
+def _deviations(plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
+    """Say which units the runtime computed in integers against the plan."""
+    integer = {run.node.split("_token_")[0]: run.op for run in runs if run.integer}
+    return [
+        f"planned float, but the runtime ran {unit.name!r} as {integer[name]}"
+        for unit in plan.units
+        if plan.impl(unit) is Impl.FLOAT
+        for name in unit.nodes
+        if name in integer
+    ]
 
 
 def _kernels(runs: tuple[KernelRun, ...]) -> dict[str, int]:

@@ -16,14 +16,15 @@ import onnx_ir as ir
 
 from .. import UnknownNameError
 from ..transforms.graph import constant, inferred
-from ..transforms.ops import OPS, Op, why_float
+from ..transforms.ops import OPS, Op, only_moves, why_float
 from ..transforms.plan import Choice, Impl, Plan, Unit
 from ..transforms.units import activations, node_name, units
 from .runtime.kernels import uint8_kernels
 
-# Below this many products per output a QLinearConv without groups is slower than the float kernel: the first
-# convolution on 1 or 3 channels takes 2.4 to 3.6 times as long in int8 (3x3 and 5x5), a 7x7 on 3 channels 0.7 times.
+# A first convolution, of few channels and without groups, is slower as a QLinearConv below this many products per
+# output: on 1 or 3 channels 3x3 and 5x5 take 2.4 to 3.6 times as long in int8, a 7x7 on 3 channels 0.7 times.
 LEAST_PRODUCTS = 64
+FEW_CHANNELS = 8
 # Branches whose ranges differ by more than this do not meet in uint8: the narrow one would keep under 4 bits.
 WIDEST_SPREAD = 16.0
 RANKS = {"Conv": (3, 4), "Gemm": (2,), "MatMul": (2,)}
@@ -56,13 +57,19 @@ class Selection:
         for name in sorted((self.exclude_ops | self.include_ops) - types):
             raise UnknownNameError("operator in the model", name, types)
 
-    def refuses(self, unit: Unit, anchor: ir.Node) -> str:
-        """Say why the user does not want `unit` in int8; empty when there is nothing against it."""
+    def refuses(self, unit: Unit, types: Mapping[str, str]) -> str:
+        """Say why the user does not want `unit` in int8; empty when there is nothing against it.
+
+        Args:
+            unit: A unit; what it absorbs counts too when it comes to excluding.
+            types: Operator types by node name, as the user knows them.
+        """
         if self.exclude_nodes.intersection(unit.nodes):
             return "excluded by name"
-        if anchor.op_type in self.exclude_ops:
-            return f"excluded: {anchor.op_type}"
-        if self.include_ops and anchor.op_type not in self.include_ops:
+        excluded = self.exclude_ops.intersection(types[name] for name in unit.nodes)
+        if excluded:
+            return f"excluded: {min(excluded)}"
+        if self.include_ops and types[unit.nodes[0]] not in self.include_ops:
             return "not among the included operators"
         return ""
 
@@ -73,6 +80,7 @@ class Facts:
 
     Attributes:
         nodes: The graph's nodes by name.
+        types: Their operator types, as they were in the user's model.
         values: Its tensors by name, with types and shapes as far as they can be inferred.
         selection: What the user allows.
         ranges: Observed (lo, hi) by tensor; empty before calibration.
@@ -80,6 +88,7 @@ class Facts:
     """
 
     nodes: Mapping[str, ir.Node]
+    types: Mapping[str, str]
     values: Mapping[str, ir.Value]
     selection: Selection
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -92,6 +101,7 @@ def choose(
     *,
     ranges: Mapping[str, tuple[float, float]] | None = None,
     kept_float: Mapping[str, str] | None = None,
+    types: Mapping[str, str] | None = None,
 ) -> Plan:
     """Decide what becomes int8 in a simplified model.
 
@@ -101,9 +111,12 @@ def choose(
         ranges: Observed ranges. Without them the plan holds everything that might become int8, so that its
             ``quantized`` tensors are the ones to calibrate: ranges and `kept_float` only take units away.
         kept_float: Tensors that must stay float, with the reason.
+        types: Operator types by node name in the user's own model, where simplifying has changed some.
     """
+    nodes = {node_name(node): node for node in model.graph}
     facts = Facts(
-        nodes={node_name(node): node for node in model.graph},
+        nodes=nodes,
+        types={name: (types or {}).get(name, node.op_type) for name, node in nodes.items()},
         values=inferred(model),
         selection=selection or Selection(),
         ranges=ranges or {},
@@ -114,12 +127,7 @@ def choose(
     choices = {name: Choice(Impl.FLOAT, why) if why else Choice(Impl.U8) for name, why in obstacles.items()}
     _place_followers(found, choices)
     _drop_unwanted(found, choices)
-    shared = {
-        unit.outputs[0]: unit.inputs[0]
-        for unit in found
-        if choices[unit.name].impl is Impl.U8 and OPS[unit.op].kind == "same"
-    }
-    return Plan(found, choices, shared)
+    return Plan(found, choices)
 
 
 def _obstacle(unit: Unit, facts: Facts) -> str:
@@ -130,7 +138,7 @@ def _obstacle(unit: Unit, facts: Facts) -> str:
         return "the runtime fuses the group into one float kernel"
     if row is None or anchor.domain or row.kind == "float":
         return why_float(unit.op) if not anchor.domain else f"an operator of domain {anchor.domain}"
-    refused = facts.selection.refuses(unit, anchor)
+    refused = facts.selection.refuses(unit, facts.types)
     if refused:
         return refused
     if row.u8 not in uint8_kernels():
@@ -174,7 +182,7 @@ def _compute_obstacle(node: ir.Node, row: Op) -> str:
 def _conv_obstacle(node: ir.Node, shape: list[int]) -> str:
     """Say what makes a convolution slower in integers."""
     products = math.prod(shape[1:])
-    if node.attributes.get_int("group", 1) == 1 and products < LEAST_PRODUCTS and shape[1] < 8:
+    if node.attributes.get_int("group", 1) == 1 and products < LEAST_PRODUCTS and shape[1] < FEW_CHANNELS:
         return f"{products} products per output are too few for the integer kernel"
     return ""
 
@@ -197,7 +205,7 @@ def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
         return "a constant operand"
     if len(node.outputs) > 1:
         return "several outputs"
-    if node.op_type == "Resize" and node.attributes.get_string("mode", "nearest") != "nearest":
+    if row.kind == "same" and not only_moves(node):
         return row.why
     if row.kind == "arith" and len(read) > 1:
         spread = _spread([facts.ranges[str(v.name)] for v in read if v.name in facts.ranges])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .accuracy import Accuracy
@@ -38,7 +38,9 @@ class Result:
         latency: Float against INT8, interleaved.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the output with its external data.
-        pipeline: The transforms that ran, in canonical form.
+        pipeline: What rewrote the model, in order: transforms in canonical form, and ``insert_qdq``, the emitter of
+            the plan.
+        notes: What went otherwise than asked or planned, a sentence each.
         verdict: Why the output is not what was asked for; empty when it is.
         rejected: Accuracy and latency of the INT8 model that was not kept, if any.
     """
@@ -57,8 +59,9 @@ class Result:
     float_bytes: int
     int8_bytes: int
     pipeline: str
+    notes: tuple[str, ...] = ()
     verdict: str = ""
-    rejected: tuple[Accuracy, Latency] | None = field(default=None)
+    rejected: tuple[Accuracy, Latency] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON values; an infinite SQNR is null."""
@@ -66,6 +69,7 @@ class Result:
             "output": self.output,
             "format": self.format,
             "verdict": self.verdict,
+            "notes": list(self.notes),
             "int8_nodes": self.int8_nodes,
             "mac_share_int8": self.mac_share_int8,
             "kernels": dict(self.kernels),
@@ -101,8 +105,8 @@ def latency_json(latency: Latency) -> dict[str, Any]:
         "int8_median_ms": latency.int8_median_ms,
         "batch": latency.batch,
         "runs": latency.runs,
-        "float_items_per_second": 1e3 * latency.batch / latency.float_ms,
-        "int8_items_per_second": 1e3 * latency.batch / latency.int8_ms,
+        "float_items_per_second": latency.float_rate,
+        "int8_items_per_second": latency.int8_rate,
     }
 
 

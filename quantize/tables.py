@@ -26,7 +26,7 @@ def print_result(result: Result) -> None:
     table.add_row("output", f"{escape(result.output)} ({result.format})")
     table.add_row("int8 nodes", f"{result.int8_nodes} of {total}")
     table.add_row("integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates ({kernels})")
-    _accuracy_rows(table, result.accuracy, "on the calibration data")
+    _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} calibration samples")
     _latency_row(table, result.latency)
     table.add_row("size", f"{_bytes(result.float_bytes)} -> {_bytes(result.int8_bytes)}")
     if result.rejected is not None:
@@ -34,6 +34,8 @@ def print_result(result: Result) -> None:
         _latency_row(table, result.rejected[1])
     console.print(table)
     _print_float_nodes(console, result)
+    for note in result.notes:
+        console.print(f"note: {escape(note)}")
     if result.verdict:
         console.print(f"[bold]not int8:[/bold] {escape(result.verdict)}")
 
@@ -44,7 +46,7 @@ def print_comparison(found: Comparison) -> None:
     table = _headless()
     labelled = found.accuracy.labelled
     if labelled is not None:
-        before, after = labelled.float_correct / labelled.items, labelled.int8_correct / labelled.items
+        before, after = labelled.float_accuracy, labelled.int8_accuracy
         table.add_row(
             "top-1", f"{before:.2%} -> {after:.2%} ({100 * (after - before):+.2f} points, {labelled.items} items)"
         )
@@ -77,11 +79,10 @@ def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
 
 def _latency_row(table: Table, timed: Latency) -> None:
     """Add a latency with its speed-up and throughput."""
-    rates = [1e3 * timed.batch / ms for ms in (timed.float_ms, timed.int8_ms)]
     table.add_row(
         f"latency, batch {timed.batch}",
         f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x "
-        f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; {rates[0]:.0f} -> {rates[1]:.0f} items/s)",
+        f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; {timed.float_rate:.0f} -> {timed.int8_rate:.0f} items/s)",
     )
 
 

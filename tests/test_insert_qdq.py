@@ -51,10 +51,8 @@ def plan_of(model: ir.Model, float_units: str = "", u8_float: str = "") -> Plan:
     """Plan all units in uint8 but those named, one letter each; MaxPool and Flatten share their input's scale."""
     found = units(model.graph)
     kinds = dict.fromkeys(float_units, Impl.FLOAT) | dict.fromkeys(u8_float, Impl.U8_FLOAT)
-    same = {unit.outputs[0]: unit.inputs[0] for unit in found if unit.op in ("MaxPool", "Flatten", "Transpose")}
     choices = {unit.name: Choice(kinds.get(unit.name, Impl.U8)) for unit in found}
-    integer = {unit.outputs[0] for unit in found if choices[unit.name].impl is Impl.U8}
-    return Plan(found, choices, {output: source for output, source in same.items() if output in integer})
+    return Plan(found, choices)
 
 
 def tensors(model: ir.Model, feeds: dict[str, Array]) -> dict[str, Array]:

@@ -237,14 +237,14 @@ def test_an_excluded_node_keeps_its_weights_to_the_bit(tmp_path: Path, product: 
 
 def test_the_percentile_rule_narrows_the_ranges(tmp_path: Path, product: Path, int8_wins: None) -> None:
     data = feeds(20, x=(1, 64))
-    data[0]["x"][0, 0] = 100.0
+    data[0]["x"][0, 0] = 12.0
     scales = {}
     for rule in ("minmax", "percentile(99)"):
         result = quantize_model(product, data, tmp_path / f"{rule}.onnx", Options(calibration=rule))
         assert result.calibration == rule
         tensors = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / f"{rule}.onnx").graph.initializer}
         scales[rule] = float(tensors["x/scale"])
-    assert scales["minmax"] > 100 / 255
+    assert scales["minmax"] > 12 / 255
     assert scales["percentile(99)"] < 10 / 255
 
 
@@ -355,7 +355,7 @@ def test_where_int8_loses_the_simplified_float_model_comes_out(
     output = tmp_path / "out.onnx"
     result = quantize_model(product, feeds(x=(1, 64)), output)
     assert operators(output) == {"MatMul"}
-    assert result.verdict.endswith("of float here: the output is the simplified float model")
+    assert result.verdict.endswith("speed of float: the output is the simplified float model")
     assert "0.50x the speed" in result.verdict
     assert result.int8_nodes == result.mac_share_int8 == 0
     assert {node.name for node in result.float_nodes} == {"first", "last"}
@@ -560,3 +560,79 @@ def test_a_model_too_large_for_one_message_is_refused_before_calibration(
         )
     assert not (tmp_path / "out.onnx").exists()
     assert not [stage for stage in stages if stage == "calibrate"]
+
+
+CHAIN = HEAD + (
+    "net (float[N,16,12,12] x) => (float[N,16,12,12] y) {\n"
+    "[one] a = Conv <pads = [1, 1, 1, 1]> (x, u)\n"
+    "[two] b = Conv <pads = [1, 1, 1, 1]> (a, v)\n"
+    "[three] y = Conv <pads = [1, 1, 1, 1]> (b, w)\n}"
+)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """Write three convolutions, one after the other."""
+    return save(
+        tmp_path / "chain.onnx", CHAIN, **{name: weights(16, 16, 3, 3, seed=i) / 12 for i, name in enumerate("uvw")}
+    )
+
+
+@pytest.mark.usefixtures("int8_wins")
+@pytest.mark.parametrize("format_", ["qdq", "qoperator"])
+def test_a_convolution_between_integer_ones_really_stays_float(format_: str, chain: Path, tmp_path: Path) -> None:
+    selection = Selection(exclude_nodes=frozenset({"two"}))
+    options = Options(selection=selection, format=format_, seconds=0)
+    result = quantize_model(chain, feeds(x=(1, 16, 12, 12)), tmp_path / "out.onnx", options)
+    assert result.kernels == {"QLinearConv": 2, "Conv": 1}
+    assert result.mac_share_int8 == pytest.approx(2 / 3)
+    assert result.notes == ()
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_what_was_excluded_by_a_type_that_simplifying_changes_stays_float(tmp_path: Path) -> None:
+    text = HEAD + (
+        "net (float[N,16,8,8] x) => (float[N,16,8,8] y) {\n[a] a = Conv(x, v)\n[b] b = Conv(x, v)\n"
+        "[s] s = Sum(a, b)\n[c] y = Conv(s, w)\n}"
+    )
+    path = save(tmp_path / "sum.onnx", text, v=weights(16, 16, 1, 1), w=weights(16, 16, 1, 1, seed=1))
+    options = Options(selection=Selection(exclude_ops=frozenset({"Sum"})), seconds=0)
+    result = quantize_model(path, feeds(x=(1, 16, 8, 8)), tmp_path / "out.onnx", options)
+    assert {node.name: node.reason for node in result.float_nodes} == {"s": "excluded: Sum"}
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_an_excluded_node_that_is_folded_away_is_told(tmp_path: Path) -> None:
+    text = HEAD + "net (float[N,16,8,8] x) => (float[N,16,8,8] y) {\n[c] a = Conv(x, w)\n[bn] y = Mul(a, s)\n}"
+    scales = np.linspace(1, 2, 16, dtype=np.float32).reshape(16, 1, 1)
+    path = save(tmp_path / "net.onnx", text, w=weights(16, 16, 1, 1), s=scales)
+    options = Options(selection=Selection(exclude_nodes=frozenset({"bn"})), seconds=0)
+    result = quantize_model(path, feeds(x=(1, 16, 8, 8)), tmp_path / "out.onnx", options)
+    (note,) = result.notes
+    assert "'bn' is excluded, but was folded" in note
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_a_tensor_that_is_always_empty_stays_float(tmp_path: Path) -> None:
+    text = HEAD + (
+        "net (float[N,16,8,8] x) => (float[N,M,8,8] y) {\n[c] a = Conv(x, w)\n[e] e = Slice(a, start, end, axis)\n"
+        "[j] j = Concat <axis = 1> (a, e)\n[d] y = Conv(j, w)\n}"
+    )
+    ints = {"start": np.array([0]), "end": np.array([0]), "axis": np.array([1])}
+    path = save(tmp_path / "net.onnx", text, w=weights(16, 16, 1, 1), **ints)
+    options = Options(selection=Selection(exclude_nodes=frozenset({"e"})), seconds=0)
+    result = quantize_model(path, feeds(x=(1, 16, 8, 8)), tmp_path / "out.onnx", options)
+    assert {node.name: node.reason for node in result.float_nodes}["j"] == "has no values in the calibration data"
+
+
+def test_external_data_survive_a_change_of_opset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path / "net.onnx", PRODUCT.replace(": 17", ": 11"), v=weights(64, 64), w=weights(64, 64, seed=1))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "with_data").mkdir()
+    stored = tmp_path / "with_data" / "net.onnx"
+    onnx.save(onnx.load(path), stored, save_as_external_data=True, location="net.data", size_threshold=0)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    settle(monkeypatch, INT8_WINS)
+    result = quantize_model(stored, feeds(x=(1, 64)), tmp_path / "out.onnx", Options(seconds=0))
+    assert result.mac_share_int8 == 1.0
+    assert "convert_opset" in result.pipeline

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import onnx_ir as ir
 
-from .graph import quiet
+from .graph import constant, quiet
 from .registry import Change, TransformError, transform
+from .verify import VerifyError, signature, verify
+
+RESIZE_CHOOSES = 11  # the first opset whose Resize has attributes for where it samples
 
 
 @transform("convert_opset")
@@ -21,7 +26,7 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
         to: The opset wanted.
 
     Raises:
-        TransformError: An operator has no conversion; the message names it.
+        TransformError: An operator has no conversion; the message names it, or its node.
     """
     version = model.opset_imports.get("", to)
     if version >= to:
@@ -37,8 +42,40 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
         ) from error
     for old, new in zip(model.graph.outputs, converted.graph.outputs, strict=True):
         new.type, new.shape = old.type, new.shape if old.shape is None else old.shape  # the converter infers shapes
+    for name, weight in model.graph.initializers.items():
+        if name in converted.graph.initializers:  # as it was, lazy, and knowing in which folder its data lie
+            converted.graph.initializers[name].const_value = weight.const_value
+    if version < RESIZE_CHOOSES <= to:
+        for node in converted.graph.all_nodes():
+            if node.op_type == "Resize" and not node.domain:
+                _keep_sampling(node)
+    try:  # it leaves attributes that the new opset has not, and shapes of a Scan that changed its meaning
+        verify(converted, like=signature(model))
+    except VerifyError as error:
+        raise TransformError(f"opset {version} cannot be converted to {to}: {error}") from error
     model.graph = converted.graph
     model.functions.clear()
     model.functions.update(converted.functions)
     model.ir_version = max(model.ir_version, converted.ir_version, 8)
     return Change(applied=1)
+
+
+def _keep_sampling(resize: ir.Node) -> None:
+    """Say in attributes where a Resize from before opset 11 samples: onnx leaves the new default, another place.
+
+    It divides coordinates by the scale; ``nearest`` then rounds down where it enlarges and up where it shrinks, as ONNX
+    Runtime computes it (``GetNearestPixelFunction`` of its upsample kernel).
+
+    Raises:
+        TransformError: It enlarges and shrinks, or its scales are computed, so that the direction is not known.
+    """
+    resize.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "asymmetric")
+    if resize.attributes.get_string("mode", "nearest") != "nearest":
+        return
+    scales = constant(resize.inputs[2])
+    least, most = (0.0, inf) if scales is None else (scales.numpy().min(), scales.numpy().max())
+    if least < 1 < most:
+        raise TransformError(
+            f"node {resize.name!r} (Resize) may round up and down, which opset {RESIZE_CHOOSES} has not"
+        )
+    resize.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if least < 1 else "floor")

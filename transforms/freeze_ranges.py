@@ -29,7 +29,7 @@ def freeze_requantization_ranges(
     Of N records ``;<node>__print__;__requant_min_max:[min][max]`` the minimum at index round(N * min_percentile / 100)
     of the ascending minima is taken, and the maximum at round(N * (1 - max_percentile / 100)) of the ascending maxima;
     both are held to the node's own bounds, which are those of the Relu or Clip that it stands for.
-    Left alone: nodes that the log does not name; they stay dynamic (``not-in-the-log``).
+    Left alone: nodes that the log does not name; they stay dynamic (``not-in-the-log``), a ReduceMin of the model itself (``not-a-range``).
 
     Options:
         min_max_log_file: The log.
@@ -55,7 +55,7 @@ def freeze_min(model: ir.Model, *, min_max_log_file: str, min_percentile: float 
     Before:  lo = ReduceMin(x);  q = Quantize(x, lo, hi)
     After:   q = Quantize(x, <node>/frozen_min_only, hi)
     Records are ``;<node>__print__;__min:[value]``; the percentile is that of `freeze_requantization_ranges`.
-    Left alone: nodes that the log does not name (``not-in-the-log``).
+    Left alone: nodes that the log does not name (``not-in-the-log``), a ReduceMin of the model itself (``not-a-range``).
 
     Options:
         min_max_log_file: The log.
@@ -76,7 +76,7 @@ def freeze_max(model: ir.Model, *, min_max_log_file: str, max_percentile: float 
     Before:  hi = ReduceMax(x);  q = Quantize(x, lo, hi)
     After:   q = Quantize(x, lo, <node>/frozen_max_only)
     Records are ``;<node>__print__;__max:[value]``; the percentile is that of `freeze_requantization_ranges`.
-    Left alone: nodes that the log does not name (``not-in-the-log``).
+    Left alone: nodes that the log does not name (``not-in-the-log``), a ReduceMax of the model itself (``not-a-range``).
 
     Options:
         min_max_log_file: The log.
@@ -101,9 +101,10 @@ def _freeze(
     for _, suffix, _, percentile in columns:
         if not 0 <= percentile <= 100:
             raise TransformError(f"the percentile of {suffix} must lie in 0..100, not {percentile:g}")
-    nodes = {node_name(node): node for node in model.graph if (node.op_type, node.domain) == kind and _in_range(node)}
+    alike = {node_name(node): node for node in model.graph if (node.op_type, node.domain) == kind}
+    nodes = {name: node for name, node in alike.items() if _in_range(node)}
     frozen = {str(name).rsplit("/", 1)[0] for name in model.graph.initializers if str(name).endswith(columns[0][1])}
-    unknown = sorted(set(log.values) - set(nodes) - frozen)
+    unknown = sorted(set(log.values) - set(alike) - frozen)
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise TransformError(
@@ -112,6 +113,9 @@ def _freeze(
     change = Change()
     if log.rejected:
         change.skipped["unreadable-records"] = log.rejected
+    own = set(log.values) & (set(alike) - set(nodes))
+    if own:  # a log of all ReduceMax nodes has those of the model itself
+        change.skipped["not-a-range"] = len(own)
     for name, node in nodes.items():
         if name not in log.values:
             change.skip("not-in-the-log")

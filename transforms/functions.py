@@ -83,7 +83,6 @@ def add_functions(model: ir.Model) -> None:
     for key, function in source.functions.items():
         model.functions.setdefault(key, function)
     model.opset_imports[DOMAIN] = 1
-    model.graph.opset_imports[DOMAIN] = 1
 
 
 def drop_functions(model: ir.Model) -> None:
@@ -93,4 +92,3 @@ def drop_functions(model: ir.Model) -> None:
     for key in [key for key in model.functions if key[0] == DOMAIN]:
         del model.functions[key]
     model.opset_imports.pop(DOMAIN, None)
-    model.graph.opset_imports.pop(DOMAIN, None)

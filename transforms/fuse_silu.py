@@ -39,7 +39,7 @@ def fuse_silu(model: ir.Model) -> Change:
         sigmoid = gate.producer()
         if sigmoid is not None:
             remove(sigmoid)
-        model.opset_imports[MS] = model.graph.opset_imports[MS] = 1
+        model.opset_imports[MS] = 1
         change.applied += 1
     return change
 

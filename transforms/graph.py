@@ -68,21 +68,27 @@ def replace(old: ir.Value, new: ir.Value) -> None:
 
 
 def names(model: ir.Model) -> set[str]:
-    """Return the name of every value of the graph and of the bodies inside it."""
+    """Return the name of every value and node of the graph and of the bodies inside it."""
     found: set[str] = set()
     for graph in model.graphs():
         values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
         found.update(value.name for value in values if value.name)
+        found.update(node.name for node in graph if node.name)
     return found
 
 
 def fresh_name(model: ir.Model, stem: str) -> str:
-    """Return `stem`, or `stem` with the first ``_2``, ``_3``, ... that no value has."""
-    taken = names(model)
+    """Return `stem`, or `stem` with the first ``_2``, ``_3``, ... that no value and no node has."""
+    return take(names(model), stem)
+
+
+def take(taken: set[str], stem: str) -> str:
+    """Add `stem`, or `stem` with the first ``_2``, ``_3``, ... that is not there, to `taken`, and return it."""
     name, number = stem, 1
     while name in taken:
         number += 1
         name = f"{stem}_{number}"
+    taken.add(name)
     return name
 
 

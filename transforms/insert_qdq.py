@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from .bias_correction import mean_shift
-from .graph import add_initializer, constant, drop_unused, fresh_name, sole_reader
+from .graph import add_initializer, constant, drop_unused, names, sole_reader, take
 from .ops import MS, OPS
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, dequantize, fit_bias, quantize, quantize_bias, symmetric_s8
@@ -36,7 +36,7 @@ def insert_qdq(
             (`bias_correction.mean_shift`).
     """
     change = Change()
-    emitter = _Emitter(model, means or {})
+    emitter = _Emitter(model, means or {}, names(model))
     nodes = {node_name(node): node for node in model.graph}
     values = {str(v.name): v for v in (*model.graph.inputs, *(o for n in model.graph for o in n.outputs))}
     integer = [unit for unit in plan.units if plan.impl(unit) is not Impl.FLOAT]
@@ -47,13 +47,17 @@ def insert_qdq(
     readers = {id(nodes[unit.nodes[0]]) for unit in integer}
     for tensor in plan.quantized:
         produced = plan.domain(tensor) is Domain.U8
-        value = values[tensor] if produced else _hold_boundary(values[tensor])
+        value = values[tensor] if produced else _hold_boundary(values[tensor], emitter)
         emitter.insert_pair(value, plan.root(tensor), qparams, None if produced else readers)
         change.applied += 1
+    for unit in plan.units:
+        between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
+        if unit.op == "Conv" and plan.impl(unit) is Impl.FLOAT and between:
+            emitter.hold_float(nodes[unit.nodes[0]])
     return change
 
 
-def _hold_boundary(value: ir.Value) -> ir.Value:
+def _hold_boundary(value: ir.Value, emitter: _Emitter) -> ir.Value:
     """Move a Relu behind the MaxPool whose float result is about to be quantized; return that result.
 
     Before:  MaxPool(Relu(x)) -> QuantizeLinear
@@ -75,7 +79,7 @@ def _hold_boundary(value: ir.Value) -> ir.Value:
     relu.replace_input_with(0, value)
     graph.insert_after(pool, [relu])
     name = value.name
-    value.name, before.name = f"{name}/pooled", name
+    value.name, before.name = emitter.name(f"{name}/pooled"), name
     before.type, before.shape = value.type, value.shape
     for use in readers:
         use.node.replace_input_with(use.idx, before)
@@ -84,31 +88,55 @@ def _hold_boundary(value: ir.Value) -> ir.Value:
 
 @dataclass
 class _Emitter:
-    """The model being written, with the constants that its nodes share."""
+    """The model being written, with the names it has taken and the constants that its nodes share."""
 
     model: ir.Model
     means: Mapping[str, Array]
-    stored: dict[str, ir.Value] = field(default_factory=dict)
+    taken: set[str]
+    stored: dict[object, ir.Value] = field(default_factory=dict)
 
     @property
     def domain(self) -> str:
         """Where QuantizeLinear with an axis lives: the runtime's own domain has it for opsets before 13."""
         if self.model.opset_imports.get("", 0) >= 13:
             return ""
-        self.model.opset_imports[MS] = self.model.graph.opset_imports[MS] = 1
+        self.model.opset_imports[MS] = 1
         return MS
+
+    def name(self, stem: str) -> str:
+        """Take a name that no value and no node has."""
+        return take(self.taken, stem)
+
+    def hold_float(self, node: ir.Node) -> None:
+        """Spell a float Conv between integer neighbours as the runtime's FusedConv without an activation.
+
+        ONNX Runtime quantizes the weights of a Conv between DequantizeLinear and QuantizeLinear by itself, to one scale
+        for all channels; a FusedConv it leaves alone, and runs it in the same float kernel.
+        """
+        node.op_type, node.domain = "FusedConv", MS
+        self.model.opset_imports[MS] = 1
 
     def insert_pair(self, value: ir.Value, root: str, qparams: Mapping[str, QParams], readers: set[int] | None) -> None:
         """Put Q and DQ after `value`; `readers` (node ids), or all of them when None, read the dequantized copy."""
         name = str(value.name)
         parameters = self._parameters(root, qparams[root])
         uses = [use for use in value.uses() if readers is None or _reads_u8(use.node, use.idx, readers)]
-        q = ir.node("QuantizeLinear", [value, *parameters], domain=self.domain, name=f"{name}/quantize")
+        q = ir.node("QuantizeLinear", [value, *parameters], domain=self.domain, name=self.name(f"{name}/quantize"))
         quantized = q.outputs[0]
-        quantized.name, quantized.shape, quantized.dtype = f"{name}/quantized", value.shape, ir.DataType.UINT8
-        dq = ir.node("DequantizeLinear", [quantized, *parameters], domain=self.domain, name=f"{name}/dequantize")
+        quantized.name, quantized.shape, quantized.dtype = (
+            self.name(f"{name}/quantized"),
+            value.shape,
+            ir.DataType.UINT8,
+        )
+        dq = ir.node(
+            "DequantizeLinear", [quantized, *parameters], domain=self.domain, name=self.name(f"{name}/dequantize")
+        )
         dequantized = dq.outputs[0]
-        dequantized.name, dequantized.type, dequantized.shape = f"{name}/dequantized", value.type, value.shape
+        dequantized.name, dequantized.type, dequantized.shape = (
+            self.name(f"{name}/dequantized"),
+            value.type,
+            value.shape,
+        )
         producer, graph = value.producer(), self.model.graph
         if producer is None:
             graph.insert_before(graph[0], [q, dq])
@@ -117,7 +145,7 @@ class _Emitter:
         for use in uses:
             use.node.replace_input_with(use.idx, dequantized)
         if readers is None and value.is_graph_output():
-            value.name, dequantized.name = f"{name}/float", name
+            value.name, dequantized.name = self.name(f"{name}/float"), name
             for index, output in enumerate(graph.outputs):
                 if output is value:
                     graph.outputs[index] = dequantized
@@ -128,7 +156,7 @@ class _Emitter:
         for part, array in (("scale", params.scale), ("zero_point", params.zero_point)):
             key = f"{name}/{part}"
             if key not in self.stored:
-                self.stored[key] = add_initializer(self.model.graph, fresh_name(self.model, key), array)
+                self.stored[key] = add_initializer(self.model.graph, self.name(key), array)
             made.append(self.stored[key])
         return made[0], made[1]
 
@@ -164,18 +192,18 @@ class _Emitter:
         """Let input `index` of `node` read a DequantizeLinear of `array`; equal constants are stored once."""
         old = node.inputs[index] if index < len(node.inputs) else None
         name = str(old.name) if old is not None else f"{node_name(node)}/bias"
-        key = f"{name}:{params.axis}:{hash(params.scale.tobytes())}:{hash(array.tobytes())}"
+        key = (name, params.axis, params.scale.tobytes(), array.tobytes())
         if key not in self.stored:
             parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
             graph = self.model.graph
-            inputs = [
-                add_initializer(graph, fresh_name(self.model, f"{name}/{part}"), values) for part, values in parts
-            ]
+            inputs = [add_initializer(graph, self.name(f"{name}/{part}"), values) for part, values in parts]
             attributes = {} if params.axis is None else {"axis": params.axis}
             stem = str(inputs[0].name)
-            dq = ir.node("DequantizeLinear", inputs, attributes, domain=self.domain, name=f"{stem}/dequantize")
+            called = self.name(f"{stem}/dequantize")
+            dq = ir.node("DequantizeLinear", inputs, attributes, domain=self.domain, name=called)
             value = dq.outputs[0]
-            value.name, value.dtype, value.shape = f"{stem}/dequantized", ir.DataType.FLOAT, ir.Shape(array.shape)
+            value.name = self.name(f"{stem}/dequantized")
+            value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
             graph.insert_before(graph[0], [dq])
             self.stored[key] = value
         if index >= len(node.inputs):

@@ -7,8 +7,11 @@ and decide nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
+
+from .ops import OPS
 
 
 class Impl(StrEnum):
@@ -60,13 +63,10 @@ class Plan:
     Attributes:
         units: Every unit of the graph, in execution order.
         choices: By unit name.
-        scale_of: Tensor whose scale and zero point a tensor shares (``MaxPool`` passes its input's on); a
-            tensor that is not a key has its own.
     """
 
     units: tuple[Unit, ...]
     choices: Mapping[str, Choice]
-    scale_of: Mapping[str, str] = field(default_factory=dict)
 
     def impl(self, unit: Unit) -> Impl:
         """The implementation of `unit`."""
@@ -76,12 +76,12 @@ class Plan:
         """The form in which `tensor` is produced; graph inputs are float."""
         return Domain.U8 if tensor in self.produced_u8 else Domain.FLOAT
 
-    @property
+    @cached_property
     def produced_u8(self) -> frozenset[str]:
         """Tensors that an integer kernel writes."""
         return frozenset(t for u in self.units if self.impl(u) is Impl.U8 for t in u.outputs)
 
-    @property
+    @cached_property
     def read_u8(self) -> frozenset[str]:
         """Tensors that an integer kernel reads."""
         return frozenset(t for u in self.units if self.impl(u) is not Impl.FLOAT for t in u.inputs)
@@ -92,6 +92,12 @@ class Plan:
         wanted = self.produced_u8 | self.read_u8
         order = dict.fromkeys(t for u in self.units for t in (*u.inputs, *u.outputs))
         return tuple(t for t in order if t in wanted)
+
+    @cached_property
+    def scale_of(self) -> Mapping[str, str]:
+        """By tensor, the one whose scale and zero point it shares: a uint8 ``MaxPool`` passes its input's on."""
+        same = [u for u in self.units if u.op in OPS and OPS[u.op].kind == "same" and self.impl(u) is Impl.U8]
+        return {u.outputs[0]: u.inputs[0] for u in same}
 
     def root(self, tensor: str) -> str:
         """The tensor whose range decides the scale of `tensor`."""

@@ -177,7 +177,7 @@ def _transposes(node: ir.Node) -> dict[str, ir.Attr]:
 def _put(model: ir.Model, old: ir.Node, new: ir.Node) -> None:
     """Let `new` give what `old` gave; a QuantizeLinear's uint8 result is given by the operator itself."""
     if new.domain == MS:
-        model.opset_imports[MS] = model.graph.opset_imports[MS] = 1
+        model.opset_imports[MS] = 1
     result, output = old.outputs[0], new.outputs[0]
     output.type, output.shape = result.type, result.shape
     model.graph.insert_after(old, [new])

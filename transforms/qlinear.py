@@ -70,7 +70,7 @@ def product_node(
         return ir.node("QLinearConv", [*x, *w, *y, b], dict(like.attributes), name=name)
     if bias is None:
         return ir.node("QLinearMatMul", [*x, *w, *y], name=name)
-    model.opset_imports[MS] = model.graph.opset_imports[MS] = 1
+    model.opset_imports[MS] = 1
     return ir.node("QGemm", [*x, *w, b, *y], domain=MS, name=name)
 
 

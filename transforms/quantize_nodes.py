@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN, add_functions, drop_functions
-from .graph import add_initializer, constant, fresh_name, remove, replace
+from .graph import add_initializer, constant, names, remove, replace, take
 from .ops import OPS, only_moves
 from .plan import Unit
 from .qparams import FLOAT_MAX, Array
@@ -27,7 +29,12 @@ class _Rewriter:
     model: ir.Model
     input_range: Range
     fallback_range: Range
+    taken: set[str]
     constants: dict[str, ir.Value] = field(default_factory=dict)
+
+    def name(self, stem: str) -> str:
+        """Take a name that no value and no node has."""
+        return take(self.taken, stem)
 
     def scalar(self, name: str, value: float) -> ir.Value:
         """Return a float initializer called `name`, made once."""
@@ -37,7 +44,23 @@ class _Rewriter:
 
     def array(self, name: str, values: Array) -> ir.Value:
         """Add an initializer called after `name`."""
-        return add_initializer(self.model.graph, fresh_name(self.model, name), values)
+        return add_initializer(self.model.graph, self.name(name), values)
+
+    def node(
+        self,
+        op: str,
+        inputs: list[ir.Value],
+        name: str,
+        *,
+        outputs: int = 1,
+        domain: str = "",
+        attributes: Mapping[str, ir.Attr | int] = MappingProxyType({}),
+    ) -> ir.Node:
+        """Make a node called after `name`, whose outputs are called after it."""
+        node = ir.node(op, inputs, attributes, domain=domain, name=self.name(name), num_outputs=outputs)
+        for index, output in enumerate(node.outputs):
+            output.name = self.name(f"{node.name}:{index}")
+        return node
 
 
 @transform("quantize_nodes", after=("quantize_weights",), changes_values=True)
@@ -72,7 +95,9 @@ def quantize_nodes(
     Raises:
         TransformError: Only one of two bounds is given.
     """
-    rewriter = _Rewriter(model, _both("input", input_min, input_max), _both("fallback", fallback_min, fallback_max))
+    rewriter = _Rewriter(
+        model, _both("input", input_min, input_max), _both("fallback", fallback_min, fallback_max), names(model)
+    )
     change = Change()
     nodes = {node_name(node): node for node in model.graph}
     add_functions(model)
@@ -88,7 +113,7 @@ def quantize_nodes(
             _integer_product(rewriter, anchor, [nodes[name] for name in unit.nodes])
             change.applied += 1
         else:
-            change.applied += _move_below(anchor)
+            change.applied += _move_below(rewriter, anchor)
     if change.applied:
         _drop_idle_dequantizers(model)
     drop_functions(model)
@@ -179,11 +204,12 @@ def _quantized(rewriter: _Rewriter, x: ir.Value) -> Quantized:
         )
     else:
         made = [
-            _node(op, [x], f"{name}/{part}", keepdims=0) for op, part in (("ReduceMin", "min"), ("ReduceMax", "max"))
+            rewriter.node(op, [x], f"{name}/{part}", attributes={"keepdims": 0})
+            for op, part in (("ReduceMin", "min"), ("ReduceMax", "max"))
         ]
         lo, hi = made[0].outputs[0], made[1].outputs[0]
         lo.type, hi.type = FLOAT, FLOAT
-    quantize = _node("Quantize", [x, lo, hi], f"{name}/quantize", outputs=3, domain=DOMAIN)
+    quantize = rewriter.node("Quantize", [x, lo, hi], f"{name}/quantize", outputs=3, domain=DOMAIN)
     quantize.outputs[0].shape = x.shape
     _type(quantize.outputs, UINT8, FLOAT, UINT8)
     graph = rewriter.model.graph
@@ -202,16 +228,15 @@ def _integer_product(rewriter: _Rewriter, anchor: ir.Node, nodes: list[ir.Node])
     result, name = nodes[-1].outputs[0], f"{node_name(anchor)}/eightbit"
     q, x_scale, x_zero = _quantized(rewriter, x)
     w, w_scale, bias = _operands(rewriter, anchor, name, weight)
-    attributes = anchor.attributes if anchor.op_type == "Conv" else {}
-    product = _node("ConvInteger" if anchor.op_type == "Conv" else "MatMulInteger", [q, w, x_zero], name)
-    product.attributes.update(attributes)
+    kind, attributes = ("ConvInteger", dict(anchor.attributes)) if anchor.op_type == "Conv" else ("MatMulInteger", {})
+    product = rewriter.node(kind, [q, w, x_zero], name, attributes=attributes)
     acc = product.outputs[0]
     acc.shape = anchor.outputs[0].shape or (ir.Shape([None, None]) if anchor.op_type == "Gemm" else None)
     lo, hi, ranged = _result_range(rewriter, [acc, x_scale, w_scale, bias], name, nodes)
-    requantize = _node(
+    requantize = rewriter.node(
         "Requantize", [acc, x_scale, w_scale, bias, lo, hi], f"{name}/requantize", outputs=3, domain=DOMAIN
     )
-    dequantize = _node("DequantizeLinear", list(requantize.outputs), f"{name}/dequantize")
+    dequantize = rewriter.node("DequantizeLinear", list(requantize.outputs), f"{name}/dequantize")
     _type([acc, *requantize.outputs, *dequantize.outputs], INT32, UINT8, FLOAT, UINT8, FLOAT)
     requantize.outputs[0].shape = dequantize.outputs[0].shape = result.shape
     rewriter.model.graph.insert_after(nodes[-1], [product, *ranged, requantize, dequantize])
@@ -234,7 +259,9 @@ def _result_range(
         rewriter.scalar(f"requant/least_{least:.9g}", max(least, -FLOAT_MAX)),
         rewriter.scalar(f"requant/most_{most:.9g}", min(most, FLOAT_MAX)),
     ]
-    ranged = _node("RequantizationRange", [*operands, *limits], f"{name}/requant_range", outputs=2, domain=DOMAIN)
+    ranged = rewriter.node(
+        "RequantizationRange", [*operands, *limits], f"{name}/requant_range", outputs=2, domain=DOMAIN
+    )
     _type(ranged.outputs, FLOAT, FLOAT)
     return ranged.outputs[0], ranged.outputs[1], [ranged]
 
@@ -252,16 +279,17 @@ def _operands(rewriter: _Rewriter, node: ir.Node, name: str, weight: Quantized) 
     return w, rewriter.array(f"{name}/w_scale", scales), rewriter.array(f"{name}/bias", biases)
 
 
-def _move_below(node: ir.Node) -> int:
+def _move_below(rewriter: _Rewriter, node: ir.Node) -> int:
     """Let an operator that only moves values read uint8 and be dequantized afterwards; 1 when it was done."""
     ready, graph = _uint8(node.inputs[0]), node.graph
     if ready is None or not isinstance(graph, ir.Graph) or not only_moves(node):
         return 0
     result = node.outputs[0]
     inputs = [ready[0], *node.inputs[1:]]
-    moved = ir.node(node.op_type, inputs, dict(node.attributes), name=f"{node_name(node)}/eightbit")
-    moved.outputs[0].name, moved.outputs[0].shape = f"{moved.name}/output", result.shape
-    dequantize = _node("DequantizeLinear", [moved.outputs[0], *ready[1:]], f"{moved.name}/dequantize")
+    name = rewriter.name(f"{node_name(node)}/eightbit")
+    moved = ir.node(node.op_type, inputs, dict(node.attributes), name=name)
+    moved.outputs[0].name, moved.outputs[0].shape = rewriter.name(f"{name}/output"), result.shape
+    dequantize = rewriter.node("DequantizeLinear", [moved.outputs[0], *ready[1:]], f"{moved.name}/dequantize")
     _type([moved.outputs[0], *dequantize.outputs], UINT8, FLOAT)
     dequantize.outputs[0].shape = result.shape
     graph.insert_after(node, [moved, dequantize])
@@ -275,17 +303,6 @@ def _drop_idle_dequantizers(model: ir.Model) -> None:
     for node in reversed(list(model.graph)):
         if node.op_type == "DequantizeLinear" and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
             remove(node)
-
-
-def _node(
-    op: str, inputs: list[ir.Value], name: str, *, outputs: int = 1, domain: str = "", keepdims: int | None = None
-) -> ir.Node:
-    """Make a node whose outputs are called after it."""
-    attributes = {} if keepdims is None else {"keepdims": keepdims}
-    node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=outputs)
-    for index, output in enumerate(node.outputs):
-        output.name = f"{name}:{index}"
-    return node
 
 
 def _type(values: object, *types: ir.TensorType) -> None:

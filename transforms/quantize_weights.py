@@ -19,7 +19,7 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
     After:   y = Conv(x, DequantizeLinear(W8, scale, 0, axis=0)),  scale (M,) = max|W[m]| / 127
     The weights of Conv, Gemm and MatMul get one scale per output channel, all others one scale.
     Left alone: small constants (``small``) or of another type than float32
-    (``not-float32``), the biases of those three (``bias``), initializers that a caller may override, and models of
+    (``not-float32``), the biases of those three (``bias``), the scales of a Resize (``resize``), initializers that a caller may override, and models of
     an opset without per-channel scales (``opset-below-13``: run `convert_opset` first).
 
     Options:
@@ -37,6 +37,8 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
             change.skip("small")
         elif any((row := _row(use.node)) is not None and row.bias == use.idx for use in weight.uses()):
             change.skip("bias")
+        elif any(use.node.op_type == "Resize" and not use.node.domain for use in weight.uses()):
+            change.skip("resize")
         elif old:
             change.skip("opset-below-13")
         else:
@@ -71,7 +73,7 @@ def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None
         )
     ]
     attributes = {} if params.axis is None else {"axis": params.axis}
-    dequantize = ir.node("DequantizeLinear", inputs, attributes, name=f"{weight.name}/dequantize")
+    dequantize = ir.node("DequantizeLinear", inputs, attributes, name=fresh_name(model, f"{weight.name}/dequantize"))
     output = dequantize.outputs[0]
     output.name, output.type = fresh_name(model, f"{weight.name}/dequantized"), ir.TensorType(ir.DataType.FLOAT)
     output.shape = ir.Shape(array.shape)
@@ -81,10 +83,13 @@ def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None
 
 
 def _channel_axis(weight: ir.Value, rank: int) -> int | None:
-    """Return the output-channel axis that all readers of a weight agree on, None when there is none."""
+    """Return the output-channel axis that all readers of a weight agree on, None when there is none.
+
+    A stack of matrices gets one scale: the integer product into which ONNX Runtime fuses it fails on more.
+    """
     axes = set()
     for use in weight.uses():
         row = _row(use.node)
-        known = row is not None and row.weight == use.idx and rank > 1
+        known = row is not None and row.weight == use.idx and rank > 1 and (use.node.op_type != "MatMul" or rank == 2)
         axes.add(row.channel_axis(use.node) % rank if known and row is not None else None)
     return axes.pop() if len(axes) == 1 else None

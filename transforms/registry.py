@@ -158,4 +158,8 @@ def load_plugins() -> None:
     from importlib.metadata import entry_points
 
     for entry in entry_points(group="requant.transforms"):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:  # anything may go wrong in somebody else's module
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RequantError(f"plug-in {entry.name!r} ({entry.value}) cannot be loaded: {message}") from error

@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,7 @@ from ..files import load_model, to_bytes
 
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
-    "QAttention DynamicQuantizeLSTM".split()
-)
-CONVOLUTIONS = frozenset({"Conv", "FusedConv", "NhwcFusedConv", "QLinearConv", "ConvInteger"})
-PRODUCTS = frozenset(
-    "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm".split()
+    "DynamicQuantizeLSTM".split()
 )
 RUNS = 3
 
@@ -101,25 +97,57 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(next(iter(entry.values()), ()))
 
 
-def _macs(op: str, node: ir.Node | None, inputs: list[tuple[int, ...]], outputs: tuple[tuple[int, ...], ...]) -> int:
-    """Return the multiply-accumulates of one run of a node."""
-    if node is None or not outputs:
+Shape = tuple[int, ...]
+
+
+def _convolution(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each output takes a product per weight of its channel, (M, C/group, *kernel)."""
+    return math.prod(output) * math.prod(_constant_shape(node, rank=len(output))[1:])
+
+
+def _transposed(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each input gives a product per weight of its channel, (C, M/group, *kernel)."""
+    return math.prod(inputs[0]) * math.prod(_constant_shape(node, rank=len(output))[1:])
+
+
+def _product(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each output takes a product per element of the common axis."""
+    transposed = node.attributes.get_int("transA", 0) and len(inputs[0]) > 1
+    return math.prod(output) * inputs[0][-2 if transposed else -1]
+
+
+def _recurrent(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each step (T, N, ...) takes every weight of W and R, both of three dimensions, once."""
+    weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
+    return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
+
+
+MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
+    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
+    "ConvTranspose": _transposed,
+    **dict.fromkeys(
+        "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "
+        "QGemm".split(),
+        _product,
+    ),
+    **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
+}
+"""Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""
+
+
+def _macs(op: str, node: ir.Node | None, inputs: list[Shape], outputs: tuple[Shape, ...]) -> int:
+    """Return the multiply-accumulates of one run of a node, 0 for operators that are none of `MACS`."""
+    if node is None or op not in MACS or not outputs or not inputs or not inputs[0]:
         return 0
-    if op in CONVOLUTIONS:
-        weight = _constant_shape(node, rank=len(outputs[0]))
-        return math.prod(outputs[0]) * math.prod(weight[1:]) if weight else 0
-    if op in PRODUCTS and inputs:
-        transposed = node.attributes.get_int("transA", 0)
-        return math.prod(outputs[0]) * inputs[0][-2 if transposed and len(inputs[0]) > 1 else -1]
-    return 0
+    return MACS[op](node, inputs, outputs[0])
 
 
 def _constant_shape(node: ir.Node, rank: int) -> tuple[int, ...]:
-    """Return the shape of the first constant input of `rank` dimensions."""
+    """Return the shape of the first constant input of `rank` dimensions; (0, 0) where weights are computed."""
     for value in node.inputs:
         if value is not None and value.const_value is not None and len(value.const_value.shape) == rank:
             return tuple(int(d) for d in value.const_value.shape)  # type: ignore[arg-type]
-    return ()
+    return (0, 0)
 
 
 def integer_share(runs: Iterable[KernelRun]) -> float:

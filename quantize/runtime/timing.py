@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WARM_UP = 3
+MOST_ROUNDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,18 @@ class Latency:
         """How many times faster the INT8 model is, minimum against minimum."""
         return self.float_ms / self.int8_ms
 
+    @property
+    def float_rate(self) -> float:
+        """Items per second of the float model."""
+        return 1e3 * self.batch / self.float_ms
 
-def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, most: int = 300) -> list[list[float]]:
+    @property
+    def int8_rate(self) -> float:
+        """Items per second of the INT8 model."""
+        return 1e3 * self.batch / self.int8_ms
+
+
+def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0) -> list[list[float]]:
     """Call each of `runs` in turn until `seconds` have passed and return the times of each, in seconds.
 
     The order is reversed every other round: what runs second finds caches warmed by the first.
@@ -47,7 +58,7 @@ def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, mo
             run()
     end = time.perf_counter() + seconds
     rounds = 0
-    while rounds < 5 or (time.perf_counter() < end and rounds < most):
+    while rounds < 5 or (time.perf_counter() < end and rounds < MOST_ROUNDS):
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for index in order:
             start = time.perf_counter()
