@@ -27,6 +27,7 @@ LEAST_PRODUCTS = 64
 FEW_CHANNELS = 8
 # Branches whose ranges differ by more than this do not meet in uint8: the narrow one would keep under 4 bits.
 WIDEST_SPREAD = 16.0
+FIRST_INTEGER_OPSET = 10  # of QLinearConv and QLinearMatMul
 RANKS = {"Conv": (3, 4), "Gemm": (2,), "MatMul": (2,)}
 
 
@@ -85,6 +86,7 @@ class Facts:
         selection: What the user allows.
         ranges: Observed (lo, hi) by tensor; empty before calibration.
         kept_float: Tensors that must not be uint8, with the reason.
+        opset: The model's version of the standard operators.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -93,6 +95,7 @@ class Facts:
     selection: Selection
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kept_float: Mapping[str, str] = field(default_factory=dict)
+    opset: int = FIRST_INTEGER_OPSET
 
 
 def choose(
@@ -121,12 +124,13 @@ def choose(
         selection=selection or Selection(),
         ranges=ranges or {},
         kept_float=kept_float or {},
+        opset=model.opset_imports.get("", FIRST_INTEGER_OPSET),
     )
     found = units(model.graph)
     obstacles = {unit.name: _obstacle(unit, facts) for unit in found}
     choices = {name: Choice(Impl.FLOAT, why) if why else Choice(Impl.U8) for name, why in obstacles.items()}
     _place_followers(found, choices)
-    _drop_unwanted(found, choices)
+    _drop_unwanted(found, choices, _captured(model.graph))
     return Plan(found, choices)
 
 
@@ -141,6 +145,8 @@ def _obstacle(unit: Unit, facts: Facts) -> str:
     refused = facts.selection.refuses(unit, facts.types)
     if refused:
         return refused
+    if facts.opset < FIRST_INTEGER_OPSET:
+        return f"opset {facts.opset} has no integer operators, and the model cannot be converted"
     if row.u8 not in uint8_kernels():
         return f"the installed runtime has no {row.u8 and row.u8[1]}"
     if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
@@ -241,8 +247,18 @@ def _place_followers(found: tuple[Unit, ...], choices: dict[str, Choice]) -> Non
             choices[unit.name] = Choice(Impl.FLOAT, "its inputs come in float")
 
 
-def _drop_unwanted(found: tuple[Unit, ...], choices: dict[str, Choice]) -> None:
-    """Let followers whose uint8 nobody reads stay float, and products that nobody reads in uint8 write float."""
+def _captured(graph: ir.Graph) -> set[str]:
+    """Return the tensors that bodies of control flow read."""
+    values = [value for node in graph for value in node.outputs]
+    return {str(value.name) for value in values if any(use.node.graph is not graph for use in value.uses())}
+
+
+def _drop_unwanted(found: tuple[Unit, ...], choices: dict[str, Choice], captured: set[str]) -> None:
+    """Let followers whose uint8 nobody reads stay float, and products that nobody reads in uint8 write float.
+
+    What moves values into a body stays in uint8: between a DequantizeLinear and a tensor that only a body reads it
+    makes ONNX Runtime 1.31 abort.
+    """
     readers: dict[str, list[Unit]] = defaultdict(list)
     for unit in found:
         for tensor in unit.inputs:
@@ -252,6 +268,7 @@ def _drop_unwanted(found: tuple[Unit, ...], choices: dict[str, Choice]) -> None:
             continue
         wanted = any(choices[r.name].impl is not Impl.FLOAT for t in unit.outputs for r in readers[t])
         row = OPS[unit.op]
+        wanted = wanted or (row.kind == "same" and not captured.isdisjoint(unit.outputs))
         if not wanted and row.kind != "compute":
             choices[unit.name] = Choice(Impl.FLOAT, "nothing after it computes in integers")
         elif not wanted and row.u8_float is not None and row.u8_float in uint8_kernels():

@@ -82,7 +82,8 @@ def _latency_row(table: Table, timed: Latency) -> None:
     table.add_row(
         f"latency, batch {timed.batch}",
         f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x "
-        f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; {timed.float_rate:.0f} -> {timed.int8_rate:.0f} items/s)",
+        f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; "
+        f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} items/s)",
     )
 
 

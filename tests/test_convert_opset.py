@@ -155,3 +155,39 @@ def test_a_converted_model_can_be_quantized() -> None:
     assert [node.op_type for node in result_of.model.graph].count("ConvInteger") == 1
     expected = result(model(8))
     assert np.abs(result(result_of.model) - expected).max() < 0.05 * np.abs(expected).max()
+
+
+UP, DOWN, BOTH = "{1, 1, 1.7, 2}", "{1, 1, 0.6, 0.5}", "{1, 1, 2, 0.5}"
+
+
+def resized(mode: str, scales: str) -> ir.Model:
+    return ir.from_onnx_text(
+        f"""<ir_version: 5, opset_import: ["" : 10]> g (float[1,3,6,6] x) => (float[?,?,?,?] y) <float[4] s = {scales}> {{
+            y = Resize <mode = "{mode}"> (x, s)
+        }}"""
+    )
+
+
+@pytest.mark.parametrize(("mode", "scales"), [("nearest", UP), ("nearest", DOWN), ("linear", UP), ("linear", DOWN)])
+def test_an_old_resize_samples_where_it_did(mode: str, scales: str) -> None:
+    made = resized(mode, scales)
+    expected = result(made)
+    convert_opset(made)
+    assert np.abs(result(made) - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_a_resize_that_rounds_both_ways_has_no_conversion() -> None:
+    with pytest.raises(TransformError, match="may round up and down"):
+        convert_opset(resized("nearest", BOTH))
+
+
+def test_what_the_converter_makes_invalid_is_no_conversion() -> None:
+    made = ir.from_onnx_text(
+        """<ir_version: 4, opset_import: ["" : 9]> g (float[1,3] x) => (float[1,6] y) {
+            y = Pad <mode = "edge", pads = [0, 1, 0, 2], value = 0.5> (x)
+        }"""
+    )
+    before = written(made)
+    with pytest.raises(TransformError, match=r"opset 9 cannot be converted to 13: .*Pad"):
+        convert_opset(made)
+    assert written(made) == before

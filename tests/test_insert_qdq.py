@@ -400,3 +400,23 @@ def test_a_conv_without_a_bias_gets_the_correction_as_one() -> None:
     without = quantized(model, plan).graph.node("a")
     assert len(without.inputs) == 2
     verify(result)
+
+
+def test_names_that_are_taken_are_not_taken_again() -> None:
+    model = graph(
+        """[c] c = Conv (x, w, b) [r] r = Relu(c)
+        ["r/quantize"] "r/quantized" = Sigmoid(r) ["w/int8/dequantize"] "w/int8/dequantized" = Tanh("r/quantized")
+        ["x/dequantize"] "x/scale" = Neg("w/int8/dequantized") [y] "x/dequantized" = Abs("x/scale")
+        [d] y = Conv (r, v)""",
+        outputs='float[A,B,C,D] y, float[A,B,C,D] "x/dequantized"',
+    )
+    feeds = {"x": np.random.default_rng(2).normal(size=(2, 3, 8, 8)).astype(np.float32)}
+    plan = plan_of(model)
+    plan = plan.with_choices({unit.name: Choice(Impl.FLOAT) for unit in plan.units if unit.name not in "cd"})
+    seen = tensors(model, feeds)
+    insert_qdq(model, plan=plan, qparams=ranges(plan, seen))
+    nodes = [node.name for node in model.graph]
+    assert len(set(nodes)) == len(nodes)
+    verify(model)
+    for name, found in run(model, feeds).items():
+        assert np.abs(found - seen[name]).max() < 0.05 * np.abs(seen[name]).max()

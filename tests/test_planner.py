@@ -526,3 +526,24 @@ def test_choices_can_be_replaced_in_a_new_plan() -> None:
     assert impls(plan)["third"] is U8
     assert changed.domain("d") is Domain.FLOAT
     assert changed.units == plan.units
+
+
+def test_an_opset_without_integer_operators_stays_float() -> None:
+    model = chain()
+    model.opset_imports[""] = 9
+    assert set(impls(choose(model)).values()) == {FLOAT}
+
+
+def test_what_moves_values_into_a_body_stays_uint8() -> None:
+    model = build(
+        """g (float[2,64] x, bool c) => (float[A,B] y) {
+            [m] m = MatMul(x, w)
+            [r] r = Reshape(m, shape)
+            [y] y = If(c) <
+                then_branch = a () => (float[A,B] p) { p = Relu(r) }, else_branch = b () => (float[A,B] q) { q = Abs(r) }
+            >
+        }""",
+        w=(64, 64),
+        shape=np.array([4, 32]),
+    )
+    assert impls(choose(model)) == {"m": U8, "r": U8, "y": FLOAT}

@@ -11,8 +11,8 @@ from .qparams import Array
 def mean_shift(node: ir.Node, error: Array, input_mean: Array) -> Array | None:
     """Return by how much rounded weights lower the mean of each output channel.
 
-    With ``W' = W - error`` the mean of output channel m falls by ``sum_c (sum_k error[m, c, k]) E[x_c]``; added to the bias
-    this restores it (Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019,
+    With ``W' = W - error`` the mean of output channel m falls by ``sum_c (sum_k error[m, c, k]) E[x_c]``; added to the
+    bias this restores it (Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019,
     section 4.2, with measured instead of derived means). Padding is taken for data, which is exact away from borders.
 
     Args:

@@ -29,7 +29,7 @@ def freeze_requantization_ranges(
     Of N records ``;<node>__print__;__requant_min_max:[min][max]`` the minimum at index round(N * min_percentile / 100)
     of the ascending minima is taken, and the maximum at round(N * (1 - max_percentile / 100)) of the ascending maxima;
     both are held to the node's own bounds, which are those of the Relu or Clip that it stands for.
-    Left alone: nodes that the log does not name; they stay dynamic (``not-in-the-log``), a ReduceMin of the model itself (``not-a-range``).
+    Left alone: nodes that the log does not name; they stay dynamic (``not-in-the-log``).
 
     Options:
         min_max_log_file: The log.
@@ -55,14 +55,16 @@ def freeze_min(model: ir.Model, *, min_max_log_file: str, min_percentile: float 
     Before:  lo = ReduceMin(x);  q = Quantize(x, lo, hi)
     After:   q = Quantize(x, <node>/frozen_min_only, hi)
     Records are ``;<node>__print__;__min:[value]``; the percentile is that of `freeze_requantization_ranges`.
-    Left alone: nodes that the log does not name (``not-in-the-log``), a ReduceMin of the model itself (``not-a-range``).
+    Left alone: nodes that the log does not name (``not-in-the-log``), a ReduceMin of the model itself
+    (``not-a-range``).
 
     Options:
         min_max_log_file: The log.
         min_percentile: How many percent of the lowest minima are dropped.
 
     Raises:
-        TransformError: The log has no such record, or names a node that the graph does not have or that is no ReduceMin.
+        TransformError: The log has no such record, or names a node that the graph does not have or that is no
+            ReduceMin.
     """
     log = read_log(min_max_log_file, MIN)
     columns: list[tuple[int, str, Summary, float]] = [(0, "frozen_min_only", low_percentile, min_percentile)]
@@ -76,14 +78,16 @@ def freeze_max(model: ir.Model, *, min_max_log_file: str, max_percentile: float 
     Before:  hi = ReduceMax(x);  q = Quantize(x, lo, hi)
     After:   q = Quantize(x, lo, <node>/frozen_max_only)
     Records are ``;<node>__print__;__max:[value]``; the percentile is that of `freeze_requantization_ranges`.
-    Left alone: nodes that the log does not name (``not-in-the-log``), a ReduceMax of the model itself (``not-a-range``).
+    Left alone: nodes that the log does not name (``not-in-the-log``), a ReduceMax of the model itself
+    (``not-a-range``).
 
     Options:
         min_max_log_file: The log.
         max_percentile: How many percent of the highest maxima are dropped.
 
     Raises:
-        TransformError: The log has no such record, or names a node that the graph does not have or that is no ReduceMax.
+        TransformError: The log has no such record, or names a node that the graph does not have or that is no
+            ReduceMax.
     """
     log = read_log(min_max_log_file, MAX)
     columns: list[tuple[int, str, Summary, float]] = [(0, "frozen_max_only", high_percentile, max_percentile)]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN, drop_functions
-from .graph import add_initializer, constant, fresh_name, remove, replace, sole_reader
+from .graph import add_initializer, constant, fresh_name, remove, replace, sole_reader, take_place, unread
 from .ops import MS
 from .qlinear import Weights, equal_parameters, product_node
 from .qparams import Array, QParams, asymmetric_u8
@@ -38,7 +38,8 @@ def fuse_quantized_matmul_and_requantize(model: ir.Model) -> Change:
     """Fuse a MatMulInteger with the Requantize of frozen range that alone reads it.
 
     Before:  q = Requantize(MatMulInteger(x, W8, xz), xs, ws, b, <frozen_min>, <frozen_max>)
-    After:   q = QGemm(x, xs, xz, W8, ws, 0, b32, ys, yz) with a bias, q = QLinearMatMul(x, xs, xz, W8, ws, 0, ys, yz) without
+    After:   q = QGemm(x, xs, xz, W8, ws, 0, b32, ys, yz) with a bias,
+             q = QLinearMatMul(x, xs, xz, W8, ws, 0, ys, yz) without
     A Quantize of frozen range becomes a QuantizeLinear, and a Dequantize/Quantize pair of equal parameters disappears.
     Left alone: ranges still found at run time (``dynamic-range``), a sum that somebody else reads (``shared``), a
     bias on a product of more than two dimensions (``batched-bias``).
@@ -81,10 +82,7 @@ def _constant_parameters(model: ir.Model, node: ir.Node) -> tuple[ir.Value, ir.V
     for output, part, array in zip(
         node.outputs[1:], ("scale", "zero_point"), (params.scale, params.zero_point), strict=True
     ):
-        name = f"{node.name}/{part}"
-        value = model.graph.initializers.get(name)
-        if value is None:
-            value = add_initializer(model.graph, fresh_name(model, name), array)
+        value = add_initializer(model.graph, fresh_name(model, f"{node.name}/{part}"), array)
         output.replace_all_uses_with(value)
         made.append(value)
     return made[0], made[1]
@@ -93,19 +91,7 @@ def _constant_parameters(model: ir.Model, node: ir.Node) -> tuple[ir.Value, ir.V
 def _to_quantize_linear(model: ir.Model, node: ir.Node) -> None:
     """Replace a Quantize of frozen range by the standard operator."""
     linear = ir.node("QuantizeLinear", [node.inputs[0], *_constant_parameters(model, node)], name=node.name)
-    _take_place(node, linear)
-
-
-def _take_place(old: ir.Node, new: ir.Node) -> None:
-    """Put `new` where `old` was; its first output stands for the first output of `old`."""
-    graph, output = old.graph, new.outputs[0]
-    assert isinstance(graph, ir.Graph)
-    output.type, output.shape = old.outputs[0].type, old.outputs[0].shape
-    name = old.outputs[0].name
-    graph.insert_after(old, [new])
-    replace(old.outputs[0], output)
-    remove(old)
-    output.name = name
+    take_place(node, linear)
 
 
 def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
@@ -134,7 +120,7 @@ def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
     )
     y = _constant_parameters(model, requantize)
     fused = product_node(model, product, (x, x_scale, x_zero), operands, y, str(requantize.name))
-    _take_place(requantize, fused)
+    take_place(requantize, fused)
     remove(product)
     return ""
 
@@ -157,7 +143,7 @@ def _drop_round_trips(model: ir.Model) -> int:
         assert source is not None
         replace(node.outputs[0], source)
         remove(node)
-        if not before.outputs[0].uses() and not before.outputs[0].is_graph_output():
+        if unread(before):
             remove(before)
         dropped += 1
     return dropped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import remove, replace, sole_reader
+from .graph import remove, sole_reader, take_place
 from .ops import MS
 from .registry import Change, transform
 
@@ -31,12 +31,8 @@ def fuse_silu(model: ir.Model) -> Change:
             change.skip("shared")
             continue
         fused = ir.node("QuickGelu", [source], {"alpha": 1.0}, domain=MS, name=mul.name)
-        name = mul.outputs[0].name
-        model.graph.insert_after(mul, [fused])
-        replace(mul.outputs[0], fused.outputs[0])
-        remove(mul)
-        fused.outputs[0].name = name
         sigmoid = gate.producer()
+        take_place(mul, fused)
         if sigmoid is not None:
             remove(sigmoid)
         model.opset_imports[MS] = 1

@@ -67,6 +67,24 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
+def take_place(old: ir.Node, new: ir.Node) -> None:
+    """Remove `old` and put `new` there: its first output gets the readers, name, type and shape of the old one."""
+    graph, result, output = old.graph, old.outputs[0], new.outputs[0]
+    if not isinstance(graph, ir.Graph):
+        raise TypeError(f"node {old.name!r} is in no graph")
+    name = result.name
+    output.type, output.shape = result.type, result.shape
+    graph.insert_after(old, [new])
+    replace(result, output)
+    remove(old)
+    output.name = name
+
+
+def unread(node: ir.Node) -> bool:
+    """Whether nothing reads what `node` gives."""
+    return not any(value.uses() or value.is_graph_output() for value in node.outputs)
+
+
 def names(model: ir.Model) -> set[str]:
     """Return the name of every value and node of the graph and of the bodies inside it."""
     found: set[str] = set()

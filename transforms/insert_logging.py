@@ -33,7 +33,8 @@ def insert_logging(
     After:   the same, and a graph output named ``;<node>__print__;__requant_min_max:`` with the values [lo, hi]
     A line of the log is the output's name followed by ``[value]`` for each value: ``requant calibrate`` writes it, and
     so can any program.
-    Left alone: nodes of another operator or whose name starts otherwise (both must hold where both are given), nodes whose results nobody reads (``unread``), nodes that are logged already (``logged``).
+    Left alone: nodes of another operator or whose name starts otherwise (both must hold where both are given), nodes
+    whose results nobody reads (``unread``), nodes that are logged already (``logged``).
 
     Options:
         op: Operator types to log; all where none is given.

@@ -23,7 +23,8 @@ def insert_qdq(
 
     Before:  y = Relu(Conv(x, W, b))
     After:   x' = DequantizeLinear(QuantizeLinear(x)),  W' = DequantizeLinear(int8 W, axis=0),
-             b' = DequantizeLinear(int32 b, scale s_x * s_w),  y = DequantizeLinear(QuantizeLinear(Relu(Conv(x', W', b'))))
+             b' = DequantizeLinear(int32 b, scale s_x * s_w),
+             y = DequantizeLinear(QuantizeLinear(Relu(Conv(x', W', b'))))
     A tensor has one pair however many readers it has. Of a tensor that a float operator produces, only the readers
     that compute in integers read the dequantized copy; one that an integer kernel produces has no float original.
     Left alone: every unit that the plan has in float, its weights included.

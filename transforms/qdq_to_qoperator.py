@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, fresh_name, remove, sole_reader
+from .graph import constant, remove, sole_reader, take_place, unread
 from .ops import MS, OPS, only_moves
 from .qlinear import Quantized, equal_parameters
 from .registry import Change, transform
@@ -22,9 +22,9 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
 
     Before:  QuantizeLinear(Relu(Conv(DequantizeLinear(x), DequantizeLinear(W8), DequantizeLinear(b32))))
     After:   QLinearConv(x, ..., W8, ..., b32)
-    Gemm becomes QGemm, MatMul QLinearMatMul, or MatMulIntegerToFloat and QGemm with float output where nothing quantizes
-    their result; Add, Mul, Concat, AveragePool, GlobalAveragePool and LeakyRelu become their QLinear forms; MaxPool,
-    Reshape and other operators that only move values run on uint8 as they are.
+    Gemm becomes QGemm, MatMul QLinearMatMul, or MatMulIntegerToFloat and QGemm with float output where nothing
+    quantizes their result; Add, Mul, Concat, AveragePool, GlobalAveragePool and LeakyRelu become their QLinear forms;
+    MaxPool, Reshape and other operators that only move values run on uint8 as they are.
     Left alone: operators without such a form (``no-integer-form``), those with another operand in float
     (``float-operand``), with scales that the integer operator cannot have (``scales``), whose result somebody also
     reads in float (``read-in-float``), or whose Relu or Clip is not what saturation does (``clip``).
@@ -44,11 +44,12 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
         if fused is None:
             change.skip(reason or "no-integer-form")
             continue
-        old = quantize if quantize is not None else node
-        _put(model, old, fused)
-        for done in dict.fromkeys([old, *([] if quantize is None else [last, node])]):
-            if all(not v.uses() and not v.is_graph_output() for v in done.outputs):
-                _remove_with_dequantizers(done)
+        if fused.domain == MS:
+            model.opset_imports[MS] = 1
+        take_place(quantize if quantize is not None else node, fused)
+        for done in dict.fromkeys([last, node, *before]):
+            if done is not None and done.graph is not None and unread(done):
+                remove(done)
         change.applied += 1
     return change
 
@@ -172,30 +173,3 @@ def _compute(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node 
 def _transposes(node: ir.Node) -> dict[str, ir.Attr]:
     """The attributes that a QGemm shares with a Gemm."""
     return {name: attr for name, attr in node.attributes.items() if name in ("transA", "transB")}
-
-
-def _put(model: ir.Model, old: ir.Node, new: ir.Node) -> None:
-    """Let `new` give what `old` gave; a QuantizeLinear's uint8 result is given by the operator itself."""
-    if new.domain == MS:
-        model.opset_imports[MS] = 1
-    result, output = old.outputs[0], new.outputs[0]
-    output.type, output.shape = result.type, result.shape
-    model.graph.insert_after(old, [new])
-    name = result.name
-    result.replace_all_uses_with(output, replace_graph_outputs=True)
-    result.name = fresh_name(model, f"{name}/replaced")
-    output.name = name
-
-
-def _remove_with_dequantizers(node: ir.Node) -> None:
-    """Remove a node and the DequantizeLinear nodes that it alone read."""
-    before = [value.producer() for value in node.inputs if value is not None]
-    remove(node)
-    for producer in dict.fromkeys(before):
-        if (
-            producer is not None
-            and producer.op_type == "DequantizeLinear"
-            and not producer.outputs[0].uses()
-            and not producer.outputs[0].is_graph_output()
-        ):
-            remove(producer)

@@ -44,7 +44,7 @@ class Weights:
 def product_node(
     model: ir.Model, like: ir.Node, x: Quantized, weights: Weights, y: tuple[ir.Value, ir.Value], name: str
 ) -> ir.Node:
-    """Make the fused node of an integer convolution or matrix product: QLinearConv, QGemm (with a bias) or QLinearMatMul.
+    """Make the fused node of an integer product: QLinearConv, QGemm (with a bias) or QLinearMatMul.
 
     The bias becomes int32 of scale ``x_scale * w_scale``, rounded half to even. Where it would not fit, the weights
     of that channel are stored again on a coarser grid (`qparams.fit_bias`).

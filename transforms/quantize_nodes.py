@@ -57,7 +57,8 @@ class _Rewriter:
         attributes: Mapping[str, ir.Attr | int] = MappingProxyType({}),
     ) -> ir.Node:
         """Make a node called after `name`, whose outputs are called after it."""
-        node = ir.node(op, inputs, attributes, domain=domain, name=self.name(name), num_outputs=outputs)
+        called = self.name(name.replace(";", "_"))  # in a log a semicolon ends a name
+        node = ir.node(op, inputs, attributes, domain=domain, name=called, num_outputs=outputs)
         for index, output in enumerate(node.outputs):
             output.name = self.name(f"{node.name}:{index}")
         return node

@@ -17,10 +17,10 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
 
     Before:  y = Conv(x, W)                        W float32 (M, C, *spatial)
     After:   y = Conv(x, DequantizeLinear(W8, scale, 0, axis=0)),  scale (M,) = max|W[m]| / 127
-    The weights of Conv, Gemm and MatMul get one scale per output channel, all others one scale.
-    Left alone: small constants (``small``) or of another type than float32
-    (``not-float32``), the biases of those three (``bias``), the scales of a Resize (``resize``), initializers that a caller may override, and models of
-    an opset without per-channel scales (``opset-below-13``: run `convert_opset` first).
+    The weights of Conv, Gemm and MatMul get one scale per output channel, stacks of matrices and all others one scale.
+    Left alone: small constants (``small``) or of another type than float32 (``not-float32``), the biases of those
+        three (``bias``), the scales of a Resize (``resize``), initializers that a caller may override, and models of an
+        opset without per-channel scales (``opset-below-13``: run `convert_opset` first).
 
     Options:
         minimum_size: The least number of elements of a constant that is stored as int8.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import remove, replace
+from .graph import take_place
 from .registry import Change, transform
 
 
@@ -24,13 +24,6 @@ def sum_to_add(model: ir.Model) -> Change:
         if len(node.inputs) != 2:
             change.skip("not-two")
             continue
-        add = ir.node("Add", node.inputs, name=node.name)
-        result, output = node.outputs[0], add.outputs[0]
-        name = result.name
-        output.type, output.shape = result.type, result.shape
-        model.graph.insert_after(node, [add])
-        replace(result, output)
-        remove(node)
-        output.name = name
+        take_place(node, ir.node("Add", node.inputs, name=node.name))
         change.applied += 1
     return change

@@ -22,8 +22,8 @@ def units(graph: ir.Graph) -> tuple[Unit, ...]:
 
     A Conv, Gemm, MatMul, Add or Mul takes the Relu or Clip that alone reads it. A tensor that fans out into
     element-by-element operators that join again (``x * sigmoid(x)``, GELU, a decomposed layer or RMS norm, a
-    hard-swish) makes a group, which the runtime fuses when nothing is put between its operators; a layer norm makes two,
-    ``x - mean(x)`` and what divides it.
+    hard-swish) makes a group, which the runtime fuses when nothing is put between its operators; a layer norm makes
+    two, ``x - mean(x)`` and what divides it.
     """
     found: dict[ir.Node, Unit] = {}
     taken: set[ir.Node] = set()
