@@ -241,7 +241,7 @@ def transform(
     requant transform in.onnx out.onnx --transforms 'remove_nodes(op=Identity, op=Dropout)'
     requant transform in.onnx out.onnx --transforms 'strip_unused_nodes' --outputs features
     """
-    from requant.quantize.files import check_output, load_model, save_model
+    from requant.quantize.files import about, check_output, load_model, save_model
     from requant.transforms import load_plugins, parse, run
 
     load_plugins()
@@ -249,7 +249,7 @@ def transform(
     steps = parse(pipeline)
     model = load_model(source)
     count = itertools.count()
-    with _progress() as progress:
+    with _progress() as progress, about(source):
         result = run(
             steps,
             model,

@@ -67,7 +67,7 @@ def observe(
 
     Memory holds one sample and the tensors it gives rise to, whatever the number of samples. Min and max are
     computed inside the graph, so that only scalars leave it; a tensor whose sum overflows there is fetched whole
-    from that sample on.
+    from that sample on, and so are tensors whose histogram or channel means are wanted.
 
     Args:
         model: A file, or the bytes of one; it is not changed.

@@ -29,8 +29,8 @@ from ..transforms.units import node_name
 from .accuracy import Accuracy, measure
 from .compare import stacked
 from .evidence import RUIN_DB, alone, ruinous
-from .files import check_output, load_model, size_on_disk, to_bytes
-from .planner import Selection, choose
+from .files import about, check_output, load_model, size_on_disk, to_bytes
+from .planner import ALREADY, Selection, choose
 from .progress import Progress, silent
 from .result import FloatNode, Result
 from .runtime.execution import KernelRun, executed, integer_share
@@ -166,7 +166,8 @@ def _prepare(path: str | os.PathLike[str], data: object, options: Options, progr
         source = source.samples(options.samples)
     Runner(Path(path))((next(iter(source)) if options.batch == 1 else stacked(source, options.batch)).feed)
     types = {node_name(node): node.op_type for node in original.graph}
-    simplified = simplify(original, progress)
+    with about(path):
+        simplified = simplify(original, progress)
     notes = [f"{result.step}: {result.error}" for result in simplified.applied if result.error]
     gone = set(types) - {node_name(node) for node in simplified.model.graph}
     for name in sorted(gone):
@@ -311,7 +312,7 @@ def _deviations(plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
     return [
         f"planned float, but the runtime ran {unit.name!r} as {integer[name]}"
         for unit in plan.units
-        if plan.impl(unit) is Impl.FLOAT
+        if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason != ALREADY
         for name in unit.nodes
         if name in integer
     ]

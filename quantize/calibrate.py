@@ -14,7 +14,7 @@ from ..calibration.ranges import parse_rule
 from ..calibration.runner import observe, run_logged
 from ..calibration.session import input_specs, open_session
 from ..calibration.sources import Source, open_source
-from .files import load_model, to_bytes
+from .files import about, load_model, to_bytes
 from .planner import choose
 from .progress import Progress, silent
 from .simplify import simplify
@@ -37,7 +37,8 @@ def calibrate_model(
     """
     chosen = parse_rule(rule)
     loaded = load_model(model)
-    simple = simplify(loaded, progress).model
+    with about(model):
+        simple = simplify(loaded, progress).model
     tensors = choose(simple).quantized
     if not tensors:
         raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")

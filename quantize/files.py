@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,6 +13,8 @@ from onnx_ir.passes.common import NameFixPass
 
 from .. import RequantError
 from ..calibration.files import write_atomically
+from ..transforms import VerifyError
+from ..transforms.graph import quiet
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # what protobuf can hold in one message, less the graph itself
 
@@ -25,7 +29,8 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
     if not file.is_file():
         raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
     try:
-        model = ir.load(file)
+        with quiet():  # what onnx-ir would log is found, and said with the file's name, when the model is verified
+            model = ir.load(file)
     except Exception as error:  # protobuf and onnx_ir raise nothing in common
         reason = " ".join(str(error).split())[:200]
         raise RequantError(f"{path}: not an ONNX model, or a truncated one ({reason})") from error
@@ -36,6 +41,15 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
             _check_external(path, tensor)
     NameFixPass()(model)
     return model
+
+
+@contextmanager
+def about(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let what is wrong inside a model say of which file it is."""
+    try:
+        yield
+    except VerifyError as error:
+        raise RequantError(f"{path}: {error}") from error
 
 
 def _check_external(path: str | os.PathLike[str], tensor: ir.ExternalTensor) -> None:

@@ -27,6 +27,7 @@ LEAST_PRODUCTS = 64
 FEW_CHANNELS = 8
 # Branches whose ranges differ by more than this do not meet in uint8: the narrow one would keep under 4 bits.
 WIDEST_SPREAD = 16.0
+ALREADY = "its weights are quantized already"
 FIRST_INTEGER_OPSET = 10  # of QLinearConv and QLinearMatMul
 RANKS = {"Conv": (3, 4), "Gemm": (2,), "MatMul": (2,)}
 
@@ -165,13 +166,19 @@ def _is_float32(value: ir.Value | None) -> bool:
     return value is not None and value.dtype is ir.DataType.FLOAT
 
 
+def _is_dequantized(value: ir.Value | None) -> bool:
+    """Whether a tensor comes out of a DequantizeLinear."""
+    producer = value.producer() if value is not None else None
+    return producer is not None and producer.op_type == "DequantizeLinear"
+
+
 def _compute_obstacle(node: ir.Node, row: Op) -> str:
     """Say what keeps a Conv, Gemm or MatMul from computing in integers."""
     weight = constant(node.inputs[1])
-    if weight is None and node.op_type == "MatMul":
+    if weight is None and node.op_type == "MatMul" and not _is_dequantized(node.inputs[1]):
         return "both factors are activations, a small share of the work"
     if weight is None:
-        return "computed weights"
+        return ALREADY if _is_dequantized(node.inputs[1]) else "computed weights"
     if weight.dtype is not ir.DataType.FLOAT:
         return "its weights are not float32"
     shape = [int(d) for d in weight.shape]  # type: ignore[arg-type]

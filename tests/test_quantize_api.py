@@ -636,3 +636,25 @@ def test_external_data_survive_a_change_of_opset(tmp_path: Path, monkeypatch: py
     result = quantize_model(stored, feeds(x=(1, 64)), tmp_path / "out.onnx", Options(seconds=0))
     assert result.mac_share_int8 == 1.0
     assert "convert_opset" in result.pipeline
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_a_model_that_is_quantized_already_says_so(tmp_path: Path, product: Path) -> None:
+    first = tmp_path / "first.onnx"
+    quantize_model(product, feeds(x=(1, 64)), first, Options(seconds=0))
+    again = quantize_model(first, feeds(x=(1, 64)), tmp_path / "again.onnx", Options(seconds=0))
+    reasons = {node.name: node.reason for node in again.float_nodes}
+    assert reasons["first"] == reasons["last"] == "its weights are quantized already"
+    assert again.verdict.startswith("nothing in this model can become int8")
+    assert again.notes == ()  # that the runtime computes them in integers is no deviation from the plan
+
+
+def test_a_broken_graph_is_told_with_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    proto = onnx.parser.parse_model(HEAD + "net (float[4] x) => (float[4] y) { y = Relu(x) }")
+    proto.graph.node[0].input[0] = "nowhere"
+    onnx.save(proto, tmp_path / "broken.onnx")
+    with pytest.raises(RequantError, match=r"broken\.onnx: "):
+        quantize_model(tmp_path / "broken.onnx", feeds(x=(4,)), tmp_path / "out.onnx")
+    with pytest.raises(RequantError, match=r"broken\.onnx: .*'nowhere'"):
+        calibrate_model(tmp_path / "broken.onnx", feeds(x=(4,)))
+    assert caplog.records == []  # nothing but the one line

@@ -13,14 +13,14 @@ from ...calibration.session import Array, describe, open_session, runtime_messag
 class Runner:
     """A loaded model that is called with a feed and returns its outputs by name."""
 
-    def __init__(self, model: Path | str | bytes, *, threads: int = 0, optimize: bool = True) -> None:
+    def __init__(self, model: Path | str | bytes, *, threads: int = 0) -> None:
         """Load `model`.
 
         Raises:
             RequantError: The runtime cannot load it.
         """
         self._name = describe(model)
-        self._session = open_session(model, threads=threads, optimize=optimize)
+        self._session = open_session(model, threads=threads)
         self.outputs = tuple(output.name for output in self._session.get_outputs())
 
     def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:
