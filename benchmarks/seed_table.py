@@ -20,9 +20,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from requant.calibration import input_specs, open_session, open_source
 from requant.quantize import Comparison, Options, compare_models, quantize_model
-from requant.quantize.compare import stacked
+from requant.quantize.data import open_data, stacked
 from requant.quantize.runtime.execution import KernelRun, executed
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
@@ -42,7 +41,7 @@ def second_convolution(model: Path, feed: dict[str, Any], threads: int) -> tuple
 def measure(int8: Path, batch: int, threads: int) -> tuple[Comparison, dict[str, Any]]:
     """Compare the two models and profile them in turn."""
     found = compare_models(MODEL, int8, TEST, batch=batch, threads=threads)
-    feed = stacked(open_source(TEST, input_specs(open_session(MODEL))), batch).feed
+    feed = stacked(open_data(MODEL, TEST), batch).feed
     rounds = [[second_convolution(model, feed, threads) for model in (MODEL, int8)] for _ in range(ROUNDS)]
     best = [min((r[i] for r in rounds), key=lambda pair: pair[0].microseconds) for i in (0, 1)]
     rows = {

@@ -9,13 +9,14 @@ from .ranges import RULES, Rule, minmax, parse_rule, percentile
 from .runner import Observations, observe, run_logged
 from .samples import DataError, Sample
 from .session import Array, Feed, InputSpec, input_specs, open_session
-from .sources import Source, open_source
+from .sources import DataSource, Source, open_source
 
 __all__ = [
     "RULES",
     "Array",
     "ChannelMean",
     "DataError",
+    "DataSource",
     "Feed",
     "Histogram",
     "InputSpec",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from .objects import python_file, python_module, python_object
 from .samples import DataError, Picked, Rows, Sample, checked
 from .session import Array, InputSpec
 
-__all__ = ["DataError", "Sample", "Source", "open_source"]
+__all__ = ["DataError", "DataSource", "Sample", "Source", "open_source"]
+
+DataSource: TypeAlias = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
+"""A text that names data, or from Python feeds or (feed, label) pairs, or what returns them."""
 
 FORMS = (
     "FILE.npz, FILE.npz:SPLIT, a folder of .npz files (or of .npy files for a model with one input), "
@@ -130,9 +133,7 @@ def _stacked(group: Sequence[Sample]) -> Sample:
     return Sample(feed, labels, f"{first.where} to {last.where}")
 
 
-def open_source(
-    spec: str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]], inputs: Sequence[InputSpec]
-) -> Source:
+def open_source(spec: DataSource, inputs: Sequence[InputSpec]) -> Source:
     """Open a source of data for a model with these inputs.
 
     Args:

@@ -15,8 +15,7 @@ from .. import RequantError
 from ..calibration.files import write_atomically
 from ..calibration.ranges import parse_rule
 from ..calibration.runner import Observations, observe
-from ..calibration.session import input_specs, open_session
-from ..calibration.sources import Source, open_source
+from ..calibration.sources import DataSource, Source
 from ..transforms import METADATA_KEY, signature, verify
 from ..transforms.bias_correction import mean_axis
 from ..transforms.fuse_silu import fuse_silu
@@ -27,7 +26,7 @@ from ..transforms.qdq_to_qoperator import qdq_to_qoperator
 from ..transforms.qparams import QParams, asymmetric_u8
 from ..transforms.units import node_name
 from .accuracy import Accuracy, measure
-from .compare import stacked
+from .data import open_data, stacked
 from .evidence import RUIN_DB, alone, ruinous
 from .files import about, check_output, load_model, size_on_disk, to_bytes
 from .planner import ALREADY, Selection, choose
@@ -87,7 +86,7 @@ class Options:
 
 def quantize_model(
     model: str | os.PathLike[str],
-    data: object,
+    data: DataSource,
     output: str | os.PathLike[str],
     options: Options | None = None,
     progress: Progress = silent,
@@ -156,14 +155,11 @@ class _Candidate:
     data: bytes
 
 
-def _prepare(path: str | os.PathLike[str], data: object, options: Options, progress: Progress) -> _Job:
+def _prepare(path: str | os.PathLike[str], data: DataSource, options: Options, progress: Progress) -> _Job:
     """Load, check everything that can be refused, and simplify."""
     original = load_model(path)
     options.selection.check(original)
-    session = open_session(os.fspath(path))
-    source = open_source(data, input_specs(session))  # type: ignore[arg-type]
-    if options.samples is not None:
-        source = source.samples(options.samples)
+    source = open_data(path, data, options.samples)
     Runner(Path(path))((next(iter(source)) if options.batch == 1 else stacked(source, options.batch)).feed)
     types = {node_name(node): node.op_type for node in original.graph}
     with about(path):

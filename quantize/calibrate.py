@@ -12,8 +12,8 @@ from .. import RequantError
 from ..calibration.files import RangeFile, fingerprint, load_ranges, write_atomically
 from ..calibration.ranges import parse_rule
 from ..calibration.runner import observe, run_logged
-from ..calibration.session import input_specs, open_session
-from ..calibration.sources import Source, open_source
+from ..calibration.sources import DataSource
+from .data import open_data
 from .files import about, load_model, to_bytes
 from .planner import choose
 from .progress import Progress, silent
@@ -24,7 +24,7 @@ Path_ = str | os.PathLike[str]
 
 def calibrate_model(
     model: Path_,
-    data: object,
+    data: DataSource,
     *,
     rule: str = "minmax",
     samples: int | None = None,
@@ -42,7 +42,7 @@ def calibrate_model(
     tensors = choose(simple).quantized
     if not tensors:
         raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
-    source = _source(model, data, samples)
+    source = open_data(model, data, samples)
     seen = observe(
         to_bytes(simple), tensors, source, histogram=chosen.needs_histogram, progress=partial(progress, "calibrate")
     )
@@ -53,7 +53,7 @@ def calibrate_model(
 
 def log_model(
     model: Path_,
-    data: object,
+    data: DataSource,
     log: Path_,
     *,
     samples: int | None = None,
@@ -66,7 +66,7 @@ def log_model(
     """
     load_model(model)  # what is wrong with a file is told in the same words by every command
     lines = StringIO()
-    written = run_logged(Path(model), _source(model, data, samples), lines.write, progress=partial(progress, "log"))
+    written = run_logged(Path(model), open_data(model, data, samples), lines.write, progress=partial(progress, "log"))
     write_atomically(log, lines.getvalue().encode())
     return written
 
@@ -81,9 +81,3 @@ def merge_ranges(paths: Sequence[Path_]) -> RangeFile:
     for path in paths[1:]:
         merged |= load_ranges(path)
     return merged
-
-
-def _source(model: Path_, data: object, samples: int | None) -> Source:
-    """Open the data for a model."""
-    source = open_source(data, input_specs(open_session(Path(model))))  # type: ignore[arg-type]
-    return source if samples is None else source.samples(samples)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import RequantError
-from ..calibration.samples import Sample
 from ..calibration.session import input_specs, open_session
-from ..calibration.sources import Source, open_source
+from ..calibration.sources import DataSource, Source, open_source
 from .accuracy import Accuracy, measure
+from .data import stacked
 from .files import load_model
 from .progress import Progress, silent
 from .result import accuracy_json, latency_json
@@ -56,7 +54,7 @@ class Comparison:
 def compare_models(
     float_model: Model,
     int8_model: Model,
-    data: object,
+    data: DataSource,
     *,
     batch: int = 1,
     threads: int = 1,
@@ -90,7 +88,7 @@ def compare_models(
     return Comparison(accuracy, tuple(found))
 
 
-def _common_source(float_model: Model, int8_model: Model, data: object) -> Source:
+def _common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:
     """Open the data for two models that take the same inputs and give the same outputs."""
     for model in (float_model, int8_model):
         load_model(model)  # what is wrong with a file is told in the same words by every command
@@ -102,21 +100,4 @@ def _common_source(float_model: Model, int8_model: Model, data: object) -> Sourc
         if left != right:
             differing = ", ".join(sorted(map(str, left ^ right)))
             raise RequantError(f"{int8_model}: has other {kind} than {float_model}: {differing}")
-    return open_source(data, inputs[0])  # type: ignore[arg-type]
-
-
-def stacked(source: Source, batch: int) -> Sample:
-    """Return one feed of `batch` items, repeating the samples if there are too few.
-
-    Raises:
-        RequantError: The model's inputs have no free batch axis.
-    """
-    sample = next(source.batches(batch))
-    free = all(spec.shape and not isinstance(spec.shape[0], int) for spec in source.inputs)
-    if not free:
-        fixed = next(spec for spec in source.inputs if not spec.shape or isinstance(spec.shape[0], int))
-        raise RequantError(
-            f"input {fixed.name!r} is {fixed}: its first axis is fixed, so that no batch of {batch} can be fed"
-        )
-    feed = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in sample.feed.items()}
-    return replace(sample, feed=feed)
+    return open_source(data, inputs[0])
