@@ -198,7 +198,7 @@ def calibrate(
     if target is None or (log is not None and output is not None):
         raise click.UsageError("give either -o RANGES.json or --log FILE")
     if merge is not None:
-        if model is not None or data is not None or log is not None:
+        if model is not None or data is not None or log is not None or _given("calibration") or _given("samples"):
             raise click.UsageError("give --merge A B and -o RANGES.json alone: nothing is run")
         for part in merge:
             check_output(target, part, force=force)
@@ -206,6 +206,8 @@ def calibrate(
         return
     if model is None or data is None:
         raise click.UsageError("give MODEL and --data SRC, or --merge A B")
+    if log is not None and _given("calibration"):
+        raise click.UsageError("--calibration chooses the ranges of a range file; a log holds what was seen")
     check_output(target, model, force=force)
     with _progress() as progress:
         if log is not None:
@@ -293,6 +295,11 @@ def transforms(name: str | None, as_json: bool) -> None:
         width = max(len(transform.name) for transform in found)
         for transform in found:
             click.echo(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")
+
+
+def _given(name: str) -> bool:
+    """Whether an option of the running command stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _print_json(value: object) -> None:

@@ -769,3 +769,18 @@ def test_a_run_that_is_cut_short_leaves_no_file(
     result = invoke("quantize", model, "--data", data, "-o", tmp_path / "old.onnx", "--force")
     assert result.exit_code not in (0, 2)
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["logged.onnx", "--data", "d.npz", "--log", "min_max.log", "--calibration", "minmax"],
+        ["--merge", "a.json", "b.json", "-o", "c.json", "--samples", "3"],
+        ["--merge", "a.json", "b.json", "-o", "c.json", "--calibration", "minmax"],
+    ],
+    ids=["rule-of-a-log", "samples-of-a-merge", "rule-of-a-merge"],
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments: list[str]) -> None:
+    result = invoke("calibrate", *arguments)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
