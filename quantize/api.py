@@ -93,9 +93,9 @@ def quantize_model(
 ) -> Result:
     """Quantize a float ONNX model and measure what came of it.
 
-    The model is simplified, observed on the data, planned, written and compared with the original on the same data.
-    Where INT8 turns out not to be faster than float on this machine (`WORTHWHILE`), the simplified float model is
-    written and the result says so.
+    The model is simplified, observed on the data, planned, emitted and compared with the original on the same data.
+    Where INT8 is not faster than float on this machine (`WORTHWHILE`) or is far from it (`LEAST_DB`), the simplified
+    float model is written and the result says so.
 
     Args:
         model: Path of the float model.
@@ -130,6 +130,7 @@ class _Job:
         path: The float model's file.
         simple: The simplified float model.
         types: Operator types by node name before it was simplified.
+        widest: The plan with everything in int8 that might be; any later plan takes units away from it.
         notes: What could not be done as asked so far.
         source: Calibration data.
         options: What was asked.
@@ -139,6 +140,7 @@ class _Job:
     path: Path
     simple: ir.Model
     types: Mapping[str, str]
+    widest: Plan
     notes: tuple[str, ...]
     source: Source
     options: Options
@@ -169,12 +171,13 @@ def _prepare(path: str | os.PathLike[str], data: DataSource, options: Options, p
     for name in sorted(gone):
         if name in options.selection.exclude_nodes or types[name] in options.selection.exclude_ops:
             notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours before anything else")
-    return _Job(Path(path), simplified.model, types, tuple(notes), source, options, progress)
+    widest = choose(simplified.model, options.selection, types=types)
+    return _Job(Path(path), simplified.model, types, widest, tuple(notes), source, options, progress)
 
 
 def _observe(job: _Job) -> Observations:
     """Collect the statistics that any plan for this model may need."""
-    plan = choose(job.simple, job.options.selection, types=job.types)
+    plan = job.widest
     nodes = {node_name(node): node for node in job.simple.graph}
     corrected = [u for u in plan.units if plan.impl(u) is not Impl.FLOAT and OPS[u.op].bias is not None]
     rule = parse_rule(job.options.calibration)
@@ -192,8 +195,7 @@ def _emit(job: _Job, seen: Observations, kept_float: Mapping[str, str]) -> _Cand
     """Choose ranges, place and write."""
     rule = parse_rule(job.options.calibration)
     ranges = {name: rule(statistic) for name, statistic in seen.ranges.items()}
-    everything = choose(job.simple, job.options.selection, types=job.types)
-    empty = {name: "has no values in the calibration data" for name in everything.quantized if name not in ranges}
+    empty = {name: "has no values in the calibration data" for name in job.widest.quantized if name not in ranges}
     plan = choose(job.simple, job.options.selection, ranges=ranges, kept_float={**empty, **kept_float}, types=job.types)
     qparams = {name: asymmetric_u8(*ranges[name]) for name in plan.observed}
     model = job.simple.clone()
@@ -266,9 +268,11 @@ def _keep_float(
         for u in plan.units
     }
     kept = _Candidate(job.simple, plan.with_choices(choices), {}, to_bytes(job.simple))
-    result = _finish(job, kept, _judge(job, kept), _time(job, kept), output)
     verdict = f"{reason}: the output is the simplified float model"
-    return replace(result, verdict=verdict, rejected=(accuracy, speed) if plan.quantized else None)
+    if not plan.quantized:  # what was judged and timed is this very model
+        return replace(_finish(job, kept, accuracy, speed, output), verdict=verdict)
+    result = _finish(job, kept, _judge(job, kept), _time(job, kept), output)
+    return replace(result, verdict=verdict, rejected=(accuracy, speed))
 
 
 def _finish(
@@ -284,7 +288,6 @@ def _finish(
     return Result(
         output=os.fspath(output),
         format=job.options.format,
-        samples=accuracy.samples,
         calibration=job.options.calibration,
         data=job.source.description,
         int8_nodes=sum(len(u.nodes) for u in plan.units) - sum(len(u.nodes) for u in floats),

@@ -84,7 +84,7 @@ def _with_switches(model: ir.Model, qparams: Mapping[str, QParams]) -> ir.Model:
     graph = copy.graph
     switch = ir.val(SWITCH, dtype=ir.DataType.INT64, shape=[])
     graph.inputs.append(switch)
-    values = {str(v.name): v for v in (*graph.inputs, *(o for n in graph for o in n.outputs))}
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     for index, (name, params) in enumerate(qparams.items()):
         _insert_switch(copy, values[name], switch, index, params)
     return copy

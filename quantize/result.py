@@ -27,7 +27,6 @@ class Result:
     Attributes:
         output: Path of the model that was written.
         format: ``qdq`` or ``qoperator``.
-        samples: Samples on which the two models were compared.
         calibration: The range rule.
         data: What the data were.
         int8_nodes: Nodes that compute or pass on integers, absorbed ones included.
@@ -47,7 +46,6 @@ class Result:
 
     output: str
     format: str
-    samples: int
     calibration: str
     data: str
     int8_nodes: int
@@ -62,6 +60,11 @@ class Result:
     notes: tuple[str, ...] = ()
     verdict: str = ""
     rejected: tuple[Accuracy, Latency] | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples on which the two models were compared."""
+        return self.accuracy.samples
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON values; an infinite SQNR is null."""

@@ -37,9 +37,10 @@ def insert_qdq(
             (`bias_correction.mean_shift`).
     """
     change = Change()
-    emitter = _Emitter(model, means or {}, names(model))
+    # QuantizeLinear has an axis from opset 13 on; for older models the runtime's own domain has one
+    emitter = _Emitter(model, means or {}, "" if model.opset_imports.get("", 0) >= 13 else MS, names(model))
     nodes = {node_name(node): node for node in model.graph}
-    values = {str(v.name): v for v in (*model.graph.inputs, *(o for n in model.graph for o in n.outputs))}
+    values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     integer = [unit for unit in plan.units if plan.impl(unit) is not Impl.FLOAT]
     for unit in integer:
         if OPS[unit.op].kind == "compute":
@@ -54,7 +55,9 @@ def insert_qdq(
     for unit in plan.units:
         between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
         if unit.op == "Conv" and plan.impl(unit) is Impl.FLOAT and between:
-            emitter.hold_float(nodes[unit.nodes[0]])
+            _hold_float(nodes[unit.nodes[0]])
+    if any(node.domain == MS for node in model.graph):
+        model.opset_imports[MS] = 1
     return change
 
 
@@ -87,35 +90,28 @@ def _hold_boundary(value: ir.Value, emitter: _Emitter) -> ir.Value:
     return before
 
 
+def _hold_float(conv: ir.Node) -> None:
+    """Spell a float Conv between integer neighbours as the runtime's FusedConv without an activation.
+
+    ONNX Runtime quantizes the weights of a Conv between DequantizeLinear and QuantizeLinear by itself, to one scale for
+    all channels; a FusedConv it leaves alone, and runs it in the same float kernel.
+    """
+    conv.op_type, conv.domain = "FusedConv", MS
+
+
 @dataclass
 class _Emitter:
-    """The model being written, with the names it has taken and the constants that its nodes share."""
+    """The model being written, with the domain of its pairs, the names taken, and the constants that nodes share."""
 
     model: ir.Model
     means: Mapping[str, Array]
+    domain: str
     taken: set[str]
     stored: dict[object, ir.Value] = field(default_factory=dict)
-
-    @property
-    def domain(self) -> str:
-        """Where QuantizeLinear with an axis lives: the runtime's own domain has it for opsets before 13."""
-        if self.model.opset_imports.get("", 0) >= 13:
-            return ""
-        self.model.opset_imports[MS] = 1
-        return MS
 
     def name(self, stem: str) -> str:
         """Take a name that no value and no node has."""
         return take(self.taken, stem)
-
-    def hold_float(self, node: ir.Node) -> None:
-        """Spell a float Conv between integer neighbours as the runtime's FusedConv without an activation.
-
-        ONNX Runtime quantizes the weights of a Conv between DequantizeLinear and QuantizeLinear by itself, to one scale
-        for all channels; a FusedConv it leaves alone, and runs it in the same float kernel.
-        """
-        node.op_type, node.domain = "FusedConv", MS
-        self.model.opset_imports[MS] = 1
 
     def insert_pair(self, value: ir.Value, root: str, qparams: Mapping[str, QParams], readers: set[int] | None) -> None:
         """Put Q and DQ after `value`; `readers` (node ids), or all of them when None, read the dequantized copy."""
@@ -124,20 +120,13 @@ class _Emitter:
         uses = [use for use in value.uses() if readers is None or _reads_u8(use.node, use.idx, readers)]
         q = ir.node("QuantizeLinear", [value, *parameters], domain=self.domain, name=self.name(f"{name}/quantize"))
         quantized = q.outputs[0]
-        quantized.name, quantized.shape, quantized.dtype = (
-            self.name(f"{name}/quantized"),
-            value.shape,
-            ir.DataType.UINT8,
-        )
-        dq = ir.node(
-            "DequantizeLinear", [quantized, *parameters], domain=self.domain, name=self.name(f"{name}/dequantize")
-        )
+        quantized.name = self.name(f"{name}/quantized")
+        quantized.dtype, quantized.shape = ir.DataType.UINT8, value.shape
+        called = self.name(f"{name}/dequantize")
+        dq = ir.node("DequantizeLinear", [quantized, *parameters], domain=self.domain, name=called)
         dequantized = dq.outputs[0]
-        dequantized.name, dequantized.type, dequantized.shape = (
-            self.name(f"{name}/dequantized"),
-            value.type,
-            value.shape,
-        )
+        dequantized.name = self.name(f"{name}/dequantized")
+        dequantized.type, dequantized.shape = value.type, value.shape
         producer, graph = value.producer(), self.model.graph
         if producer is None:
             graph.insert_before(graph[0], [q, dq])
