@@ -1,0 +1,255 @@
+"""Networks on sequences of tokens: BERT-base, a llama-style decoder with its cache, a tagger of two LSTMs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from graph_builder import (
+    RELU,
+    Graph,
+    gelu,
+    layer_norm,
+    linear,
+    path,
+    reduce_mean,
+    reshape,
+    silu,
+    token_linear,
+    unsqueeze,
+)
+from onnx import TensorProto
+
+LOWEST = float(np.finfo(np.float32).min)  # what is added to the score of a masked token
+
+BERT_VOCABULARY, BERT_POSITIONS, BERT_TYPES = 30522, 512, 2
+BERT_WIDTH, BERT_HEADS, BERT_LAYERS, BERT_INNER, BERT_EPS = 768, 12, 12, 3072, 1e-12
+
+
+def bert_base(graph: Graph, _size: int) -> None:
+    """BERT-base, uncased, with its pooler (Devlin et al., 2018), as Hugging Face's BertModel is exported."""
+    inputs = ["input_ids", "attention_mask", "token_type_ids"]
+    tokens, mask, types = (graph.input(name, TensorProto.INT64, ["N", "sequence"]) for name in inputs)
+    x = _embeddings(graph, tokens, types)
+    mask = unsqueeze(graph, unsqueeze(graph, mask, [1], at=""), [2], at="")
+    mask = graph.node("Cast", mask, at="", to=TensorProto.FLOAT)
+    mask = graph.node("Sub", graph.constant(1.0, at=""), mask, at="")
+    mask = graph.node("Mul", mask, graph.constant(LOWEST, at=""), at="")
+    for layer in range(BERT_LAYERS):
+        x = _bert_layer(graph, x, mask, f"/encoder/layer.{layer}")
+    first = graph.node("Gather", x, graph.constant(0, at="/pooler"), at="/pooler", axis=1)
+    pooled = linear(graph, first, "/pooler/dense", BERT_WIDTH, BERT_WIDTH)
+    pooled = graph.node("Tanh", pooled, at="/pooler/activation")
+    graph.output("last_hidden_state", x, TensorProto.FLOAT, ["N", "sequence", BERT_WIDTH])
+    graph.output("pooler_output", pooled, TensorProto.FLOAT, ["N", BERT_WIDTH])
+
+
+def _table(graph: Graph, at: str, rows: int, width: int, indices: str, std: float = 1.0) -> str:
+    """Look up rows of an embedding."""
+    name = f"{path(at)}.weight"
+    return graph.node("Gather", graph.parameter(name, graph.normal(name, (rows, width), std)), indices, at=at)
+
+
+def _length(graph: Graph, x: str, axis: int, at: str) -> str:
+    """Append the length of an axis, as a scalar."""
+    return graph.node("Gather", graph.node("Shape", x, at=at), graph.constant(axis, at=at), at=at, axis=0)
+
+
+def _embeddings(graph: Graph, tokens: str, types: str) -> str:
+    """Add the rows of token, type and position."""
+    at = "/embeddings"
+    length = unsqueeze(graph, _length(graph, tokens, 1, at), [0], at=at)
+    every = graph.constant(np.arange(BERT_POSITIONS).reshape(1, -1), at=at)
+    start, axis = graph.constant([0], at=at), graph.constant([1], at=at)
+    positions = graph.node("Slice", every, start, length, axis, at=at)
+    x = _table(graph, f"{at}/word_embeddings", BERT_VOCABULARY, BERT_WIDTH, tokens)
+    kind = _table(graph, f"{at}/token_type_embeddings", BERT_TYPES, BERT_WIDTH, types, 0.3)
+    x = graph.node("Add", x, kind, at=at)
+    place = _table(graph, f"{at}/position_embeddings", BERT_POSITIONS, BERT_WIDTH, positions, 0.3)
+    return layer_norm(graph, graph.node("Add", x, place, at=at), f"{at}/LayerNorm", BERT_WIDTH, BERT_EPS)
+
+
+def _bert_layer(graph: Graph, x: str, mask: str, at: str) -> str:
+    """Attention and perceptron, each added to its input and then normalised."""
+    y = _bert_attention(graph, x, mask, f"{at}/attention/self")
+    y = token_linear(graph, y, f"{at}/attention/output/dense", BERT_WIDTH, BERT_WIDTH)
+    y = graph.node("Add", y, x, at=f"{at}/attention/output")
+    x = layer_norm(graph, y, f"{at}/attention/output/LayerNorm", BERT_WIDTH, BERT_EPS)
+    y = token_linear(graph, x, f"{at}/intermediate/dense", BERT_WIDTH, BERT_INNER, gain=RELU)
+    y = gelu(graph, y, f"{at}/intermediate/intermediate_act_fn")
+    y = token_linear(graph, y, f"{at}/output/dense", BERT_INNER, BERT_WIDTH)
+    return layer_norm(graph, graph.node("Add", y, x, at=f"{at}/output"), f"{at}/output/LayerNorm", BERT_WIDTH, BERT_EPS)
+
+
+def _bert_attention(graph: Graph, x: str, mask: str, at: str) -> str:
+    """Append softmax(q k^T / sqrt(64) + mask) v, for 12 heads; the shapes are computed, as exporters leave them."""
+    depth = BERT_WIDTH // BERT_HEADS
+
+    def split(part: str, perm: list[int]) -> str:
+        y = token_linear(graph, x, f"{at}/{part}", BERT_WIDTH, BERT_WIDTH)
+        shape = _shape_of(graph, y, [BERT_HEADS, depth], at)
+        return graph.node("Transpose", graph.node("Reshape", y, shape, at=at), at=at, perm=perm)
+
+    key, value, query = split("key", [0, 2, 3, 1]), split("value", [0, 2, 1, 3]), split("query", [0, 2, 1, 3])
+    scores = graph.node("MatMul", query, key, at=at)
+    scores = graph.node("Div", scores, graph.constant(math.sqrt(depth), at=at), at=at)
+    weights = graph.node("Softmax", graph.node("Add", scores, mask, at=at), at=at, axis=-1)
+    mixed = graph.node("Transpose", graph.node("MatMul", weights, value, at=at), at=at, perm=[0, 2, 1, 3])
+    return graph.node("Reshape", mixed, _shape_of(graph, mixed, [BERT_WIDTH], at), at=at)
+
+
+def _shape_of(graph: Graph, x: str, rest: list[int], at: str) -> str:
+    """Append the first two lengths of a tensor followed by `rest`."""
+    lengths = [unsqueeze(graph, _length(graph, x, axis, at), [0], at=at) for axis in range(2)]
+    return graph.node("Concat", *lengths, *(graph.constant([length], at=at) for length in rest), at=at, axis=0)
+
+
+LLAMA_VOCABULARY, LLAMA_WIDTH, LLAMA_HEADS, LLAMA_LAYERS, LLAMA_INNER, LLAMA_EPS = 32000, 288, 6, 6, 768, 1e-5
+LLAMA_DEPTH = LLAMA_WIDTH // LLAMA_HEADS
+LLAMA_BRANCH = 0.15  # a branch adds little to a stream that begins with embeddings of 2 / sqrt(288)
+
+
+def llama(graph: Graph, _size: int) -> None:
+    """A llama (Touvron et al., 2023) of the sizes of stories15M, with keys and values of past tokens in and out.
+
+    `input_ids` (N, sequence) follow `past` earlier tokens, whose keys and values come in as
+    `past_key_values.LAYER.key` and `.value` (N, 6, past, 48). With those of the new tokens they go out as `present.*`.
+    """
+    tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])
+    cache: list[int | str] = ["N", LLAMA_HEADS, "past", LLAMA_DEPTH]
+    pasts = [
+        {part: graph.input(f"past_key_values.{layer}.{part}", TensorProto.FLOAT, cache) for part in ("key", "value")}
+        for layer in range(LLAMA_LAYERS)
+    ]
+    name = "model.embed_tokens.weight"
+    table = graph.parameter(name, graph.normal(name, (LLAMA_VOCABULARY, LLAMA_WIDTH), 2 / math.sqrt(LLAMA_WIDTH)))
+    x = graph.node("Gather", table, tokens, at="/model/embed_tokens")
+    places = _places(graph, tokens, pasts[0]["key"])
+    presents = []
+    for layer, past in enumerate(pasts):
+        x, present = _llama_layer(graph, x, past, places, f"/model/layers.{layer}")
+        presents.append(present)
+    x = _rms_norm(graph, x, "/model/norm")
+    logits = graph.node("MatMul", x, graph.node("Transpose", table, at="/lm_head", perm=[1, 0]), at="/lm_head")
+    graph.output("logits", logits, TensorProto.FLOAT, ["N", "sequence", LLAMA_VOCABULARY])
+    for layer, present in enumerate(presents):
+        for part, value in present.items():
+            shape: list[int | str] = ["N", LLAMA_HEADS, "past + sequence", LLAMA_DEPTH]
+            graph.output(f"present.{layer}.{part}", value, TensorProto.FLOAT, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What all layers know of positions.
+
+    Attributes:
+        cos: Cosines of the rotations of the new tokens, (1, 1, sequence, 48).
+        sin: Their sines.
+        mask: Added to scores (sequence, past + sequence): the lowest float32 for tokens still to come, else 0.
+    """
+
+    cos: str
+    sin: str
+    mask: str
+
+
+def _places(graph: Graph, tokens: str, past: str) -> Places:
+    """Compute rotations and mask from the lengths of the inputs."""
+    at = "/model"
+    before = _length(graph, past, 2, at)
+    total = graph.node("Add", before, _length(graph, tokens, 1, at), at=at)
+    zero, one = graph.constant(0, at=at), graph.constant(1, at=at)
+    new, every = (graph.node("Range", start, total, one, at=at) for start in (before, zero))
+    hidden = graph.node("Greater", every, unsqueeze(graph, new, [1], at=at), at=at)
+    mask = graph.node("Where", hidden, graph.constant(LOWEST, at=at), graph.constant(0.0, at=at), at=at)
+    at = "/model/rotary_emb"
+    positions = unsqueeze(graph, graph.node("Cast", new, at=at, to=TensorProto.FLOAT), [0, 1], at=at)
+    speeds = (10000.0 ** -(np.arange(0, LLAMA_DEPTH, 2) / LLAMA_DEPTH)).reshape(1, -1, 1)
+    angles = graph.node("MatMul", graph.constant(speeds, at=at), positions, at=at)
+    angles = graph.node("Transpose", angles, at=at, perm=[0, 2, 1])
+    angles = graph.node("Concat", angles, angles, at=at, axis=-1)
+    cos, sin = (unsqueeze(graph, graph.node(op, angles, at=at), [1], at=at) for op in ("Cos", "Sin"))
+    return Places(cos, sin, mask)
+
+
+def _llama_layer(graph: Graph, x: str, past: dict[str, str], places: Places, at: str) -> tuple[str, dict[str, str]]:
+    """Attention and gated perceptron, each normalised at its beginning and added to its input."""
+    y, present = _llama_attention(graph, _rms_norm(graph, x, f"{at}/input_layernorm"), past, places, f"{at}/self_attn")
+    x = graph.node("Add", x, y, at=at)
+    y = _rms_norm(graph, x, f"{at}/post_attention_layernorm")
+    gate = token_linear(graph, y, f"{at}/mlp/gate_proj", LLAMA_WIDTH, LLAMA_INNER, gain=RELU, bias=False)
+    up = token_linear(graph, y, f"{at}/mlp/up_proj", LLAMA_WIDTH, LLAMA_INNER, bias=False)
+    y = graph.node("Mul", silu(graph, gate, f"{at}/mlp/act_fn"), up, at=f"{at}/mlp")
+    y = token_linear(graph, y, f"{at}/mlp/down_proj", LLAMA_INNER, LLAMA_WIDTH, gain=LLAMA_BRANCH, bias=False)
+    return graph.node("Add", x, y, at=at), present
+
+
+def _llama_attention(graph: Graph, x: str, past: dict[str, str], places: Places, at: str) -> tuple[str, dict[str, str]]:
+    """Append softmax(q k^T / sqrt(48) + mask) v, q and k rotated by their positions, k and v with those of the past."""
+
+    def split(part: str) -> str:
+        y = token_linear(graph, x, f"{at}/{part}_proj", LLAMA_WIDTH, LLAMA_WIDTH, bias=False)
+        y = reshape(graph, y, [0, 0, LLAMA_HEADS, LLAMA_DEPTH], at=at)
+        return graph.node("Transpose", y, at=at, perm=[0, 2, 1, 3])
+
+    query, new_key, new_value = (split(part) for part in "qkv")
+    query, new_key = (_rotated(graph, y, places, at) for y in (query, new_key))
+    key = graph.node("Concat", past["key"], new_key, at=at, axis=2)
+    value = graph.node("Concat", past["value"], new_value, at=at, axis=2)
+    scores = graph.node("MatMul", query, graph.node("Transpose", key, at=at, perm=[0, 1, 3, 2]), at=at)
+    scores = graph.node("Mul", scores, graph.constant(LLAMA_DEPTH**-0.5, at=at), at=at)
+    weights = graph.node("Softmax", graph.node("Add", scores, places.mask, at=at), at=at, axis=-1)
+    mixed = graph.node("Transpose", graph.node("MatMul", weights, value, at=at), at=at, perm=[0, 2, 1, 3])
+    mixed = reshape(graph, mixed, [0, 0, LLAMA_WIDTH], at=at)
+    result = token_linear(graph, mixed, f"{at}/o_proj", LLAMA_WIDTH, LLAMA_WIDTH, gain=LLAMA_BRANCH, bias=False)
+    return result, {"key": key, "value": value}
+
+
+def _rotated(graph: Graph, x: str, places: Places, at: str) -> str:
+    """Append x cos + (-x2, x1) sin, for the halves x1 and x2 of the last axis (Su et al., 2021)."""
+    half, last = LLAMA_DEPTH // 2, graph.constant([-1], at=at)
+    first, second = (
+        graph.node("Slice", x, graph.constant([start], at=at), graph.constant([start + half], at=at), last, at=at)
+        for start in (0, half)
+    )
+    turned = graph.node("Concat", graph.node("Neg", second, at=at), first, at=at, axis=-1)
+    parts = (graph.node("Mul", x, places.cos, at=at), graph.node("Mul", turned, places.sin, at=at))
+    return graph.node("Add", *parts, at=at)
+
+
+def _rms_norm(graph: Graph, x: str, at: str) -> str:
+    """Append x / sqrt(mean(x^2) + eps) * weight, in the seven nodes that exporters write."""
+    name = f"{path(at)}.weight"
+    squares = graph.node("Pow", x, graph.constant(2.0, at=at), at=at)
+    mean = reduce_mean(graph, squares, [-1], at=at)
+    root = graph.node("Sqrt", graph.node("Add", mean, graph.constant(LLAMA_EPS, at=at), at=at), at=at)
+    normed = graph.node("Mul", x, graph.node("Div", graph.constant(1.0, at=at), root, at=at), at=at)
+    return graph.node("Mul", graph.parameter(name, graph.around_one(name, LLAMA_WIDTH)), normed, at=at)
+
+
+TAGGER_VOCABULARY, TAGGER_EMBEDDING, TAGGER_HIDDEN, TAGGER_TAGS = 20000, 100, 200, 9
+
+
+def lstm_tagger(graph: Graph, _size: int) -> None:
+    """Embedding, a bidirectional LSTM, a linear layer: `tags` (N, sequence, 9) of `input_ids` (N, sequence).
+
+    Embedding and state have the lengths of Ma and Hovy (2016); 9 are the tags of CoNLL-2003.
+    """
+    hidden, at = TAGGER_HIDDEN, "/lstm"
+    tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])
+    x = _table(graph, "/embedding", TAGGER_VOCABULARY, TAGGER_EMBEDDING, tokens)
+    batch = unsqueeze(graph, _length(graph, x, 0, at), [0], at=at)
+    x = graph.node("Transpose", x, at=at, perm=[1, 0, 2])
+    shape = graph.node("Concat", graph.constant([2], at=at), batch, graph.constant([hidden], at=at), at=at, axis=0)
+    start = graph.node("ConstantOfShape", shape, at=at)
+    shapes = {"W": (2, 4 * hidden, TAGGER_EMBEDDING), "R": (2, 4 * hidden, hidden), "B": (2, 8 * hidden)}
+    stds = {"W": TAGGER_EMBEDDING**-0.5, "R": hidden**-0.5, "B": 0.1}
+    weights = [graph.parameter(f"lstm.{key}", graph.normal(f"lstm.{key}", shapes[key], stds[key])) for key in shapes]
+    outputs = graph.node_with_outputs(
+        "LSTM", x, *weights, "", start, start, at=at, outputs=3, direction="bidirectional", hidden_size=hidden
+    )
+    x = graph.node("Transpose", outputs[0], at=at, perm=[0, 2, 1, 3])
+    x = graph.node("Transpose", reshape(graph, x, [0, 0, -1], at=at), at=at, perm=[1, 0, 2])
+    tags = token_linear(graph, x, "/tags", 2 * hidden, TAGGER_TAGS, gain=2.0)
+    graph.output("tags", tags, TensorProto.FLOAT, ["N", "sequence", TAGGER_TAGS])
