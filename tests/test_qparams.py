@@ -1,5 +1,11 @@
 """The arithmetic of scales and zero points, for any range that float32 can hold."""
 
+import itertools
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -8,12 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from requant import RequantError
+from requant.transforms import qparams
 from requant.transforms.functions import add_functions
 from requant.transforms.qparams import (
     FLOAT_MAX,
     TINY,
     QParams,
+    Scheme,
     asymmetric_u8,
+    blocks,
     dequantize,
     fit_bias,
     quantize,
@@ -214,3 +224,230 @@ def test_only_the_channel_of_an_overflowing_bias_gets_a_coarser_scale() -> None:
     fitted = fit_bias(params, np.array([100, 100], np.float32), 0.01)
     assert fitted.scale[0] == pytest.approx(100 / 0.01 / 2**30, rel=1e-5)  # half of int32 is for the products
     assert fitted.scale[1] == params.scale[1]
+
+
+# ------------------------------------------------------------------------------------------------- block by block
+
+Array = npt.NDArray[Any]
+
+SHAPES = [(), (0,), (5,), (1, 1), (3, 0), (7, 5), (40, 3), (3, 40), (4, 3, 5), (2, 1, 3, 3), (5, 2, 3, 3), (1, 70, 2)]
+TARGETS = [np.int8, np.uint8, np.int32]
+
+
+def reference_symmetric(weights: Array, axis: int | None) -> tuple[Array, Array]:
+    """The definition, on the whole array at once."""
+    magnitude = np.abs(weights.astype(np.float32))
+    others = None if axis is None else tuple(i for i in range(weights.ndim) if i != axis % weights.ndim)
+    step = np.asarray(magnitude.max(axis=others, initial=0.0) / np.float32(127), np.float32)
+    scale = np.where(step < np.float32(TINY), np.float32(1), step).astype(np.float32)
+    return scale, np.zeros(scale.shape, np.int8)
+
+
+def spread(params: QParams, rank: int) -> tuple[Array, Array]:
+    """Scale and zero point, broadcast along the channel axis."""
+    if params.axis is None:
+        return params.scale, params.zero_point
+    form = [-1 if i == params.axis % rank else 1 for i in range(rank)]
+    return params.scale.reshape(form), params.zero_point.reshape(form)
+
+
+def reference_quantize(values: Array, params: QParams) -> Array:
+    scale, zero = spread(params, values.ndim)
+    info = np.iinfo(params.zero_point.dtype)
+    steps = np.rint(values.astype(np.float32) / scale).astype(np.float64) + zero
+    return np.asarray(np.clip(steps, info.min, info.max).astype(params.zero_point.dtype))
+
+
+def reference_dequantize(values: Array, params: QParams) -> Array:
+    scale, zero = spread(params, values.ndim)
+    return np.asarray(((values.astype(np.int64) - zero) * scale.astype(np.float64)).astype(np.float32))
+
+
+def same_bits(found: Array, expected: Array) -> bool:
+    return (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+
+
+def axes(rank: int) -> list[int | None]:
+    return [None, *range(rank), *([-1] if rank else [])]
+
+
+@pytest.fixture(params=[1, 7, 64, qparams.BLOCK], ids=lambda block: f"blocks-of-{block}")
+def any_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(qparams, "BLOCK", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_blocks_hold_every_element_once(shape: tuple[int, ...], any_block: int) -> None:
+    seen = np.zeros(shape, int)
+    for index in blocks(shape):
+        assert len(index) == len(shape)
+        assert seen[index].size <= any_block
+        seen[index] += 1
+    assert (seen == 1).all()
+
+
+def values_of(shape: tuple[int, ...], dtype: npt.DTypeLike, order: str) -> Array:
+    random = np.random.default_rng(sum(shape))
+    values = (random.normal(size=shape) * 10.0 ** random.integers(-3, 4, size=shape)).astype(dtype)
+    return np.ascontiguousarray(values.T).T if order == "transposed" else values
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, ml_dtypes.bfloat16], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_blocks_change_no_bit(shape: tuple[int, ...], dtype: npt.DTypeLike, any_block: int) -> None:
+    for axis, order in itertools.product(axes(len(shape)), ("in-order", "transposed")):
+        values = values_of(shape, dtype, order)
+        params = symmetric_s8(values, axis)
+        assert all(map(same_bits, (params.scale, params.zero_point), reference_symmetric(values, axis)))
+        for target in TARGETS:
+            zero = np.arange(params.scale.size).reshape(params.scale.shape) % 100
+            moved = QParams(scale=params.scale, zero_point=zero.astype(target), axis=axis)
+            stored = quantize(values, moved)
+            assert same_bits(stored, reference_quantize(values, moved))
+            assert same_bits(dequantize(stored, moved), reference_dequantize(stored, moved))
+
+
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40),
+    scale=st.floats(2**-20, 2**20, width=32),
+    target=st.sampled_from(TARGETS),
+    zero=st.integers(0, 127),
+)
+@settings(deadline=None)
+def test_any_value_is_stored_as_by_definition(
+    values: list[float], scale: float, target: type[np.integer[Any]], zero: int
+) -> None:
+    array = np.array(values, np.float32)
+    params = QParams(scale=np.asarray(scale, np.float32), zero_point=np.asarray(zero, target))
+    with np.errstate(over="ignore"):  # a quotient that is no float32 is stored as the end of the range
+        assert same_bits(quantize(array, params), reference_quantize(array, params))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1], ids=str)
+@pytest.mark.parametrize(
+    "work",
+    [symmetric_s8, lambda values, axis: quantize(values, symmetric_s8(values, axis))],
+    ids=["scales", "integers"],
+)
+def test_temporaries_are_small(work: Callable[..., object], axis: int | None) -> None:
+    """Beside the result there are at most eight blocks of float64 and a few arrays as long as the channel axis."""
+    values = np.ones((2048, 4, 1024), np.float32)
+    tracemalloc.start()
+    try:
+        result = work(values, axis)
+        peak = tracemalloc.get_traced_memory()[1] - (result.nbytes if isinstance(result, np.ndarray) else 0)
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * qparams.BLOCK * 8 < values.nbytes
+
+
+# ------------------------------------------------------------------------------------------------------- schemes
+
+SCHEMES = [Scheme(a, w, symmetric=s) for a in ("u8", "s8") for w in ("s8", "u8") for s in (False, True)]
+each_scheme = pytest.mark.parametrize(
+    "scheme", SCHEMES, ids=lambda s: f"{s.activation}-{s.weight}{'-symmetric' * s.symmetric}"
+)
+
+
+def shift(dtype: np.dtype[Any]) -> int:
+    """What must be added to an integer of `dtype` to have the uint8 of the same real value."""
+    return 0 if dtype == np.uint8 else 128
+
+
+@pytest.mark.parametrize(("activation", "weight"), [("u16", "s8"), ("u8", "s4"), ("", "s8"), ("U8", "s8")])
+def test_an_unknown_type_is_refused(activation: str, weight: str) -> None:
+    with pytest.raises(RequantError, match=r"no (activation|weight) type named"):
+        Scheme(activation, weight)
+
+
+@each_range
+def test_the_usual_scheme_is_asymmetric_uint8(bounds: tuple[float, float]) -> None:
+    found, expected = Scheme().activation_params(*bounds), asymmetric_u8(*bounds)
+    assert same_bits(found.scale, expected.scale)
+    assert same_bits(found.zero_point, expected.zero_point)
+
+
+@each_scheme
+@given(ranges)
+@settings(deadline=None)
+def test_both_types_of_activations_hold_the_same_values(scheme: Scheme, bounds: tuple[float, float]) -> None:
+    found = scheme.activation_params(*bounds)
+    other = Scheme("u8", scheme.weight, symmetric=scheme.symmetric).activation_params(*bounds)
+    assert found.zero_point.dtype == {"u8": np.uint8, "s8": np.int8}[scheme.activation]
+    assert found.zero_point.shape == found.scale.shape == ()
+    assert same_bits(found.scale, other.scale)
+    values = points(*bounds)
+    stored = quantize(values, found).astype(int) + shift(found.zero_point.dtype)
+    assert stored.tolist() == quantize(values, other).tolist()
+    assert found.range == other.range
+
+
+@each_scheme
+@given(ranges)
+@settings(deadline=None)
+def test_every_scheme_loses_half_a_step_and_holds_zero(scheme: Scheme, bounds: tuple[float, float]) -> None:
+    """The bound of `check_half_a_step`."""
+    params, values = scheme.activation_params(*bounds), points(*bounds)
+    scale = float(params.scale)
+    error = np.abs(dequantize(quantize(values, params), params).astype(np.float64) - values)
+    assert np.max(error) <= scale / 2 + 6 * EPS * 255.5 * scale
+    assert quantize(np.zeros(1, np.float32), params)[0] == params.zero_point
+
+
+@pytest.mark.parametrize(("activation", "middle"), [("u8", 128), ("s8", 0)])
+def test_a_symmetric_zero_point_is_the_middle(activation: str, middle: int) -> None:
+    scheme = Scheme(activation, symmetric=True)
+    for lo, hi in [(-2.0, 254.0), (-254.0, 2.0), (-254.0, -2.0)]:
+        params = scheme.activation_params(lo, hi)
+        assert params.zero_point == middle
+        assert params.scale == 2
+        ends = quantize(np.array([-254, 254], np.float32), params).astype(int)
+        assert (ends - middle).tolist() == [-127, 127]
+
+
+@pytest.mark.parametrize(("activation", "least"), [("u8", 0), ("s8", -128)])
+@pytest.mark.parametrize("symmetric", [False, True], ids=["asymmetric", "symmetric"])
+def test_a_tensor_that_is_never_negative_starts_at_the_least_integer(
+    activation: str, least: int, symmetric: bool
+) -> None:
+    params = Scheme(activation, symmetric=symmetric).activation_params(0.0, 510.0)
+    assert params.zero_point == least
+    assert params.scale == 2
+    assert quantize(np.array([0, 510], np.float32), params).tolist() == [least, least + 255]
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("bounds", [(0.0, 0.0), (-0.0, 0.0), (-1e-45, 1e-45), (0.0, 1e-45)], ids=str)
+def test_a_range_of_next_to_nothing_has_scale_one(bounds: tuple[float, float], symmetric: bool) -> None:
+    assert Scheme(symmetric=symmetric).activation_params(*bounds).scale == 1
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1], ids=str)
+@each_scheme
+def test_both_types_of_weights_hold_the_same_values(scheme: Scheme, axis: int | None) -> None:
+    weights = values_of((6, 5, 3), np.float32, "in-order")
+    params, signed = scheme.weight_params(weights, axis), symmetric_s8(weights, axis)
+    assert params.axis == axis
+    assert params.zero_point.dtype == {"u8": np.uint8, "s8": np.int8}[scheme.weight]
+    assert same_bits(params.scale, signed.scale)
+    assert set((params.zero_point.astype(int) + shift(params.zero_point.dtype)).ravel()) == {128}
+    stored = quantize(weights, params).astype(int) + shift(params.zero_point.dtype)
+    assert (stored - 128).tolist() == quantize(weights, signed).tolist()
+    assert stored.min() >= 1  # as -127 is the least of int8
+    assert same_bits(dequantize(quantize(weights, params), params), dequantize(quantize(weights, signed), signed))
+
+
+@pytest.mark.parametrize("weight", ["s8", "u8"])
+def test_a_bias_fits_weights_of_both_types(weight: str) -> None:
+    weights = np.array([[1e-9, -1e-9], [1, 2]], np.float32)
+    bias = np.array([100, 100], np.float32)
+    params = Scheme(weight=weight).weight_params(weights, 0)
+    fitted = fit_bias(params, bias, 0.01)
+    assert same_bits(fitted.zero_point, params.zero_point)
+    assert fitted.scale[0] > params.scale[0]
+    assert fitted.scale[1] == params.scale[1]
+    assert quantize(weights, fitted).dtype == params.zero_point.dtype
+    stored = quantize(bias, quantize_bias(bias, 0.01, fitted.scale))
+    assert stored.dtype == np.int32
+    assert (np.abs(stored.astype(np.int64)) < 2**31 - 1).all()

@@ -1,0 +1,147 @@
+"""Where int8 weights saturate on a CPU without VNNI, and the least that must be given up for exact sums.
+
+Without VNNI, ONNX Runtime's uint8 x int8 kernels for x86 multiply with VPMADDUBSW: two neighbouring products are added
+in 16 bits, and a sum outside -32768..32767 is cut off, silently. One product fits (255 * 127 = 32385, 255 * -128 =
+-32640); two products of different signs fit as well. With activations of 255 a pair of weights of one sign fits exactly
+if ``|w0 + w1| <= 128``: 255 * 128 = 32640, 255 * 129 = 32895. So the weights alone tell which channels can saturate.
+
+Which weights are a pair, from the source of the kernels (onnxruntime/core/mlas/lib; qlinearconv.cc is in
+onnxruntime/core/providers/cpu/quantization):
+
+- Matrix products (MatMulInteger, QLinearMatMul, QGemm, MatMulIntegerToFloat, DynamicQuantizeMatMul, QAttention): rows
+  2i and 2i + 1 of the (K, N) matrix; of an odd K the last row stands alone. Four rows at a time are interleaved, and K
+  is sliced by 128 or 384 (x86_64/QgemmU8S8KernelAvx2.S, x86_64/QgemvU8S8KernelAvx2.S, qgemm_kernel_avx2.cpp,
+  x86_64/QgemmU8X8KernelAvx512Core.S). A transposed B becomes (K, N) first.
+- Convolutions, 1-D to 3-D, with groups: the same, with K = ``tap * C/g + channel``, whatever the layout of the input:
+  the kernel itself computes channels-last (qlinearconv.cc, ``ReorderFilter``; convsym.cpp, ``MlasConvSymPackW``;
+  x86_64/ConvSymKernelAvx2.S, x86_64/ConvSymKernelAvx512Core.S).
+- Depthwise convolutions, one input and one output channel per group: none, products are added in 32 bits
+  (intrinsics/avx2/qdwconv_avx2.cpp, and the depthwise kernels of the last two files above).
+- uint8 weights: none, both factors are widened to 16 bits (x86_64/QgemmU8U8KernelAvx2.S).
+
+int8 activations in a QDQ model are no exception: the runtime makes them uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .qparams import BLOCK, Array, QParams
+
+PAIR_LIMIT = 128
+"""The greatest magnitude of a sum of two neighbouring weights that no uint8 activations can make saturate."""
+
+
+def pair_peak(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
+    """Return the greatest ``|w0 + w1|`` over the pairs of each output channel, int32 (C,).
+
+    Zero for channels without pairs: of depthwise convolutions and of uint8 weights.
+
+    Args:
+        stored: int8 weights: (K, N) or a stack of such, `channel_axis` -1; (N, K), `channel_axis` 0; or those of a
+            convolution, (M, C/g, *kernel), `channel_axis` 0.
+        channel_axis: The axis of the output channels, also where one scale serves all of them.
+        group: Groups of a convolution.
+    """
+    peak = np.zeros(stored.shape[channel_axis], np.int32)
+    if _paired(stored, channel_axis, group) and stored.dtype == np.int8:
+        for channels, first, second in _pairs(stored, channel_axis):
+            sums = np.abs(first.astype(np.int16) + second).max(axis=0, initial=0)
+            peak[channels] = np.maximum(peak[channels], sums)
+    return peak
+
+
+def saturating(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
+    """Return for each output channel, bool (C,), whether some uint8 activations make a 16-bit sum saturate.
+
+    Arguments as of `pair_peak`.
+    """
+    return np.asarray(pair_peak(stored, channel_axis, group=group) > PAIR_LIMIT)
+
+
+def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 1) -> QParams:
+    """Return `params` with the scales raised, of those channels alone that can saturate, until they no longer can.
+
+    Each is the least float32 with which ``|w0 + w1| <= 128`` for all pairs of the channel, as `qparams.quantize` rounds
+    them. One scale for all channels is raised for the worst of them.
+
+    Args:
+        params: Scales per tensor or along `channel_axis`, zero point 0. Of uint8 weights they are returned as they are.
+        weights: The float weights, laid out as for `pair_peak`.
+        channel_axis: The axis of the output channels.
+        group: Groups of a convolution.
+    """
+    if not _paired(weights, channel_axis, group) or params.zero_point.dtype != np.int8:
+        return params
+    scale = np.array(np.broadcast_to(params.scale, weights.shape[channel_axis]))
+    for channels, first, second in _pairs(weights, channel_axis):
+        raised = scale[channels]  # a view
+        first, second = np.asarray(first, np.float32), np.asarray(second, np.float32)
+        over = np.nonzero(_sum(first, second, raised) > PAIR_LIMIT)
+        _fit(raised, first[over], second[over], over[1])
+    found = np.asarray(scale.max()) if params.axis is None else scale
+    return QParams(scale=found, zero_point=params.zero_point, axis=params.axis)
+
+
+def _paired(weights: Array, channel_axis: int, group: int) -> bool:
+    """Whether there are weights, and their kernel adds pairs: that of a depthwise convolution does not."""
+    depthwise = weights.ndim > 2 and channel_axis % weights.ndim == 0 and weights.shape[:2] == (group, 1)
+    return weights.size > 0 and not depthwise
+
+
+def _pairs(weights: Array, channel_axis: int) -> Iterator[tuple[slice, Array, Array]]:
+    """Yield the output channels of a part of the weights and both weights of each of their pairs, (pairs, channels)."""
+    if channel_axis % weights.ndim == 0:
+        step = max(1, BLOCK // max(1, weights[:1].size))
+        for start in range(0, len(weights), step):
+            part = weights[start : start + step]
+            rows = np.moveaxis(part, 1, -1).reshape(len(part), -1).T
+            yield slice(start, start + step), *_halves(rows)
+        return
+    step = max(2, BLOCK // max(1, weights.shape[-1]) // 2 * 2)
+    for lead in np.ndindex(*weights.shape[:-2]):
+        for start in range(0, weights.shape[-2], step):
+            yield slice(None), *_halves(weights[lead][start : start + step])
+
+
+def _halves(rows: Array) -> tuple[Array, Array]:
+    """Return rows 0, 2, ... and rows 1, 3, ...; a last row without a partner is dropped."""
+    return rows[: len(rows) // 2 * 2 : 2], rows[1::2]
+
+
+def _fit(scale: Array, first: Array, second: Array, channel: Array) -> None:
+    """Raise scales (C,) in place until pairs fit, of which `channel` says where each belongs.
+
+    The heaviest pair of a channel comes first: where it fits, nearly all others do, and need no search.
+    """
+    weight = np.abs(first.astype(np.float64) + second)
+    heaviest = np.zeros(scale.shape)
+    np.maximum.at(heaviest, channel, weight)
+    for chosen in (weight == heaviest[channel], np.full(weight.shape, True)):
+        chosen &= _sum(first, second, scale[channel]) > PAIR_LIMIT
+        at = channel[chosen]
+        np.maximum.at(scale, at, _least(first[chosen], second[chosen], scale[at]))
+
+
+def _sum(first: Array, second: Array, scale: Array) -> Array:
+    """Return ``|q0 + q1|`` of weights as `qparams.quantize` stores them."""
+    steps = [np.clip(np.rint(half / scale), -128, 127) for half in (first, second)]
+    return np.asarray(np.abs(steps[0] + steps[1]))
+
+
+def _least(first: Array, second: Array, scale: Array) -> Array:
+    """Return the least scale of each pair at which it fits; at `scale` it does not.
+
+    Rounding adds at most half a step to each weight, so at ``|w0 + w1| / 127`` a pair fits. Between the two, the sum
+    falls as the scale rises, and positive float32 are in the order of their bits.
+    """
+    low = np.asarray(scale, np.float32).view(np.int32)
+    fits = np.abs(first.astype(np.float64) + second) / (PAIR_LIMIT - 1) * (1 + 2**-20)
+    high = fits.astype(np.float32).view(np.int32)
+    while np.any(high - low > 1):
+        middle = low + (high - low) // 2
+        over = _sum(first, second, middle.view(np.float32)) > PAIR_LIMIT
+        low, high = np.where(over, middle, low), np.where(over, high, middle)
+    return high.view(np.float32)
