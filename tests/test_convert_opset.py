@@ -6,6 +6,7 @@ import onnxruntime as ort
 import pytest
 
 from requant.transforms import REGISTRY, Change, TransformError, run, signature, verify
+from requant.transforms.functions import add_functions
 
 convert_opset = REGISTRY["convert_opset"]
 
@@ -191,3 +192,22 @@ def test_what_the_converter_makes_invalid_is_no_conversion() -> None:
     with pytest.raises(TransformError, match=r"opset 9 cannot be converted to 13: .*Pad"):
         convert_opset(made)
     assert written(made) == before
+
+
+def test_functions_are_inlined_because_the_converter_loses_them() -> None:
+    made = ir.from_onnx_text(
+        """<ir_version: 8, opset_import: ["" : 11, "f" : 1]> g (float[1,4] x) => (float[4] y) { y = f.Flat (x) }
+        <domain: "f", opset_import: ["" : 11]> Flat (a) => (b) { b = Squeeze <axes: ints = [0]> (a) }"""
+    )
+    result = run("convert_opset", made)
+    assert not result.model.functions
+    assert [len(node.inputs) for node in result.model.graph if node.op_type == "Squeeze"] == [2]  # axes are one of them
+
+
+def test_functions_of_quantization_are_of_the_opset_they_were_made_for() -> None:
+    made = ir.from_onnx_text('<ir_version: 8, opset_import: ["" : 13]> g (float[4] x) => (float[4] y) { y = Relu (x) }')
+    add_functions(made)
+    with pytest.raises(
+        TransformError, match=r"opset 13 cannot be converted to 17: the model has functions, requant\.Quantize"
+    ):
+        convert_opset(made, to=17)

@@ -16,6 +16,7 @@ OUTPUT = "# output\n"
 
 EXPECTED_TRANSFORMS = (
     "convert_opset",
+    "einsum_to_matmul",
     "fold_batch_norms",
     "fold_constants",
     "freeze_max",
@@ -23,13 +24,17 @@ EXPECTED_TRANSFORMS = (
     "freeze_requantization_ranges",
     "fuse_quantized_conv_and_requantize",
     "fuse_quantized_matmul_and_requantize",
+    "inline_functions",
     "insert_logging",
     "merge_duplicate_nodes",
+    "normalize_gemm",
     "qdq_to_qoperator",
     "quantize_nodes",
     "quantize_weights",
     "remove_nodes",
     "strip_unused_nodes",
+    "unfuse_operators",
+    "widen_floats",
 )
 
 

@@ -125,6 +125,17 @@ SMALL = {
         h = Mul(q, half)
         y = Mul(flat, h)
     }""",
+    "products": """g (float[N,2,2,2] x, float[2,N] t) => (float[N,3] y, float[N,2,2,2] z)
+        <float[2,2,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[3,3] m = {1, 2, 3, 4, 5, 6, 7, 8, 9},
+         float[1,3] row = {1, 2, 3}> {
+        z = Einsum <equation = "nqhd,nkhd->nhqk"> (x, x)
+        e = Einsum <equation = "nqhd,hdm->nm"> (x, w)
+        f = Gemm <alpha = 0.5, beta = 3.0> (e, m, row)
+        s = Einsum <equation = "dn->n"> (t)
+        k = Constant <value_ints = [-1, 1]> ()
+        r = Reshape (s, k)
+        y = Gemm <transB = 1> (f, m, r)
+    }""",
     "equal-outputs": """g (float[N] x) => (float[N] y, float[N] z, float[N] u) {
         y = Relu(x)
         z = Relu(x)
@@ -139,16 +150,32 @@ OLD = """<ir_version: 4, opset_import: ["" : 8]> g (float[N,2,4,4] x) => (float[
     [s] s = Slice <axes = [2], starts = [0], ends = [1]> (r)
     [y] y = Squeeze <axes = [2]> (s)
 }"""
+FUSED = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[N,2,4,4] x) => (float[N,3,4] y)
+    <int64[1] one = {1}, float[1,2,1,1] w = {1, 2}, float[1] b = {1}, float[3,4] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> {
+    c = com.microsoft.FusedConv <activation = "Relu"> (x, w, b)
+    s = Squeeze (c, one)
+    y = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (v, s)
+}"""
+FUNCTIONS = """<ir_version: 8, opset_import: ["" : 17, "blocks" : 1]> g (float[N,4] x) => (float[N,4] y)
+    <float[4,4] w = {1, 2, 3, 4, 0, 1, 2, 3, 0, 0, 1, 2, 0, 0, 0, 1}, float[4] b = {1, 2, 3, 4}> {
+    a = blocks.Dense (x, w, b)
+    m = MatMul (a, w)
+    y = blocks.Dense (m, w, b)
+}
+<domain: "blocks", opset_import: ["" : 17]>
+Dense (x, w, b) => (y) { p = MatMul (x, w)  s = Add (p, b)  y = Relu (s) }"""
 SAMPLES = sorted((Path(__file__).parents[1] / "sample_models").glob("*.onnx"))
 MODELS: dict[str, Callable[[], ir.Model]] = {path.stem: partial(ir.load, path) for path in SAMPLES}
 MODELS |= {name: partial(ir.from_onnx_text, HEADER + text) for name, text in SMALL.items()}
 
 MODELS["old-opset"] = partial(ir.from_onnx_text, OLD)
+MODELS["fused"] = partial(ir.from_onnx_text, FUSED)
+MODELS["functions"] = partial(ir.from_onnx_text, FUNCTIONS)
 
 RUNNABLE = sorted(MODELS.keys() - {"unknown-domain"})
 
 # Models without a product of constant weights have no range to freeze, and nothing to fuse afterwards.
-RANGELESS = {"constants", "equal-outputs", "grouped-transpose", "old-opset", "output-is-input"}
+RANGELESS = {"constants", "equal-outputs", "fused", "grouped-transpose", "old-opset", "output-is-input", "products"}
 
 
 def pairs(names: Iterable[str] = REGISTRY, models: Iterable[str] = MODELS) -> pytest.MarkDecorator:
@@ -301,7 +328,8 @@ def rounding(model: ir.Model) -> float:
     """
     lengths = []
     for node in model.graph:
-        weight = node.inputs[1] if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") else None
+        product = node.op_type in ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul") and len(node.inputs) > 1
+        weight = node.inputs[1] if product else None
         if weight is not None and weight.const_value is not None:
             shape = weight.const_value.shape.numpy()
             rows = node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1

@@ -6,8 +6,9 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
+from requant.transforms.graph import node_name
 from requant.transforms.plan import Unit
-from requant.transforms.units import clip_bounds, node_name, units
+from requant.transforms.units import clip_bounds, units
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>\n'
 SAMPLES = sorted((Path(__file__).parents[1] / "sample_models").glob("*.onnx"))

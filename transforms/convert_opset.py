@@ -7,6 +7,7 @@ from math import inf
 import onnx_ir as ir
 
 from .graph import constant, quiet
+from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
 from .verify import VerifyError, signature, verify
 
@@ -19,18 +20,24 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
 
     Before:  opset 11: y = Squeeze(x, axes=[0])
     After:   opset 13: y = Squeeze(x, [0])
-    13 is the first opset whose DequantizeLinear has an axis, which per-channel weights need.
+    13 is the first opset whose DequantizeLinear has an axis, which per-channel weights need. Calls of model-local
+    functions, which the converter would lose, are inlined first.
     Left alone: models of that opset or a newer one, and operators of other domains.
 
     Options:
         to: The opset wanted.
 
     Raises:
-        TransformError: An operator has no conversion; the message names it, or its node.
+        TransformError: An operator has no conversion; the message names it, or its node. Or the model has functions
+            that `inline_functions` leaves alone.
     """
     version = model.opset_imports.get("", to)
     if version >= to:
         return Change()
+    inline_functions(model)
+    if model.functions:
+        kept = ", ".join(sorted(f"{domain}.{name}" for domain, name, _ in model.functions))
+        raise TransformError(f"opset {version} cannot be converted to {to}: the model has functions, {kept}")
     import onnx.version_converter
 
     try:

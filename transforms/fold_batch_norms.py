@@ -9,7 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .graph import add_initializer, can_replace, constant, drop_unused, fresh_name, remove, replace, sole_reader
+from .graph import (
+    add_initializer,
+    can_replace,
+    constant,
+    drop_unused,
+    fresh_name,
+    release,
+    remove,
+    replace,
+    sole_reader,
+)
 from .registry import Change, LeftAlone, transform
 
 Floats = npt.NDArray[np.float64]
@@ -118,6 +128,7 @@ def _weights(linear: ir.Node) -> _Weights:
     if not tensor.dtype.is_floating_point():
         raise LeftAlone("weight-not-float")
     weight = tensor.numpy()
+    release(tensor)
     if linear.op_type == "MatMul" and weight.ndim != 2:
         raise LeftAlone("weight-not-a-matrix")
     transposed = linear.attributes.get_int("transB", 0)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from .. import UnknownNameError
-from .graph import add_initializer, constant, drop_unused, inferred
+from .graph import add_initializer, constant, drop_unused, inferred, release
 from .registry import Change, LeftAlone, transform
 
 RANDOM = frozenset(
@@ -160,6 +160,8 @@ def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> li
     for value in outputs:
         _check_size(_expected_bytes(shapes.get(value.name or "")), read, limit)
     feeds = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+    for tensor in tensors.values():
+        release(tensor)
     graph = onnx.GraphProto(name="fold_constants", node=[ir.to_proto(node)])
     graph.input.extend(onnx.ValueInfoProto(name=name) for name in feeds)
     graph.output.extend(onnx.ValueInfoProto(name=value.name) for value in outputs)

@@ -9,11 +9,10 @@ import onnx_ir as ir
 
 from .. import near
 from .functions import DOMAIN
-from .graph import add_initializer, constant, fresh_name, remove
+from .graph import add_initializer, constant, fresh_name, node_name, remove
 from .min_max_log import MAX, MIN, REQUANT_MIN_MAX, Log, high_percentile, low_percentile, read_log
 from .qparams import Array
 from .registry import Change, TransformError, transform
-from .units import node_name
 
 Summary = Callable[[list[float], float], float]
 

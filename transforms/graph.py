@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +18,8 @@ CONSTANT_DTYPES: dict[str, type[np.generic]] = {
     "value_int": np.int64,
     "value_ints": np.int64,
 }
+
+LARGE = 2**20  # bytes; what is computed from a larger weight is computed when it is read, each time, and never kept
 
 
 def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -35,6 +38,18 @@ def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
         if name in CONSTANT_DTYPES and not attribute.is_ref():
             return ir.Tensor(np.asarray(attribute.value, CONSTANT_DTYPES[name]))
     return node.attributes.get_tensor("value", None)
+
+
+def release(tensor: ir.TensorProtocol | None) -> None:
+    """Let go of the mapping of the file in which a tensor lies, whose pages count as memory once they were read.
+
+    Arrays of it stay valid: the mapping ends with the last of them, and the next ``.numpy()`` makes a new one.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        try:
+            tensor.release()
+        except BufferError:  # an array is in use; it keeps the mapping, this tensor need not
+            tensor.raw = None
 
 
 def sole_reader(value: ir.Value) -> ir.Node | None:
@@ -78,6 +93,94 @@ def take_place(old: ir.Node, new: ir.Node) -> None:
     replace(result, output)
     remove(old)
     output.name = name
+
+
+def take_over(old: ir.Node, result: ir.Value) -> None:
+    """Remove `old`: `result`, of a node before it, gets the readers, name, type and shape of its first output."""
+    output = old.outputs[0]
+    result.type, result.shape, name = output.type or result.type, output.shape or result.shape, output.name
+    replace(output, result)
+    remove(old)
+    result.name = name
+
+
+def node_name(node: ir.Node) -> str:
+    """Return the name of `node`, or of its first output when it has none."""
+    return node.name or str(node.outputs[0].name)
+
+
+CONTROL_FLOW = {"If": 1, "Loop": 1, "Scan": 9}  # by operator, the opset from which its bodies are what they are now
+
+
+def bodies(node: ir.Node, opset: int) -> tuple[ir.Graph, ...]:
+    """Return the bodies of an If, Loop or Scan.
+
+    Bodies of other operators (``SequenceMap``, a Scan of opset 8, those of other domains) are not looked into.
+    """
+    if node.domain or opset < CONTROL_FLOW.get(node.op_type, opset + 1):
+        return ()
+    graphs = [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH and not a.is_ref()]
+    return tuple(graphs)
+
+
+def computing_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
+    """Return the main graph and all `bodies` in it, nested ones too."""
+    opset = model.opset_imports.get("", 1)
+    found = [model.graph]
+    for graph in found:  # grows while it is read
+        found.extend(body for node in graph for body in bodies(node, opset))
+    return tuple(found)
+
+
+def nodes_by_name(model: ir.Model) -> dict[str, ir.Node]:
+    """Return the nodes of the graph and of the bodies in it by name; names are unique (`separate_bodies`)."""
+    return {node_name(node): node for graph in computing_graphs(model) for node in graph}
+
+
+def separate_bodies(model: ir.Model) -> dict[str, str]:
+    """Rename the nodes and tensors of bodies that share a name with others, in place: ``t`` becomes ``t_2``.
+
+    Two branches of an If may both call a node ``conv``, which is no matter to them, but a plan is made by name.
+
+    Returns:
+        The old name of each renamed node.
+    """
+    taken = {name for value in _own_values(model.graph) if (name := value.name)}
+    called = {node.name for node in model.graph if node.name}
+    before = {}
+    for graph in model.graphs():
+        if graph is model.graph:
+            continue
+        for value in _own_values(graph):
+            if value.name in taken:
+                value.name = take(taken, value.name)
+            elif value.name:
+                taken.add(value.name)
+        for node in graph:
+            old = node_name(node)
+            node.name = take(called, old)
+            if node.name != old:
+                before[node.name] = old
+    return before
+
+
+def _own_values(graph: ir.Graph) -> list[ir.Value]:
+    """Return the inputs, initializers and results of a graph, without those of bodies inside it."""
+    results = (value for node in graph for value in node.outputs)
+    return list(dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results]))
+
+
+def graph_of(node: ir.Node) -> ir.Graph:
+    """Return the graph or body that `node` is in."""
+    if not isinstance(node.graph, ir.Graph):
+        raise TypeError(f"node {node.name!r} is in no graph")
+    return node.graph
+
+
+def stays_finite(tensor: ir.TensorProtocol, factor: float) -> bool:
+    """Whether no number of a float tensor overflows when it is multiplied by `factor`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return abs(factor) <= 1 or bool(np.isfinite(tensor.numpy() * factor).all())
 
 
 def unread(node: ir.Node) -> bool:
@@ -125,6 +228,62 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray, dtype: ir.Dat
     return value
 
 
+def insert_before(
+    place: ir.Node,
+    taken: set[str],
+    op: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    stem: str,
+    domain: str = "",
+) -> ir.Value:
+    """Insert an operator of one output before `place`; return the output, which has the name of the node.
+
+    Args:
+        place: The node before which it runs.
+        taken: The names in use, from `names`; the new one is added.
+        op: Its type.
+        inputs: What it reads.
+        attributes: Its attributes, as Python values.
+        stem: Its name, if that is free.
+        domain: Its domain.
+    """
+    name = take(taken, stem)
+    node = ir.node(op, inputs, attributes, domain=domain, name=name)
+    node.outputs[0].name = name
+    graph_of(place).insert_before(place, [node])
+    return node.outputs[0]
+
+
+def derive_initializer(
+    graph: ir.Graph,
+    name: str,
+    source: ir.TensorProtocol,
+    compute: Callable[[np.ndarray], np.ndarray],
+    shape: Sequence[int],
+) -> ir.Value:
+    """Register ``compute(source)`` as a new initializer of `graph`; from a large tensor it is computed when it is read.
+
+    Args:
+        graph: Where it is added.
+        name: Its name, which nothing else may have.
+        source: The tensor that it comes from; of more than `LARGE` bytes, there is no second one in memory.
+        compute: What to do with the array; the result is stored in the type of `source`.
+        shape: The shape of the result.
+    """
+
+    def tensor() -> ir.TensorProtocol:
+        array = compute(source.numpy()).astype(source.dtype.numpy(), copy=False)
+        return ir.Tensor(np.asarray(array, order="C"), dtype=source.dtype, name=name)
+
+    lengths = ir.Shape(shape)
+    made = ir.LazyTensor(tensor, source.dtype, lengths, name=name) if source.nbytes > LARGE else tensor()
+    value = ir.Value(name=name, shape=lengths, type=ir.TensorType(source.dtype), const_value=made)
+    graph.register_initializer(value)
+    return value
+
+
 def drop_unused(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
     """Remove those initializers and Constant nodes behind `values` that nothing reads any more."""
     for value in dict.fromkeys(values):
@@ -137,6 +296,13 @@ def drop_unused(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
             graph.remove(node, safe=True)
 
 
+def discard(*values: ir.Value | None) -> None:
+    """Remove those initializers and Constant nodes behind `values` that nothing reads, from whatever graph has them."""
+    for value in dict.fromkeys(values):
+        if value is not None and isinstance(value.graph, ir.Graph):
+            drop_unused(value.graph, (value,))
+
+
 def remove(node: ir.Node) -> None:
     """Remove a node whose outputs nothing reads, and the constants that it alone read."""
     graph, inputs = node.graph, tuple(node.inputs)
@@ -146,8 +312,10 @@ def remove(node: ir.Node) -> None:
     drop_unused(graph, inputs)
 
 
-def inferred(model: ir.Model) -> Mapping[str, ir.Value]:
+def inferred(model: ir.Model, *, bodies: bool = False) -> Mapping[str, ir.Value]:
     """Return stand-ins for the values of the main graph, by name, with every dtype and shape that onnx can infer.
+
+    With `bodies` also those inside the bodies of control flow, whose names must then be unique (`separate_bodies`).
 
     `model` itself does not change: a transform that rewrites nothing must leave nothing behind. What cannot be
     inferred, behind a node of an unknown domain for instance, stays unknown.
@@ -155,7 +323,17 @@ def inferred(model: ir.Model) -> Mapping[str, ir.Value]:
     copy = model.clone()
     with quiet():
         ShapeInferencePass(check_type=False, strict_mode=False)(copy)
-    return ir.convenience.create_value_mapping(copy.graph, include_subgraphs=False)
+    return ir.convenience.create_value_mapping(copy.graph, include_subgraphs=bodies)
+
+
+def stand_ins(model: ir.Model) -> Mapping[ir.Value, ir.Value]:
+    """Return what `inferred` returns, for the values of bodies too, by value instead of by name."""
+    copy = model.clone()
+    with quiet():
+        ShapeInferencePass(check_type=False, strict_mode=False)(copy)
+    graphs = zip(model.graphs(), copy.graphs(), strict=True)
+    pairs = (zip(_own_values(graph), _own_values(other), strict=True) for graph, other in graphs)
+    return {value: stand_in for pair in pairs for value, stand_in in pair}
 
 
 @contextmanager

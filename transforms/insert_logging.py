@@ -7,9 +7,8 @@ import json
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, fresh_name
+from .graph import add_initializer, fresh_name, node_name
 from .registry import Change, TransformError, transform
-from .units import node_name
 
 MARK = "__print__"
 FIRST_N, SUMMARIZE = "requant.log_first_n", "requant.log_summarize"

@@ -6,10 +6,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, DeduplicateHashedInitializersPass
 
 from .fold_constants import RANDOM
-from .graph import quiet
+from .graph import quiet, release
 from .registry import Change, transform
 
 MARK = "requant_unique"
+LARGE = 2**12
+"""Elements of a tensor that is not read as a whole without need."""
 
 
 @transform("merge_duplicate_nodes")
@@ -33,8 +35,25 @@ def merge_duplicate_nodes(model: ir.Model) -> Change:
 def _merge_initializers(model: ir.Model) -> int:
     """Merge equal initializers of each graph; return how many are gone."""
     before = sum(len(graph.initializers) for graph in model.graphs())
-    DeduplicateHashedInitializersPass()(model)
+    DeduplicateHashedInitializersPass(size_limit=max(map(_most_to_read, model.graphs())))(model)
     return before - sum(len(graph.initializers) for graph in model.graphs())
+
+
+def _most_to_read(graph: ir.Graph) -> int:
+    """Return the elements of the largest initializer that begins like another one, at least `LARGE`.
+
+    The pass reads all of an initializer, which takes long where it is large; most differ soon.
+    """
+    seen: set[object] = set()
+    most = LARGE
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.size > LARGE:
+            begin = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.numpy().reshape(-1)[:LARGE].tobytes())
+            release(tensor)
+            most = max(most, tensor.size if begin in seen else 0)
+            seen.add(begin)
+    return most
 
 
 def _merge_nodes(model: ir.Model) -> int:

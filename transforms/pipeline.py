@@ -188,6 +188,8 @@ def _working_copy(model: ir.Model) -> ir.Model:
     From IR version 4 on, only an initializer that a caller may override is also an input.
     """
     model = model.clone()
+    if "ai.onnx" in model.opset_imports:  # the long name of the standard domain; onnx-ir's nodes have the short one
+        model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     names = [node.name for node in model.graph.all_nodes() if node.name]
     if len(set(names)) < len(names):
         NameFixPass()(model)

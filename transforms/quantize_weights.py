@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import add_initializer, constant, drop_unused, fresh_name, replace
+from .graph import add_initializer, constant, drop_unused, fresh_name, release, replace
 from .ops import OPS, Op
 from .qparams import quantize, symmetric_s8
 from .registry import Change, transform
@@ -63,6 +63,7 @@ def _row(node: ir.Node) -> Op | None:
 def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None:
     """Replace `weight` by an int8 initializer and a DequantizeLinear."""
     graph, array = model.graph, tensor.numpy()
+    release(tensor)
     params = symmetric_s8(array, _channel_axis(weight, array.ndim))
     inputs = [
         add_initializer(graph, fresh_name(model, f"{weight.name}/{part}"), values)

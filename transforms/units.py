@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from .graph import constant, sole_reader
-from .ops import OPS
+from .graph import constant, node_name, sole_reader
+from .ops import key, row_of
 from .plan import Unit
 
 # Operators that a fan-out group may hold: element by element, or a reduction that feeds one.
@@ -18,7 +18,7 @@ GROUP_LIMIT = 16
 
 
 def units(graph: ir.Graph) -> tuple[Unit, ...]:
-    """Partition the nodes of `graph` into units, in execution order.
+    """Partition the nodes of `graph`, without those of bodies inside it, into units, in execution order.
 
     A Conv, Gemm, MatMul, Add or Mul takes the Relu or Clip that alone reads it. A tensor that fans out into
     element-by-element operators that join again (``x * sigmoid(x)``, GELU, a decomposed layer or RMS norm, a
@@ -35,15 +35,15 @@ def units(graph: ir.Graph) -> tuple[Unit, ...]:
     for node in graph:
         if node not in taken:
             nodes = [node, *_absorbed(node, taken)]
-            found[nodes[-1]] = _unit(nodes, node, activations(node), op=node.op_type)
+            found[nodes[-1]] = _unit(nodes, node, activations(node), op=key(node))
             taken.update(nodes)
     return tuple(found[node] for node in graph if node in found)
 
 
 def activations(node: ir.Node) -> tuple[ir.Value, ...]:
     """Return the inputs of `node` that are computed from the model's inputs and that its operator row names."""
-    row = OPS.get(node.op_type)
-    chosen = row.activations if row is not None and node.domain == "" else None
+    row = row_of(node)
+    chosen = row.activations if row is not None else None
     values = node.inputs if chosen is None else [node.inputs[i] for i in chosen if i < len(node.inputs)]
     return tuple(v for v in values if v is not None and constant(v) is None)
 
@@ -62,11 +62,6 @@ def _unit(nodes: list[ir.Node], anchor: ir.Node, inputs: Iterable[ir.Value | Non
     )
 
 
-def node_name(node: ir.Node) -> str:
-    """Return the name of `node`, or of its first output when it has none."""
-    return node.name or str(node.outputs[0].name)
-
-
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.inputs
     for node in graph:
@@ -79,8 +74,8 @@ def _read_outside(value: ir.Value, nodes: list[ir.Node]) -> bool:
 
 def _absorbed(node: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
     """Return the Relu or Clip that runs inside the kernel of `node`, if any."""
-    row = OPS.get(node.op_type)
-    if row is None or node.domain or len(node.outputs) != 1:
+    row = row_of(node)
+    if row is None or len(node.outputs) != 1:
         return []
     reader = sole_reader(node.outputs[0])
     if reader is None or reader in taken or reader.op_type not in row.absorbs or reader.domain:
