@@ -1,0 +1,76 @@
+"""How the CPU adds integer products: exactly in 32 bits, or in pairs in 16 bits that can saturate."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ... import UnknownNameError
+from ...calibration.session import open_session
+
+AUTO = "auto"
+FLAGS = ("avx2", "avx512bw", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm")
+"""The CPU features by which the runtime chooses its integer kernels, as Linux names them."""
+
+PROBE = """<ir_version: 8, opset_import: ["" : 13]>
+probe (uint8[1,2] a) => (int32[1,1] y) <int8[2,1] b = {127, 127}> { y = MatMulInteger(a, b) }"""
+
+
+class Isa(StrEnum):
+    """How the runtime's kernels for uint8 activations and int8 weights add products.
+
+    Attributes:
+        VNNI: In 32 bits: x86 with VNNI or AMX, ARM with dot products, and everything else that is exact.
+        AVX2: In pairs in 16 bits, with saturation: x86 with AVX2 or AVX-512, without VNNI
+            (`requant.transforms.saturation`).
+    """
+
+    VNNI = "vnni"
+    AVX2 = "avx2"
+
+    @property
+    def exact(self) -> bool:
+        """Whether every sum of products is exact."""
+        return self is Isa.VNNI
+
+
+@cache
+def detect() -> Isa:
+    """Return what the installed runtime does on this machine, found out by multiplying.
+
+    CPU flags alone do not tell: the runtime, its build and the operating system decide which kernel runs.
+    """
+    return Isa.VNNI if probe() == 2 * 255 * 127 else Isa.AVX2
+
+
+def probe() -> int:
+    """Return the runtime's ``255 * 127 + 255 * 127``: 64770, or 32767 where a pair saturates."""
+    session = open_session(bytes(ir.to_proto(ir.from_onnx_text(PROBE)).SerializeToString()), threads=1)
+    return int(session.run(None, {"a": np.full((1, 2), 255, np.uint8)})[0][0, 0])
+
+
+def resolve(name: str) -> Isa:
+    """Return the `Isa` that an option names: ``vnni``, ``avx2``, or this machine's for ``auto``.
+
+    Raises:
+        RequantError: The name is none of these.
+    """
+    if name == AUTO:
+        return detect()
+    if name not in {*Isa}:
+        raise UnknownNameError("instruction set", name, [AUTO, *Isa])
+    return Isa(name)
+
+
+def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Return which of `FLAGS` this CPU has, for display; empty where the system does not say."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ()
+    found = {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
+    return tuple(flag for flag in FLAGS if flag in found)
