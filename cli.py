@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from requant import RequantError
+from requant import RequantError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Command = Callable[..., Any]
 
 PATH = click.Path(path_type=Path)
+STRATEGIES = ("auto", "static", "static-float", "dynamic", "weight-only")
 
 
 class Refusal(click.ClickException):
@@ -59,6 +60,7 @@ def names_option(flag: str, text: str) -> Callable[[Command], Command]:
 data_option = click.option("--data", required=True, metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing output.")
+external_option = click.option("--external-data", is_flag=True, help="Write the weights to one file beside OUT.")
 samples_option = click.option("--samples", type=click.IntRange(1), help="Use N samples, picked evenly. [default: all]")
 threads_option = click.option(
     "--threads",
@@ -82,8 +84,11 @@ def main() -> None:
 
 @main.command()
 @click.argument("model", type=PATH)
-@data_option
+@click.option("--data", metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME; none for --dynamic.")
 @click.option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
+@click.option(
+    "--dynamic", is_flag=True, help="MatMul, Gemm and LSTM find their ranges at run time: --strategy dynamic."
+)
 @samples_option
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run while timing.")
 @click.option("--calibration", default="minmax", show_default=True, metavar="RULE", help="minmax or percentile(99.99).")
@@ -91,13 +96,23 @@ def main() -> None:
 @names_option("--exclude-nodes", "Nodes that stay float.")
 @names_option("--exclude-ops", "Operator types that stay float.")
 @names_option("--include-ops", "The only operator types that may become int8.")
+@names_option("--strategy", f"{', '.join(STRATEGIES)}; or NODE=STRATEGY for one node. [default: auto]")
+@click.option("--activation", type=click.Choice(["u8", "s8"]), default="u8", show_default=True)
+@click.option("--weight", type=click.Choice(["s8", "u8"]), default="s8", show_default=True)
+@click.option("--symmetric", is_flag=True, help="Zero points of activations in the middle of the type.")
+@click.option(
+    "--isa", type=click.Choice(["auto", "vnni", "avx2"]), default="auto", show_default=True, help="The target."
+)
+@external_option
+@click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having.")
 @threads_option
 @json_option
 @force_option
 def quantize(
     model: Path,
-    data: str,
+    data: str | None,
     output: Path,
+    dynamic: bool,
     samples: int | None,
     batch: int,
     calibration: str,
@@ -105,6 +120,13 @@ def quantize(
     exclude_nodes: tuple[str, ...],
     exclude_ops: tuple[str, ...],
     include_ops: tuple[str, ...],
+    strategy: tuple[str, ...],
+    activation: str,
+    weight: str,
+    symmetric: bool,
+    isa: str,
+    external_data: bool,
+    force_int8: bool,
     threads: int,
     as_json: bool,
     force: bool,
@@ -115,16 +137,26 @@ def quantize(
     requant quantize resnet.onnx --data calib.npz -o resnet_int8.onnx
     requant quantize model.onnx --data folder/ -o out.onnx --exclude-ops Add --samples 200
     requant quantize model.onnx --data reader.py:feeds -o out.onnx --calibration 'percentile(99.99)' --json
+    requant quantize bert.onnx --dynamic -o bert_int8.onnx
+    requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
     """
     from requant.quantize import Options, Selection, quantize_model
+    from requant.transforms.qparams import Scheme
 
-    selection = Selection(frozenset(exclude_nodes), frozenset(exclude_ops), frozenset(include_ops))
+    overall, by_node = _strategies((*strategy, "dynamic") if dynamic else strategy)
+    selection = Selection(frozenset(exclude_nodes), frozenset(exclude_ops), frozenset(include_ops), overall, by_node)
+    if data is None and overall not in ("dynamic", "weight-only"):
+        raise click.UsageError("give --data SRC, a sample of the model's inputs; only --dynamic needs none")
     options = Options(
         samples=samples,
         batch=batch,
         calibration=calibration,
         format=format_,
         selection=selection,
+        scheme=Scheme(activation, weight, symmetric),
+        isa=isa,
+        external_data=external_data,
+        force_int8=force_int8,
         threads=threads,
         force=force,
     )
@@ -225,6 +257,7 @@ def calibrate(
 @click.option("--transforms", "pipeline", required=True, metavar="'...'", help="What to do, in order.")
 @names_option("--inputs", "Where strip_unused_nodes cuts the graph off.")
 @names_option("--outputs", "What strip_unused_nodes keeps.")
+@external_option
 @json_option
 @force_option
 def transform(
@@ -233,6 +266,7 @@ def transform(
     pipeline: str,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
+    external_data: bool,
     as_json: bool,
     force: bool,
 ) -> None:
@@ -247,7 +281,7 @@ def transform(
     from requant.transforms import load_plugins, parse, run
 
     load_plugins()
-    check_output(target, source, force=force)
+    check_output(target, source, force=force, external=external_data)
     steps = parse(pipeline)
     model = load_model(source)
     count = itertools.count()
@@ -259,7 +293,7 @@ def transform(
             outputs=outputs,
             progress=lambda step: progress(f"{source.name}: {step.name}", next(count), len(steps.steps)),
         )
-    save_model(result.model, target)
+    save_model(result.model, target, external=external_data)
     for step in result.applied:
         for notice in step.notices:
             click.echo(f"note: {notice}", err=True)
@@ -295,6 +329,46 @@ def transforms(name: str | None, as_json: bool) -> None:
         width = max(len(transform.name) for transform in found)
         for transform in found:
             click.echo(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")
+
+
+@main.command()
+@click.argument("name", required=False)
+@json_option
+def ops(name: str | None, as_json: bool) -> None:
+    """Tell what becomes of each operator, or of NAME, on the installed runtime, and why.
+
+    \b
+    requant ops
+    requant ops MatMul
+    requant ops --json
+    """
+    from requant.quantize.operators import operators
+
+    found = operators(name)
+    if as_json:
+        _print_json({facts.name: facts.to_json() for facts in found})
+    else:
+        from requant.quantize.tables import print_operators
+
+        print_operators(found)
+
+
+def _strategies(given: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    """Split ``STRATEGY`` and ``NODE=STRATEGY``; a node's name may contain ``=``."""
+    from requant.quantize import Strategy
+
+    overall, by_node = set(), {}
+    for item in given:
+        node, equals, name = item.rpartition("=")
+        if name not in STRATEGIES:
+            raise UnknownNameError("strategy", name, STRATEGIES)
+        if equals:
+            by_node[node] = Strategy(name)
+        else:
+            overall.add(Strategy(name))
+    if len(overall) > 1:
+        raise click.UsageError(f"one strategy for all, not {len(overall)}: {', '.join(sorted(overall))}")
+    return (overall.pop() if overall else Strategy.AUTO), by_node
 
 
 def _given(name: str) -> bool:

@@ -8,7 +8,7 @@ from .observers import ChannelMean, Histogram, MinMax, Statistic, merge
 from .ranges import RULES, Rule, minmax, parse_rule, percentile
 from .runner import Observations, observe, run_logged
 from .samples import DataError, Sample
-from .session import Array, Feed, InputSpec, input_specs, open_session
+from .session import Array, Feed, InputSpec, ModelSource, Serialized, input_specs, open_session
 from .sources import DataSource, Source, open_source
 
 __all__ = [
@@ -21,10 +21,12 @@ __all__ = [
     "Histogram",
     "InputSpec",
     "MinMax",
+    "ModelSource",
     "Observations",
     "RangeFile",
     "Rule",
     "Sample",
+    "Serialized",
     "Source",
     "Statistic",
     "fingerprint",

@@ -8,9 +8,10 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -49,11 +50,7 @@ class RangeFile:
     def choose(
         cls, statistics: Mapping[str, Statistic], rule: Rule, *, model: str, source: str, samples: int
     ) -> RangeFile:
-        """Choose the range of every tensor with `rule`.
-
-        Raises:
-            RequantError: The rule needs histograms and these are none.
-        """
+        """Choose the range of every tensor with `rule`."""
         return cls(model, source, samples, rule, statistics, {name: rule(seen) for name, seen in statistics.items()})
 
     def __or__(self, other: RangeFile) -> RangeFile:
@@ -191,19 +188,29 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     Raises:
         RequantError: The file cannot be written; what was there before is untouched.
     """
-    target = Path(os.path.realpath(path))  # a link keeps pointing where it did
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(Path(os.path.realpath(path))) as file:  # a link keeps pointing where it did
+            file.write(data)
     except OSError as error:
         raise RequantError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that takes the place of `target` once all is written; if anything fails, nothing changes.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def fingerprint(model: ir.Model) -> str:
@@ -272,3 +279,5 @@ def _tensor_parts(tensor: ir.TensorProtocol, data: Callable[[bytes], None]) -> I
         yield repr(tensor.numpy().tolist())
     else:
         data(tensor.tobytes())
+        if isinstance(tensor, ir.ExternalTensor):
+            tensor.release()  # the mapping, whose pages count as memory

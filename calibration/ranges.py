@@ -71,7 +71,7 @@ class RuleKind:
 
     Attributes:
         function: ``function(statistic)``, or ``function(statistic, number)`` when there is a parameter.
-        needs_histogram: Whether `MinMax` is not enough.
+        needs_histogram: Whether `function` takes a `Histogram` only; the range of a `MinMax` is its extremes then.
         parameter: What number it takes; None for none.
     """
 
@@ -100,17 +100,17 @@ class Rule:
 
     @property
     def needs_histogram(self) -> bool:
-        """Whether the rule is a function of `Histogram` only."""
+        """Whether the rule can cut a range only where it gets a `Histogram`."""
         return RULES[self.name].needs_histogram
 
     def __call__(self, statistic: Statistic) -> Range:
         """Choose ``(lo, hi)``, with ``statistic.lo <= lo <= hi <= statistic.hi``.
 
-        Raises:
-            RequantError: The rule needs a histogram and this is none.
+        Of a tensor inside a body there is never more than a `MinMax`; a rule that needs a histogram cuts nothing off
+        it, and the range is that of `minmax`.
         """
         if self.needs_histogram and not isinstance(statistic, Histogram):
-            raise RequantError(f"{self} needs histograms, and only min and max were observed; observe with histograms")
+            return minmax(statistic)
         function = RULES[self.name].function
         return function(statistic) if self.number is None else function(statistic, self.number)
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from .. import RequantError, UnknownNameError
+from .. import RequantError
+from .bodies import carry_out, find, free_prefix, tensors_of
 from .observers import ChannelMean, Histogram, MinMax, Statistic, merge
 from .samples import DataError, Sample
-from .session import Array, ModelSource, describe, open_session, runtime_message
+from .session import FEW, LARGE, Array, ModelSource, Serialized, describe, open_session, runtime_message
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -67,33 +68,41 @@ def observe(
 
     Memory holds one sample and the tensors it gives rise to, whatever the number of samples. Min and max are
     computed inside the graph, so that only scalars leave it; a tensor whose sum overflows there is fetched whole
-    from that sample on, and so are tensors whose histogram or channel means are wanted.
+    from that sample on, and so are tensors whose histogram or channel means are wanted. Of a tensor in the body of
+    an If, a Loop or a Scan only the extremes leave the graph, in whatever branch or iteration it has values: its
+    statistic is a `MinMax` even when histograms are wanted, and a rule that needs a histogram takes its extremes.
 
     Args:
         model: A file, or the bytes of one; it is not changed.
-        tensors: Names of float tensors of the main graph, its inputs and outputs included.
+        tensors: Names of float tensors of the main graph or of bodies in it, their inputs and outputs included.
         source: The samples, or batches of them.
-        histogram: Whether to build histograms; otherwise min and max only.
+        histogram: Whether to build histograms of the tensors of the main graph; otherwise min and max only.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
         progress: Called after each sample.
-        channel_axis: The channel axis of each tensor whose channel means are wanted too.
+        channel_axis: The channel axis of each tensor of the main graph whose channel means are wanted too.
 
     Raises:
         UnknownNameError: The model has no such tensor.
         DataError: There are no samples, or a tensor is not finite; the message names tensor and sample.
-        RequantError: The model cannot be loaded or run, or a tensor is not float.
+        RequantError: The model cannot be loaded or run; a tensor is not float, or its name stands for several; a
+            tensor in a body is out of reach, or its channel means are wanted.
     """
     axes = channel_axis or {}
     reducer = _Reducer(frozenset(tensors), dict(axes), Histogram if histogram else MinMax)
     whole = tuple(dict.fromkeys((*axes, *(tensors if histogram else ()))))
-    tap = _tap(model, whole, [name for name in dict.fromkeys(tensors) if name not in whole], threads)
+    few = (_length(source) or FEW + 1) <= FEW
+    tap = _tap(model, whole, [name for name in dict.fromkeys(tensors) if name not in whole], threads, few=few)
+    if inner := tap.inside.intersection(axes):
+        raise RequantError(f"tensor {min(inner)!r} is in a body; channel means are taken in the main graph only")
     seen = Observations()
     done = 0
     for done, sample in enumerate(source, 1):
         results = _run(tap.session, tap.fetched, sample)
         if doubtful := tap.doubtful(results):
+            if broken := tap.inside.intersection(doubtful):
+                raise DataError(f"{sample.where}: tensor {min(broken)!r} holds NaN or infinity")
             reduced = [name for name in tap.scalars if name not in doubtful]
-            tap = _tap(model, (*tap.whole, *doubtful), reduced, threads)
+            tap = _tap(model, (*tap.whole, *doubtful), reduced, threads, few=few)
             results = _run(tap.session, tap.fetched, sample)
         seen |= reducer.reduce(tap, results, sample)
         del results  # before those of the next sample come
@@ -135,7 +144,7 @@ class _Reducer:
         for name, ends in tap.scalars.items():
             lo, hi, _, size = (results[end].item() for end in ends)
             if size:
-                seen.ranges[name] = MinMax(lo + 0.0, hi + 0.0, size)  # + 0.0: no -0.0, as in MinMax.of
+                seen.ranges[name] = MinMax(lo + 0.0, hi + 0.0, int(size))  # + 0.0: no -0.0, as in MinMax.of
         return seen
 
 
@@ -148,12 +157,14 @@ class _Tap:
         whole: The tensors that are taken whole, from the session or from the feed.
         fetched: The outputs that are fetched for the statistics.
         scalars: For each tensor that is reduced in the graph, its four outputs: min, max, sum, size.
+        inside: Those of them that live in bodies, whose sum is finite just when they are.
     """
 
     session: InferenceSession
     whole: tuple[str, ...]
     fetched: tuple[str, ...]
     scalars: Mapping[str, tuple[str, ...]]
+    inside: frozenset[str]
 
     def doubtful(self, results: Mapping[str, Array]) -> list[str]:
         """Return the tensors that were reduced in the graph and that must be looked at whole.
@@ -168,14 +179,13 @@ class _Tap:
         ]
 
 
-def _tap(model: ModelSource, whole: Sequence[str], reduced: Sequence[str], threads: int) -> _Tap:
-    """Make tensors, or reductions of them, outputs of a copy of the model."""
+def _tap(model: ModelSource, whole: Sequence[str], reduced: Sequence[str], threads: int, *, few: bool) -> _Tap:
+    """Make tensors, or reductions of them, outputs of a copy of the model, which is run a few times or often."""
     copy, folder = _load(model)
     graph = copy.graph
-    values = _values(graph)
-    for name in (*whole, *reduced):
-        if name not in values:
-            raise UnknownNameError("tensor", name, values)
+    values = tensors_of(graph)
+    inside = find(graph, (*whole, *reduced))
+    whole, reduced = ([name for name in names if name not in inside] for names in (whole, reduced))
     outputs = tuple(value.name or "" for value in graph.outputs)
     types = _types(copy, folder, {name: values[name] for name in (*whole, *reduced)})
     for name, kind in types.items():
@@ -185,17 +195,16 @@ def _tap(model: ModelSource, whole: Sequence[str], reduced: Sequence[str], threa
     fetched = [name for name in whole if name not in fed]
     graph.outputs.extend(values[name] for name in fetched if name not in outputs)
     scalars = {}
-    prefix = "requant_tap"
-    while any(name.startswith(prefix) for name in values):
-        prefix += "_"
+    prefix = free_prefix(graph, "requant_tap")
     for index, name in enumerate(reduced):
         added = _reductions(values[name], f"{prefix}{index}")
         graph.extend(added)
         graph.outputs.extend(node.outputs[0] for node in added)
         scalars[name] = tuple(node.outputs[0].name or "" for node in added)
-    session = _open_copy(copy, folder, threads=threads)
+    scalars |= carry_out(copy, inside, f"{prefix}_body")
+    session = _open_copy(copy, folder, threads=threads, few=few)
     fetched += [end for ends in scalars.values() for end in ends]
-    return _Tap(session, tuple(whole), tuple(fetched), scalars)
+    return _Tap(session, tuple(whole), tuple(fetched), scalars, frozenset(inside))
 
 
 def _reductions(value: ir.Value, prefix: str) -> list[ir.Node]:
@@ -217,17 +226,13 @@ def _load(model: ModelSource) -> tuple[ir.Model, Path | None]:
 
     try:
         if isinstance(model, bytes):
-            return ir.from_proto(onnx.load_model_from_string(model)), None
+            model = Serialized(model)
+        if isinstance(model, Serialized):
+            return ir.from_proto(onnx.load_model_from_string(model.data)), model.folder
         return ir.load(model), Path(model).parent
     except Exception as error:  # protobuf, onnx_ir and the file system raise nothing in common
         open_session(model)  # says what is wrong in the words of every other command
         raise RequantError(f"{describe(model)}: cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return the tensors of the main graph by name."""
-    produced = (value for node in graph for value in node.outputs)
-    return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *produced) if value.name}
 
 
 def _types(copy: ir.Model, folder: Path | None, values: Mapping[str, ir.Value]) -> dict[str, str]:
@@ -242,19 +247,29 @@ def _types(copy: ir.Model, folder: Path | None, values: Mapping[str, ir.Value]) 
     if unknown:
         outputs = list(copy.graph.outputs)
         copy.graph.outputs.extend(unknown)
-        session = _open_copy(copy, folder, optimize=False)
+        session = _open_copy(copy, folder, optimize=False, few=True)
         types |= {value.name: value.type for value in session.get_outputs() if value.name in values}
         copy.graph.outputs.clear()
         copy.graph.outputs.extend(outputs)
     return types
 
 
-def _open_copy(copy: ir.Model, folder: Path | None, *, threads: int = 0, optimize: bool = True) -> InferenceSession:
-    """Open a session of a model in memory whose external data lies in `folder`."""
+def _open_copy(
+    copy: ir.Model, folder: Path | None, *, threads: int = 0, optimize: bool = True, few: bool
+) -> InferenceSession:
+    """Open a session, of few runs or many, of a model in memory whose external data lies in `folder`."""
     import onnx_ir as ir
 
-    data = ir.to_proto(copy).SerializeToString()
-    return open_session(data, threads=threads, optimize=optimize, data_folder=folder)
+    tensors = (value.const_value for graph in copy.graphs() for value in graph.initializers.values())
+    outside = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
+    source = Serialized(ir.to_proto(copy).SerializeToString(), folder)
+    lean = few and outside > LARGE
+    try:
+        return open_session(source, threads=threads, optimize=optimize, lean=lean)
+    except RequantError:  # an optimisation may remove a tensor although it is an output now
+        if not optimize:
+            raise
+        return open_session(source, threads=threads, optimize=False, lean=lean)
 
 
 def _run(session: InferenceSession, names: Sequence[str], sample: Sample) -> dict[str, Array]:

@@ -89,7 +89,7 @@ def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
     if array is None or not fits:
         got = f"{type_name(values.dtype)} {values.shape}"
         raise DataError(f"{where}, input {spec.name!r}: expected {spec}, got {got}")
-    if array.size == 0:
+    if array.size == 0 and array.shape[0] == 0 and not isinstance(spec.shape[0], int):  # a batch of nothing
         raise DataError(f"{where}, input {spec.name!r}: expected {spec}, got an empty array of shape {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         position = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +20,34 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Mapping[str, Array]
-ModelSource: TypeAlias = str | os.PathLike[str] | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Serialized:
+    """A model in memory whose weights may lie in files.
+
+    Attributes:
+        data: The bytes of the model.
+        folder: The folder of its external data; None when everything is inside.
+    """
+
+    data: bytes
+    folder: Path | None = None
+
+
+ModelSource: TypeAlias = str | os.PathLike[str] | bytes | Serialized
+"""A file, the bytes of one, or bytes with the folder of their external data."""
+
+NEWER_IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
+SOURCE = re.compile(r"\S*/onnxruntime\S*\.(?:cc|h|cpp):\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)? ?")
+"""Where in its own source the runtime has found a fault: file, line and the whole signature of a function."""
+
+PROVIDERS = ["CPUExecutionProvider"]  # used without fallback, which would tell of itself on stdout
+
+LARGE = 2**30
+"""Bytes of weights of which no two copies should be in memory."""
+FEW = 8
+"""Runs for which packing the weights of a large model does not pay."""
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -81,9 +109,13 @@ def open_session(
     optimize: bool = True,
     profile: Path | None = None,
     save_optimized: Path | None = None,
-    data_folder: Path | None = None,
+    lean: bool = False,
 ) -> InferenceSession:
     """Load a model into ONNX Runtime's CPU provider.
+
+    A lean session makes no copy of weights in external data: it computes on the mapped files, where a usual one packs
+    the weights into the layout of its kernels. It opens at once and the system can take its memory back, but a
+    matrix product over a few rows takes several times as long: for a handful of runs, never to tell a latency.
 
     Args:
         model: A file, or the bytes of one.
@@ -91,7 +123,7 @@ def open_session(
         optimize: Whether the runtime may rewrite the graph.
         profile: Prefix of the path of a profile that the session writes; None for no profile.
         save_optimized: Where the runtime writes the graph that it made of the model; None for nowhere.
-        data_folder: Where the external data of a model that came as bytes lies.
+        lean: Whether to compute on the weights as they are in the files.
 
     Raises:
         RequantError: The model cannot be loaded; the message names the file and the runtime's reason.
@@ -99,12 +131,16 @@ def open_session(
     import onnxruntime as ort
 
     name = describe(model)
-    if not isinstance(model, bytes) and not Path(model).is_file():
+    if not isinstance(model, (bytes, Serialized)) and not Path(model).is_file():
         raise RequantError(f"{name}: " + ("is a folder, not a model" if Path(model).is_dir() else "no such file"))
     options = ort.SessionOptions()
     options.log_severity_level = 4  # failures arrive as exceptions; the runtime need not print them as well
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    if lean:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        # the level above reorders the weights of convolutions
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if profile is not None:
@@ -112,20 +148,66 @@ def open_session(
         options.profile_file_prefix = os.fspath(profile)
     if save_optimized is not None:
         options.optimized_model_filepath = os.fspath(save_optimized)
-    if data_folder is not None:
+    if isinstance(model, Serialized) and model.folder is not None:
         key = "session.model_external_initializers_file_folder_path"
-        options.add_session_config_entry(key, os.fspath(data_folder.resolve()))
-    source = model if isinstance(model, bytes) else os.fspath(model)
+        options.add_session_config_entry(key, os.fspath(model.folder.resolve()))
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
     except Exception as error:  # the runtime's exceptions share no base class of their own
+        newest = NEWER_IR.search(str(error))
+        if newest is not None:
+            older = _of_ir_version(model, int(newest[1]))
+            return open_session(
+                older, threads=threads, optimize=optimize, profile=profile, save_optimized=save_optimized, lean=lean
+            )
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
 
 
+def _of_ir_version(model: ModelSource, version: int) -> Serialized:
+    """Return a model whose IR version is newer than the runtime as one of an older version.
+
+    IR versions add types and fields; they change no meaning. A model that uses what the runtime does not know is
+    refused for that.
+    """
+    import onnx
+
+    if isinstance(model, Serialized):
+        proto, folder = onnx.load_model_from_string(model.data), model.folder
+    elif isinstance(model, bytes):
+        proto, folder = onnx.load_model_from_string(model), None
+    else:
+        proto, folder = onnx.load_model(model, load_external_data=False), Path(model).parent
+    proto.ir_version = version
+    return Serialized(proto.SerializeToString(), folder)
+
+
+@cache
+def newest_ir_version() -> int:
+    """Return the newest IR version that the installed runtime loads."""
+    import onnx
+    import onnxruntime as ort
+
+    future = onnx.helper.make_model(onnx.GraphProto(), ir_version=2**31 - 1)
+    try:
+        ort.InferenceSession(future.SerializeToString(), providers=PROVIDERS, enable_fallback=0)
+    except Exception as error:  # noqa: BLE001 - the runtime's exceptions share no base class of their own
+        newest = NEWER_IR.search(str(error))
+        if newest is not None:
+            return int(newest[1])
+    return 2**31 - 1  # a runtime that does not mind
+
+
+def _loadable(model: ModelSource) -> str | bytes:
+    """Return what the runtime takes: a path or bytes."""
+    if isinstance(model, Serialized):
+        return model.data
+    return model if isinstance(model, bytes) else os.fspath(model)
+
+
 def describe(model: ModelSource) -> str:
     """Return how error messages call a model: its path, or ``"the model"`` when it came as bytes."""
-    return "the model" if isinstance(model, bytes) else os.fspath(model)
+    return "the model" if isinstance(model, (bytes, Serialized)) else os.fspath(model)
 
 
 def runtime_message(error: Exception) -> str:
@@ -133,6 +215,7 @@ def runtime_message(error: Exception) -> str:
     text = " ".join(str(error).split())
     text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)  # nested failures carry several; keep the inmost
     text = re.sub(r"^Load model from .*? failed:", "", text)
+    text = SOURCE.sub("", text)
     text = re.sub(r"\b\w+\.(?:cc|h):\d+ \w+ ", "", text)
     return text.strip() or type(error).__name__
 

@@ -1,12 +1,14 @@
 """From a float ONNX model to a measured INT8 one: `quantize_model`, `compare_models`, `calibrate_model`."""
 
 from .accuracy import Accuracy, Labelled
-from .api import Options, quantize_model
+from .api import quantize_model
 from .calibrate import calibrate_model, log_model, merge_ranges
 from .compare import Comparison, compare_models
-from .planner import Selection, choose
+from .options import Options
+from .planner import choose
 from .result import FloatNode, Result
 from .runtime.timing import Latency
+from .selection import Selection, Strategy
 
 __all__ = [
     "Accuracy",
@@ -17,6 +19,7 @@ __all__ = [
     "Options",
     "Result",
     "Selection",
+    "Strategy",
     "calibrate_model",
     "choose",
     "compare_models",

@@ -137,9 +137,20 @@ def measure(
     Raises:
         RequantError: The labels of a sample do not fit the predictions.
     """
+    return compare_outputs(((run_float(sample.feed), run_int8(sample.feed), sample) for sample in samples), progress)
+
+
+def compare_outputs(
+    results: Iterable[tuple[Outputs, Outputs, Sample]], progress: Callable[[int], None] | None = None
+) -> Accuracy:
+    """Compare the outputs of the float and of the INT8 model for each sample.
+
+    Raises:
+        RequantError: The labels of a sample do not fit the predictions.
+    """
     tally = _Tally()
-    for sample in samples:
-        tally.add(run_float(sample.feed), run_int8(sample.feed), sample.label, sample.where)
+    for reference, candidate, sample in results:
+        tally.add(reference, candidate, sample.label, sample.where)
         if progress is not None:
             progress(tally.samples)
     return tally.result()
@@ -166,6 +177,13 @@ def powers(exact: Array, other: Array) -> tuple[float, float]:
     Where both are NaN, or the same infinity, nothing differs. Another shape, or a value that is not finite where
     the other one is, makes the second sum infinite or NaN.
     """
+    if exact.shape == other.shape:
+        wide = exact.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference = wide - other
+            signal, noise = float(np.vdot(wide, wide)), float(np.vdot(difference, difference))
+        if math.isfinite(signal) and math.isfinite(noise):  # the usual case, several times as fast as what follows
+            return signal, noise
     finite = exact[np.isfinite(exact)].astype(np.float64)
     signal = float(np.vdot(finite, finite))
     if exact.shape != other.shape:

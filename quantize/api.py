@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,81 +12,47 @@ from pathlib import Path
 import onnx_ir as ir
 
 from .. import RequantError
-from ..calibration.files import write_atomically
 from ..calibration.ranges import parse_rule
 from ..calibration.runner import Observations, observe
+from ..calibration.session import Array, newest_ir_version, open_session
 from ..calibration.sources import DataSource, Source
 from ..transforms import METADATA_KEY, signature, verify
 from ..transforms.bias_correction import mean_axis
+from ..transforms.existing import drop_round_trips, given_params, release_weights
 from ..transforms.fuse_silu import fuse_silu
+from ..transforms.graph import node_name, nodes_by_name, separate_bodies
 from ..transforms.insert_qdq import insert_qdq
-from ..transforms.ops import OPS
-from ..transforms.plan import Impl, Plan
+from ..transforms.ops import INTEGER, OPS
+from ..transforms.plan import Impl
 from ..transforms.qdq_to_qoperator import qdq_to_qoperator
-from ..transforms.qparams import QParams, asymmetric_u8
-from ..transforms.units import node_name
-from .accuracy import Accuracy, measure
 from .data import open_data, stacked
 from .evidence import RUIN_DB, alone, ruinous
-from .files import about, check_output, load_model, size_on_disk, to_bytes
-from .planner import ALREADY, Selection, choose
+from .files import Weights, about, check_output, load_model, save_model, serialize, size_on_disk, staging
+from .generated import generated_source
+from .job import Candidate, Job, Trial
+from .metadata import describe_origin
+from .options import Options
+from .planner import ALREADY, choose
 from .progress import Progress, silent
 from .result import FloatNode, Result
 from .runtime.execution import KernelRun, executed, integer_share
+from .runtime.isa import resolve
+from .runtime.pair import timing_note
 from .runtime.session import Runner
-from .runtime.timing import Latency, latency
-from .simplify import simplify
+from .selection import Strategy
+from .simplify import LITTLE, SIMPLIFY, simplify
+from .trial import first_feed, judge, trial
+from .typed import add_types
 
-FORMATS = ("qdq", "qoperator")
-JUDGED = 64  # samples on which the emitted model is compared: enough to tell a ruined model from a good one
 LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
 EVIDENCE = 4  # samples for each tensor tried alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What may be asked of `quantize_model`.
-
-    Attributes:
-        samples: How many samples calibrate, picked evenly; None for all.
-        batch: Items per run while the latency is measured.
-        calibration: Range rule: ``minmax`` or ``percentile(99.99)``.
-        format: ``qdq``, or ``qoperator`` for the fused operators.
-        selection: Which nodes and operators may become int8.
-        threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
-        force: Overwrite an existing output.
-        seconds: How long the latency of the two models is measured.
-    """
-
-    samples: int | None = None
-    batch: int = 1
-    calibration: str = "minmax"
-    format: str = "qdq"
-    selection: Selection = field(default_factory=Selection)
-    threads: int = 1
-    force: bool = False
-    seconds: float = 3.0
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be done.
-
-        Raises:
-            RequantError: An unknown format or rule, or a number out of range.
-        """
-        if self.format not in FORMATS:
-            raise RequantError(f"no format {self.format!r}; there are: {', '.join(FORMATS)}")
-        for name, number in (("samples", self.samples), ("batch", self.batch)):
-            if number is not None and number < 1:
-                raise RequantError(f"{name} must be at least 1, not {number}")
-        if self.threads < 0:
-            raise RequantError(f"threads must be 0 (the runtime's choice) or more, not {self.threads}")
-        parse_rule(self.calibration)
+EXPECTED = (ALREADY, INTEGER)  # why units of which the plan makes nothing compute in integers
 
 
 def quantize_model(
     model: str | os.PathLike[str],
-    data: DataSource,
+    data: DataSource | None,
     output: str | os.PathLike[str],
     options: Options | None = None,
     progress: Progress = silent,
@@ -95,11 +61,13 @@ def quantize_model(
 
     The model is simplified, observed on the data, planned, emitted and compared with the original on the same data.
     Where INT8 is not faster than float on this machine (`WORTHWHILE`) or is far from it (`LEAST_DB`), the simplified
-    float model is written and the result says so.
+    float model is written and the result says so, unless ``force_int8`` is set.
 
     Args:
         model: Path of the float model.
         data: A data source: a path or ``FILE.npz:SPLIT`` or ``FILE.py:NAME``, an iterable of feeds, or a callable.
+            None with the strategy ``dynamic`` or ``weight-only``, which need no ranges: the model is then tried on
+            random inputs, if it runs on any.
         output: Path of the model to write; it appears whole or not at all.
         options: See `Options`.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
@@ -108,210 +76,240 @@ def quantize_model(
         RequantError: The request cannot be met; nothing was written.
     """
     options = options or Options()
-    check_output(output, model, force=options.force)
-    job = _prepare(model, data, options, progress)
-    observations = _observe(job)
-    candidate = _emit(job, observations, {})
-    accuracy = _judge(job, candidate)
-    speed = _time(job, candidate)
-    if accuracy.worst_sqnr_db < RUIN_DB:
-        candidate, accuracy, speed = _mended(job, observations, (candidate, accuracy, speed))
-    reason = _why_not(candidate, accuracy, speed)
-    if reason:
-        return _keep_float(job, candidate, accuracy, speed, output, reason)
-    return _finish(job, candidate, accuracy, speed, output)
+    check_output(output, model, force=options.force, external=options.external_data)
+    if data is None and options.selection.strategy not in (Strategy.DYNAMIC, Strategy.WEIGHT):
+        raise RequantError(
+            f"{model}: no data: give a sample of the model's inputs, or choose the strategy dynamic or weight-only"
+        )
+    with staging(output) as folder:
+        job = _prepare(model, data, options, folder, progress)
+        seen = _observe(job)
+        found = trial(job, _emit(job, seen, {}))
+        if job.static and found.accuracy.worst_sqnr_db < RUIN_DB:
+            found = _mended(job, seen, found)
+        reason = _why_not(job, found)
+        if reason and not options.force_int8:
+            return _keep_float(job, found, output, reason)
+        result = _finish(job, found, output)
+        return replace(result, notes=(*result.notes, f"written all the same: {reason}")) if reason else result
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What all stages work on.
-
-    Attributes:
-        path: The float model's file.
-        simple: The simplified float model.
-        types: Operator types by node name before it was simplified.
-        widest: The plan with everything in int8 that might be; any later plan takes units away from it.
-        notes: What could not be done as asked so far.
-        source: Calibration data.
-        options: What was asked.
-        progress: Whom to tell.
-    """
-
-    path: Path
-    simple: ir.Model
-    types: Mapping[str, str]
-    widest: Plan
-    notes: tuple[str, ...]
-    source: Source
-    options: Options
-    progress: Progress
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """An emitted model with the plan behind it."""
-
-    model: ir.Model
-    plan: Plan
-    qparams: Mapping[str, QParams]
-    data: bytes
-
-
-def _prepare(path: str | os.PathLike[str], data: DataSource, options: Options, progress: Progress) -> _Job:
+def _prepare(
+    path: str | os.PathLike[str], data: DataSource | None, options: Options, folder: Path, progress: Progress
+) -> Job:
     """Load, check everything that can be refused, and simplify."""
     original = load_model(path)
     options.selection.check(original)
-    source = open_data(path, data, options.samples)
-    Runner(Path(path))((next(iter(source)) if options.batch == 1 else stacked(source, options.batch)).feed)
-    types = {node_name(node): node.op_type for node in original.graph}
+    source = generated_source(path) if data is None else open_data(path, data, options.samples)
+    if data is not None and source is not None:
+        Runner(Path(path), lean=Weights.of(original).large)(_first(source, options.batch))
+    types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     with about(path):
-        simplified = simplify(original, progress)
-    notes = [f"{result.step}: {result.error}" for result in simplified.applied if result.error]
-    gone = set(types) - {node_name(node) for node in simplified.model.graph}
+        simple, notes, renamed = _plainer(original, folder, progress)
+    types |= {new: types[old] for new, old in renamed.items() if old in types}
+    selection = options.selection.renamed(renamed)
+    gone = set(types) - set(nodes_by_name(simple))
     for name in sorted(gone):
-        if name in options.selection.exclude_nodes or types[name] in options.selection.exclude_ops:
+        if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
             notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours before anything else")
-    widest = choose(simplified.model, options.selection, types=types)
-    return _Job(Path(path), simplified.model, types, widest, tuple(notes), source, options, progress)
+    if source is None:
+        notes.append("not measured: no lengths of the inputs' free axes are found that the model runs on; give data")
+    elif data is None:
+        notes.append(f"measured on {source.description}: give data to judge the model by")
+    weights = Weights.of(simple)
+    notes += [note] if (note := timing_note(weights)) else []
+    add_types(simple, folder)
+    widest = choose(simple, selection, static=data is not None, types=types, activation=options.scheme.activation)
+    return Job(
+        path=Path(path),
+        folder=folder,
+        simple=simple,
+        float_source=serialize(simple, folder),
+        weights=weights,
+        types=types,
+        selection=selection,
+        widest=widest,
+        given=given_params(simple),
+        exact=resolve(options.isa).exact,
+        notes=tuple(notes),
+        source=source,
+        static=data is not None,
+        options=options,
+        progress=progress,
+    )
 
 
-def _observe(job: _Job) -> Observations:
+def _plainer(original: ir.Model, folder: Path, progress: Progress) -> tuple[ir.Model, list[str], Mapping[str, str]]:
+    """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
+    notes: list[str] = []
+    for pipeline in (SIMPLIFY, LITTLE):
+        done = simplify(original, progress, pipeline=pipeline)
+        notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
+        model = done.model
+        model.ir_version = min(model.ir_version, newest_ir_version())
+        release_weights(model)
+        renamed = separate_bodies(model)
+        try:
+            open_session(serialize(model, folder), lean=True)
+        except RequantError as error:
+            if pipeline is LITTLE:
+                raise
+            notes.append(f"the simplified model does not load, so that the model is taken as it is ({error})")
+        else:
+            break
+    return model, notes, renamed
+
+
+def _first(source: Source, batch: int) -> Mapping[str, Array]:
+    """Return the first feed, of `batch` items."""
+    return (next(iter(source)) if batch == 1 else stacked(source, batch)).feed
+
+
+def _observe(job: Job) -> Observations:
     """Collect the statistics that any plan for this model may need."""
     plan = job.widest
-    nodes = {node_name(node): node for node in job.simple.graph}
-    corrected = [u for u in plan.units if plan.impl(u) is not Impl.FLOAT and OPS[u.op].bias is not None]
+    if not job.static or job.source is None or not plan.quantized:
+        return Observations()
+    nodes = nodes_by_name(job.simple)
+    corrected = [u for u in plan.units if plan.impl(u).reads_u8 and OPS[u.op].bias is not None]
+    at_home = [u for u in corrected if nodes[u.nodes[0]].graph is job.simple.graph]
     rule = parse_rule(job.options.calibration)
     return observe(
-        to_bytes(job.simple),
+        job.float_source,
         plan.quantized,  # not only those that give their scale to others now: a later plan may split a group
         job.source,
         histogram=rule.needs_histogram,
         progress=partial(job.progress, "calibrate"),
-        channel_axis={u.inputs[0]: mean_axis(nodes[u.nodes[0]]) for u in corrected},
+        channel_axis={u.inputs[0]: mean_axis(nodes[u.nodes[0]]) for u in at_home},
     )
 
 
-def _emit(job: _Job, seen: Observations, kept_float: Mapping[str, str]) -> _Candidate:
+def _emit(job: Job, seen: Observations, kept_float: Mapping[str, str]) -> Candidate:
     """Choose ranges, place and write."""
     rule = parse_rule(job.options.calibration)
     ranges = {name: rule(statistic) for name, statistic in seen.ranges.items()}
     empty = {name: "has no values in the calibration data" for name in job.widest.quantized if name not in ranges}
-    plan = choose(job.simple, job.options.selection, ranges=ranges, kept_float={**empty, **kept_float}, types=job.types)
-    qparams = {name: asymmetric_u8(*ranges[name]) for name in plan.observed}
+    kept = {**empty, **kept_float}
+    plan = choose(
+        job.simple,
+        job.selection,
+        static=job.static,
+        ranges=ranges,
+        kept_float=kept,
+        types=job.types,
+        activation=job.scheme.activation,
+    )
+    dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
+    given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
+    qparams = {name: given.get(name) or job.scheme.activation_params(*ranges[name]) for name in plan.observed}
     model = job.simple.clone()
     steps = ["insert_qdq"]
     grouped = {tensor for unit in plan.units if unit.op == "group" for tensor in unit.inputs}
     if plan.produced_u8 & grouped and fuse_silu(model).applied:
         steps.insert(0, "fuse_silu")
-    insert_qdq(model, plan=plan, qparams=qparams, means={name: mean.mean for name, mean in seen.means.items()})
+    means = {name: mean.mean for name, mean in seen.means.items()}
+    written = insert_qdq(model, plan=plan, qparams=qparams, means=means, scheme=job.scheme, exact=job.exact)
+    if job.given:
+        drop_round_trips(model)
     if job.options.format == "qoperator":
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    model.metadata_props[METADATA_KEY] = " ".join([model.metadata_props[METADATA_KEY], *steps])
+    describe_origin(model, steps, qparams, job.options)
     verify(model, like=signature(job.simple))
-    return _Candidate(model, plan, qparams, to_bytes(model))
+    return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)
 
 
-def _judge(job: _Job, candidate: _Candidate) -> Accuracy:
-    """Compare the outputs of the candidate with those of the float model."""
-    total = min(JUDGED, job.source.length or JUDGED)
-    # labels may be of a kind that only the caller understands; `compare_models` is there to judge by them
-    samples = (replace(sample, label=None) for sample in job.source.samples(JUDGED))
-    before, after = Runner(job.path), Runner(candidate.data)
-    return measure(before, after, samples, lambda done: job.progress("compare", done, total))
-
-
-def _time(job: _Job, candidate: _Candidate) -> Latency:
-    """Time the candidate against the float model on the first sample."""
-    job.progress("time", 0, None)
-    batch = job.options.batch
-    feed = (next(iter(job.source)) if batch == 1 else stacked(job.source, batch)).feed
-    before, after = (Runner(m, threads=job.options.threads) for m in (job.path, candidate.data))
-    return latency(partial(before, feed), partial(after, feed), batch=batch, seconds=job.options.seconds)
-
-
-def _mended(
-    job: _Job, seen: Observations, current: tuple[_Candidate, Accuracy, Latency]
-) -> tuple[_Candidate, Accuracy, Latency]:
+def _mended(job: Job, seen: Observations, found: Trial) -> Trial:
     """Leave the tensors in float that alone ruin the outputs, where that helps; else return what there is."""
-    candidate = current[0]
+    if job.source is None:
+        return found
     samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
-    found = alone(job.simple, candidate.qparams, samples, progress=partial(job.progress, "look for ruinous tensors"))
-    kept = ruinous(found)
+    values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
+    outside = {name: params for name, params in found.candidate.qparams.items() if name in values}
+    kept = ruinous(alone(job.simple, outside, samples, progress=partial(job.progress, "look for ruinous tensors")))
     if not kept:
-        return current
+        return found
     mended = _emit(job, seen, kept)
-    accuracy = _judge(job, mended)
-    if accuracy.worst_sqnr_db <= current[1].worst_sqnr_db:
-        return current
-    return mended, accuracy, _time(job, mended)
+    accuracy = judge(job, mended)
+    return found if accuracy.worst_sqnr_db <= found.accuracy.worst_sqnr_db else trial(job, mended, accuracy)
 
 
-def _why_not(candidate: _Candidate, accuracy: Accuracy, speed: Latency) -> str:
+def _why_not(job: Job, found: Trial) -> str:
     """Say why the INT8 model is not worth having; empty when it is."""
-    if not candidate.plan.quantized:
+    plan = found.candidate.plan
+    if not any(plan.impl(unit).int8 for unit in plan.units):
         return "nothing in this model can become int8"
-    if not accuracy.worst_sqnr_db >= LEAST_DB:
-        return f"int8 leaves only {accuracy.worst_sqnr_db:.1f} dB at an output"
-    if speed.speedup < WORTHWHILE:
-        return f"int8 gains too little here: {speed.speedup:.2f}x the speed of float"
+    if not job.static:  # random inputs are no evidence against a model
+        return ""
+    if not found.accuracy.worst_sqnr_db >= LEAST_DB:
+        return f"int8 leaves only {found.accuracy.worst_sqnr_db:.1f} dB at an output"
+    if found.latency is not None and found.latency.speedup < WORTHWHILE:
+        return f"int8 gains too little here: {found.latency.speedup:.2f}x the speed of float"
     return ""
 
 
-def _keep_float(
-    job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str], reason: str
-) -> Result:
+def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: str) -> Result:
     """Write the simplified float model instead of the INT8 one, and say why."""
-    plan = candidate.plan
+    plan = found.candidate.plan
     choices = {
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or reason)
         for u in plan.units
     }
-    kept = _Candidate(job.simple, plan.with_choices(choices), {}, to_bytes(job.simple))
+    kept = Candidate(job.simple, plan.with_choices(choices), {}, job.float_source)
     verdict = f"{reason}: the output is the simplified float model"
-    if not plan.quantized:  # what was judged and timed is this very model
-        return replace(_finish(job, kept, accuracy, speed, output), verdict=verdict)
-    result = _finish(job, kept, _judge(job, kept), _time(job, kept), output)
-    return replace(result, verdict=verdict, rejected=(accuracy, speed))
+    if not any(plan.impl(unit).int8 for unit in plan.units):  # what was judged and timed is this very model
+        return replace(_finish(job, replace(found, candidate=kept), output), verdict=verdict)
+    result = _finish(job, trial(job, kept), output)
+    rejected = None if found.latency is None else (found.accuracy, found.latency)
+    return replace(result, verdict=verdict, rejected=rejected)
 
 
-def _finish(
-    job: _Job, candidate: _Candidate, accuracy: Accuracy, speed: Latency, output: str | os.PathLike[str]
-) -> Result:
+def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
     """Write the model, as the last thing that can fail, and gather what the user is told."""
     job.progress("inspect", 0, None)
-    runs = executed(candidate.data, next(iter(job.source)).feed, threads=job.options.threads)
-    write_atomically(output, candidate.data)
-    plan = candidate.plan
-    floats = [u for u in plan.units if plan.impl(u) is Impl.FLOAT]
-    types = {node_name(node): node.op_type for node in job.simple.graph}
+    candidate, plan = found.candidate, found.candidate.plan
+    feed = first_feed(job)
+    runs = () if feed is None else executed(candidate.source, feed, threads=job.options.threads)
+    size = save_model(candidate.model, output, external=job.options.external_data)
+    floats = [u for u in plan.units if not plan.impl(u).int8]
+    types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
     return Result(
         output=os.fspath(output),
         format=job.options.format,
-        calibration=job.options.calibration,
-        data=job.source.description,
+        calibration=job.options.calibration if job.static else "",
+        data="" if job.source is None else job.source.description,
         int8_nodes=sum(len(u.nodes) for u in plan.units) - sum(len(u.nodes) for u in floats),
+        forms=_forms(found),
         mac_share_int8=integer_share(runs),
         kernels=_kernels(runs),
         float_nodes=tuple(
             FloatNode(name, types[name], plan.choices[u.name].reason) for u in floats for name in u.nodes
         ),
-        accuracy=accuracy,
-        latency=speed,
+        relieved=candidate.relieved,
+        accuracy=found.accuracy,
+        latency=found.latency,
         float_bytes=size_on_disk(job.path),
-        int8_bytes=size_on_disk(output),
+        int8_bytes=size,
         pipeline=candidate.model.metadata_props[METADATA_KEY],
-        notes=(*job.notes, *_deviations(plan, runs)),
+        notes=(*job.notes, *_deviations(found, runs)),
     )
 
 
-def _deviations(plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
+def _forms(found: Trial) -> dict[str, int]:
+    """Count the units of each implementation that is int8."""
+    plan = found.candidate.plan
+    impls = [plan.impl(unit) for unit in plan.units]
+    return {impl.value: impls.count(impl) for impl in Impl if impl.int8 and impl in impls}
+
+
+def _deviations(found: Trial, runs: tuple[KernelRun, ...]) -> list[str]:
     """Say which units the runtime computed in integers against the plan."""
+    plan = found.candidate.plan
     integer = {run.node.split("_token_")[0]: run.op for run in runs if run.integer}
     return [
         f"planned float, but the runtime ran {unit.name!r} as {integer[name]}"
         for unit in plan.units
-        if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason != ALREADY
+        if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason not in EXPECTED
         for name in unit.nodes
         if name in integer
     ]

@@ -14,7 +14,7 @@ from ..calibration.ranges import parse_rule
 from ..calibration.runner import observe, run_logged
 from ..calibration.sources import DataSource
 from .data import open_data
-from .files import about, load_model, to_bytes
+from .files import about, load_model, serialize, staging
 from .planner import choose
 from .progress import Progress, silent
 from .simplify import simplify
@@ -43,9 +43,14 @@ def calibrate_model(
     if not tensors:
         raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
     source = open_data(model, data, samples)
-    seen = observe(
-        to_bytes(simple), tensors, source, histogram=chosen.needs_histogram, progress=partial(progress, "calibrate")
-    )
+    with staging() as folder:
+        seen = observe(
+            serialize(simple, folder),
+            tensors,
+            source,
+            histogram=chosen.needs_histogram,
+            progress=partial(progress, "calibrate"),
+        )
     return RangeFile.choose(
         seen.ranges, chosen, model=fingerprint(loaded), source=source.description, samples=seen.samples
     )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import RequantError
 from ..calibration.session import input_specs, open_session
 from ..calibration.sources import DataSource, Source, open_source
-from .accuracy import Accuracy, measure
+from .accuracy import Accuracy
 from .data import stacked
-from .files import load_model
+from .files import Weights, load_model
 from .progress import Progress, silent
 from .result import accuracy_json, latency_json
-from .runtime.session import Runner
-from .runtime.timing import Latency, latency
+from .runtime.pair import judge_pair, time_pair
+from .runtime.timing import Latency
 
 Model = str | os.PathLike[str]
 
@@ -78,13 +77,12 @@ def compare_models(
     source = _common_source(float_model, int8_model, data)
     first = next(iter(source))
     feeds = [(1, first), *([(batch, stacked(source, batch))] if batch > 1 else [])]
-    run_float, run_int8 = Runner(Path(float_model)), Runner(Path(int8_model))
-    accuracy = measure(run_float, run_int8, source, lambda done: progress("compare", done, source.length))
-    timed_float, timed_int8 = (Runner(Path(m), threads=threads) for m in (float_model, int8_model))
+    models, weights = (Path(float_model), Path(int8_model)), Weights.of(load_model(float_model))
+    accuracy = judge_pair(*models, source, lambda done: progress("compare", done, source.length), weights=weights)
     found = []
     for size, sample in feeds:
         progress(f"time at batch {size}", 0, None)
-        found.append(latency(partial(timed_float, sample.feed), partial(timed_int8, sample.feed), batch=size))
+        found.append(time_pair(*models, sample.feed, weights=weights, threads=threads, batch=size))
     return Comparison(accuracy, tuple(found))
 
 
@@ -92,7 +90,7 @@ def _common_source(float_model: Model, int8_model: Model, data: DataSource) -> S
     """Open the data for two models that take the same inputs and give the same outputs."""
     for model in (float_model, int8_model):
         load_model(model)  # what is wrong with a file is told in the same words by every command
-    sessions = [open_session(Path(model)) for model in (float_model, int8_model)]
+    sessions = [open_session(Path(model), lean=True) for model in (float_model, int8_model)]
     inputs = [input_specs(session) for session in sessions]
     names = [{(spec.name, str(spec.dtype)) for spec in specs} for specs in inputs]
     outputs = [{output.name for output in session.get_outputs()} for session in sessions]

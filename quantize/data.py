@@ -20,7 +20,7 @@ def open_data(model: str | os.PathLike[str], data: DataSource, samples: int | No
     Raises:
         RequantError: The runtime cannot load the model, or the source does not fit it.
     """
-    source = open_source(data, input_specs(open_session(Path(model))))
+    source = open_source(data, input_specs(open_session(Path(model), lean=True)))
     return source if samples is None else source.samples(samples)
 
 

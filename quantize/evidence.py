@@ -14,7 +14,7 @@ from ..calibration.session import open_session
 from ..transforms.graph import add_initializer, fresh_name
 from ..transforms.qparams import QParams
 from .accuracy import decibels, powers
-from .files import to_bytes
+from .files import Weights, serialize
 
 # A tensor ruins a model when it alone leaves less than RUIN_DB at an output and stands out from the others: the
 # tensors of a network that is merely hard to quantize are all alike, and none of them is worth a float unit.
@@ -55,7 +55,7 @@ def alone(
         samples: A few samples; tensors times samples inferences are made.
         progress: Called with how many tensors are done, and how many there are.
     """
-    session = open_session(to_bytes(_with_switches(model, qparams)))
+    session = open_session(serialize(_with_switches(model, qparams)), lean=Weights.of(model).lumpy)
     outputs = [o.name for o in session.get_outputs() if o.type in FLOATS]
     if not outputs:
         return dict.fromkeys(qparams, math.inf)

@@ -1,29 +1,41 @@
-"""Models on disk: loaded with clear errors, written whole or not at all."""
+"""Models on disk: loaded with clear errors, written whole or not at all, large weights one at a time."""
 
 from __future__ import annotations
 
+import gc
 import os
+import secrets
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from .. import RequantError
 from ..calibration.files import write_atomically
+from ..calibration.session import LARGE, Serialized
 from ..transforms import VerifyError
-from ..transforms.graph import quiet
+from ..transforms.graph import quiet, release
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # what protobuf can hold in one message, less the graph itself
+SMALL = 2**10  # bytes of a tensor that shape inference may want to see, and that is always stored inside the model
+INSIDE = 2**28  # bytes of weights that a model in memory holds itself: three copies exist while it is serialized
+ALIGNMENT = 64  # bytes; a vector register's worth, so that a mapped tensor can be computed on as it is
+
+PathLike = str | os.PathLike[str]
 
 
-def load_model(path: str | os.PathLike[str]) -> ir.Model:
-    """Read an ONNX model; initializers in external files stay there until they are needed.
+def load_model(path: PathLike) -> ir.Model:
+    """Read an ONNX model; tensors in external files stay there until they are needed.
 
     Raises:
-        RequantError: No such file, not a whole ONNX model, or an external data file is missing or too short.
+        RequantError: No such file, not a whole ONNX model, or an external data file is missing, too short or outside
+            the model's folder.
     """
     file = Path(path)
     if not file.is_file():
@@ -32,19 +44,22 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
         with quiet():  # what onnx-ir would log is found, and said with the file's name, when the model is verified
             model = ir.load(file)
     except Exception as error:  # protobuf and onnx_ir raise nothing in common
-        reason = " ".join(str(error).split())[:200]
+        inmost: BaseException = error
+        while inmost.__context__ is not None:
+            inmost = inmost.__context__
+        reason = " ".join(str(inmost).split())[:200]
         raise RequantError(f"{path}: not an ONNX model, or a truncated one ({reason})") from error
     if not model.graph.outputs:
         raise RequantError(f"{path}: not an ONNX model: it has no graph with outputs")
-    for tensor in (value.const_value for value in model.graph.initializers.values()):
-        if isinstance(tensor, ir.ExternalTensor):
-            _check_external(path, tensor)
+    for tensor in _external(model):
+        tensor.base_dir = file.parent.absolute()
+        _check_external(path, tensor)
     NameFixPass()(model)
     return model
 
 
 @contextmanager
-def about(path: str | os.PathLike[str]) -> Iterator[None]:
+def about(path: PathLike) -> Iterator[None]:
     """Let what is wrong inside a model say of which file it is."""
     try:
         yield
@@ -52,25 +67,84 @@ def about(path: str | os.PathLike[str]) -> Iterator[None]:
         raise RequantError(f"{path}: {error}") from error
 
 
-def _check_external(path: str | os.PathLike[str], tensor: ir.ExternalTensor) -> None:
-    """Refuse a tensor whose data file is not there or ends too early."""
-    data = Path(tensor.path)
-    if not data.is_file():
+def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Yield every tensor: initializers and attributes, in bodies and functions too."""
+    for graph in model.graphs():
+        yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
+    for function in model.functions.values():
+        for graph in function.subgraphs():
+            yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
+    for node in _nodes(model):
+        for attribute in node.attributes.values():
+            yield from _held(attribute)
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node, in bodies and functions too."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def _held(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
+    """Return the tensors that an attribute holds itself."""
+    if attribute.is_ref() or attribute.value is None:
+        return ()
+    if attribute.type is ir.AttributeType.TENSOR:
+        return (attribute.as_tensor(),)
+    return attribute.as_tensors() if attribute.type is ir.AttributeType.TENSORS else ()
+
+
+def _external(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield every tensor that lies in a file."""
+    return (tensor for tensor in _tensors(model) if isinstance(tensor, ir.ExternalTensor))
+
+
+def _check_external(path: PathLike, tensor: ir.ExternalTensor) -> None:
+    """Refuse a tensor whose data file is outside the model's folder, is not there, or ends too early."""
+    name, location = f"external data of {tensor.name!r}", os.fspath(tensor.location)
+    folder = os.path.realpath(tensor.base_dir)
+    file = os.path.realpath(os.path.join(folder, location.replace("\0", "?")))
+    if os.path.isabs(location) or os.path.commonpath([folder, file]) != folder:
         raise RequantError(
-            f"{path}: external data of {tensor.name!r} is missing: no file {str(tensor.location)!r} beside the model"
+            f"{path}: {name} lies outside the model's folder, in {location!r}; only files inside are read"
         )
-    end = (tensor.offset or 0) + tensor.nbytes
-    if data.stat().st_size < end:
+    if not os.path.isfile(file):
+        raise RequantError(f"{path}: {name} is missing: no file {location!r} beside the model")
+    status, start = os.stat(file), tensor.offset or 0
+    if status.st_nlink > 1:  # a link of this kind does not show that the file belongs elsewhere
         raise RequantError(
-            f"{path}: external data file {str(tensor.location)!r} ends before {tensor.name!r} does ({end} bytes wanted)"
+            f"{path}: {name} is in {location!r}, which has other hard links; put a copy beside the model"
+        )
+    if start < 0 or (tensor.length is not None and tensor.length != tensor.nbytes):
+        raise RequantError(
+            f"{path}: {name} is said to be {tensor.length} bytes at {start} of {location!r}; "
+            f"its type and shape want {tensor.nbytes}"
+        )
+    if status.st_size < start + tensor.nbytes:
+        raise RequantError(
+            f"{path}: external data file {location!r} ends before {tensor.name!r} does "
+            f"({start + tensor.nbytes} bytes wanted)"
         )
 
 
-def check_output(path: str | os.PathLike[str], source: str | os.PathLike[str], *, force: bool) -> None:
+def side_file(path: PathLike) -> Path:
+    """Return where the weights of a model go that are not stored inside it: ``<name>.data`` beside it."""
+    target = Path(os.path.realpath(path))  # a link keeps pointing where it did
+    return target.with_name(f"{target.name}.data")
+
+
+def check_output(path: PathLike, source: PathLike, *, force: bool, external: bool = False) -> None:
     """Refuse an output path before any long work.
 
+    Args:
+        path: The file to write.
+        source: The model that it is made of.
+        force: Whether an existing file may be overwritten.
+        external: Whether weights go into `side_file`; those of a source that is too large for one file may in any case.
+
     Raises:
-        RequantError: It is the input, it exists and `force` is not set, or its folder cannot be written to.
+        RequantError: It is the input or its data, it exists and `force` is not set, or its folder cannot be written to.
     """
     target = Path(path)
     try:
@@ -83,6 +157,7 @@ def check_output(path: str | os.PathLike[str], source: str | os.PathLike[str], *
         raise RequantError(f"{path}: is a folder; give the path of a file")
     if exists and not force:
         raise RequantError(f"{path}: exists already; --force overwrites it")
+    _check_side(target, Path(source), force=force, external=external)
     folder = target.parent
     if not folder.is_dir():
         raise RequantError(f"{path}: no folder {str(folder)!r} to write to")
@@ -93,48 +168,277 @@ def check_output(path: str | os.PathLike[str], source: str | os.PathLike[str], *
         raise RequantError(f"{path}: cannot write to {str(folder)!r}: {error.strerror}") from error
 
 
-def _weight_bytes(model: ir.Model) -> int:
-    """Return the size of all initializers."""
-    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> None:
+    """Refuse an output that would overwrite the input's data, or any file that is not meant."""
+    side = side_file(target)
+    if not target.exists() and not side.exists():
+        return
+    inputs = _data_files(source)
+    for file in (target, side):
+        if any(file.exists() and file.samefile(data) for data in inputs):
+            raise RequantError(f"{file}: holds the weights of the input {str(source)!r}; choose another output")
+    if not external and sum(file.stat().st_size for file in (source, *inputs) if file.exists()) <= PROTOBUF_LIMIT:
+        return
+    if side.parent != target.parent.resolve():
+        raise RequantError(f"{target}: is a link to another folder, where its weights would not be found")
+    if side.is_dir():
+        raise RequantError(f"{side}: is a folder; the weights of {str(target)!r} would go there")
+    if side.exists() and not force:
+        raise RequantError(f"{side}: exists already; --force overwrites it")
 
 
-def to_bytes(model: ir.Model) -> bytes:
-    """Serialize a model with its weights inside.
+def _data_files(path: Path) -> list[Path]:
+    """Return the files outside a model that hold its tensors; none where it is not a model."""
+    try:
+        with quiet():
+            model = ir.load(path, format="protobuf")
+    except Exception:  # noqa: BLE001 - not a model, for any reason; who needs one will say what is wrong
+        return []
+    files = {Path(path.parent, os.fspath(tensor.location)) for tensor in _external(model)}
+    return sorted(file for file in files if file.is_file())
+
+
+def size_on_disk(path: PathLike) -> int:
+    """Return the bytes of a model, its external data files included."""
+    return sum(file.stat().st_size for file in (Path(path), *_data_files(Path(path))))
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much memory a model takes.
+
+    Attributes:
+        total: Bytes of all tensors.
+        largest: Bytes of the largest one, of which a second copy exists while the runtime packs it.
+    """
+
+    total: int
+    largest: int
+
+    @classmethod
+    def of(cls, model: ir.Model) -> Weights:
+        """Measure a model."""
+        sizes = [tensor.nbytes for tensor in _tensors(model)]
+        return cls(sum(sizes), max(sizes, default=0))
+
+    @property
+    def large(self) -> bool:
+        """Whether two models of this size must not be in memory at once."""
+        return self.total > LARGE
+
+    @property
+    def lumpy(self) -> bool:
+        """Whether packing takes more than a fifth above the size of the model."""
+        return self.large and 5 * self.largest > self.total
+
+
+@contextmanager
+def staging(output: PathLike | None = None) -> Iterator[Path]:
+    """Make a hidden folder for large weights of models in work, beside `output`, and remove it afterwards.
+
+    The file system of the output has the room, which that of temporary files, often in memory, may not have.
 
     Raises:
-        RequantError: They are more than one ONNX message can hold.
+        RequantError: It cannot be made.
     """
-    size = _weight_bytes(model)
-    if size >= PROTOBUF_LIMIT:
-        raise RequantError(f"the model has {size / 2**30:.1f} GB of weights; models are quantized up to 2 GB")
-    whole = ir.external_data.load_to_model(model.clone())
-    return bytes(ir.to_proto(whole).SerializeToString())
+    beside = None if output is None else Path(os.path.realpath(output)).parent
+    try:
+        folder = tempfile.TemporaryDirectory(dir=beside, prefix=".requant-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise RequantError(f"{beside}: cannot be written to: {error.strerror}") from error
+    with folder as name:
+        yield Path(name)
 
 
-def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Write a model; above protobuf's limit its weights go into one file ``<name>.data`` beside it.
+def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
+    """Return a model as the runtime opens it, without a copy of large weights.
+
+    What lies in files stays there. The runtime reads external data of one folder only: that which holds most of it.
+    What is elsewhere or in memory becomes part of the bytes or, when that is more than `INSIDE`, is moved with all
+    other weights into a file in `folder`: `model` and its later clones then read it from there, and the memory is free.
+
+    Args:
+        model: The model; it computes the same afterwards.
+        folder: Where weights may be put, from `staging`; None keeps them in memory.
+
+    Raises:
+        RequantError: The bytes are more than one ONNX message can hold, or the file cannot be written.
+    """
+    for tensor in _external(model):
+        release(tensor)
+    held: Counter[Path | None] = Counter()
+    for value in _weights(model):
+        held[_home(value.const_value)] += _tensor(value).nbytes
+    home = max((place for place in held if place is not None), key=held.__getitem__, default=None)
+    inside = sum(size for place, size in held.items() if place is None or place != home)
+    if folder is not None and inside > INSIDE:
+        home, inside = folder.absolute(), 0
+        _move([value for value in _weights(model) if _home(value.const_value) != home], home)
+    if inside > PROTOBUF_LIMIT:
+        raise RequantError(f"{inside / 2**30:.1f} GB of weights are in memory; one ONNX model holds 2 GB")
+    copy = model.clone()
+    _load(copy, keep=lambda tensor: _home(tensor) == home)
+    return Serialized(bytes(ir.to_proto(copy).SerializeToString()), home)
+
+
+def _move(weights: Sequence[ir.Value], folder: Path) -> None:
+    """Put initializers into a new file in `folder` and let them refer to it."""
+    tensors = [_tensor(value) for value in weights]
+    try:
+        with open(folder / f"{secrets.token_hex(4)}.data", "xb") as file:
+            offsets = _write_side(file, tensors)
+    except OSError as error:
+        raise RequantError(f"{folder}: weights cannot be put there: {error.strerror}") from error
+    _refer(weights, Path(file.name), offsets)
+    del tensors
+    gc.collect()  # clones of the model that are no longer used, but are cycles, would keep the weights
+
+
+def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> int:
+    """Write a model, and return its bytes; it appears whole or not at all.
+
+    Into a side file weights are written one at a time. A model that holds its weights itself is one message, of at
+    most 2 GB, that is made in memory.
+
+    Args:
+        model: The model; it does not change.
+        path: Where it is written.
+        external: Whether weights go into `side_file`; those that one ONNX message cannot hold do in any case. A model
+            and side file that are there already are both set aside before the new ones take their names.
 
     Raises:
         RequantError: It cannot be written; what was there before is untouched.
     """
-    if _weight_bytes(model) < PROTOBUF_LIMIT:
-        write_atomically(path, to_bytes(model))
-        return
-    target = Path(path)
-    data = f"{target.name}.data"
+    target = Path(os.path.realpath(path))
+    taken = {target, side_file(target)}
+    if any(Path(os.path.realpath(tensor.path)) in taken for tensor in _external(model)):
+        raise RequantError(f"{path}: the model's own weights lie there; choose another path")
+    copy = model.clone()
+    weights = _weights(copy)
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            ir.save(model, Path(folder) / target.name, external_data=data)
-            os.replace(Path(folder) / data, target.parent / data)
-            os.replace(Path(folder) / target.name, target)
+        if external or sum(tensor.nbytes for tensor in _tensors(copy)) > PROTOBUF_LIMIT:
+            return _save_pair(copy, weights, target)
+        _load(copy, keep=lambda _: False)
+        data = ir.to_proto(copy).SerializeToString()
+        write_atomically(target, data)
+        return len(data)
     except OSError as error:
         raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def size_on_disk(path: str | os.PathLike[str]) -> int:
-    """Return the bytes of a model, its external data files included."""
-    model = ir.load(path)
-    external = {
-        t.path for t in (v.const_value for v in model.graph.initializers.values()) if isinstance(t, ir.ExternalTensor)
-    }
-    return Path(path).stat().st_size + sum(Path(data).stat().st_size for data in external)
+def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int:
+    """Write a model and its side file, and return their bytes; no moment shows the one with another's of the other."""
+    side = side_file(target)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
+        fresh, old = Path(name), Path(name) / "old"
+        old.mkdir()
+        with open(fresh / side.name, "xb") as file:
+            offsets = _write_side(file, [_tensor(value) for value in weights])
+            os.fsync(file.fileno())
+        _refer(weights, side, offsets)
+        _load(copy, keep=lambda tensor: tensor.path == os.fspath(side))
+        with open(fresh / target.name, "xb") as file:
+            file.write(ir.to_proto(copy).SerializeToString())
+            file.flush()
+            os.fsync(file.fileno())
+        _exchange([side, target], fresh, old)
+    return target.stat().st_size + side.stat().st_size
+
+
+def _exchange(places: Sequence[Path], fresh: Path, old: Path) -> None:
+    """Move files of a folder to their places, and what is there to `old`; or, where that fails, nothing."""
+    before = [place for place in places if place.exists()]
+    try:
+        for place in reversed(before):
+            os.replace(place, old / place.name)
+        for place in places:
+            os.replace(fresh / place.name, place)
+    except OSError:
+        for place in places:
+            if (old / place.name).exists():
+                os.replace(old / place.name, place)
+            elif place not in before:
+                place.unlink(missing_ok=True)
+        raise
+
+
+def _weights(model: ir.Model) -> list[ir.Value]:
+    """Return the initializers, in bodies too, whose bytes may be stored outside the model."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    return [
+        value
+        for value in values
+        if value.const_value is not None
+        and value.const_value.dtype is not ir.DataType.STRING
+        and value.const_value.nbytes >= SMALL
+    ]
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol:
+    """Return the tensor of an initializer."""
+    assert value.const_value is not None
+    return value.const_value
+
+
+def _home(tensor: ir.TensorProtocol | None) -> Path | None:
+    """Return the folder relative to which a tensor's location is; None when it is in memory."""
+    return Path(tensor.base_dir).absolute() if isinstance(tensor, ir.ExternalTensor) else None
+
+
+def _write_side(file: BinaryIO, tensors: Iterable[ir.TensorProtocol]) -> list[int]:
+    """Write the bytes of tensors, one at a time, and return where each begins."""
+    offsets = []
+    for tensor in tensors:
+        offsets.append(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
+        file.seek(offsets[-1])  # what is skipped reads as zeros
+        _write_tensor(file, tensor)
+    file.flush()
+    return offsets
+
+
+def _write_tensor(file: BinaryIO, tensor: ir.TensorProtocol) -> None:
+    """Write the bytes of a tensor where the file stands; what comes from a file does not pass through memory."""
+    if isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor, ir.Tensor)):
+        tensor.tofile(file)
+    else:
+        file.write(tensor.tobytes())
+
+
+def _refer(weights: Iterable[ir.Value], file: Path, offsets: Iterable[int]) -> None:
+    """Let initializers be the data in a file."""
+    for value, offset in zip(weights, offsets, strict=True):
+        tensor = _tensor(value)
+        value.const_value = ir.ExternalTensor(
+            file.name,
+            offset,
+            tensor.nbytes,
+            ir.DataType(tensor.dtype),
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=str(value.name),
+            doc_string=tensor.doc_string,
+            base_dir=file.parent,
+        )
+
+
+def _load(model: ir.Model, *, keep: Callable[[ir.ExternalTensor], bool]) -> None:
+    """Take tensors into memory that lie in files and are not to stay there."""
+    for graph in (*model.graphs(), *(graph for f in model.functions.values() for graph in f.subgraphs())):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = _loaded(value.const_value, keep)
+    for node in _nodes(model):
+        for name, attribute in list(node.attributes.items()):
+            held = _held(attribute)
+            loaded = [_loaded(tensor, keep) for tensor in held]
+            if any(new is not old for new, old in zip(loaded, held, strict=True)):
+                several = attribute.type is ir.AttributeType.TENSORS
+                node.attributes[name] = ir.Attr(name, attribute.type, loaded if several else loaded[0])
+
+
+def _loaded(tensor: ir.TensorProtocol, keep: Callable[[ir.ExternalTensor], bool]) -> ir.TensorProtocol:
+    """Return a tensor that lies in a file as one in memory."""
+    if not isinstance(tensor, ir.ExternalTensor) or keep(tensor):
+        return tensor
+    array = tensor.numpy().copy()
+    release(tensor)
+    return ir.Tensor(array, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string)

@@ -30,11 +30,13 @@ class Result:
         calibration: The range rule.
         data: What the data were.
         int8_nodes: Nodes that compute or pass on integers, absorbed ones included.
+        forms: Units of each form of int8, by implementation: ``u8->u8``, ``dynamic``, ``weight-only``, ...
         mac_share_int8: Share of the executed multiply-accumulates in integer kernels, 0..1.
         kernels: Executed kernels with multiply-accumulates, by operator.
         float_nodes: Nodes that stayed float.
-        accuracy: Float against INT8 on the calibration data.
-        latency: Float against INT8, interleaved.
+        relieved: By unit, output channels whose weights lost range so that the target's 16-bit sums cannot saturate.
+        accuracy: Float against INT8 on the calibration data; of no samples where nothing could be run.
+        latency: Float against INT8, interleaved; None where nothing could be run.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the output with its external data.
         pipeline: What rewrote the model, in order: transforms in canonical form, and ``insert_qdq``, the emitter of
@@ -49,17 +51,24 @@ class Result:
     calibration: str
     data: str
     int8_nodes: int
+    forms: Mapping[str, int]
     mac_share_int8: float
     kernels: Mapping[str, int]
     float_nodes: tuple[FloatNode, ...]
+    relieved: Mapping[str, int]
     accuracy: Accuracy
-    latency: Latency
+    latency: Latency | None
     float_bytes: int
     int8_bytes: int
     pipeline: str
     notes: tuple[str, ...] = ()
     verdict: str = ""
     rejected: tuple[Accuracy, Latency] | None = None
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster the output is than the float model; NaN where nothing could be run."""
+        return math.nan if self.latency is None else self.latency.speedup
 
     @property
     def samples(self) -> int:
@@ -74,11 +83,13 @@ class Result:
             "verdict": self.verdict,
             "notes": list(self.notes),
             "int8_nodes": self.int8_nodes,
+            "forms": dict(self.forms),
             "mac_share_int8": self.mac_share_int8,
             "kernels": dict(self.kernels),
             "float_nodes": [{"name": n.name, "operator": n.operator, "reason": n.reason} for n in self.float_nodes],
+            "relieved_channels": dict(self.relieved),
             **accuracy_json(self.accuracy),
-            "latency": latency_json(self.latency),
+            "latency": self.latency and latency_json(self.latency),
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
             "samples": self.samples,
             "calibration": self.calibration,

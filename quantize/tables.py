@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from .accuracy import Accuracy
 from .compare import Comparison
+from .operators import OperatorFacts
 from .result import Result
 from .runtime.timing import Latency
 
@@ -24,10 +26,15 @@ def print_result(result: Result) -> None:
     total = result.int8_nodes + len(result.float_nodes)
     kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
     table.add_row("output", f"{escape(result.output)} ({result.format})")
-    table.add_row("int8 nodes", f"{result.int8_nodes} of {total}")
+    forms = ", ".join(f"{count} {form}" for form, count in result.forms.items())
+    table.add_row("int8 nodes", f"{result.int8_nodes} of {total}" + (f" (units: {forms})" if forms else ""))
     table.add_row("integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates ({kernels})")
-    _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} calibration samples")
-    _latency_row(table, result.latency)
+    _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
+    if result.latency is not None:
+        _latency_row(table, result.latency)
+    if result.relieved:
+        channels = sum(result.relieved.values())
+        table.add_row("16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range")
     table.add_row("size", f"{_bytes(result.float_bytes)} -> {_bytes(result.int8_bytes)}")
     if result.rejected is not None:
         _accuracy_rows(table, result.rejected[0], "of the int8 model that was not kept")
@@ -57,6 +64,17 @@ def print_comparison(found: Comparison) -> None:
     for timed in found.latencies:
         _latency_row(table, timed)
     console.print(table)
+
+
+def print_operators(found: Sequence[OperatorFacts]) -> None:
+    """Print operators with their kernels, on stdout: it is what was asked for."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("operator", "becomes", "kernels", "why"):
+        table.add_column(column, overflow="fold")
+    for facts in found:
+        kernels = [*dict.fromkeys(facts.kernels.values()), *(f"{name} (not installed)" for name in facts.missing)]
+        table.add_row(facts.name, facts.does, ", ".join(kernels), facts.why)
+    Console(highlight=False).print(table)
 
 
 def _headless() -> Table:

@@ -114,9 +114,9 @@ def test_bad_numbers_are_refused(text: str, problem: str) -> None:
     assert not isinstance(caught.value, UnknownNameError)
 
 
-def test_percentile_of_min_and_max_alone_is_refused() -> None:
-    with pytest.raises(RequantError, match=r"percentile\(99.9\) needs histograms"):
-        parse_rule("percentile(99.9)")(MinMax(0, 1, 2))
+@pytest.mark.parametrize("name", RULES)
+def test_the_range_of_min_and_max_alone_is_min_and_max(name: str) -> None:
+    assert parse_rule(name)(MinMax(-1, 3, 20_000)) == (-1, 3)
 
 
 @pytest.mark.parametrize(("text", "needed"), [("minmax", False), ("percentile", True)])

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from requant import RequantError
-from requant.calibration import InputSpec, input_specs, open_session
+from requant.calibration import InputSpec, Serialized, input_specs, open_session
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N, 3] x, int64[N, 2, ?] ids, string[N] names, bool flag) => (float[N, 3] y)
@@ -63,6 +63,14 @@ def test_options_reach_the_runtime(tmp_path: Path) -> None:
     assert len(ir.load(optimized).graph) == 4
     open_session(binary(MODEL), save_optimized=optimized)
     assert len(ir.load(optimized).graph) < 4
+
+
+def test_lean_sessions_pack_nothing() -> None:
+    options = open_session(binary(MODEL), lean=True).get_session_options()
+    assert options.get_session_config_entry("session.disable_prepacking") == "1"
+    assert options.graph_optimization_level.name == "ORT_ENABLE_EXTENDED"
+    options = open_session(binary(MODEL), lean=True, optimize=False).get_session_options()
+    assert options.graph_optimization_level.name == "ORT_DISABLE_ALL"
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -136,6 +144,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_external_data_of_bytes_is_looked_for_in_the_folder(tmp_path: Path) -> None:
     data = external(tmp_path).read_bytes()
-    open_session(data, data_folder=tmp_path)
-    with pytest.raises(RequantError, match=r"^the model: .*big.*m\.data"):
-        open_session(data)
+    open_session(Serialized(data, tmp_path))
+    for source in (data, Serialized(data)):
+        with pytest.raises(RequantError, match=r"^the model: .*big.*m\.data"):
+            open_session(source)

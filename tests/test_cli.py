@@ -750,7 +750,7 @@ def test_models_that_do_not_belong_together_are_not_compared(
 # ------------------------------------------------------------------------------------------- cut short
 
 
-@pytest.mark.parametrize("stage", ["measure", "latency", "executed"])
+@pytest.mark.parametrize("stage", ["trial.judge_pair", "trial.time_pair", "api.executed"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError], ids=lambda error: str(error.__name__))
 def test_a_run_that_is_cut_short_leaves_no_file(
     tmp_path: Path,
@@ -763,7 +763,7 @@ def test_a_run_that_is_cut_short_leaves_no_file(
     def cut_short(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"requant.quantize.api.{stage}", cut_short)
+    monkeypatch.setattr(f"requant.quantize.{stage}", cut_short)
     (tmp_path / "old.onnx").write_text("precious")
     before = snapshot(tmp_path)
     result = invoke("quantize", model, "--data", data, "-o", tmp_path / "old.onnx", "--force")

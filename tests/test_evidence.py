@@ -157,7 +157,7 @@ def test_what_ruins_stands_out(found: dict[str, float], ruined: set[str]) -> Non
 
 
 def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.api.latency", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
     onnx.save(huge_channel(), tmp_path / "float.onnx")
     data = feeds(8, 1, CHANNELS, 8, 8)
     mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", Options())

@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 from requant import UnknownNameError
 from requant.quantize import Selection, choose
+from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
-from requant.transforms.units import node_name
 
 Shape = tuple[int, ...]
 Ranges = Mapping[str, tuple[float, float]]
@@ -150,12 +150,11 @@ def test_a_convolution_of_few_products_stays_float(channels: int, kernel: int, g
     assert impls(planned(build(text, w=(16, channels // group, kernel, kernel)))) == {"conv": impl}
 
 
-def test_a_convolution_over_sequences_is_int8_and_over_volumes_is_not() -> None:
-    line = build("net (float[N,16,9] x) => (float[N,8,7] y) { [conv] y = Conv(x, w) }", w=(8, 16, 3))
-    solid = build("net (float[N,16,9,9,9] x) => (float[N,8,7,7,7] y) { [conv] y = Conv(x, w) }", w=(8, 16, 3, 3, 3))
-    assert impls(planned(line)) == {"conv": U8}
-    assert impls(planned(solid)) == {"conv": FLOAT}
-    assert reason(planned(solid), "conv") == "weights of rank 5"
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_convolution_over_any_number_of_axes_is_int8(axes: int) -> None:
+    before, after = ",".join(["9"] * axes), ",".join(["7"] * axes)
+    text = f"net (float[N,16,{before}] x) => (float[N,8,{after}] y) {{ [conv] y = Conv(x, w) }}"
+    assert impls(planned(build(text, w=(8, 16, *[3] * axes)))) == {"conv": U8}
 
 
 # ------------------------------------------------------------------------------------------------ matrix products
@@ -293,7 +292,16 @@ def test_a_sum_that_only_float_reads_is_float() -> None:
     assert reason(plan, "add") == "nothing after it computes in integers"
 
 
-def test_adding_a_constant_is_float() -> None:
+@pytest.mark.parametrize(
+    ("constant", "why"),
+    [
+        (np.linspace(-1, 1, 16, dtype=np.float32).reshape(1, 16, 1, 1), ""),
+        (np.full((1, 16, 1, 1), np.inf, np.float32), "a constant operand that is not finite"),
+        (np.full((1, 16, 1, 1), 1000, np.float32), "its inputs' ranges differ 1000-fold"),
+    ],
+    ids=["of like range", "infinite", "of another range"],
+)
+def test_adding_a_constant_is_int8_where_their_ranges_agree(constant: np.ndarray, why: str) -> None:
     model = build(
         f"""net (float[N,16,8,8] x) => (float[N,16,8,8] y) {{
           [conv] a = Conv{PADS}(x, w)
@@ -301,9 +309,10 @@ def test_adding_a_constant_is_float() -> None:
           [after] y = Conv{PADS}(b, w)
         }}""",
         w=(16, 16, 3, 3),
-        k=(1, 16, 1, 8),
+        k=constant,
     )
-    assert reason(planned(model), "add") == "a constant operand"
+    plan = planned(model, ranges={"x": (-1, 1), "a": (-0.5, 0.5), "b": (-1, 1), "y": (-1, 1)})
+    assert reason(plan, "add") == why
 
 
 def concatenation() -> ir.Model:
@@ -323,7 +332,7 @@ def concatenation() -> ir.Model:
 @pytest.mark.parametrize("model", [concatenation(), residual()], ids=["Concat", "Add"])
 @pytest.mark.parametrize(
     ("narrow", "impl"),
-    [((-1.0, 1.0), U8), ((0.0, 8.0), U8), ((0.0, 0.5), FLOAT), ((0.2, 0.5), FLOAT), ((0.0, 0.0), FLOAT)],
+    [((-1.0, 1.0), U8), ((0.0, 8.0), U8), ((0.0, 0.5), FLOAT), ((0.2, 0.5), FLOAT), ((0.0, 0.0), U8)],
     ids=["equal", "16-fold", "256-fold", "away from zero", "constant"],
 )
 def test_branches_whose_ranges_differ_widely_do_not_meet_in_uint8(
@@ -546,4 +555,4 @@ def test_what_moves_values_into_a_body_stays_uint8() -> None:
         w=(64, 64),
         shape=np.array([4, 32]),
     )
-    assert impls(choose(model)) == {"m": U8, "r": U8, "y": FLOAT}
+    assert impls(choose(model)) == {"m": U8, "r": U8, "p": FLOAT, "q": FLOAT, "y": FLOAT}

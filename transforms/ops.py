@@ -23,14 +23,17 @@ class Op:
     Attributes:
         kind: ``compute`` multiplies by constant weights; ``arith`` has an integer kernel with scales of its own;
             ``same`` moves or selects values, so that its output has its input's scale; ``float`` has no integer
-            kernel worth running.
+            kernel worth running on static ranges.
         activations: Indices of the inputs that carry activations; None for all.
         weight: Index of the constant weight.
         channel_axis: The output-channel axis of the weight, from the node.
         bias: Index of the bias, int32 with scale ``s_x * s_w``.
         u8: Kernel that reads and writes uint8.
         u8_float: Kernel that reads uint8 and writes float.
+        dynamic: Kernel that reads and writes float and computes in integers, with ranges found at run time.
+        stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
         absorbs: Operators after it that run inside its kernel.
+        bare: Whether it must stand on the uint8 tensor itself: the runtime does not merge it with a pair around it.
         why: Why it stays float, or what to mind.
     """
 
@@ -41,7 +44,10 @@ class Op:
     bias: int | None = None
     u8: Kernel | None = None
     u8_float: Kernel | None = None
+    dynamic: Kernel | None = None
+    stores: tuple[int, ...] = ()
     absorbs: frozenset[str] = frozenset()
+    bare: bool = False
     why: str = ""
 
 
@@ -50,16 +56,29 @@ def _gemm_channels(node: Node) -> int:
     return 0 if node.attributes.get_int("transB", 0) else 1
 
 
-def _same(name: str) -> Op:
-    return Op(kind="same", u8=("", name))
+def _same(name: str, **facts: object) -> Op:
+    return Op(kind="same", u8=("", name), **facts)  # type: ignore[arg-type]
 
 
-def _float(why: str) -> Op:
-    return Op(kind="float", activations=None, why=why)
+def _arith(kernel: str, **facts: object) -> Op:
+    return Op(kind="arith", u8=(MS, kernel), **facts)  # type: ignore[arg-type]
 
+
+def _float(why: str, **facts: object) -> Op:
+    return Op(kind="float", activations=None, why=why, **facts)  # type: ignore[arg-type]
+
+
+NO_KERNEL = "the runtime has no integer kernel for {}"
+_SOFTMAX = "an integer softmax is several times slower than the float one"
+_LOOKUP = "alone or in a SiLU, the integer table lookup costs more than the float kernel"
+_NORM = "a normalisation squares and divides: the runtime computes it in float, in one kernel"
+_ALONE = "no integer kernel where no Conv, Gemm, MatMul, Add or Mul absorbs it"
+INTEGER = "computes in integers already"
+_RECURRENT = "the runtime has no integer {}"
+_GELU = "float in one kernel; in uint8 it would fall apart into several"
 
 OPS: dict[str, Op] = {
-    "Conv": Op(kind="compute", weight=1, bias=2, u8=("", "QLinearConv"), absorbs=RELUS),
+    "Conv": Op(kind="compute", weight=1, bias=2, u8=("", "QLinearConv"), stores=(1,), absorbs=RELUS),
     "Gemm": Op(
         kind="compute",
         weight=1,
@@ -67,56 +86,143 @@ OPS: dict[str, Op] = {
         bias=2,
         u8=(MS, "QGemm"),
         u8_float=(MS, "QGemm"),
+        dynamic=(MS, "DynamicQuantizeMatMul"),
+        stores=(1,),
         absorbs=RELUS,
     ),
     "MatMul": Op(
         kind="compute",
+        activations=(0, 1),
         weight=1,
         channel_axis=lambda node: -1,
         u8=("", "QLinearMatMul"),
         u8_float=(MS, "MatMulIntegerToFloat"),
+        dynamic=(MS, "DynamicQuantizeMatMul"),
+        stores=(1,),
         absorbs=RELUS,
     ),
-    "Add": Op(kind="arith", activations=None, u8=(MS, "QLinearAdd"), absorbs=RELUS),
-    "Mul": Op(kind="arith", activations=None, u8=(MS, "QLinearMul"), absorbs=RELUS),
-    "Concat": Op(kind="arith", activations=None, u8=(MS, "QLinearConcat")),
-    "AveragePool": Op(kind="arith", u8=(MS, "QLinearAveragePool")),
-    "GlobalAveragePool": Op(kind="arith", u8=(MS, "QLinearGlobalAveragePool")),
-    "LeakyRelu": Op(kind="arith", u8=(MS, "QLinearLeakyRelu")),
+    f"{MS}.Attention": Op(kind="compute", weight=1, channel_axis=lambda node: -1, u8_float=(MS, "QAttention")),
+    "ConvTranspose": _float(
+        "the runtime has no integer ConvTranspose",
+        weight=1,
+        channel_axis=lambda node: 1,
+        stores=(1,),
+    ),
+    "LSTM": _float(_RECURRENT.format("LSTM of static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
+    "GRU": _float(_RECURRENT.format("GRU")),
+    "RNN": _float(_RECURRENT.format("RNN")),
+    "Add": _arith("QLinearAdd", activations=None, absorbs=RELUS),
+    "Mul": _arith("QLinearMul", activations=None, absorbs=RELUS),
+    "Concat": _arith("QLinearConcat", activations=None),
+    "Where": _arith("QLinearWhere", activations=(1, 2)),
+    "AveragePool": _arith("QLinearAveragePool"),
+    "GlobalAveragePool": _arith("QLinearGlobalAveragePool"),
+    "LeakyRelu": _arith("QLinearLeakyRelu"),
     **{
         name: _same(name)
         for name in (
             "DepthToSpace",
+            "Expand",
             "Flatten",
-            "Gather",
             "MaxPool",
+            "ReduceMax",
+            "ReduceMin",
             "Reshape",
             "Slice",
-            "SpaceToDepth",
+            "Split",
             "Squeeze",
+            "Tile",
             "Transpose",
             "Unsqueeze",
         )
     },
-    "Resize": Op(kind="same", u8=("", "Resize"), why="only mode=nearest selects values; interpolation is float"),
-    "ConvTranspose": _float("the runtime has no integer ConvTranspose"),
-    "Softmax": _float("an integer softmax is several times slower than the float one"),
-    "Sigmoid": _float("alone or in a SiLU, the integer table lookup costs more than the float kernel"),
-    "Relu": _float("no integer kernel where no Conv, Gemm, MatMul, Add or Mul absorbs it"),
-    "Clip": _float("no integer kernel where no Conv, Gemm, MatMul, Add or Mul absorbs it"),
+    "Gather": _same("Gather", stores=(0,)),
+    "Pad": _same("Pad", bare=True),
+    "SpaceToDepth": _same("SpaceToDepth", bare=True),
+    "Resize": _same("Resize", why="only mode=nearest selects values; interpolation is float"),
+    "Softmax": _float(_SOFTMAX),
+    "LogSoftmax": _float(_SOFTMAX),
+    "Sigmoid": _float(_LOOKUP),
+    "Relu": _float(_ALONE),
+    "Clip": _float(_ALONE),
+    "Sub": _float("the runtime has no integer subtraction"),
+    "Div": _float("the runtime has no integer division of quantized tensors"),
+    "ReduceMean": _float("the runtime has no integer mean but the global average pooling"),
+    "Gelu": _float(_GELU),
+    f"{MS}.Gelu": _float(_GELU),
+    f"{MS}.BiasGelu": _float(_GELU),
+    f"{MS}.FastGelu": _float(_GELU),
+    f"{MS}.QuickGelu": _float(_GELU),
+    **dict.fromkeys(
+        (
+            "BatchNormalization",
+            "GroupNormalization",
+            "InstanceNormalization",
+            "LayerNormalization",
+            "LpNormalization",
+            "RMSNormalization",
+            f"{MS}.EmbedLayerNormalization",
+            "SimplifiedLayerNormalization",
+            f"{MS}.SkipLayerNormalization",
+            f"{MS}.SkipSimplifiedLayerNormalization",
+        ),
+        _float(_NORM),
+    ),
+    **{
+        name: _float(NO_KERNEL.format(name))
+        for name in ("Elu", "Erf", "HardSigmoid", "HardSwish", "Mish", "PRelu", "Selu", "Softplus", "Swish", "Tanh")
+    },
+    "Einsum": _float("not a matrix product that MatMul could express"),
+    **dict.fromkeys(
+        ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+        _float("part of a quantization that was there before"),
+    ),
+    **dict.fromkeys(
+        (
+            "ConvInteger",
+            "MatMulInteger",
+            "QLinearConv",
+            "QLinearMatMul",
+            f"{MS}.DynamicQuantizeLSTM",
+            f"{MS}.DynamicQuantizeMatMul",
+            f"{MS}.MatMulIntegerToFloat",
+            f"{MS}.QAttention",
+            f"{MS}.QGemm",
+            f"{MS}.QLinearAdd",
+            f"{MS}.QLinearAveragePool",
+            f"{MS}.QLinearConcat",
+            f"{MS}.QLinearGlobalAveragePool",
+            f"{MS}.QLinearLeakyRelu",
+            f"{MS}.QLinearMul",
+            f"{MS}.QLinearSigmoid",
+            f"{MS}.QLinearSoftmax",
+            f"{MS}.QLinearWhere",
+        ),
+        _float(INTEGER),
+    ),
+    "If": _float("decides at run time; its branches are quantized inside"),
+    "Loop": _float("repeats at run time; its body is quantized inside"),
+    "Scan": _float("repeats at run time; its body is quantized inside"),
 }
+
+
+def key(node: Node) -> str:
+    """Return under what name an operator stands in `OPS`: ``"Conv"``, ``"com.microsoft.Attention"``."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def row_of(node: Node) -> Op | None:
+    """Return the row of a node's operator, None where there is none."""
+    return OPS.get(key(node))
 
 
 def only_moves(node: Node) -> bool:
     """Whether a node of kind ``same`` really gives nothing but values of its first input."""
     interpolates = node.op_type == "Resize" and node.attributes.get_string("mode", "nearest") != "nearest"
-    return len(node.outputs) == 1 and not interpolates
+    return (len(node.outputs) == 1 or node.op_type == "Split") and not interpolates
 
 
-NO_KERNEL = "the runtime has no integer kernel for {}"
-
-
-def why_float(op_type: str) -> str:
+def why_float(op: str) -> str:
     """Say why an operator without an integer form stays float."""
-    row = OPS.get(op_type)
-    return row.why if row is not None and row.why else NO_KERNEL.format(op_type)
+    row = OPS.get(op)
+    return row.why if row is not None and row.why else NO_KERNEL.format(op)

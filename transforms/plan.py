@@ -19,7 +19,19 @@ class Impl(StrEnum):
 
     FLOAT = "float"
     U8 = "u8->u8"  # QLinearConv, QLinearAdd, MaxPool on uint8, ...
-    U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output
+    U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
+    DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float, ranges found at run time, products of integers
+    WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float
+
+    @property
+    def reads_u8(self) -> bool:
+        """Whether the activations come in uint8."""
+        return self in (Impl.U8, Impl.U8_FLOAT)
+
+    @property
+    def int8(self) -> bool:
+        """Whether anything of it is int8."""
+        return self is not Impl.FLOAT
 
 
 class Domain(StrEnum):
@@ -35,7 +47,7 @@ class Unit:
 
     Attributes:
         name: Name of the operator's node (of the last node of a group); unique in the graph.
-        op: Its operator type, or the group's kind (``"group"``).
+        op: Its operator as `requant.transforms.ops` calls it, or ``"group"``.
         nodes: Names of all nodes of the unit, in execution order.
         inputs: Names of the activation tensors that it reads.
         outputs: Names of the tensors that other units or the user read.
@@ -84,7 +96,7 @@ class Plan:
     @cached_property
     def read_u8(self) -> frozenset[str]:
         """Tensors that an integer kernel reads."""
-        return frozenset(t for u in self.units if self.impl(u) is not Impl.FLOAT for t in u.inputs)
+        return frozenset(t for u in self.units if self.impl(u).reads_u8 for t in u.inputs)
 
     @property
     def quantized(self) -> tuple[str, ...]:
@@ -97,7 +109,7 @@ class Plan:
     def scale_of(self) -> Mapping[str, str]:
         """By tensor, the one whose scale and zero point it shares: a uint8 ``MaxPool`` passes its input's on."""
         same = [u for u in self.units if u.op in OPS and OPS[u.op].kind == "same" and self.impl(u) is Impl.U8]
-        return {u.outputs[0]: u.inputs[0] for u in same}
+        return {output: u.inputs[0] for u in same for output in u.outputs}
 
     def root(self, tensor: str) -> str:
         """The tensor whose range decides the scale of `tensor`."""

@@ -23,8 +23,8 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     Before:  QuantizeLinear(Relu(Conv(DequantizeLinear(x), DequantizeLinear(W8), DequantizeLinear(b32))))
     After:   QLinearConv(x, ..., W8, ..., b32)
     Gemm becomes QGemm, MatMul QLinearMatMul, or MatMulIntegerToFloat and QGemm with float output where nothing
-    quantizes their result; Add, Mul, Concat, AveragePool, GlobalAveragePool and LeakyRelu become their QLinear forms;
-    MaxPool, Reshape and other operators that only move values run on uint8 as they are.
+    quantizes their result; Add, Mul, Concat, Where, AveragePool, GlobalAveragePool and LeakyRelu become their QLinear
+    forms; MaxPool, Reshape and other operators that only move values run on uint8 as they are.
     Left alone: operators without such a form (``no-integer-form``), those with another operand in float
     (``float-operand``), with scales that the integer operator cannot have (``scales``), whose result somebody also
     reads in float (``read-in-float``), or whose Relu or Clip is not what saturation does (``clip``).
@@ -56,7 +56,9 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
 
 def _dequantizers(node: ir.Node) -> list[ir.Node | None]:
     """Return the DequantizeLinear of each operand of a node that it has, None where an operand is float."""
-    operands = node.inputs[:1] if OPS[node.op_type].kind == "same" else [v for v in node.inputs if v is not None]
+    row = OPS[node.op_type]
+    chosen = {"same": (0,), "arith": row.activations, "compute": None}[row.kind]
+    operands = [v for i, v in enumerate(node.inputs) if v is not None and (chosen is None or i in chosen)]
     before = [value.producer() if value is not None else None for value in operands]
     return [each if each is not None and _is_linear(each, "DequantizeLinear") else None for each in before]
 
@@ -139,7 +141,7 @@ def _fused(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | 
 
 def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
     """An operator that moves values, on uint8; its result must be quantized as its input is."""
-    if y is None or not only_moves(node) or not equal_parameters(x[0][1:], y[1:]):
+    if y is None or not only_moves(node) or len(node.outputs) > 1 or not equal_parameters(x[0][1:], y[1:]):
         return None
     return ir.node(node.op_type, [x[0][0], *node.inputs[1:]], dict(node.attributes), name=node.name)
 
@@ -149,7 +151,9 @@ def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | 
     if y is None or "dilations" in node.attributes:  # QLinearAveragePool has none
         return None
     name = str(OPS[node.op_type].u8[1])  # type: ignore[index]
-    operands = [part for source in x for part in source]
+    operands: list[ir.Value | None] = [part for source in x for part in source]
+    if node.op_type == "Where":
+        operands.insert(0, node.inputs[0])
     inputs = [*y[1:], *operands] if node.op_type == "Concat" else [*operands, *y[1:]]
     return ir.node(name, inputs, dict(node.attributes), domain=MS, name=node.name)
 

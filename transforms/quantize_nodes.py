@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN, add_functions, drop_functions
-from .graph import add_initializer, constant, names, remove, replace, take
+from .graph import add_initializer, constant, names, node_name, remove, replace, take
 from .ops import OPS, only_moves
 from .plan import Unit
 from .qparams import FLOAT_MAX, Array
 from .registry import Change, TransformError, transform
-from .units import clip_bounds, node_name, units
+from .units import clip_bounds, units
 
 UINT8, INT32, FLOAT = (ir.TensorType(t) for t in (ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.FLOAT))
 Quantized = tuple[ir.Value, ir.Value, ir.Value]  # uint8 tensor, scale, zero point
@@ -110,6 +110,8 @@ def quantize_nodes(
         reason = "ignored" if unit.op in ignore_op else _obstacle(anchor, unit)
         if reason:
             change.skip(reason)
+        elif row.bare or len(anchor.outputs) > 1:
+            continue  # not one value for one value
         elif row.kind == "compute":
             _integer_product(rewriter, anchor, [nodes[name] for name in unit.nodes])
             change.applied += 1

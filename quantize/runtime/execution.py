@@ -13,12 +13,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...calibration.session import open_session
-from ..files import load_model, to_bytes
+from ...calibration.session import ModelSource, Serialized, open_session
+from ..files import load_model, serialize
 
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
-    "DynamicQuantizeLSTM".split()
+    "DynamicQuantizeLSTM QAttention".split()
 )
 RUNS = 3
 
@@ -31,8 +31,8 @@ class KernelRun:
         node: Its name in the executed graph.
         domain: Domain of the operator that ran, for instance ``com.microsoft.nchwc``.
         op: The operator that ran.
-        microseconds: Least kernel time over the profiled runs.
-        macs: Multiply-accumulates, 0 for what is not a convolution or a matrix product.
+        microseconds: Least kernel time over the profiled runs, times the steps of a Loop around it.
+        macs: Multiply-accumulates of all steps, 0 for what is not a convolution or a matrix product.
         outputs: Shapes of its outputs.
     """
 
@@ -49,24 +49,25 @@ class KernelRun:
         return self.op in INTEGER
 
 
-def executed(model: bytes | Path, feed: Mapping[str, Any], *, threads: int = 0) -> tuple[KernelRun, ...]:
+def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -> tuple[KernelRun, ...]:
     """Run `model` under the profiler and return its nodes in order of execution.
 
-    Weights are read from the runtime's optimised graph, because a kernel that has packed them no longer shows them.
+    The shapes of weights are read from the runtime's optimised graph, because a kernel that has packed them no longer
+    shows them. Of weights in files the runtime writes no more into that graph than where they are.
 
     Args:
-        model: A model file, or the bytes of a model whose nodes all have names: it is by name that the profile and
-            the graph are joined.
+        model: A model file; or a model in memory whose nodes all have names: it is by name that the profile and the
+            graph are joined.
         feed: What it is run on.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
 
     Raises:
         RequantError: The model cannot be loaded.
     """
-    data = model if isinstance(model, bytes) else to_bytes(load_model(model))
+    source = model if isinstance(model, (bytes, Serialized)) else serialize(load_model(model))
     with tempfile.TemporaryDirectory(prefix="requant-") as folder:
         optimised = Path(folder) / "optimised.onnx"
-        session = open_session(data, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
+        session = open_session(source, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
         for _ in range(RUNS):
             session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
@@ -87,9 +88,10 @@ def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node]) -> 
         node = nodes.get(name)
         outputs = tuple(_shape(entry) for entry in args.get("output_type_shape", ()))
         inputs = [_shape(entry) for entry in args.get("input_type_shape", ())]
-        macs = _macs(args["op_name"], node, inputs, outputs)
+        steps = max(1, len(times[name]) // RUNS)  # in the body of a Loop a node runs many times
+        macs = steps * _macs(args["op_name"], node, inputs, outputs)
         domain = node.domain if node is not None else ""
-        yield KernelRun(name, domain, args["op_name"], min(times[name]), macs, outputs)
+        yield KernelRun(name, domain, args["op_name"], steps * min(times[name]), macs, outputs)
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
@@ -122,14 +124,21 @@ def _recurrent(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
     return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
 
 
+def _attention(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each."""
+    weights = _constant_shape(node, rank=2)
+    return math.prod(inputs[0]) * weights[1] + 2 * math.prod(output) * inputs[0][1]
+
+
 MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
     **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
     "ConvTranspose": _transposed,
     **dict.fromkeys(
         "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "
-        "QGemm".split(),
+        "QGemm MatMulNBits".split(),
         _product,
     ),
+    **dict.fromkeys(("Attention", "QAttention"), _attention),
     **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
 }
 """Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""
@@ -143,10 +152,15 @@ def _macs(op: str, node: ir.Node | None, inputs: list[Shape], outputs: tuple[Sha
 
 
 def _constant_shape(node: ir.Node, rank: int) -> tuple[int, ...]:
-    """Return the shape of the first constant input of `rank` dimensions; (0, 0) where weights are computed."""
+    """Return the shape of the first constant input of `rank` dimensions; (0, 0) where weights are computed.
+
+    Weights that are dequantized in every run are constant too.
+    """
     for value in node.inputs:
-        if value is not None and value.const_value is not None and len(value.const_value.shape) == rank:
-            return tuple(int(d) for d in value.const_value.shape)  # type: ignore[arg-type]
+        dq = value.producer() if value is not None else None
+        held = dq.inputs[0] if dq is not None and dq.op_type == "DequantizeLinear" else value
+        if held is not None and held.const_value is not None and len(held.const_value.shape) == rank:
+            return tuple(int(d) for d in held.const_value.shape)  # type: ignore[arg-type]
     return (0, 0)
 
 

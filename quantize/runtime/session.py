@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ... import RequantError
-from ...calibration.session import Array, describe, open_session, runtime_message
+from ...calibration.session import Array, ModelSource, describe, open_session, runtime_message
 
 
 class Runner:
     """A loaded model that is called with a feed and returns its outputs by name."""
 
-    def __init__(self, model: Path | str | bytes, *, threads: int = 0) -> None:
-        """Load `model`.
+    def __init__(self, model: ModelSource, *, threads: int = 0, lean: bool = False) -> None:
+        """Load `model`; a lean session is for a handful of runs of a large one (`open_session`).
 
         Raises:
             RequantError: The runtime cannot load it.
         """
         self._name = describe(model)
-        self._session = open_session(model, threads=threads)
+        self._session = open_session(model, threads=threads, lean=lean)
         self.outputs = tuple(output.name for output in self._session.get_outputs())
 
     def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:

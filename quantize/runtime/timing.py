@@ -73,11 +73,16 @@ def latency(
 ) -> Latency:
     """Time a float and an INT8 run against each other."""
     first, second = interleave([run_float, run_int8], seconds=seconds)
+    return summary(first, second, batch=batch)
+
+
+def summary(first: Sequence[float], second: Sequence[float], *, batch: int) -> Latency:
+    """Return what the times of a float and of an INT8 run say, in seconds."""
     return Latency(
         float_ms=1e3 * min(first),
         int8_ms=1e3 * min(second),
         float_median_ms=1e3 * statistics.median(first),
         int8_median_ms=1e3 * statistics.median(second),
-        runs=len(first),
+        runs=min(len(first), len(second)),
         batch=batch,
     )

@@ -1,0 +1,92 @@
+"""What the stages of `quantize_model` hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..calibration.session import ModelSource
+from ..calibration.sources import Source
+from ..transforms.plan import Plan
+from ..transforms.qparams import QParams, Scheme
+from .accuracy import Accuracy
+from .files import Weights
+from .options import Options
+from .progress import Progress
+from .runtime.timing import Latency
+from .selection import Selection
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all stages work on.
+
+    Attributes:
+        path: The float model's file.
+        folder: Where files of this run go; gone when it ends.
+        simple: The simplified float model.
+        float_source: The same as the runtime opens it.
+        weights: How large its weights are.
+        types: Operator types by node name before it was simplified.
+        selection: What the user allows, by the names in `simple`.
+        widest: The plan with everything in int8 that might be; any later plan takes units away from it.
+        given: Parameters that pairs in the user's model gave to tensors.
+        exact: Whether the target adds products of 8 bits exactly.
+        notes: What could not be done as asked so far.
+        source: Data to calibrate and compare with; None when there are none at all.
+        static: Whether the data are the user's, so that ranges can be taken from them.
+        options: What was asked.
+        progress: Whom to tell.
+    """
+
+    path: Path
+    folder: Path
+    simple: ir.Model
+    float_source: ModelSource
+    weights: Weights
+    types: Mapping[str, str]
+    selection: Selection
+    widest: Plan
+    given: Mapping[str, QParams]
+    exact: bool
+    notes: tuple[str, ...]
+    source: Source | None
+    static: bool
+    options: Options
+    progress: Progress
+
+    @property
+    def scheme(self) -> Scheme:
+        """The integer types."""
+        return self.options.scheme
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An emitted model with the plan behind it.
+
+    Attributes:
+        model: The model.
+        plan: What of it is int8.
+        qparams: Scale and zero point by tensor.
+        source: The model as the runtime opens it.
+        relieved: By unit, output channels whose weights lost range for the target's sake.
+    """
+
+    model: ir.Model
+    plan: Plan
+    qparams: Mapping[str, QParams]
+    source: ModelSource
+    relieved: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate with what was measured of it; None where nothing could be."""
+
+    candidate: Candidate
+    accuracy: Accuracy
+    latency: Latency | None

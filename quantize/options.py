@@ -1,0 +1,78 @@
+"""What may be asked of `quantize_model`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .. import RequantError
+from ..calibration.ranges import parse_rule
+from ..transforms.qparams import Scheme
+from .selection import Selection
+
+FORMATS = ("qdq", "qoperator")
+TARGETS = ("auto", "vnni", "avx2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What may be asked of `quantize_model`.
+
+    Attributes:
+        samples: How many samples calibrate, picked evenly; None for all.
+        batch: Items per run while the latency is measured.
+        calibration: Range rule: ``minmax`` or ``percentile(99.99)``.
+        format: ``qdq``, or ``qoperator`` for the fused operators.
+        selection: Which nodes and operators may become int8, and how.
+        scheme: Integer types of activations and weights.
+        isa: The target: ``vnni`` adds products of 8 bits exactly, ``avx2`` in 16 bits; ``auto`` is this machine.
+        external_data: Whether the weights go into one file beside the output; above 2 GB they do anyway.
+        force_int8: Write the INT8 model even where it is not worth having.
+        threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
+        force: Overwrite an existing output.
+        seconds: How long the latency of the two models is measured.
+    """
+
+    samples: int | None = None
+    batch: int = 1
+    calibration: str = "minmax"
+    format: str = "qdq"
+    selection: Selection = field(default_factory=Selection)
+    scheme: Scheme = field(default_factory=Scheme)
+    isa: str = "auto"
+    external_data: bool = False
+    force_int8: bool = False
+    threads: int = 1
+    force: bool = False
+    seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done.
+
+        Raises:
+            RequantError: An unknown format, target or rule, or a number out of range.
+        """
+        for kind, name, known in (("format", self.format, FORMATS), ("instruction set", self.isa, TARGETS)):
+            if name not in known:
+                raise RequantError(f"no {kind} {name!r}; there are: {', '.join(known)}")
+        for name, number in (("samples", self.samples), ("batch", self.batch)):
+            if number is not None and number < 1:
+                raise RequantError(f"{name} must be at least 1, not {number}")
+        if self.threads < 0:
+            raise RequantError(f"threads must be 0 (the runtime's choice) or more, not {self.threads}")
+        if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
+            raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
+        parse_rule(self.calibration)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what shapes the model, as plain JSON values, without what is at its default."""
+        selection = asdict(self.selection)
+        asked = {
+            "calibration": self.calibration,
+            "samples": self.samples,
+            "format": self.format,
+            "isa": self.isa,
+            **asdict(self.scheme),
+            **{name: sorted(value) if isinstance(value, frozenset) else value for name, value in selection.items()},
+        }
+        return {name: value for name, value in asked.items() if value not in ("", None, False, [], {})}

@@ -1,0 +1,78 @@
+"""A candidate against the float model: accuracy on the data, latency run by run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from ..calibration.session import FEW, Array, ModelSource
+from .accuracy import Accuracy
+from .data import stacked
+from .job import Candidate, Job, Trial
+from .runtime.pair import judge_pair, time_pair
+from .runtime.timing import Latency
+from .selected import unlike, what_is_selected_from
+
+JUDGED = 64  # samples on which the emitted model is compared: enough to tell a ruined model from a good one
+UNMEASURED = Accuracy(0, None, {})
+
+
+def trial(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> Trial:
+    """Judge a candidate, unless it was judged before, and time it."""
+    return Trial(candidate, accuracy or judge(job, candidate), _timed(job, candidate))
+
+
+def judge(job: Job, candidate: Candidate) -> Accuracy:
+    """Compare the outputs of the candidate with those of the float model.
+
+    Where outputs are selected by scores, and come out in another number, what they are selected from is compared.
+    """
+    accuracy = _judged(job, job.path, candidate.source)
+    if different := unlike(accuracy):
+        pair = what_is_selected_from(job.simple, candidate.model, different, job.folder)
+        return accuracy if pair is None else _judged(job, *pair)
+    return accuracy
+
+
+def _judged(job: Job, before: ModelSource, after: ModelSource) -> Accuracy:
+    """Compare two models on the samples."""
+    if job.source is None:
+        return UNMEASURED
+    most = FEW if job.weights.large else JUDGED
+    total = min(most, job.source.length or most)
+    # labels may be of a kind that only the caller understands; `compare_models` is there to judge by them
+    samples = (replace(sample, label=None) for sample in job.source.samples(most))
+    told = partial(_tell, job, total)
+    return judge_pair(before, after, samples, told, weights=job.weights)
+
+
+def _tell(job: Job, total: int, done: int) -> None:
+    """Say how far the comparison is."""
+    job.progress("compare", done, total)
+
+
+def _timed(job: Job, candidate: Candidate) -> Latency | None:
+    """Time the candidate against the float model on the first sample."""
+    feed = first_feed(job)
+    if feed is None:
+        return None
+    job.progress("time", 0, None)
+    options = job.options
+    return time_pair(
+        job.float_source if job.weights.large else job.path,  # of which the runtime need not fold constants in memory
+        candidate.source,
+        feed,
+        weights=job.weights,
+        threads=options.threads,
+        batch=options.batch,
+        seconds=options.seconds,
+    )
+
+
+def first_feed(job: Job) -> Mapping[str, Array] | None:
+    """Return the feed that is timed and profiled, of as many items as were asked for."""
+    if job.source is None:
+        return None
+    batch = job.options.batch
+    return (next(iter(job.source)) if batch == 1 else stacked(job.source, batch)).feed

@@ -1,0 +1,300 @@
+"""Models of every make: what comes out is valid, computes the same, and is int8 where the runtime can."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+from requant import RequantError
+from requant.quantize import Latency, Options, Result, Selection, Strategy, quantize_model
+from requant.transforms.qparams import Scheme
+
+Array = npt.NDArray[Any]
+Feed = Mapping[str, Array]
+PADS = "<pads = [1, 1, 1, 1]>"
+LEAST_DB = (
+    20.0  # 8 bits leave 50 dB of a uniform tensor; a few layers of random weights and a wide range take 20 of them
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+
+
+def written(folder: Path, body: str, opset: int = 17, ir: int = 8, **constants: tuple[int, ...] | Array) -> Path:
+    """Write a model of ONNX text; constants are arrays, or shapes of random weights that keep a signal's power."""
+    head = f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1, "my" : 1]>\n'
+    model = onnx.parser.parse_model(head + body)
+    random = np.random.default_rng(0)
+    for name, content in constants.items():
+        if isinstance(content, tuple):
+            fan_in = math.prod(content[1:]) if len(content) > 2 else content[0]
+            content = (random.standard_normal(content) / math.sqrt(fan_in)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(content, name))
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def images(*shape: int, **more: Array) -> list[dict[str, Array]]:
+    random = np.random.default_rng(1)
+    return [{"x": random.standard_normal(shape).astype(np.float32), **more} for _ in range(4)]
+
+
+def quantized(model: Path, feeds: list[dict[str, Array]] | None, **options: Any) -> Result:
+    """Quantize, and assert what holds of every output: valid, and the same with and without optimisations."""
+    out = model.with_name("int8.onnx")
+    result = quantize_model(model, feeds, out, Options(force=True, force_int8=True, **options))
+    onnx.checker.check_model(out, full_check=True)
+    assert result.accuracy.worst_sqnr_db >= LEAST_DB, result.accuracy
+    for feed in feeds or []:
+        plain, fast = run(out, feed, optimise=False), run(out, feed, optimise=True)
+        for name, value in plain.items():
+            if value.dtype.kind == "f" and value.size:
+                noise = np.square(value.astype(np.float64) - fast[name]).sum()
+                assert 10 * math.log10(np.square(value.astype(np.float64)).sum() / max(noise, 1e-30)) > LEAST_DB, name
+    return result
+
+
+def run(model: Path, feed: Feed, *, optimise: bool) -> dict[str, Array]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+def reasons(result: Result) -> dict[str, str]:
+    return {node.name: node.reason for node in result.float_nodes}
+
+
+BRANCHES = f"""g (float[N,16,8,8] x, bool c) => (float[A,B,C,D] y) {{
+    [stem] a = Conv{PADS}(x, w)  [relu] r = Relu(a)
+    [if] y = If(c) <
+        then_branch = yes () => (float[A,B,C,D] p) {{ [conv] t = Conv{PADS}(r, w1)  u = Relu(t)  p = Conv{PADS}(u, w2) }},
+        else_branch = no () => (float[A,B,C,D] p) {{ [conv] t = Conv{PADS}(r, w2)  p = Relu(t) }}
+    >
+}}"""
+WEIGHTS: dict[str, Any] = dict.fromkeys(("w", "w1", "w2"), (16, 16, 3, 3))
+
+
+def test_both_branches_of_an_if_compute_in_integers(tmp_path: Path) -> None:
+    model = written(tmp_path, BRANCHES, **WEIGHTS)
+    feeds = [{**feed, "c": np.asarray(index % 2 == 0)} for index, feed in enumerate(images(1, 16, 8, 8))]
+    result = quantized(model, feeds)
+    assert result.forms == {"u8->u8": 4}
+    assert result.mac_share_int8 == 1.0
+    assert set(reasons(result)) == {"if"}
+
+
+def test_a_branch_that_the_data_never_take_stays_float(tmp_path: Path) -> None:
+    model = written(tmp_path, BRANCHES, **WEIGHTS)
+    result = quantized(model, [{**feed, "c": np.asarray(True)} for feed in images(1, 16, 8, 8)])
+    assert result.forms == {"u8->u8": 3}
+    (reason,) = {why for name, why in reasons(result).items() if name.startswith("conv")}
+    assert reason == "has no values in the calibration data"
+
+
+def test_a_node_name_excludes_its_namesakes_in_both_branches(tmp_path: Path) -> None:
+    model = written(tmp_path, BRANCHES, **WEIGHTS)
+    feeds = [{**feed, "c": np.asarray(index % 2 == 0)} for index, feed in enumerate(images(1, 16, 8, 8))]
+    result = quantized(model, feeds, selection=Selection(exclude_nodes=frozenset({"conv"})))
+    assert [why for name, why in reasons(result).items() if name.startswith("conv")] == ["excluded by name"] * 2
+
+
+def test_a_recurrence_in_a_loop_computes_in_integers(tmp_path: Path) -> None:
+    body = """g (float[T,4,32] x, int64 n, float[4,32] h0) => (float[4,32] h, float[S,4,32] s) {
+        t = Constant <value = bool {1}> ()
+        h, s = Loop(n, t, h0) <body = step (int64 i, bool c, float[4,32] hi) => (bool go, float[4,32] ho, float[4,32] so) {
+            go = Identity(c)  xi = Gather <axis = 0> (x, i)
+            [in] a = MatMul(xi, w)  [state] b = MatMul(hi, u)  d = Add(a, b)  ho = Tanh(d)  so = Identity(ho)
+        }>
+    }"""
+    model = written(tmp_path, body, w=(32, 32), u=(32, 32))
+    feeds = images(5, 4, 32, n=np.asarray(5), h0=np.zeros((4, 32), np.float32))
+    result = quantized(model, feeds)
+    assert result.forms == {"u8->float": 2}
+    assert result.kernels == {"MatMulIntegerToFloat": 2}
+
+
+def test_functions_of_the_model_are_quantized_inside(tmp_path: Path) -> None:
+    body = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ a = my.Block(x, w)  y = my.Block(a, w1) }}
+    <domain: "my", opset_import: ["" : 17]>
+    Block (t, k) => (r) {{ c = Conv{PADS}(t, k)  r = Relu(c) }}"""
+    model = written(tmp_path, body, w=(16, 16, 3, 3), w1=(16, 16, 3, 3))
+    assert quantized(model, images(1, 16, 8, 8)).kernels == {"QLinearConv": 2}
+
+
+@pytest.mark.parametrize("kind", ["float16"])
+def test_a_model_of_half_floats_is_quantized_and_keeps_its_inputs_and_outputs(tmp_path: Path, kind: str) -> None:
+    random = np.random.default_rng(0)
+    weights = [(random.standard_normal((16, 16, 3, 3)) / 12).astype(kind) for _ in range(2)]
+    body = (
+        f"g ({kind}[N,16,8,8] x) => ({kind}[N,16,8,8] y) {{ a = Conv{PADS}(x, w)  r = Relu(a)  y = Conv{PADS}(r, v) }}"
+    )
+    model = written(tmp_path, body, w=weights[0], v=weights[1])
+    result = quantized(model, [{"x": feed["x"].astype(kind)} for feed in images(1, 16, 8, 8)])
+    assert result.kernels == {"QLinearConv": 2}
+    session = ort.InferenceSession(result.output, providers=["CPUExecutionProvider"])
+    assert {port.type for port in (*session.get_inputs(), *session.get_outputs())} == {f"tensor({kind})"}
+
+
+STACK = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{
+    [one] a = Conv{PADS}(x, w)  [r] r = Relu(a)  [two] b = Conv{PADS}(r, w1)  [three] y = Conv{PADS}(b, w2)
+}}"""
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(activation="s8", symmetric=True)], ids=["u8", "s8"])
+def test_a_model_that_is_partly_quantized_is_completed(tmp_path: Path, form: str, scheme: Scheme) -> None:
+    feeds = images(1, 16, 8, 8)
+    model = written(tmp_path, STACK, **WEIGHTS)
+    first = quantized(model, feeds, format=form, scheme=scheme, selection=Selection(exclude_nodes=frozenset({"two"})))
+    assert first.kernels == {"QLinearConv": 2, "Conv": 1}
+    partly = tmp_path / "partly" / "model.onnx"
+    partly.parent.mkdir()
+    Path(first.output).rename(partly)
+    second = quantized(partly, feeds, format=form, scheme=scheme)
+    assert second.kernels == {"QLinearConv": 3}
+    whole = onnx.load(second.output).graph.node
+    assert sum(node.op_type == "QuantizeLinear" for node in whole) <= (5 if form == "qdq" else 3)
+
+
+def test_weights_that_alone_are_int8_are_taken_up_with_their_scales(tmp_path: Path) -> None:
+    feeds = images(1, 16, 8, 8)
+    model = written(tmp_path, STACK, **WEIGHTS)
+    stored = quantized(model, feeds, selection=Selection(strategy=Strategy.WEIGHT))
+    assert stored.forms == {"weight-only": 3}
+    before = {i.name: numpy_helper.to_array(i) for i in onnx.load(stored.output).graph.initializer}
+    partly = tmp_path / "partly" / "model.onnx"
+    partly.parent.mkdir()
+    Path(stored.output).rename(partly)
+    result = quantized(partly, feeds)
+    assert result.kernels == {"QLinearConv": 3}
+    after = [numpy_helper.to_array(i) for i in onnx.load(result.output).graph.initializer]
+    for array in (array for array in before.values() if array.dtype == np.int8 and array.ndim == 4):
+        assert any(np.array_equal(array, other) for other in after)
+
+
+@pytest.mark.parametrize("opset", [7, 9, 10, 11, 13, 18, 21])
+def test_every_opset_comes_out_in_integers(tmp_path: Path, opset: int) -> None:
+    squeeze = "Squeeze <axes = [2, 3]> (p)" if opset < 13 else "Squeeze(p, axes)"
+    body = f"""g (float[N,16,8,8] x) => (float[N,10] y) {{
+        a = Conv{PADS}(x, w)  r = Relu(a)  p = GlobalAveragePool(r)  s = {squeeze}  y = Gemm(s, m, b)
+    }}"""
+    axes: dict[str, Any] = {} if opset < 13 else {"axes": np.array([2, 3])}
+    model = written(tmp_path, body, opset, 3 if opset < 9 else 8, w=(16, 16, 3, 3), m=(16, 10), b=(10,), **axes)
+    if opset < 9:  # in IR version 3 initializers are inputs too
+        proto = onnx.load(model)
+        for tensor in proto.graph.initializer:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        onnx.save(proto, model)
+    assert quantized(model, images(2, 16, 8, 8)).mac_share_int8 == 1.0
+
+
+def test_names_may_be_anything(tmp_path: Path) -> None:
+    model = onnx.load(written(tmp_path, STACK, **WEIGHTS))
+    for index, node in enumerate(model.graph.node):
+        node.name = ["", "/a b/ü", "/a b/ü/quantize", "x"][index]
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                names[index] = {"a": "größe 1", "r": "größe 1/quantized", "b": "w/int8"}.get(name, name)
+    onnx.save(model, tmp_path / "model.onnx")
+    assert quantized(tmp_path / "model.onnx", images(1, 16, 8, 8)).kernels == {"QLinearConv": 3}
+
+
+def test_an_inner_tensor_that_is_an_output_too(tmp_path: Path) -> None:
+    body = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] r, float[N,16,8,8] y, float[N,16,8,8] b) {{
+        a = Conv{PADS}(x, w)  r = Relu(a)  b = Conv{PADS}(r, w)  y = Add(b, r)
+    }}"""
+    assert quantized(written(tmp_path, body, w=(16, 16, 3, 3)), images(1, 16, 8, 8)).kernels == {"QLinearConv": 2}
+
+
+DENSE = "g (float[N,64] x) => (float[N,8] y) { [up] a = MatMul(x, w)  r = Relu(a)  [down] y = Gemm(r, m, b) }"
+DENSE_WEIGHTS: dict[str, Any] = {"w": (64, 64), "m": (64, 8), "b": (8,)}
+
+
+def test_dynamic_needs_no_data(tmp_path: Path) -> None:
+    result = quantized(written(tmp_path, DENSE, **DENSE_WEIGHTS), None, selection=Selection(strategy=Strategy.DYNAMIC))
+    assert result.forms == {"dynamic": 2}
+    assert result.kernels == {"DynamicQuantizeMatMul": 2}
+    assert result.notes == (f"measured on {result.data}: give data to judge the model by",)
+    assert result.data == "random inputs (x [1, 64])"
+
+
+def test_without_data_there_are_no_ranges(tmp_path: Path) -> None:
+    model = written(tmp_path, DENSE, **DENSE_WEIGHTS)
+    with pytest.raises(RequantError, match=r"model\.onnx: no data: give a sample"):
+        quantize_model(model, None, tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_strategy_for_one_node_wins(tmp_path: Path) -> None:
+    chosen = Selection(strategy=Strategy.WEIGHT, strategies={"down": Strategy.DYNAMIC})
+    result = quantized(written(tmp_path, DENSE, **DENSE_WEIGHTS), images(3, 64), selection=chosen)
+    assert result.forms == {"dynamic": 1, "weight-only": 1}
+
+
+def test_the_model_says_what_made_it(tmp_path: Path) -> None:
+    model = written(tmp_path, DENSE, **DENSE_WEIGHTS)
+    found = []
+    for scale in (1, 1, 2):
+        feeds = [{"x": feed["x"] * scale} for feed in images(3, 64)]
+        result = quantized(model, feeds, isa="avx2", scheme=Scheme(symmetric=True))
+        found.append({p.key: p.value for p in onnx.load(result.output).metadata_props})
+    assert found[0]["requant.pipeline"] == result.pipeline
+    assert found[0]["requant.version"]
+    assert json.loads(found[0]["requant.options"]) == {
+        "activation": "u8", "calibration": "minmax", "format": "qdq", "isa": "avx2", "strategy": "auto", "symmetric": True, "weight": "s8",
+    }  # fmt: skip
+    assert len(found[0]["requant.ranges"]) == 64
+    assert found[0] == found[1]
+    assert found[0]["requant.ranges"] != found[2]["requant.ranges"]
+
+
+@pytest.mark.parametrize("activation", ["u8", "s8"])
+@pytest.mark.parametrize("symmetric", [False, True], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("weight", ["s8", "u8"])
+def test_integer_types_are_as_asked_and_the_kernels_the_same(
+    tmp_path: Path, activation: str, weight: str, symmetric: bool
+) -> None:
+    if (activation, weight) == ("s8", "u8"):
+        with pytest.raises(RequantError, match="no kernel multiplies signed activations by unsigned weights"):
+            Options(scheme=Scheme(activation, weight, symmetric))
+        return
+    result = quantized(
+        written(tmp_path, STACK, **WEIGHTS), images(1, 16, 8, 8), scheme=Scheme(activation, weight, symmetric)
+    )
+    assert result.kernels == {"QLinearConv": 3}
+    graph = onnx.load(result.output).graph
+    types = {i.name: i.data_type for i in graph.initializer}
+    uint8, int8 = onnx.TensorProto.UINT8, onnx.TensorProto.INT8
+    assert types["x/zero_point"] == {"u8": uint8, "s8": int8}[activation]
+    assert any(data_type == {"u8": uint8, "s8": int8}[weight] for name, data_type in types.items() if "w1/" in name)
+    if symmetric:
+        points = {i.name: numpy_helper.to_array(i) for i in graph.initializer if i.name.endswith("zero_point")}
+        assert int(points["x/zero_point"]) == {"u8": 128, "s8": 0}[activation]
+        assert int(points["r/zero_point"]) == {"u8": 0, "s8": -128}[activation]
+
+
+def test_a_target_without_vnni_lowers_only_channels_that_can_saturate(tmp_path: Path) -> None:
+    model = written(tmp_path, DENSE, w=(64, 64), m=np.eye(64, 8, dtype=np.float32), b=(8,))
+    result = quantized(model, images(3, 64), isa="avx2")
+    assert set(result.relieved) == {"up"}
+    assert 0 < result.relieved["up"] <= 64
+    assert not quantized(model, images(3, 64), isa="vnni").relieved

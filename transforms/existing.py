@@ -1,0 +1,117 @@
+"""Quantization that a model brings with it: its parameters are kept, and what it left half done is completed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import add_initializer, constant, fresh_name, remove, sole_reader, unread
+from .ops import MS, RELUS
+from .qlinear import equal_parameters
+from .qparams import QParams, dequantize
+
+COMPUTE = {"Conv": (1, 2), "Gemm": (1, 2), "MatMul": (1,)}
+QUANTIZED = (np.dtype(np.uint8), np.dtype(np.int8))
+
+
+def given_params(model: ir.Model) -> dict[str, QParams]:
+    """Return the scale and zero point that pairs already in the model give to float tensors, by the tensor's name."""
+    found = {}
+    for graph in model.graphs():
+        for node in graph:
+            params = _params(node)
+            if params is None or constant(node.inputs[0]) is not None:
+                continue
+            tensor = node.inputs[0] if node.op_type == "QuantizeLinear" else node.outputs[0]
+            found[str(tensor.name)] = params  # type: ignore[union-attr]
+    return found
+
+
+def _is_linear(node: ir.Node | None, op_type: str) -> bool:
+    """Whether `node` is a QuantizeLinear or DequantizeLinear of the standard or the runtime's domain."""
+    return node is not None and node.op_type == op_type and node.domain in ("", MS)
+
+
+def _params(node: ir.Node) -> QParams | None:
+    """Return the constant per-tensor parameters of a QuantizeLinear or DequantizeLinear of 8 bits, else None."""
+    if not (_is_linear(node, "QuantizeLinear") or _is_linear(node, "DequantizeLinear")) or len(node.inputs) < 3:
+        return None
+    scale, zero = constant(node.inputs[1]), constant(node.inputs[2])
+    if scale is None or zero is None or scale.size != 1 or scale.dtype is not ir.DataType.FLOAT:
+        return None
+    point = zero.numpy().reshape(())
+    return QParams(scale=scale.numpy().reshape(()), zero_point=point) if point.dtype in QUANTIZED else None
+
+
+def release_weights(model: ir.Model) -> int:
+    """Turn dequantized weights of operators that compute in float all the same back into float constants, in place.
+
+    Before:  y = Conv(x, DequantizeLinear(int8 W)), with a float x or a result that nothing quantizes
+    After:   y = Conv(x, W)
+    An operator whose weights alone are quantized saves no time; as a float one it is quantized as a whole, and its
+    weights come out as they were when their channels fill the range.
+
+    Returns:
+        How many constants became float.
+    """
+    count = 0
+    for graph in model.graphs():
+        for node in list(graph):
+            if not node.domain and node.op_type in COMPUTE and not _computes_in_integers(node):
+                count += sum(_release(model, node, index) for index in COMPUTE[node.op_type])
+    return count
+
+
+def _computes_in_integers(node: ir.Node) -> bool:
+    """Whether the runtime fuses the pairs around an operator into an integer kernel."""
+    if not node.inputs or not _is_linear(node.inputs[0].producer() if node.inputs[0] else None, "DequantizeLinear"):
+        return False
+    reader = sole_reader(node.outputs[0])
+    if reader is not None and reader.op_type in RELUS and not reader.domain:
+        reader = sole_reader(reader.outputs[0])
+    return node.op_type != "Conv" or _is_linear(reader, "QuantizeLinear")
+
+
+def _release(model: ir.Model, node: ir.Node, index: int) -> int:
+    """Let input `index` of a node read a float constant instead of a DequantizeLinear of one."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    dq = value.producer() if value is not None else None
+    if value is None or dq is None or not _is_linear(dq, "DequantizeLinear") or len(dq.inputs) < 3:
+        return 0
+    data, scale, zero = (constant(each) for each in dq.inputs[:3])
+    if data is None or scale is None or zero is None or "block_size" in dq.attributes:
+        return 0
+    if not isinstance(node.graph, ir.Graph) or scale.dtype is not ir.DataType.FLOAT:
+        return 0
+    axis = dq.attributes.get_int("axis", 1) if len(scale.shape) else None
+    params = QParams(scale=scale.numpy(), zero_point=zero.numpy(), axis=axis)
+    array = dequantize(data.numpy(), params)
+    made = add_initializer(node.graph, fresh_name(model, f"{value.name}/float"), array)
+    node.replace_input_with(index, made)
+    if unread(dq):
+        remove(dq)
+    return 1
+
+
+def drop_round_trips(model: ir.Model) -> int:
+    """Remove a QuantizeLinear of what a DequantizeLinear of the same parameters gives, in place; return how many.
+
+    Before:  q' = QuantizeLinear(DequantizeLinear(q, s, z), s, z)
+    After:   q
+    """
+    count = 0
+    for graph in model.graphs():
+        for node in list(graph):
+            dq = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+            if dq is None or not _is_linear(node, "QuantizeLinear") or not _is_linear(dq, "DequantizeLinear"):
+                continue
+            same = equal_parameters(node.inputs[1:], dq.inputs[1:])
+            source, result = dq.inputs[0], node.outputs[0]
+            if not same or source is None or result.is_graph_output() or dq.graph is not graph:
+                continue
+            result.replace_all_uses_with(source)
+            remove(node)
+            if unread(dq):
+                remove(dq)
+            count += 1
+    return count

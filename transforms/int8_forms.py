@@ -1,0 +1,272 @@
+"""Operators that int8 spells otherwise: dynamic products, stored weights, and what stands on uint8 itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import (
+    add_initializer,
+    constant,
+    discard,
+    drop_unused,
+    fresh_name,
+    inferred,
+    remove,
+    sole_reader,
+    take_place,
+    unread,
+)
+from .int8_weights import WeightWriter
+from .ops import MS, OPS
+from .plan import Unit
+from .qlinear import equal_parameters
+from .qparams import Array, QParams, quantize, symmetric_s8
+
+LSTM_ATTRIBUTES = ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size")
+
+
+def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
+    """Let a MatMul, Gemm or LSTM find the range of its activations at run time.
+
+    Before:  y = Gemm(x, W, b)
+    After:   y = com.microsoft.DynamicQuantizeMatMul(x, int8 W (K, N), scale (N,), zero point (N,), b)
+
+    Returns:
+        How many constants became int8.
+    """
+    if unit.op == "LSTM":
+        return _dynamic_lstm(node, weights)
+    array = weights.array(node, 1)
+    if node.attributes.get_int("transB", 0):
+        array = np.ascontiguousarray(array.T)
+    params = weights.within(unit, array, weights.params(array, 1), -1)
+    inputs = [node.inputs[0], *_stored(node, 1, quantize(array, params), params, weights)]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        tensor = constant(bias)
+        assert tensor is not None and isinstance(node.graph, ir.Graph)  # the planner leaves a computed bias in float
+        flat = len(tensor.shape) == 1
+        inputs.append(bias if flat else weights.writer.initializer(node.graph, f"{bias.name}/row", _flat(tensor)))
+    take_place(node, ir.node("DynamicQuantizeMatMul", inputs, domain=MS, name=node.name))
+    return 1
+
+
+def _flat(tensor: ir.TensorProtocol) -> Array:
+    """Return the values of a tensor as a vector."""
+    return tensor.numpy().reshape(-1)
+
+
+def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: WeightWriter) -> list[ir.Value]:
+    """Return initializers beside `node`: integers for its input `index`, their scale and their zero point."""
+    graph, name = node.graph, node.inputs[index].name  # type: ignore[union-attr]
+    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
+    parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
+    key = (graph, node.inputs[index], "stored", array.shape, params.scale.tobytes())
+    stored = weights.writer.stored
+    for part, values in parts:
+        if (key, part) not in stored:
+            stored[key, part] = weights.writer.initializer(graph, f"{name}/{part}", values)
+    return [stored[key, part] for part, _ in parts]
+
+
+def _dynamic_lstm(node: ir.Node, weights: WeightWriter) -> int:
+    """LSTM(X, W (D, 4H, I), R (D, 4H, H), ...) -> DynamicQuantizeLSTM(X, W (D, I, 4H), R (D, H, 4H), ..., scales)."""
+    inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
+    scales: list[ir.Value | None] = []
+    for index in (1, 2):
+        array = weights.array(node, index)
+        directions, gates, _ = array.shape
+        params = weights.params(array.reshape(directions * gates, -1), 0)
+        stored = quantize(array.reshape(directions * gates, -1), params).reshape(array.shape).transpose(0, 2, 1)
+        shape = (directions, gates)
+        by_gate = QParams(scale=params.scale.reshape(shape), zero_point=params.zero_point.reshape(shape))
+        matrix, *parameters = _stored(node, index, np.ascontiguousarray(stored), by_gate, weights)
+        inputs[index] = matrix
+        scales += parameters
+    attributes = {name: attr for name, attr in node.attributes.items() if name in (*LSTM_ATTRIBUTES, "input_forget")}
+    new = ir.node(
+        "DynamicQuantizeLSTM",
+        [*inputs[:8], *scales],
+        attributes,
+        domain=MS,
+        name=node.name,
+        num_outputs=len(node.outputs),
+    )
+    swap(node, new)
+    return 2
+
+
+def swap(old: ir.Node, new: ir.Node) -> None:
+    """Put `new` in the place of `old`: each output gets the readers, name, type and shape of the old one."""
+    graph = old.graph
+    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
+    graph.insert_after(old, [new])
+    for before, after in zip(old.outputs, new.outputs, strict=True):
+        name = before.name
+        after.type, after.shape = before.type, before.shape
+        before.replace_all_uses_with(after, replace_graph_outputs=True)
+        before.name, after.name = None, name
+    inputs = tuple(old.inputs)
+    graph.remove(old, safe=True)
+    drop_unused(graph, inputs)
+
+
+def store_weights(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
+    """Keep constant weights as int8 in the file and compute in float.
+
+    Before:  y = ConvTranspose(x, W, b)
+    After:   y = ConvTranspose(x, DequantizeLinear(int8 W, scale), b)
+    Rows of a table are gathered as int8 and dequantized afterwards, each with its own scale.
+
+    Returns:
+        How many constants became int8.
+    """
+    if unit.op == "Gather":
+        return _gather_rows(node, weights)
+    row = OPS[unit.op]
+    for index in row.stores:
+        array = weights.array(node, index)
+        params = weights.params(array, row.channel_axis(node) % array.ndim)
+        weights.writer.replace_constant(node, index, quantize(array, params), params)
+    return len(row.stores)
+
+
+def _gather_rows(node: ir.Node, weights: WeightWriter) -> int:
+    """Gather(table, i) -> Mul(Cast(Gather(int8 table, i)), Gather(scales (V, 1, ...), i))."""
+    graph, writer, result = node.graph, weights.writer, node.outputs[0]
+    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
+    table, key = node.inputs[0], (graph, node.inputs[0], "rows")
+    if (key, "int8") not in writer.stored:
+        array = weights.array(node, 0)
+        params = symmetric_s8(array, 0)  # a zero point would only have to be taken away again
+        scale = params.scale.reshape(-1, *[1] * (array.ndim - 1))
+        for part, values in (("int8", quantize(array, params)), ("scale", scale)):
+            writer.stored[key, part] = writer.initializer(graph, f"{table.name}/{part}", values)  # type: ignore[union-attr]
+    integers = ir.node("Gather", [writer.stored[key, "int8"], node.inputs[1]], name=writer.name(f"{node.name}/int8"))
+    scales = ir.node("Gather", [writer.stored[key, "scale"], node.inputs[1]], name=writer.name(f"{node.name}/scale"))
+    cast = ir.node("Cast", [integers.outputs[0]], {"to": ir.DataType.FLOAT}, name=writer.name(f"{node.name}/cast"))
+    for each in (integers, scales, cast):
+        each.outputs[0].name = writer.name(f"{each.name}_output")
+    graph.insert_after(node, [integers, scales, cast])
+    last = ir.node("Mul", [cast.outputs[0], scales.outputs[0]], name=node.name)
+    graph.insert_after(cast, [last])
+    last.outputs[0].type, last.outputs[0].shape = result.type, result.shape
+    name = result.name
+    result.replace_all_uses_with(last.outputs[0], replace_graph_outputs=True)
+    remove(node)
+    last.outputs[0].name = name
+    return 1
+
+
+def to_qattention(node: ir.Node) -> None:
+    """Spell an Attention whose input and weights are dequantized as the operator on integers.
+
+    Before:  y = Attention(DequantizeLinear(x8), DequantizeLinear(W8), b, mask, past)
+    After:   y = QAttention(x8, W8, b, x_scale, W_scale, mask, x_zero_point, W_zero_point, past)
+    """
+    (x, xs, xz), (w, ws, wz) = (_behind(node.inputs[index]) for index in (0, 1))
+    bias, mask, past = [*node.inputs[2:5], None, None, None][:3]
+    inputs = [x, w, bias, xs, ws, mask, xz, wz, past]
+    attributes = {n: a for n, a in node.attributes.items() if n in ("num_heads", "unidirectional", "scale")}
+    attributes |= {n: a for n, a in node.attributes.items() if n in ("mask_filter_value", "past_present_share_buffer")}
+    pairs = [node.inputs[index].producer() for index in (0, 1)]  # type: ignore[union-attr]
+    swap(node, ir.node("QAttention", inputs, attributes, domain=MS, name=node.name, num_outputs=len(node.outputs)))
+    for dq in pairs:
+        if dq is not None and unread(dq):
+            remove(dq)
+
+
+def would_merge(node: ir.Node) -> bool:
+    """Whether the runtime makes a float Gemm of a MatMul with the Add behind it, before it looks at the pairs."""
+    x, reader = node.inputs[0], sole_reader(node.outputs[0])
+    flat = x is not None and (x.shape is None or len(x.shape) == 2)
+    return flat and reader is not None and reader.op_type == "Add" and not reader.domain
+
+
+def to_integer_product(node: ir.Node) -> None:
+    """Spell a MatMul of dequantized factors whose result is float as the operator on integers.
+
+    Before:  y = MatMul(DequantizeLinear(x8), DequantizeLinear(W8))
+    After:   y = MatMulIntegerToFloat(x8, W8, x_scale, W_scale, x_zero_point, W_zero_point)
+    """
+    (x, xs, xz), (w, ws, wz) = (_behind(value) for value in node.inputs)
+    pairs = [value.producer() for value in node.inputs if value is not None]
+    take_place(node, ir.node("MatMulIntegerToFloat", [x, w, xs, ws, xz, wz], domain=MS, name=node.name))
+    for dq in pairs:
+        if dq is not None and dq.graph is not None and unread(dq):
+            remove(dq)
+
+
+def _behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return the integer tensor, scale and zero point behind a DequantizeLinear."""
+    node = value.producer() if value is not None else None
+    assert node is not None and node.op_type == "DequantizeLinear"  # the pairs were put in a moment ago
+    x, scale, zero = node.inputs[:3]
+    assert x is not None and scale is not None and zero is not None
+    return x, scale, zero
+
+
+def lay_bare(node: ir.Node) -> None:
+    """Let an operator that moves values stand on the integer tensor instead of between the pairs.
+
+    Before:  y8 = QuantizeLinear(Pad(DequantizeLinear(x8), pads)), with equal scales and zero points
+    After:   y8 = Pad(x8, pads, zero point)
+    """
+    x, scale, zero = _behind(node.inputs[0])
+    quantizers = [next(iter(output.uses())).node for output in node.outputs if output.uses()]
+    if any(q.op_type != "QuantizeLinear" or not equal_parameters((scale, zero), q.inputs[1:3]) for q in quantizers):
+        return
+    dq = node.inputs[0].producer()  # type: ignore[union-attr]
+    node.replace_input_with(0, x)
+    if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
+        if len(node.inputs) < 3:
+            node.resize_inputs(3)
+        filling = node.inputs[2]
+        node.replace_input_with(2, zero)
+        if filling is not None and isinstance(filling.graph, ir.Graph):
+            drop_unused(filling.graph, (filling,))
+    for output in node.outputs:
+        for use in list(output.uses()):
+            q = use.node
+            name = q.outputs[0].name
+            output.type, output.shape = q.outputs[0].type, output.shape
+            q.outputs[0].replace_all_uses_with(output, replace_graph_outputs=True)
+            remove(q)
+            output.name = name
+    if dq is not None and unread(dq):
+        remove(dq)
+
+
+def pad_every_axis(model: ir.Model) -> int:
+    """Let a Pad along chosen axes pad along all of them, most by nothing, in place; return how many did.
+
+    Before:  y = Pad(x (N, C, H, W), pads [p, q], value, axes [1])
+    After:   y = Pad(x, pads [0, p, 0, 0, 0, q, 0, 0], value)
+    Where ONNX Runtime 1.31 computes convolutions on integers it turns the layout of what lies between them, and takes
+    pads along chosen axes for pads along all: the session does not run.
+    Left alone: computed pads or axes; an unknown rank.
+    """
+    found = [node for graph in model.graphs() for node in graph if node.op_type == "Pad" and not node.domain]
+    chosen = [node for node in found if len(node.inputs) > 3 and node.inputs[3] is not None]
+    values = inferred(model, bodies=True) if chosen else {}
+    return sum(_pad_every_axis(model, node, values) for node in chosen)
+
+
+def _pad_every_axis(model: ir.Model, node: ir.Node, values: Mapping[str, ir.Value]) -> int:
+    """Spell out the pads of one node; `values` know the rank of its input."""
+    x, given, _, along = node.inputs
+    pads, axes, graph = constant(given), constant(along), node.graph
+    known = values.get(str(x.name)) if x is not None else None
+    if given is None or pads is None or axes is None or known is None or known.shape is None:
+        return 0
+    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
+    every = np.zeros((2, len(known.shape)), np.int64)
+    every[:, axes.numpy().astype(np.int64)] = pads.numpy().reshape(2, -1)
+    name = fresh_name(model, f"{given.name}/every_axis")
+    node.replace_input_with(1, add_initializer(graph, name, every.reshape(-1)))
+    node.resize_inputs(3)
+    discard(given, along)
+    return 1
