@@ -34,7 +34,7 @@ class Refusal(click.ClickException):
 
 
 class Commands(click.Group):
-    """A group whose commands turn a `RequantError` into a `Refusal`."""
+    """A group whose commands turn a `RequantError` or a wrong command line into a `Refusal`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -42,6 +42,9 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RequantError as error:
             raise Refusal(str(error)) from error
+        except click.UsageError as error:  # click would print three lines
+            command = error.ctx.command_path if error.ctx is not None else "requant"
+            raise Refusal(f"{error.format_message()} (see '{command} --help')") from error
         except KeyboardInterrupt:
             click.echo("requant: interrupted", err=True)
             ctx.exit(130)  # as a shell says it; 1 would say that a goal was missed

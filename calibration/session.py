@@ -29,10 +29,12 @@ class Serialized:
     Attributes:
         data: The bytes of the model.
         folder: The folder of its external data; None when everything is inside.
+        name: How messages call it.
     """
 
     data: bytes
     folder: Path | None = None
+    name: str = "the model"
 
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | Serialized
@@ -179,7 +181,7 @@ def _of_ir_version(model: ModelSource, version: int) -> Serialized:
     else:
         proto, folder = onnx.load_model(model, load_external_data=False), Path(model).parent
     proto.ir_version = version
-    return Serialized(proto.SerializeToString(), folder)
+    return Serialized(proto.SerializeToString(), folder, describe(model))
 
 
 @cache
@@ -207,7 +209,9 @@ def _loadable(model: ModelSource) -> str | bytes:
 
 def describe(model: ModelSource) -> str:
     """Return how error messages call a model: its path, or ``"the model"`` when it came as bytes."""
-    return "the model" if isinstance(model, (bytes, Serialized)) else os.fspath(model)
+    if isinstance(model, Serialized):
+        return model.name
+    return "the model" if isinstance(model, bytes) else os.fspath(model)
 
 
 def runtime_message(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -107,7 +107,7 @@ def _prepare(
     with about(path):
         simple, notes, renamed = _plainer(original, folder, progress)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
-    selection = options.selection.renamed(renamed)
+    selection = options.selection.renamed([*renamed.items(), *_inlined(original, simple)])
     gone = set(types) - set(nodes_by_name(simple))
     for name in sorted(gone):
         if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
@@ -158,6 +158,19 @@ def _plainer(original: ir.Model, folder: Path, progress: Progress) -> tuple[ir.M
         else:
             break
     return model, notes, renamed
+
+
+def _inlined(original: ir.Model, simple: ir.Model) -> Iterator[tuple[str, str]]:
+    """Yield each node that came out of a function, called ``call/node``, with the name of its call and its own."""
+    calls = {node.name for node in original.graph.all_nodes() if node.op_identifier() in original.functions}
+    inside = {node.name for function in original.functions.values() for node in function.all_nodes()}
+    for name in nodes_by_name(simple) if calls else ():
+        places = [place for place, letter in enumerate(name) if letter == "/"]
+        for place in places:
+            if name[:place] in calls:
+                yield name, name[:place]
+            if name[place + 1 :] in inside:
+                yield name, name[place + 1 :]
 
 
 def _first(source: Source, batch: int) -> Mapping[str, Array]:

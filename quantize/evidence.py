@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from .. import RequantError
 from ..calibration.samples import Sample
-from ..calibration.session import open_session
+from ..calibration.session import open_session, runtime_message
 from ..transforms.graph import add_initializer, fresh_name
 from ..transforms.qparams import QParams
 from .accuracy import decibels, powers
@@ -61,7 +62,11 @@ def alone(
         return dict.fromkeys(qparams, math.inf)
 
     def run(sample: Sample, index: int) -> list[np.ndarray]:
-        return [np.asarray(v) for v in session.run(outputs, {**sample.feed, SWITCH: np.asarray(index)})]
+        feed = {**sample.feed, SWITCH: np.asarray(index)}
+        try:
+            return [np.asarray(value) for value in session.run(outputs, feed)]
+        except Exception as error:  # the runtime's exceptions share no base class of their own
+            raise RequantError(f"{sample.where}: the model fails: {runtime_message(error)}") from error
 
     references = [run(sample, -1) for sample in samples]
     found = {}

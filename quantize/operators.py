@@ -10,9 +10,9 @@ from ..transforms.ops import OPS, Kernel, Op
 from .runtime.kernels import uint8_kernels
 
 KINDS = {
-    "compute": "int8 weights, integer products",
-    "arith": "integers with scales of its own",
-    "same": "moves uint8 values as they are",
+    "compute": "int8 products",
+    "arith": "uint8, own scale",
+    "same": "uint8 as it is",
     "float": "float",
 }
 
@@ -63,7 +63,7 @@ def _facts(name: str, row: Op) -> OperatorFacts:
     missing = tuple(_spelled(kernel) for kernel in claimed.values() if kernel not in uint8_kernels())
     does = KINDS[row.kind]
     if row.kind == "float":
-        does = "integers, ranges found at run time" if there else "float, int8 weights" if row.stores else does
+        does = "dynamic int8" if there else "int8 weights" if row.stores else does
     return OperatorFacts(name, does, there, missing, bool(row.stores), tuple(sorted(row.absorbs)), row.why)
 
 

@@ -174,7 +174,9 @@ def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
 
 
 def _ranged_obstacle(unit: Unit, facts: Facts) -> str:
-    """Say why there can be no static parameters."""
+    """Say why there can be no static parameters, or none worth having."""
+    if OPS[unit.op].kind == "compute" and facts.ranges.get(unit.inputs[0], (-1.0, 1.0)) == (0.0, 0.0):
+        return "its input is zero in all the data, which tells no scale"  # nor one for the bias
     if facts.opset < FIRST_INTEGER_OPSET:
         return f"opset {facts.opset} has no integer operators, and the model cannot be converted"
     return "" if facts.static else NO_RANGES
@@ -318,6 +320,8 @@ def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
         return "a constant operand"
     if row.kind == "same":
         return _moved_obstacle(node, row, facts)
+    if node.op_type == "AveragePool" and all(node.attributes.get_int(n, 0) for n in ("ceil_mode", "count_include_pad")):
+        return "the integer kernel counts other padding where the last window is cut off"
     ranges = [facts.ranges[str(v.name)] for v in read if v.name in facts.ranges]
     for index in row.activations or range(len(node.inputs)):
         tensor = constant(node.inputs[index])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -33,9 +33,17 @@ ORDERS: Mapping[Strategy, tuple[Impl, ...]] = {
 """The implementations that a strategy allows, the wanted ones first."""
 
 
-def has_strategies(row: Op | None) -> bool:
-    """Whether an operator can become int8 in more than one form."""
-    return row is not None and bool(row.dynamic or row.u8_float or row.stores)
+def offered(row: Op | None) -> list[Strategy]:
+    """Return the forms that may be chosen for an operator; none for one that has no weights."""
+    if row is None or not (row.dynamic or row.u8_float or row.stores):
+        return []
+    there = {
+        Strategy.STATIC: row.u8 is not None,
+        Strategy.STATIC_FLOAT: row.u8_float is not None,
+        Strategy.DYNAMIC: row.dynamic is not None,
+        Strategy.WEIGHT: bool(row.stores),
+    }
+    return [strategy for strategy, has in there.items() if has]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +78,24 @@ class Selection:
                 raise UnknownNameError("node", name, nodes)
         for name in sorted((self.exclude_ops | self.include_ops) - types):
             raise UnknownNameError("operator in the model", name, types)
-        for name in sorted(self.strategies):
-            if not has_strategies(row_of(nodes[name])):
-                raise RequantError(
-                    f"node {name!r} is a {nodes[name].op_type}, which has no strategy to choose; "
-                    "MatMul, Gemm, Conv, ConvTranspose, Gather, LSTM and Attention have"
-                )
+        functions = {name for _, name, _ in model.functions}
+        for name in sorted((self.exclude_ops | self.include_ops) & functions):
+            raise RequantError(f"{name!r} is a function of the model, which is taken apart; name operators inside it")
+        for name, strategy in sorted(self.strategies.items()):
+            forms = offered(row_of(nodes[name]))
+            if strategy is not Strategy.AUTO and strategy not in forms:
+                has = f"it can be: {', '.join(forms)}" if forms else "it has none to choose"
+                raise RequantError(f"node {name!r}: a {nodes[name].op_type} cannot be {strategy}; {has}")
 
-    def renamed(self, before: Mapping[str, str]) -> Selection:
-        """Return the selection for a model in which nodes have got new names; `before` has the old ones."""
-        excluded = {new for new, old in before.items() if old in self.exclude_nodes}
-        strategies = {new: self.strategies[old] for new, old in before.items() if old in self.strategies}
+    def renamed(self, before: Iterable[tuple[str, str]]) -> Selection:
+        """Return the selection for a model in which nodes have got new names.
+
+        Args:
+            before: Pairs of a new name and an old one; a node of an inlined function has its own and its call's.
+        """
+        pairs = list(before)
+        excluded = {new for new, old in pairs if old in self.exclude_nodes}
+        strategies = {new: self.strategies[old] for new, old in pairs if old in self.strategies}
         return replace(self, exclude_nodes=self.exclude_nodes | excluded, strategies={**self.strategies, **strategies})
 
     def refuses(self, unit: Unit, types: Mapping[str, str]) -> str:
@@ -104,13 +119,7 @@ class Selection:
         own = next((self.strategies[name] for name in unit.nodes if name in self.strategies), None)
         if own is not None:
             return own
-        offered = {
-            Strategy.STATIC: row.u8 is not None,
-            Strategy.STATIC_FLOAT: row.u8_float is not None,
-            Strategy.DYNAMIC: row.dynamic is not None,
-            Strategy.WEIGHT: bool(row.stores),
-        }
-        return self.strategy if offered.get(self.strategy, False) and has_strategies(row) else Strategy.AUTO
+        return self.strategy if self.strategy in offered(row) else Strategy.AUTO
 
 
 def _all_nodes(model: ir.Model) -> list[ir.Node]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..transforms.ops import MS
 from .accuracy import Accuracy
 from .compare import Comparison
 from .operators import OperatorFacts
@@ -69,11 +70,12 @@ def print_comparison(found: Comparison) -> None:
 def print_operators(found: Sequence[OperatorFacts]) -> None:
     """Print operators with their kernels, on stdout: it is what was asked for."""
     table = Table(box=None, pad_edge=False)
-    for column in ("operator", "becomes", "kernels", "why"):
-        table.add_column(column, overflow="fold")
+    for column, most in (("operator", 20), ("becomes", 16), ("kernels", 20), ("why", None)):
+        table.add_column(column, overflow="fold", max_width=most)
     for facts in found:
         kernels = [*dict.fromkeys(facts.kernels.values()), *(f"{name} (not installed)" for name in facts.missing)]
-        table.add_row(facts.name, facts.does, ", ".join(kernels), facts.why)
+        short = [name.removeprefix(f"{MS}.") for name in kernels]  # the runtime's own domain goes without saying
+        table.add_row(facts.name.removeprefix(f"{MS}."), facts.does, "\n".join(short), facts.why)
     Console(highlight=False).print(table)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,9 @@ PARAMETERS = {"Clip", "Dropout", "Pad", "Resize"}  # their further inputs are no
 def _rounding_noise(model: onnx.ModelProto, feeds: Feeds) -> dict[str, float]:
     """Return the squared error of each float output, summed over `feeds`, when every float tensor is rounded.
 
-    The model runs in float with uniform noise of one step on every tensor, saturated to the tensor's range over the
-    feeds. A step is the range, zero included, in 255 parts; of a constant it is its greatest magnitude in 63 parts,
-    which is what is left of 127 where products are added in 16 bits.
+    The model runs in float with uniform noise of one step on every tensor; what is never negative stays so, as an
+    unsigned integer would. A step is the range over the feeds, zero included, in 255 parts; of a constant it is the
+    greatest magnitude in 63 parts, which is what is left of 127 where products are added in 16 bits.
     """
     weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     seen = [{**feed, **values} for feed, values in zip(feeds, _values(model, feeds), strict=True)]
@@ -65,10 +65,11 @@ def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[s
     for name in steps:
         shape = shapes.get(name)
         made.graph.input.append(helper.make_tensor_value_info(f"{name}//noise", TensorProto.FLOAT, shape))
-        for end, bound in zip(("low", "high"), ranges.get(name, (-np.inf, np.inf)), strict=True):
+        low, high = ranges.get(name, (-1.0, 1.0))
+        for end, bound in (("low", -np.inf if low else 0.0), ("high", np.inf if high else 0.0)):
             made.graph.initializer.append(numpy_helper.from_array(np.asarray(bound, np.float32), f"{name}//{end}"))
 
-    def rounded(names: Iterator[str]) -> None:
+    def rounded(names: Iterable[str]) -> None:
         for name in names:
             if name in steps:
                 noisy = helper.make_node("Add", [name, f"{name}//noise"], [f"{name}//noisy"])
@@ -76,13 +77,12 @@ def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[s
                 clipped = helper.make_node("Clip", [f"{name}//noisy", *bounds], [f"{name}//rounded"])
                 made.graph.node.extend([noisy, clipped])
 
-    rounded(value.name for value in model.graph.input)
-    rounded(value.name for value in model.graph.initializer)
+    rounded(dict.fromkeys(value.name for value in (*model.graph.input, *model.graph.initializer)))
     for node in model.graph.node:
         copy = made.graph.node.add()
         copy.CopyFrom(node)
         copy.input[:] = [f"{name}//rounded" if name in steps else name for name in node.input]
-        rounded(iter(node.output))
+        rounded(node.output)
     return made
 
 

@@ -298,3 +298,83 @@ def test_a_target_without_vnni_lowers_only_channels_that_can_saturate(tmp_path: 
     assert set(result.relieved) == {"up"}
     assert 0 < result.relieved["up"] <= 64
     assert not quantized(model, images(3, 64), isa="vnni").relieved
+
+
+FUNCTIONS = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ [first] a = my.Block(x, w)  [second] y = my.Block(a, w1) }}
+    <domain: "my", opset_import: ["" : 17]>
+    Block (t, k) => (r) {{ [conv] c = Conv{PADS}(t, k)  [relu] r = Relu(c) }}"""
+
+
+@pytest.mark.parametrize(("name", "left"), [("second", 1), ("conv", 0)], ids=["a call", "a node of the function"])
+def test_names_of_calls_and_of_nodes_in_functions_exclude(tmp_path: Path, name: str, left: int) -> None:
+    model = written(tmp_path, FUNCTIONS, w=(16, 16, 3, 3), w1=(16, 16, 3, 3))
+    result = quantized(model, images(1, 16, 8, 8), selection=Selection(exclude_nodes=frozenset({name})))
+    assert result.forms.get("u8->u8", 0) == left
+    assert "excluded by name" in reasons(result).values()
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(exclude_ops=frozenset({"Block"})), "'Block' is a function of the model, which is taken apart"),
+        (
+            Selection(strategies={"first": Strategy.STATIC}),
+            "node 'first': a Block cannot be static; it has none to choose",
+        ),
+        (Selection(strategies={"conv": Strategy.DYNAMIC}), "a Conv cannot be dynamic; it can be: static, weight-only"),
+        (Selection(exclude_nodes=frozenset({"conf"})), "no node named 'conf'; did you mean 'conv'"),
+    ],
+    ids=["function", "call", "form", "name"],
+)
+def test_what_cannot_be_chosen_is_refused_before_anything_runs(
+    tmp_path: Path, selection: Selection, message: str
+) -> None:
+    model = written(tmp_path, FUNCTIONS, w=(16, 16, 3, 3), w1=(16, 16, 3, 3))
+    with pytest.raises(RequantError, match=message):
+        quantize_model(model, images(1, 16, 8, 8), tmp_path / "out.onnx", Options(selection=selection))
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_one_matrix_as_it_is_and_transposed(tmp_path: Path) -> None:
+    first = np.random.default_rng(0).standard_normal(16)
+    circulant = np.stack([np.roll(first, step) for step in range(16)]).astype(np.float32)  # rows and columns peak alike
+    body = "g (float[N,16] x) => (float[N,16] y, float[N,16] z) { y = Gemm(x, w)  z = Gemm <transB = 1> (x, w) }"
+    for strategy in (Strategy.STATIC, Strategy.DYNAMIC, Strategy.WEIGHT):
+        quantized(written(tmp_path, body, w=circulant), images(3, 16), selection=Selection(strategy=strategy))
+
+
+BETWEEN: dict[str, str] = {
+    "Resize that crops": 'Resize <mode = "nearest", coordinate_transformation_mode = "tf_crop_and_resize", extrapolation_value = 50.0> (a, roi, "", sizes)',
+    "AveragePool over a cut border": "AveragePool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1, count_include_pad = 1, pads = [1, 0, 0, 1]> (a)",
+    "Pad along one axis": "Pad(a, ends, zero, axis)",
+    "Pad by reflection": 'Pad <mode = "reflect"> (a, all)',
+    "Split and Concat": "s, t = Split <axis = 1> (a)  b = Concat <axis = 1> (t, s)",
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_what_stands_between_two_convolutions_gives_what_it_gives_in_float(tmp_path: Path, between: str) -> None:
+    middle = between if "b =" in between else f"b = {between}"
+    body = f"g (float[N,16,8,8] x) => (float[N,16,H,W] y) {{ a = Conv{PADS}(x, w)  {middle}  y = Conv{PADS}(b, w1) }}"
+    constants: dict[str, Any] = {
+        "roi": np.array([0, 0, -0.5, -0.5, 1, 1, 1.5, 1.5], np.float32),
+        "sizes": np.array([1, 16, 12, 12]),
+        "ends": np.array([1, 2]),
+        "all": np.array([0, 0, 1, 1, 0, 0, 2, 2]),
+        "zero": np.zeros((), np.float32),
+        "axis": np.array([3]),
+    }
+    used = {
+        name: value for name, value in constants.items() if name in between.replace(")", ",").replace(",", " ").split()
+    }
+    opset = 18 if "axis" in between else 17
+    model = written(tmp_path, body, opset, w=(16, 16, 3, 3), w1=(16, 16, 3, 3), **used)
+    assert quantized(model, images(1, 16, 8, 8)).kernels == {"QLinearConv": 2}
+
+
+def test_a_tensor_that_the_data_leave_at_zero_keeps_its_reader_in_float(tmp_path: Path) -> None:
+    body = "g (float[N,16] x) => (float[N,8] y) { [gone] z = Sub(x, x)  [dense] y = Gemm(z, m, b) }"
+    model = written(tmp_path, body, m=np.full((16, 8), 12.7, np.float32), b=np.full(8, 0.04, np.float32))
+    assert (
+        reasons(quantized(model, images(3, 16)))["dense"] == "its input is zero in all the data, which tells no scale"
+    )

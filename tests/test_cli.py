@@ -161,7 +161,7 @@ def test_an_unknown_command_or_option_is_a_wrong_request() -> None:
         result = invoke(*arguments)
         assert result.exit_code == 2
         assert result.stdout == ""
-        assert "Error: " in result.stderr
+        assert "requant: " in result.stderr
 
 
 # ------------------------------------------------------------------------------------------------- quantize
@@ -679,7 +679,7 @@ def test_values_that_an_option_does_not_take_are_a_usage_error(
 def test_calibrate_wants_a_model_and_one_output(arguments: list[str]) -> None:
     result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "Error: give " in result.stderr
+    assert "requant: give " in result.stderr
 
 
 BAD_PIPELINES: dict[str, tuple[str, int, tuple[str, ...]]] = {
@@ -783,4 +783,5 @@ def test_a_run_that_is_cut_short_leaves_no_file(
 def test_an_option_that_would_do_nothing_is_refused(arguments: list[str]) -> None:
     result = invoke("calibrate", *arguments)
     assert result.exit_code == 2
-    assert "Error: " in result.stderr
+    assert result.stderr.startswith("requant: ")
+    assert result.stderr.count("\n") == 1

@@ -9,7 +9,15 @@ from functools import partial
 import onnx_ir as ir
 
 from .graph import constant, nodes_by_name, sole_reader
-from .int8_forms import lay_bare, store_weights, to_dynamic, to_integer_product, to_qattention, would_merge
+from .int8_forms import (
+    lay_bare,
+    pad_every_axis,
+    store_weights,
+    to_dynamic,
+    to_integer_product,
+    to_qattention,
+    would_merge,
+)
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
 from .plan import Domain, Impl, Plan, Unit
@@ -64,6 +72,8 @@ def insert_qdq(
             saturate (`saturation`).
     """
     scheme = scheme or Scheme()
+    if plan.quantized:
+        pad_every_axis(model)
     weights = WeightWriter(Writer.of(model, scheme), scheme.weight_params, means or {}, exact)
     nodes = nodes_by_name(model)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]

@@ -64,7 +64,8 @@ def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: W
     graph, name = node.graph, node.inputs[index].name  # type: ignore[union-attr]
     assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
     parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
-    key = (graph, node.inputs[index], "stored", array.shape, params.scale.tobytes())
+    turned = node.attributes.get_int("transB", 0)
+    key = (graph, node.inputs[index], "stored", turned, array.shape, params.scale.tobytes())
     stored = weights.writer.stored
     for part, values in parts:
         if (key, part) not in stored:

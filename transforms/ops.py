@@ -139,7 +139,7 @@ OPS: dict[str, Op] = {
     "Gather": _same("Gather", stores=(0,)),
     "Pad": _same("Pad", bare=True),
     "SpaceToDepth": _same("SpaceToDepth", bare=True),
-    "Resize": _same("Resize", why="only mode=nearest selects values; interpolation is float"),
+    "Resize": _same("Resize", why="only mode=nearest selects values; interpolation and cropping are float"),
     "Softmax": _float(_SOFTMAX),
     "LogSoftmax": _float(_SOFTMAX),
     "Sigmoid": _float(_LOOKUP),
@@ -218,7 +218,10 @@ def row_of(node: Node) -> Op | None:
 
 def only_moves(node: Node) -> bool:
     """Whether a node of kind ``same`` really gives nothing but values of its first input."""
-    interpolates = node.op_type == "Resize" and node.attributes.get_string("mode", "nearest") != "nearest"
+    resize = node.attributes if node.op_type == "Resize" else {}
+    mode, where = (resize.get(name) for name in ("mode", "coordinate_transformation_mode"))
+    interpolates = mode is not None and mode.as_string() != "nearest"
+    interpolates = interpolates or (where is not None and where.as_string() == "tf_crop_and_resize")  # fills in a value
     return (len(node.outputs) == 1 or node.op_type == "Split") and not interpolates
 
 

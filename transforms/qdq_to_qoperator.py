@@ -10,6 +10,7 @@ import onnx_ir as ir
 from .graph import constant, remove, sole_reader, take_place, unread
 from .ops import MS, OPS, only_moves
 from .qlinear import Quantized, equal_parameters
+from .qparams import QParams
 from .registry import Change, transform
 from .units import clip_bounds
 
@@ -124,13 +125,13 @@ def _requantized(node: ir.Node) -> tuple[ir.Node, ir.Node | None, str]:
 
 
 def _saturates(relu: ir.Node, quantize: ir.Node) -> bool:
-    """Whether every value that the uint8 tensor can hold lies within the bounds of the Relu or Clip."""
+    """Whether every value that the quantized tensor can hold lies within the bounds of the Relu or Clip."""
     bounds, scale, zero = clip_bounds(relu), constant(quantize.inputs[1]), constant(quantize.inputs[2])
     if bounds is None or scale is None or zero is None:
         return False
-    step, offset = float(scale.numpy()), int(zero.numpy())
-    slack = step / 2  # a bound between two steps is not moved by more than rounding moves any value
-    return bounds[0] - slack <= -offset * step and (255 - offset) * step <= bounds[1] + slack
+    least, most = QParams(scale=scale.numpy(), zero_point=zero.numpy()).range
+    slack = float(scale.numpy()) / 2  # a bound between two steps is not moved by more than rounding moves any value
+    return bounds[0] - slack <= least and most <= bounds[1] + slack
 
 
 def _fused(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
