@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
-
-import onnx_ir as ir
 
 from .. import RequantError
 from ..calibration.ranges import parse_rule
 from ..calibration.runner import Observations, observe
-from ..calibration.session import Array, newest_ir_version, open_session
-from ..calibration.sources import DataSource, Source
+from ..calibration.sources import DataSource
 from ..transforms import METADATA_KEY, signature, verify
 from ..transforms.bias_correction import mean_axis
-from ..transforms.existing import drop_round_trips, given_params, release_weights
+from ..transforms.existing import drop_round_trips
 from ..transforms.fuse_silu import fuse_silu
-from ..transforms.graph import node_name, nodes_by_name, separate_bodies
+from ..transforms.graph import nodes_by_name
 from ..transforms.insert_qdq import insert_qdq
 from ..transforms.ops import INTEGER, OPS
 from ..transforms.plan import Impl
 from ..transforms.qdq_to_qoperator import qdq_to_qoperator
-from .data import open_data, stacked
 from .evidence import RUIN_DB, alone, ruinous
-from .files import Weights, about, check_output, load_model, save_model, serialize, size_on_disk, staging
-from .generated import generated_source
+from .files import check_output, save_model, serialize, size_on_disk, staging
 from .job import Candidate, Job, Trial
 from .metadata import describe_origin
 from .options import Options
 from .planner import ALREADY, choose
+from .prepare import prepare
 from .progress import Progress, silent
 from .result import FloatNode, Result
 from .runtime.execution import KernelRun, executed, integer_share
-from .runtime.isa import resolve
-from .runtime.pair import timing_note
-from .runtime.session import Runner
 from .selection import Strategy
-from .simplify import LITTLE, SIMPLIFY, simplify
 from .trial import first_feed, judge, trial
-from .typed import add_types
 
 LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
@@ -82,7 +72,7 @@ def quantize_model(
             f"{model}: no data: give a sample of the model's inputs, or choose the strategy dynamic or weight-only"
         )
     with staging(output) as folder:
-        job = _prepare(model, data, options, folder, progress)
+        job = prepare(model, data, options, folder, progress)
         seen = _observe(job)
         found = trial(job, _emit(job, seen, {}))
         if job.static and found.accuracy.worst_sqnr_db < RUIN_DB:
@@ -92,90 +82,6 @@ def quantize_model(
             return _keep_float(job, found, output, reason)
         result = _finish(job, found, output)
         return replace(result, notes=(*result.notes, f"written all the same: {reason}")) if reason else result
-
-
-def _prepare(
-    path: str | os.PathLike[str], data: DataSource | None, options: Options, folder: Path, progress: Progress
-) -> Job:
-    """Load, check everything that can be refused, and simplify."""
-    original = load_model(path)
-    options.selection.check(original)
-    source = generated_source(path) if data is None else open_data(path, data, options.samples)
-    if data is not None and source is not None:
-        Runner(Path(path), lean=Weights.of(original).large)(_first(source, options.batch))
-    types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
-    with about(path):
-        simple, notes, renamed = _plainer(original, folder, progress)
-    types |= {new: types[old] for new, old in renamed.items() if old in types}
-    selection = options.selection.renamed([*renamed.items(), *_inlined(original, simple)])
-    gone = set(types) - set(nodes_by_name(simple))
-    for name in sorted(gone):
-        if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
-            notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours before anything else")
-    if source is None:
-        notes.append("not measured: no lengths of the inputs' free axes are found that the model runs on; give data")
-    elif data is None:
-        notes.append(f"measured on {source.description}: give data to judge the model by")
-    weights = Weights.of(simple)
-    notes += [note] if (note := timing_note(weights)) else []
-    add_types(simple, folder)
-    widest = choose(simple, selection, static=data is not None, types=types, activation=options.scheme.activation)
-    return Job(
-        path=Path(path),
-        folder=folder,
-        simple=simple,
-        float_source=serialize(simple, folder),
-        weights=weights,
-        types=types,
-        selection=selection,
-        widest=widest,
-        given=given_params(simple),
-        exact=resolve(options.isa).exact,
-        notes=tuple(notes),
-        source=source,
-        static=data is not None,
-        options=options,
-        progress=progress,
-    )
-
-
-def _plainer(original: ir.Model, folder: Path, progress: Progress) -> tuple[ir.Model, list[str], Mapping[str, str]]:
-    """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
-    notes: list[str] = []
-    for pipeline in (SIMPLIFY, LITTLE):
-        done = simplify(original, progress, pipeline=pipeline)
-        notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
-        model = done.model
-        model.ir_version = min(model.ir_version, newest_ir_version())
-        release_weights(model)
-        renamed = separate_bodies(model)
-        try:
-            open_session(serialize(model, folder), lean=True)
-        except RequantError as error:
-            if pipeline is LITTLE:
-                raise
-            notes.append(f"the simplified model does not load, so that the model is taken as it is ({error})")
-        else:
-            break
-    return model, notes, renamed
-
-
-def _inlined(original: ir.Model, simple: ir.Model) -> Iterator[tuple[str, str]]:
-    """Yield each node that came out of a function, called ``call/node``, with the name of its call and its own."""
-    calls = {node.name for node in original.graph.all_nodes() if node.op_identifier() in original.functions}
-    inside = {node.name for function in original.functions.values() for node in function.all_nodes()}
-    for name in nodes_by_name(simple) if calls else ():
-        places = [place for place, letter in enumerate(name) if letter == "/"]
-        for place in places:
-            if name[:place] in calls:
-                yield name, name[:place]
-            if name[place + 1 :] in inside:
-                yield name, name[place + 1 :]
-
-
-def _first(source: Source, batch: int) -> Mapping[str, Array]:
-    """Return the first feed, of `batch` items."""
-    return (next(iter(source)) if batch == 1 else stacked(source, batch)).feed
 
 
 def _observe(job: Job) -> Observations:

@@ -1,26 +1,24 @@
-"""Data for a model that is a file."""
+"""Data for a model."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from .. import RequantError
 from ..calibration.samples import Sample
-from ..calibration.session import input_specs, open_session
+from ..calibration.session import ModelSource, input_specs, open_session
 from ..calibration.sources import DataSource, Source, open_source
 
 
-def open_data(model: str | os.PathLike[str], data: DataSource, samples: int | None = None) -> Source:
+def open_data(model: ModelSource, data: DataSource, samples: int | None = None) -> Source:
     """Open a source of data for a model: all of it, or a number of samples picked evenly.
 
     Raises:
         RequantError: The runtime cannot load the model, or the source does not fit it.
     """
-    source = open_source(data, input_specs(open_session(Path(model), lean=True)))
+    source = open_source(data, input_specs(open_session(model, lean=True)))
     return source if samples is None else source.samples(samples)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
 from .. import RequantError
 from ..calibration.objects import python_object
-from ..calibration.session import Array, InputSpec, input_specs, open_session
+from ..calibration.session import Array, InputSpec, ModelSource, input_specs, open_session
 from ..calibration.sources import Source
 from .runtime.session import Runner
 
@@ -19,7 +17,7 @@ FREE = (8, 1, 16, 32, 64, 224)  # lengths to try for the free axes but the first
 FEEDS = 4
 
 
-def generated_source(model: str | os.PathLike[str]) -> Source | None:
+def generated_source(model: ModelSource) -> Source | None:
     """Return random feeds that a model runs on, None where none are found or an input cannot be fed from arrays.
 
     Floats are normal, integers are 0 or 1 (ids and masks) or, where the model refuses these (an axis), all 0, booleans
@@ -28,12 +26,12 @@ def generated_source(model: str | os.PathLike[str]) -> Source | None:
     Raises:
         RequantError: The runtime cannot load the model.
     """
-    session = open_session(Path(model), lean=True)
+    session = open_session(model, lean=True)
     try:
         specs = input_specs(session)
     except RequantError:
         return None
-    run = Runner(Path(model), lean=True)
+    run = Runner(model, lean=True)
     free = any(not isinstance(axis, int) for spec in specs for axis in spec.shape[1:])
     integers = any(spec.dtype.kind in "iu" for spec in specs)
     for length, below in product(FREE if free else FREE[:1], (2, 1) if integers else (2,)):

@@ -26,6 +26,7 @@ class Job:
 
     Attributes:
         path: The float model's file.
+        reference: The float model as the runtime runs it.
         folder: Where files of this run go; gone when it ends.
         simple: The simplified float model.
         float_source: The same as the runtime opens it.
@@ -43,6 +44,7 @@ class Job:
     """
 
     path: Path
+    reference: ModelSource
     folder: Path
     simple: ir.Model
     float_source: ModelSource

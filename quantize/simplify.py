@@ -14,6 +14,7 @@ SIMPLIFY = (
 )
 
 
+WIDEN = "inline_functions(ignore_errors=true) widen_floats"
 LITTLE = "inline_functions(ignore_errors=true) convert_opset(ignore_errors=true) strip_unused_nodes"
 
 

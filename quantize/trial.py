@@ -28,7 +28,7 @@ def judge(job: Job, candidate: Candidate) -> Accuracy:
 
     Where outputs are selected by scores, and come out in another number, what they are selected from is compared.
     """
-    accuracy = _judged(job, job.path, candidate.source)
+    accuracy = _judged(job, job.reference, candidate.source)
     if different := unlike(accuracy):
         pair = what_is_selected_from(job.simple, candidate.model, different, job.folder)
         return accuracy if pair is None else _judged(job, *pair)
@@ -60,7 +60,9 @@ def _timed(job: Job, candidate: Candidate) -> Latency | None:
     job.progress("time", 0, None)
     options = job.options
     return time_pair(
-        job.float_source if job.weights.large else job.path,  # of which the runtime need not fold constants in memory
+        job.float_source
+        if job.weights.large
+        else job.reference,  # of which the runtime need not fold constants in memory
         candidate.source,
         feed,
         weights=job.weights,

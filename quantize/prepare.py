@@ -1,0 +1,136 @@
+"""The first stage of `quantize_model`: what can be refused is refused, and the graph made plain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from .. import RequantError
+from ..calibration.session import Array, ModelSource, newest_ir_version, open_session
+from ..calibration.sources import DataSource, Source
+from ..transforms.existing import given_params, release_weights
+from ..transforms.graph import node_name, nodes_by_name, separate_bodies
+from .data import open_data, stacked
+from .files import Weights, about, load_model, serialize
+from .generated import generated_source
+from .job import Job
+from .options import Options
+from .planner import choose
+from .progress import Progress, silent
+from .runtime.isa import resolve
+from .runtime.pair import timing_note
+from .runtime.session import Runner
+from .simplify import LITTLE, SIMPLIFY, WIDEN, simplify
+from .typed import add_types
+
+
+def prepare(
+    path: str | os.PathLike[str], data: DataSource | None, options: Options, folder: Path, progress: Progress
+) -> Job:
+    """Load a model, check everything that can be refused, and simplify it.
+
+    Raises:
+        RequantError: The request cannot be met.
+    """
+    original = load_model(path)
+    options.selection.check(original)
+    reference, remarks = _reference(Path(path), original, folder)
+    source = generated_source(reference) if data is None else open_data(reference, data, options.samples)
+    if data is not None and source is not None:
+        Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
+    types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
+    with about(path):
+        simple, notes, renamed = _plainer(original, folder, progress)
+    types |= {new: types[old] for new, old in renamed.items() if old in types}
+    selection = options.selection.renamed([*renamed.items(), *_inlined(original, simple)])
+    gone = set(types) - set(nodes_by_name(simple))
+    for name in sorted(gone):
+        if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
+            notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours before anything else")
+    if source is None:
+        notes.append("not measured: no lengths of the inputs' free axes are found that the model runs on; give data")
+    elif data is None:
+        notes.append(f"measured on {source.description}: give data to judge the model by")
+    weights = Weights.of(simple)
+    notes += remarks
+    notes += [note] if (note := timing_note(weights)) else []
+    add_types(simple, folder)
+    widest = choose(simple, selection, static=data is not None, types=types, activation=options.scheme.activation)
+    return Job(
+        path=Path(path),
+        reference=reference,
+        folder=folder,
+        simple=simple,
+        float_source=serialize(simple, folder),
+        weights=weights,
+        types=types,
+        selection=selection,
+        widest=widest,
+        given=given_params(simple),
+        exact=resolve(options.isa).exact,
+        notes=tuple(notes),
+        source=source,
+        static=data is not None,
+        options=options,
+        progress=progress,
+    )
+
+
+def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
+    """Return the float model as the runtime runs it, with what is to be said of it.
+
+    ONNX Runtime has hardly a kernel for bfloat16: such a model is held against itself in float32.
+    """
+    try:
+        open_session(path, lean=True)
+    except RequantError:
+        tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
+        if ir.DataType.BFLOAT16 not in tensors:
+            raise
+    else:
+        return path, []
+    widened = simplify(original, silent, pipeline=WIDEN).model
+    widened.ir_version = min(widened.ir_version, newest_ir_version())
+    return serialize(widened, folder), ["the runtime has no kernels for bfloat16: float is float32 here"]
+
+
+def _plainer(original: ir.Model, folder: Path, progress: Progress) -> tuple[ir.Model, list[str], Mapping[str, str]]:
+    """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
+    notes: list[str] = []
+    for pipeline in (SIMPLIFY, LITTLE):
+        done = simplify(original, progress, pipeline=pipeline)
+        notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
+        model = done.model
+        model.ir_version = min(model.ir_version, newest_ir_version())
+        release_weights(model)
+        renamed = separate_bodies(model)
+        try:
+            open_session(serialize(model, folder), lean=True)
+        except RequantError as error:
+            if pipeline is LITTLE:
+                raise
+            notes.append(f"the simplified model does not load, so that the model is taken as it is ({error})")
+        else:
+            break
+    return model, notes, renamed
+
+
+def _inlined(original: ir.Model, simple: ir.Model) -> Iterator[tuple[str, str]]:
+    """Yield each node that came out of a function, called ``call/node``, with the name of its call and its own."""
+    calls = {node.name for node in original.graph.all_nodes() if node.op_identifier() in original.functions}
+    inside = {node.name for function in original.functions.values() for node in function.all_nodes()}
+    for name in nodes_by_name(simple) if calls else ():
+        places = [place for place, letter in enumerate(name) if letter == "/"]
+        for place in places:
+            if name[:place] in calls:
+                yield name, name[:place]
+            if name[place + 1 :] in inside:
+                yield name, name[place + 1 :]
+
+
+def _first(source: Source, batch: int) -> Mapping[str, Array]:
+    """Return the first feed, of `batch` items."""
+    return (next(iter(source)) if batch == 1 else stacked(source, batch)).feed
