@@ -32,7 +32,7 @@ from .progress import Progress, silent
 from .result import FloatNode, Result
 from .runtime.execution import KernelRun, executed, integer_share
 from .selection import Strategy
-from .trial import first_feed, judge, trial
+from .trial import UNMEASURED, first_feed, judge, trial
 
 LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
@@ -67,14 +67,16 @@ def quantize_model(
     """
     options = options or Options()
     check_output(output, model, force=options.force, external=options.external_data)
-    if data is None and options.selection.strategy not in (Strategy.DYNAMIC, Strategy.WEIGHT):
-        raise RequantError(
-            f"{model}: no data: give a sample of the model's inputs, or choose the strategy dynamic or weight-only"
-        )
+    if data is None:
+        _check_without_data(model, options)
     with staging(output) as folder:
         job = prepare(model, data, options, folder, progress)
         seen = _observe(job)
-        found = trial(job, _emit(job, seen, {}))
+        candidate = _emit(job, seen, {})
+        try:
+            found = trial(job, candidate)
+        except RequantError as error:
+            return _keep_float(job, Trial(candidate, UNMEASURED, None), output, f"the int8 model does not run: {error}")
         if job.static and found.accuracy.worst_sqnr_db < RUIN_DB:
             found = _mended(job, seen, found)
         reason = _why_not(job, found)
@@ -82,6 +84,28 @@ def quantize_model(
             return _keep_float(job, found, output, reason)
         result = _finish(job, found, output)
         return replace(result, notes=(*result.notes, f"written all the same: {reason}")) if reason else result
+
+
+def _check_without_data(model: str | os.PathLike[str], options: Options) -> None:
+    """Refuse what needs ranges, or would do nothing.
+
+    Raises:
+        RequantError: The strategy needs ranges, or an option is about them.
+    """
+    if options.selection.strategy not in (Strategy.DYNAMIC, Strategy.WEIGHT):
+        raise RequantError(
+            f"{model}: no data: give a sample of the model's inputs, or choose the strategy dynamic or weight-only"
+        )
+    plain = Options()
+    idle = {
+        "samples": options.samples != plain.samples,
+        "calibration": options.calibration != plain.calibration,
+        "activation": options.scheme.activation != plain.scheme.activation,
+        "symmetric": options.scheme.symmetric,
+    }
+    if any(idle.values()):
+        asked = ", ".join(name for name, given in idle.items() if given)
+        raise RequantError(f"{model}: no data, so that there are no ranges, and {asked} would do nothing")
 
 
 def _observe(job: Job) -> Observations:
@@ -157,7 +181,8 @@ def _why_not(job: Job, found: Trial) -> str:
     """Say why the INT8 model is not worth having; empty when it is."""
     plan = found.candidate.plan
     if not any(plan.impl(unit).int8 for unit in plan.units):
-        return "nothing in this model can become int8"
+        more = any(plan.choices[unit.name].reason in EXPECTED for unit in plan.units)
+        return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.static:  # random inputs are no evidence against a model
         return ""
     if not found.accuracy.worst_sqnr_db >= LEAST_DB:
@@ -174,8 +199,11 @@ def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: 
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or reason)
         for u in plan.units
     }
-    kept = Candidate(job.simple, plan.with_choices(choices), {}, job.float_source)
-    verdict = f"{reason}: the output is the simplified float model"
+    model = job.simple.clone()
+    describe_origin(model, (), {}, job.options)
+    kept = Candidate(model, plan.with_choices(choices), {}, job.float_source)
+    before = any(choice.reason in EXPECTED for choice in plan.choices.values())
+    verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
     if not any(plan.impl(unit).int8 for unit in plan.units):  # what was judged and timed is this very model
         return replace(_finish(job, replace(found, candidate=kept), output), verdict=verdict)
     result = _finish(job, trial(job, kept), output)
@@ -188,7 +216,11 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
     job.progress("inspect", 0, None)
     candidate, plan = found.candidate, found.candidate.plan
     feed = first_feed(job)
-    runs = () if feed is None else executed(candidate.source, feed, threads=job.options.threads)
+    float_only = not any(plan.impl(unit).int8 for unit in plan.units)
+    if feed is None or (float_only and job.weights.large):  # of which the runtime cannot write what it made
+        runs: tuple[KernelRun, ...] = ()
+    else:
+        runs = executed(candidate.source, feed, threads=job.options.threads)
     size = save_model(candidate.model, output, external=job.options.external_data)
     floats = [u for u in plan.units if not plan.impl(u).int8]
     types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}

@@ -7,13 +7,16 @@ import os
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+import onnx
 import onnx_ir as ir
+from onnx import numpy_helper
 from onnx_ir.passes.common import NameFixPass
 
 from .. import RequantError
@@ -21,6 +24,7 @@ from ..calibration.files import write_atomically
 from ..calibration.session import LARGE, Serialized
 from ..transforms import VerifyError
 from ..transforms.graph import quiet, release
+from ..transforms.tensors import external_tensors, load_tensors, tensors
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # what protobuf can hold in one message, less the graph itself
 SMALL = 2**10  # bytes of a tensor that shape inference may want to see, and that is always stored inside the model
@@ -42,7 +46,9 @@ def load_model(path: PathLike) -> ir.Model:
         raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
     try:
         with quiet():  # what onnx-ir would log is found, and said with the file's name, when the model is verified
-            model = ir.load(file)
+            proto = onnx.load_model(file, load_external_data=False)
+            _make_dense(proto.graph)
+            model = ir.from_proto(proto)
     except Exception as error:  # protobuf and onnx_ir raise nothing in common
         inmost: BaseException = error
         while inmost.__context__ is not None:
@@ -51,7 +57,7 @@ def load_model(path: PathLike) -> ir.Model:
         raise RequantError(f"{path}: not an ONNX model, or a truncated one ({reason})") from error
     if not model.graph.outputs:
         raise RequantError(f"{path}: not an ONNX model: it has no graph with outputs")
-    for tensor in _external(model):
+    for tensor in external_tensors(model):
         tensor.base_dir = file.parent.absolute()
         _check_external(path, tensor)
     NameFixPass()(model)
@@ -67,37 +73,21 @@ def about(path: PathLike) -> Iterator[None]:
         raise RequantError(f"{path}: {error}") from error
 
 
-def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Yield every tensor: initializers and attributes, in bodies and functions too."""
-    for graph in model.graphs():
-        yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
-    for function in model.functions.values():
-        for graph in function.subgraphs():
-            yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
-    for node in _nodes(model):
-        for attribute in node.attributes.values():
-            yield from _held(attribute)
-
-
-def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield every node, in bodies and functions too."""
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
-
-
-def _held(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
-    """Return the tensors that an attribute holds itself."""
-    if attribute.is_ref() or attribute.value is None:
-        return ()
-    if attribute.type is ir.AttributeType.TENSOR:
-        return (attribute.as_tensor(),)
-    return attribute.as_tensors() if attribute.type is ir.AttributeType.TENSORS else ()
-
-
-def _external(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yield every tensor that lies in a file."""
-    return (tensor for tensor in _tensors(model) if isinstance(tensor, ir.ExternalTensor))
+def _make_dense(graph: onnx.GraphProto) -> None:
+    """Write sparse initializers as dense ones, in place: onnx-ir has no sparse tensors."""
+    for sparse in graph.sparse_initializer:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        if indices.ndim == 1:  # places in the flat array; else one row of coordinates for each value
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                _make_dense(body)
 
 
 def _check_external(path: PathLike, tensor: ir.ExternalTensor) -> None:
@@ -194,7 +184,7 @@ def _data_files(path: Path) -> list[Path]:
             model = ir.load(path, format="protobuf")
     except Exception:  # noqa: BLE001 - not a model, for any reason; who needs one will say what is wrong
         return []
-    files = {Path(path.parent, os.fspath(tensor.location)) for tensor in _external(model)}
+    files = {Path(path.parent, os.fspath(tensor.location)) for tensor in external_tensors(model)}
     return sorted(file for file in files if file.is_file())
 
 
@@ -218,7 +208,7 @@ class Weights:
     @classmethod
     def of(cls, model: ir.Model) -> Weights:
         """Measure a model."""
-        sizes = [tensor.nbytes for tensor in _tensors(model)]
+        sizes = [tensor.nbytes for tensor in tensors(model)]
         return cls(sum(sizes), max(sizes, default=0))
 
     @property
@@ -264,7 +254,7 @@ def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
     Raises:
         RequantError: The bytes are more than one ONNX message can hold, or the file cannot be written.
     """
-    for tensor in _external(model):
+    for tensor in external_tensors(model):
         release(tensor)
     held: Counter[Path | None] = Counter()
     for value in _weights(model):
@@ -277,7 +267,7 @@ def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
     if inside > PROTOBUF_LIMIT:
         raise RequantError(f"{inside / 2**30:.1f} GB of weights are in memory; one ONNX model holds 2 GB")
     copy = model.clone()
-    _load(copy, keep=lambda tensor: _home(tensor) == home)
+    load_tensors(copy, keep=lambda tensor: _home(tensor) == home)
     return Serialized(bytes(ir.to_proto(copy).SerializeToString()), home)
 
 
@@ -311,14 +301,14 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
     """
     target = Path(os.path.realpath(path))
     taken = {target, side_file(target)}
-    if any(Path(os.path.realpath(tensor.path)) in taken for tensor in _external(model)):
+    if any(Path(os.path.realpath(tensor.path)) in taken for tensor in external_tensors(model)):
         raise RequantError(f"{path}: the model's own weights lie there; choose another path")
     copy = model.clone()
     weights = _weights(copy)
     try:
-        if external or sum(tensor.nbytes for tensor in _tensors(copy)) > PROTOBUF_LIMIT:
+        if external or sum(tensor.nbytes for tensor in tensors(copy)) > PROTOBUF_LIMIT:
             return _save_pair(copy, weights, target)
-        _load(copy, keep=lambda _: False)
+        load_tensors(copy, keep=lambda _: False)
         data = ir.to_proto(copy).SerializeToString()
         write_atomically(target, data)
         return len(data)
@@ -336,7 +326,7 @@ def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int
             offsets = _write_side(file, [_tensor(value) for value in weights])
             os.fsync(file.fileno())
         _refer(weights, side, offsets)
-        _load(copy, keep=lambda tensor: tensor.path == os.fspath(side))
+        load_tensors(copy, keep=lambda tensor: tensor.path == os.fspath(side))
         with open(fresh / target.name, "xb") as file:
             file.write(ir.to_proto(copy).SerializeToString())
             file.flush()
@@ -418,27 +408,3 @@ def _refer(weights: Iterable[ir.Value], file: Path, offsets: Iterable[int]) -> N
             doc_string=tensor.doc_string,
             base_dir=file.parent,
         )
-
-
-def _load(model: ir.Model, *, keep: Callable[[ir.ExternalTensor], bool]) -> None:
-    """Take tensors into memory that lie in files and are not to stay there."""
-    for graph in (*model.graphs(), *(graph for f in model.functions.values() for graph in f.subgraphs())):
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                value.const_value = _loaded(value.const_value, keep)
-    for node in _nodes(model):
-        for name, attribute in list(node.attributes.items()):
-            held = _held(attribute)
-            loaded = [_loaded(tensor, keep) for tensor in held]
-            if any(new is not old for new, old in zip(loaded, held, strict=True)):
-                several = attribute.type is ir.AttributeType.TENSORS
-                node.attributes[name] = ir.Attr(name, attribute.type, loaded if several else loaded[0])
-
-
-def _loaded(tensor: ir.TensorProtocol, keep: Callable[[ir.ExternalTensor], bool]) -> ir.TensorProtocol:
-    """Return a tensor that lies in a file as one in memory."""
-    if not isinstance(tensor, ir.ExternalTensor) or keep(tensor):
-        return tensor
-    array = tensor.numpy().copy()
-    release(tensor)
-    return ir.Tensor(array, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string)

@@ -21,7 +21,7 @@ def describe_origin(model: ir.Model, steps: Sequence[str], qparams: Mapping[str,
     ``requant.options`` (JSON, without what is at its default).
     """
     props = model.metadata_props
-    props[METADATA_KEY] = " ".join([props[METADATA_KEY], *steps])
+    props[METADATA_KEY] = " ".join([props.get(METADATA_KEY, ""), *steps]).strip()
     props["requant.version"] = version("requant")
     props["requant.options"] = json.dumps(options.to_json(), sort_keys=True)
     if qparams:

@@ -66,13 +66,20 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """Return what shapes the model, as plain JSON values, without what is at its default."""
-        selection = asdict(self.selection)
-        asked = {
+        asked, plain = self._shaping(), Options()._shaping()
+        return {name: value for name, value in asked.items() if value != plain[name]}
+
+    def _shaping(self) -> dict[str, Any]:
+        """Return what shapes the model, as plain JSON values."""
+        selection = {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in asdict(self.selection).items()
+        }
+        return {
             "calibration": self.calibration,
             "samples": self.samples,
             "format": self.format,
             "isa": self.isa,
             **asdict(self.scheme),
-            **{name: sorted(value) if isinstance(value, frozenset) else value for name, value in selection.items()},
+            **selection,
         }
-        return {name: value for name, value in asked.items() if value not in ("", None, False, [], {})}

@@ -11,11 +11,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
 
-from ..transforms.graph import bodies, computing_graphs, constant, inferred, nodes_by_name
+from ..transforms.graph import bodies, computing_graphs, constant, inferred, nodes_by_name, release
 from ..transforms.ops import MS, OPS, Op, only_moves, why_float
 from ..transforms.plan import Choice, Impl, Plan, Unit
 from ..transforms.units import activations, units
@@ -34,6 +35,7 @@ LEAST_HIDDEN = 192
 ALREADY = "its weights are quantized already"
 NO_RANGES = "no ranges without data"
 BOTH_ACTIVATIONS = "both factors are activations, a small share of the work"
+FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 FIRST_INTEGER_OPSET = 10  # of QLinearConv and QLinearMatMul
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 
@@ -126,6 +128,8 @@ def _decide(unit: Unit, facts: Facts) -> Choice:
     refused = facts.selection.refuses(unit, facts.types)
     if refused:
         return Choice(Impl.FLOAT, refused)
+    if unit.op == "Scan" and not bodies(anchor, facts.opset):
+        return Choice(Impl.FLOAT, "a Scan of opset 8 is not looked into")
     if row.kind == "float" and not row.stores and row.dynamic is None:
         return Choice(Impl.FLOAT, why_float(unit.op))
     strategy = facts.selection.strategy_of(unit, row)
@@ -204,6 +208,8 @@ def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> str:
     weights = [constant(value) for value in node.inputs[1:3]]
     if any(tensor is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.size for tensor in weights):
         return "its weights are not constants of float32"
+    if not all(map(_is_finite, weights)):
+        return "its weights are not finite"
     if node.attributes.get_int("layout", 0):
         return "its layout is batch first"
     hidden = node.attributes.get_int("hidden_size", 0)
@@ -223,8 +229,10 @@ def _stored_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
         return "its weights are not float32"
     if any(tensor is not None and len(tensor.shape) < 2 for tensor in weights):
         return "weights of one dimension"
-    if unit.op == "Gather" and anchor.attributes.get_int("axis", 0) != 0:
+    if unit.op == "Gather" and anchor.attributes.get_int("axis", 0) % len(weights[0].shape) != 0:  # type: ignore[union-attr]
         return "it does not gather rows"
+    if not all(_is_finite(tensor) for tensor in weights if tensor is not None):
+        return "its weights are not finite"
     least = 1 if strategy is Strategy.WEIGHT else LEAST_STORED
     small = all(tensor is not None and tensor.nbytes < least for tensor in weights)
     return "its weights are too few to matter" if small else ""
@@ -270,15 +278,27 @@ def _compute_obstacle(node: ir.Node, row: Op) -> str:
     shape = [int(d) for d in weight.shape]  # type: ignore[arg-type]
     if len(shape) not in RANKS.get(node.op_type, range(2, 9)):
         return f"weights of rank {len(shape)}"
-    if not weight.size:
-        return "its weights are empty"
+    if not weight.size or not _is_finite(weight):
+        return "its weights are not finite" if weight.size else "its weights are empty"
     if constant(node.inputs[0]) is not None:
         return "both its operands are constant"
     bias = node.inputs[row.bias] if row.bias is not None and len(node.inputs) > row.bias else None
     if bias is not None and constant(bias) is None:
         return "a computed bias"
+    if bias is not None and not _is_finite(constant(bias)):
+        return "its bias is not finite"
     rule = {"Gemm": _gemm_obstacle, "Conv": _conv_obstacle, "Attention": _attention_obstacle}.get(node.op_type)
     return rule(node, shape, bias) if rule is not None else ""
+
+
+def _is_finite(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether all values of a float tensor are finite; each tensor is read once."""
+    if tensor is None:
+        return True
+    if tensor not in FINITE:
+        FINITE[tensor] = bool(np.isfinite(tensor.numpy().sum(dtype=np.float64)))  # of float32 no such sum overflows
+        release(tensor)
+    return FINITE[tensor]
 
 
 def _conv_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> str:

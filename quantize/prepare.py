@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from ..calibration.session import Array, ModelSource, newest_ir_version, open_se
 from ..calibration.sources import DataSource, Source
 from ..transforms.existing import given_params, release_weights
 from ..transforms.graph import node_name, nodes_by_name, separate_bodies
+from ..transforms.inline_functions import ORIGIN
 from .data import open_data, stacked
 from .files import Weights, about, load_model, serialize
 from .generated import generated_source
@@ -23,7 +25,7 @@ from .progress import Progress, silent
 from .runtime.isa import resolve
 from .runtime.pair import timing_note
 from .runtime.session import Runner
-from .simplify import LITTLE, SIMPLIFY, WIDEN, simplify
+from .simplify import INLINE, LITTLE, SIMPLIFY, WIDEN, simplify
 from .typed import add_types
 
 
@@ -43,9 +45,12 @@ def prepare(
         Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     with about(path):
-        simple, notes, renamed = _plainer(original, folder, progress)
+        inlined, origins = _inlined(original, progress)
+        simple, notes, renamed = _plainer(inlined, folder, progress)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
-    selection = options.selection.renamed([*renamed.items(), *_inlined(original, simple)])
+    # a node in the body of a function may have been renamed once more: its names are those of what it was before
+    origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
+    selection = options.selection.renamed([*renamed.items(), *origins])
     gone = set(types) - set(nodes_by_name(simple))
     for name in sorted(gone):
         if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
@@ -84,12 +89,13 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
 
     ONNX Runtime has hardly a kernel for bfloat16: such a model is held against itself in float32.
     """
+    tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
+    if ir.DataType.BFLOAT16 not in tensors:
+        return path, []
     try:
         open_session(path, lean=True)
     except RequantError:
-        tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
-        if ir.DataType.BFLOAT16 not in tensors:
-            raise
+        pass
     else:
         return path, []
     widened = simplify(original, silent, pipeline=WIDEN).model
@@ -118,17 +124,14 @@ def _plainer(original: ir.Model, folder: Path, progress: Progress) -> tuple[ir.M
     return model, notes, renamed
 
 
-def _inlined(original: ir.Model, simple: ir.Model) -> Iterator[tuple[str, str]]:
-    """Yield each node that came out of a function, called ``call/node``, with the name of its call and its own."""
-    calls = {node.name for node in original.graph.all_nodes() if node.op_identifier() in original.functions}
-    inside = {node.name for function in original.functions.values() for node in function.all_nodes()}
-    for name in nodes_by_name(simple) if calls else ():
-        places = [place for place, letter in enumerate(name) if letter == "/"]
-        for place in places:
-            if name[:place] in calls:
-                yield name, name[:place]
-            if name[place + 1 :] in inside:
-                yield name, name[place + 1 :]
+def _inlined(original: ir.Model, progress: Progress) -> tuple[ir.Model, list[tuple[str, str]]]:
+    """Return a copy without functions, and pairs of the name of a node that came out of one and a name it had."""
+    model = simplify(original, progress, pipeline=INLINE).model
+    origins = []
+    for node in model.graph.all_nodes():
+        names = json.loads(node.metadata_props.pop(ORIGIN, "[]"))
+        origins += [(node_name(node), name) for name in names]
+    return model, origins
 
 
 def _first(source: Source, batch: int) -> Mapping[str, Array]:

@@ -8,14 +8,15 @@ from ..transforms import PipelineResult, run
 from .progress import Progress
 
 SIMPLIFY = (
-    "inline_functions(ignore_errors=true) convert_opset(ignore_errors=true) widen_floats fold_constants "
+    "convert_opset(ignore_errors=true) widen_floats fold_constants "
     "unfuse_operators remove_nodes(op=Identity, op=Dropout) einsum_to_matmul normalize_gemm fold_batch_norms "
     "fuse_pad_and_conv sum_to_add merge_duplicate_nodes strip_unused_nodes"
 )
 
 
-WIDEN = "inline_functions(ignore_errors=true) widen_floats"
-LITTLE = "inline_functions(ignore_errors=true) convert_opset(ignore_errors=true) strip_unused_nodes"
+INLINE = "inline_functions(ignore_errors=true)"
+WIDEN = f"{INLINE} widen_floats"
+LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
 
 
 def simplify(model: ir.Model, progress: Progress, *, pipeline: str = SIMPLIFY) -> PipelineResult:

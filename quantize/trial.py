@@ -9,10 +9,10 @@ from functools import partial
 from ..calibration.session import FEW, Array, ModelSource
 from .accuracy import Accuracy
 from .data import stacked
+from .data_dependent import unlike, what_is_selected_from
 from .job import Candidate, Job, Trial
 from .runtime.pair import judge_pair, time_pair
 from .runtime.timing import Latency
-from .selected import unlike, what_is_selected_from
 
 JUDGED = 64  # samples on which the emitted model is compared: enough to tell a ruined model from a good one
 UNMEASURED = Accuracy(0, None, {})

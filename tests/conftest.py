@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from requant.quantize.runtime.isa import resolve
+
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
 Range = tuple[float, float]
 
@@ -21,29 +23,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def rounding_noise() -> Callable[[onnx.ModelProto, Feeds], dict[str, float]]:
-    """Return a function that tells what eight bits cost: see `_rounding_noise`."""
-    return _rounding_noise
+def allowed_error() -> Callable[..., dict[str, float]]:
+    """Return `_allowed_error`."""
+    return _allowed_error
 
 
 DRAWS = 4  # of noise for each feed
 PARAMETERS = {"Clip", "Dropout", "Pad", "Resize"}  # their further inputs are no signals
 
 
-def _rounding_noise(model: onnx.ModelProto, feeds: Feeds) -> dict[str, float]:
-    """Return the squared error of each float output, summed over `feeds`, when every float tensor is rounded.
+def _allowed_error(model: onnx.ModelProto, feeds: Feeds, *, isa: str = "auto") -> dict[str, float]:
+    """Return by float output the squared error, summed over `feeds`, that 8 bits for every tensor of `model` allow.
 
-    The model runs in float with uniform noise of one step on every tensor; what is never negative stays so, as an
-    unsigned integer would. A step is the range over the feeds, zero included, in 255 parts; of a constant it is the
-    greatest magnitude in 63 parts, which is what is left of 127 where products are added in 16 bits.
+    Rounding errors are uniform over a step and independent of each other, as long as tensors take many values. So the
+    float model runs with uniform noise of one step on every tensor; what is never negative stays so, as an unsigned
+    integer would. A step is the tensor's range over the feeds, zero included, in 255 parts; of a constant it is the
+    greatest magnitude in 127 parts, or in the 63 that are left where products are added in 16 bits.
+
+    Many such errors add up to normal ones. The root mean square of n independent ones exceeds what is expected of it
+    by a factor of 1 + 3 / sqrt(2 n) once in a thousand times; the values of one output share the noise before them,
+    so that fewer are independent. 1.2 + 3 / sqrt(n) is allowed, n the size of the output over all feeds.
     """
+    expected = _expected_error(model, feeds, 127 if resolve(isa).exact else 63)
+    return {name: error * (1.2 + 3 / size**0.5) ** 2 for name, (error, size) in expected.items()}
+
+
+def _expected_error(model: onnx.ModelProto, feeds: Feeds, parts: int) -> dict[str, tuple[float, int]]:
+    """Return the expected squared error of each output, and its size, over all feeds."""
     weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     seen = [{**feed, **values} for feed, values in zip(feeds, _values(model, feeds), strict=True)]
     scalars = {name for node in model.graph.node for name in node.output if not np.ndim(seen[0].get(name, 0))}
     skipped = {name for node in model.graph.node if node.op_type in PARAMETERS for name in node.input[1:]} | scalars
     ranges = {n: _range([values[n] for values in seen]) for n in seen[0] if n not in skipped and _is_float(seen[0][n])}
     magnitudes = {n: float(np.abs(w).max()) for n, w in weights.items() if n not in skipped and _is_float(w) and w.ndim}
-    steps = {n: (high - low) / 255 for n, (low, high) in ranges.items()} | {n: m / 63 for n, m in magnitudes.items()}
+    steps = {n: (high - low) / 255 for n, (low, high) in ranges.items()} | {n: m / parts for n, m in magnitudes.items()}
     names = [output.name for output in model.graph.output if output.name in steps]
     session = _session(_noisy(model, steps, ranges), [f"{name}//rounded" for name in names])
     random, errors = np.random.default_rng(0), dict.fromkeys(names, 0.0)
@@ -53,7 +66,7 @@ def _rounding_noise(model: onnx.ModelProto, feeds: Feeds) -> dict[str, float]:
         given = {name: np.asarray(array, np.float32) for name, array in noise.items()}
         for name, value in zip(names, session.run(None, {**feed, **given}), strict=True):
             errors[name] += float(np.sum((value.astype(np.float64) - exact[name]) ** 2)) / DRAWS
-    return errors
+    return {name: (errors[name], sum(np.size(exact[name]) for exact in seen)) for name in names}
 
 
 def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[str, Range]) -> onnx.ModelProto:
@@ -81,9 +94,17 @@ def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[s
     for node in model.graph.node:
         copy = made.graph.node.add()
         copy.CopyFrom(node)
-        copy.input[:] = [f"{name}//rounded" if name in steps else name for name in node.input]
+        _read_rounded(copy, steps)
         rounded(node.output)
     return made
+
+
+def _read_rounded(node: onnx.NodeProto, steps: Mapping[str, float]) -> None:
+    """Let a node, and the bodies in it, read the noisy copies."""
+    node.input[:] = [f"{name}//rounded" if name in steps else name for name in node.input]
+    for body in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
+        for inner in body.node:
+            _read_rounded(inner, steps)
 
 
 def _values(model: onnx.ModelProto, feeds: Feeds) -> list[dict[str, NDArray[Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import RequantError
-from requant.quantize import Latency, Options, Result, Selection, Strategy, quantize_model
+from requant.quantize import Accuracy, Latency, Options, Result, Selection, Strategy, quantize_model
 from requant.transforms.qparams import Scheme
 
 Array = npt.NDArray[Any]
@@ -283,9 +284,7 @@ def test_the_model_says_what_made_it(tmp_path: Path) -> None:
         found.append({p.key: p.value for p in onnx.load(result.output).metadata_props})
     assert found[0]["requant.pipeline"] == result.pipeline
     assert found[0]["requant.version"]
-    assert json.loads(found[0]["requant.options"]) == {
-        "activation": "u8", "calibration": "minmax", "format": "qdq", "isa": "avx2", "strategy": "auto", "symmetric": True, "weight": "s8",
-    }  # fmt: skip
+    assert json.loads(found[0]["requant.options"]) == {"isa": "avx2", "symmetric": True}
     assert len(found[0]["requant.ranges"]) == 64
     assert found[0] == found[1]
     assert found[0]["requant.ranges"] != found[2]["requant.ranges"]
@@ -402,3 +401,110 @@ def test_a_tensor_that_the_data_leave_at_zero_keeps_its_reader_in_float(tmp_path
     assert (
         reasons(quantized(model, images(3, 16)))["dense"] == "its input is zero in all the data, which tells no scale"
     )
+
+
+APART: dict[str, str] = {
+    "Add": "b = Add(a, r)",
+    "Mul": "b = Mul(a, r)",
+    "AveragePool": "b = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)",
+    "LeakyRelu": "b = LeakyRelu <alpha = 0.1> (a)",
+    "Add and Relu": "s = Add(a, r)  b = Relu(s)",
+    "Sigmoid": "b = Sigmoid(a)",
+    "Softmax": "b = Softmax <axis = 1> (a)",
+}
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("middle", APART.values(), ids=APART)
+def test_what_is_planned_float_between_integers_runs_in_float(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, middle: str, form: str
+) -> None:
+    body = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{
+        c = Conv{PADS}(x, w)  r = Relu(c)  a = Conv{PADS}(r, w1)  {middle}  y = Conv{PADS}(b, w2)
+    }}"""
+    ops = frozenset(
+        {"Add", "Mul", "AveragePool", "LeakyRelu", "Sigmoid", "Softmax"}.intersection(middle.split("(")[0].split())
+    )
+    model = written(tmp_path, body, **WEIGHTS)
+    result = quantized(model, images(1, 16, 8, 8), format=form, selection=Selection(exclude_ops=ops))
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(result.output, options, providers=["CPUExecutionProvider"])
+    ran = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert ops <= ran
+    assert "QLinearConv" in ran
+    assert not {f"QLinear{op}" for op in ops} & ran
+
+
+def test_an_int8_model_that_does_not_run_leaves_the_float_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[object] = []
+
+    def broken(*models: object, **_: object) -> Accuracy:
+        judged.append(models)
+        if len(judged) == 1:
+            raise RequantError("the model: the model fails: of itself")
+        return Accuracy(1, None, {})
+
+    monkeypatch.setattr("requant.quantize.trial.judge_pair", broken)
+    model = written(tmp_path, STACK, **WEIGHTS)
+    result = quantize_model(model, images(1, 16, 8, 8), tmp_path / "out.onnx")
+    assert result.verdict.startswith("the int8 model does not run: the model: the model fails: of itself")
+    assert not result.forms
+    assert {p.key for p in onnx.load(tmp_path / "out.onnx").metadata_props} >= {"requant.version", "requant.options"}
+
+
+def test_sparse_weights_are_weights(tmp_path: Path) -> None:
+    proto = onnx.load(written(tmp_path, DENSE, w=(64, 64), b=(8,)))
+    random = np.random.default_rng(0)
+    places = np.sort(random.choice(64 * 8, 200, replace=False))
+    values = numpy_helper.from_array(random.standard_normal(200).astype(np.float32), "m")
+    indices = numpy_helper.from_array(places.astype(np.int64), "m_indices")
+    proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [64, 8]))
+    onnx.save(proto, tmp_path / "model.onnx")
+    assert quantized(tmp_path / "model.onnx", images(3, 64)).mac_share_int8 == 1.0
+
+
+def test_external_data_of_any_size_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = written(tmp_path, BRANCHES, **WEIGHTS)
+    proto = onnx.load(model)
+    for branch in proto.graph.node[-1].attribute:  # weights of a body, in the body
+        branch.g.initializer.add().CopyFrom(next(i for i in proto.graph.initializer if i.name == "w2"))
+    del proto.graph.initializer[2]
+    onnx.save(proto, model, save_as_external_data=True, location="all.data", size_threshold=0, convert_attribute=True)
+    monkeypatch.chdir("/")
+    feeds = [{**feed, "c": np.asarray(index % 2 == 0)} for index, feed in enumerate(images(1, 16, 8, 8))]
+    assert quantized(model, feeds).forms == {"u8->u8": 4}
+
+
+@pytest.mark.parametrize("place", ["weights", "bias"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_weights_that_are_not_finite_stay_float(tmp_path: Path, place: str, value: float) -> None:
+    arrays: dict[str, Any] = {"m": np.ones((64, 8), np.float32), "b": np.ones(8, np.float32)}
+    arrays["m" if place == "weights" else "b"].reshape(-1)[3] = value
+    model = written(tmp_path, DENSE, w=(64, 64), **arrays)
+    result = quantize_model(model, images(3, 64), tmp_path / "out.onnx", Options(force_int8=True))
+    assert reasons(result)["down"].endswith(" not finite")
+
+
+def test_only_nodes_of_the_function_bear_its_names(tmp_path: Path) -> None:
+    body = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ [call] a = my.Block(x, w)  [other] y = Conv{PADS}(a, w1) }}
+    <domain: "my", opset_import: ["" : 17]> Block (t, k) => (r) {{ [conv] r = Conv{PADS}(t, k) }}"""
+    model = written(tmp_path, body, w=(16, 16, 3, 3), w1=(16, 16, 3, 3))
+    proto = onnx.load(model)
+    proto.graph.node[1].name = "native/conv"
+    onnx.save(proto, model)
+    result = quantized(model, images(1, 16, 8, 8), selection=Selection(exclude_nodes=frozenset({"conv"})))
+    assert reasons(result) == {"call/conv": "excluded by name"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [Options(samples=3), Options(calibration="percentile(99)"), Options(scheme=Scheme(symmetric=True))],
+    ids=["samples", "calibration", "symmetric"],
+)
+def test_an_option_about_ranges_is_refused_where_there_are_none(tmp_path: Path, options: Options) -> None:
+    model = written(tmp_path, DENSE, **DENSE_WEIGHTS)
+    asked = dataclasses.replace(options, selection=Selection(strategy=Strategy.DYNAMIC))
+    with pytest.raises(RequantError, match=r"no data, so that there are no ranges, and .* would do nothing"):
+        quantize_model(model, None, tmp_path / "out.onnx", asked)

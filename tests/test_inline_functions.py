@@ -7,6 +7,7 @@ import pytest
 
 from requant.transforms import REGISTRY, Change, TransformError, run, verify
 from requant.transforms.functions import add_functions
+from requant.transforms.inline_functions import ORIGIN
 
 inline_functions = REGISTRY["inline_functions"]
 
@@ -114,7 +115,7 @@ def test_names_are_those_of_the_call_and_of_the_function() -> None:
     verify(made)
     found = names(made)
     assert {"first/t", "y/t", "first/k/t", "y/k/t"} <= set(found)
-    assert not any("requant" in key for node in made.graph.all_nodes() for key in node.metadata_props)
+    assert {key for node in made.graph.all_nodes() for key in node.metadata_props} == {ORIGIN}
 
 
 def test_inputs_that_are_passed_through_keep_their_names() -> None:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from .graph import add_initializer, constant, fresh_name, remove, sole_reader, unread
 from .ops import MS, RELUS
 from .qlinear import equal_parameters
-from .qparams import QParams, dequantize
+from .qparams import Array, QParams, dequantize
 
 COMPUTE = {"Conv": (1, 2), "Gemm": (1, 2), "MatMul": (1,)}
 QUANTIZED = (np.dtype(np.uint8), np.dtype(np.int8))
@@ -34,13 +34,30 @@ def _is_linear(node: ir.Node | None, op_type: str) -> bool:
 
 def _params(node: ir.Node) -> QParams | None:
     """Return the constant per-tensor parameters of a QuantizeLinear or DequantizeLinear of 8 bits, else None."""
-    if not (_is_linear(node, "QuantizeLinear") or _is_linear(node, "DequantizeLinear")) or len(node.inputs) < 3:
+    if not (_is_linear(node, "QuantizeLinear") or _is_linear(node, "DequantizeLinear")):
         return None
-    scale, zero = constant(node.inputs[1]), constant(node.inputs[2])
-    if scale is None or zero is None or scale.size != 1 or scale.dtype is not ir.DataType.FLOAT:
+    scale, point = constant(node.inputs[1]), _zero_point(node)
+    if scale is None or point is None or scale.size != 1 or scale.dtype is not ir.DataType.FLOAT:
         return None
-    point = zero.numpy().reshape(())
+    point = point.reshape(())
     return QParams(scale=scale.numpy().reshape(()), zero_point=point) if point.dtype in QUANTIZED else None
+
+
+def _zero_point(node: ir.Node) -> Array | None:
+    """Return the constant zero point of a QuantizeLinear or DequantizeLinear, None where it is computed.
+
+    Where it is left out it is 0: of the type of the data, or uint8 for a QuantizeLinear.
+    """
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        zero = constant(node.inputs[2])
+        return None if zero is None else zero.numpy()
+    scale = constant(node.inputs[1])
+    data = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]
+    kind = data.dtype if data is not None else None
+    if kind is None and node.op_type == "DequantizeLinear" and (tensor := constant(node.inputs[0])) is not None:
+        kind = ir.DataType(tensor.dtype)
+    dtype = np.dtype(np.uint8) if node.op_type == "QuantizeLinear" else kind.numpy() if kind is not None else None
+    return None if dtype is None or scale is None else np.zeros(tuple(scale.shape.numpy()), dtype)
 
 
 def release_weights(model: ir.Model) -> int:
@@ -76,15 +93,15 @@ def _release(model: ir.Model, node: ir.Node, index: int) -> int:
     """Let input `index` of a node read a float constant instead of a DequantizeLinear of one."""
     value = node.inputs[index] if index < len(node.inputs) else None
     dq = value.producer() if value is not None else None
-    if value is None or dq is None or not _is_linear(dq, "DequantizeLinear") or len(dq.inputs) < 3:
+    if value is None or dq is None or not _is_linear(dq, "DequantizeLinear"):
         return 0
-    data, scale, zero = (constant(each) for each in dq.inputs[:3])
+    data, scale, zero = constant(dq.inputs[0]), constant(dq.inputs[1]), _zero_point(dq)
     if data is None or scale is None or zero is None or "block_size" in dq.attributes:
         return 0
     if not isinstance(node.graph, ir.Graph) or scale.dtype is not ir.DataType.FLOAT:
         return 0
     axis = dq.attributes.get_int("axis", 1) if len(scale.shape) else None
-    params = QParams(scale=scale.numpy(), zero_point=zero.numpy(), axis=axis)
+    params = QParams(scale=scale.numpy(), zero_point=zero, axis=axis)
     array = dequantize(data.numpy(), params)
     made = add_initializer(node.graph, fresh_name(model, f"{value.name}/float"), array)
     node.replace_input_with(index, made)

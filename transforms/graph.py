@@ -83,16 +83,19 @@ def replace(old: ir.Value, new: ir.Value) -> None:
 
 
 def take_place(old: ir.Node, new: ir.Node) -> None:
-    """Remove `old` and put `new` there: its first output gets the readers, name, type and shape of the old one."""
-    graph, result, output = old.graph, old.outputs[0], new.outputs[0]
-    if not isinstance(graph, ir.Graph):
-        raise TypeError(f"node {old.name!r} is in no graph")
-    name = result.name
-    output.type, output.shape = result.type, result.shape
+    """Remove `old` and put `new` there: its outputs get the readers, names, types and shapes of the old one's.
+
+    Outputs that `new` has not are read by nothing.
+    """
+    graph = graph_of(old)
     graph.insert_after(old, [new])
-    replace(result, output)
+    names = [result.name for result in old.outputs]
+    for result, output in zip(old.outputs, new.outputs, strict=False):
+        output.type, output.shape = result.type, result.shape
+        replace(result, output)
     remove(old)
-    output.name = name
+    for name, output in zip(names, new.outputs, strict=False):
+        output.name = name
 
 
 def take_over(old: ir.Node, result: ir.Value) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import onnx
@@ -14,6 +15,8 @@ from .registry import Change, TransformError, transform
 
 # Written to calls and to what functions hold, for the time of inlining: copies have both.
 CALL, NAME = "requant.inline.call", "requant.inline.name"
+ORIGIN = "requant.origin"
+"""Metadata of a node that came out of a function: the names of the calls, outermost first, and its own, as JSON."""
 GRAPHS = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
 Identifier = tuple[str, str, str]  # domain, name, overload
@@ -251,7 +254,9 @@ def _end_with_nodes(function: ir.Function) -> None:
 
 def _rename(node: ir.Node, call: str, taken: set[str]) -> None:
     """Name a node that came with a call, and what it and its bodies give, ``call/name``."""
-    node.name = take(taken, f"{call}/{node.metadata_props.pop(NAME)}")
+    own = node.metadata_props.pop(NAME)
+    node.metadata_props[ORIGIN] = json.dumps([call, *json.loads(node.metadata_props.get(ORIGIN, json.dumps([own])))])
+    node.name = take(taken, f"{call}/{own}")
     graphs = [graph for each in node.attributes.values() if each.type in GRAPHS for graph in _graphs(each)]
     inner = [value for graph in graphs for value in [*graph.inputs, *graph.initializers.values()]]
     for value in [*node.outputs, *inner]:

@@ -19,12 +19,14 @@ from .int8_forms import (
     would_merge,
 )
 from .int8_weights import WeightWriter
-from .ops import MS, OPS
+from .ops import MS, OPS, RELUS
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, quantize
 from .units import activations
 from .writer import Writer
 
+# Operators of which the runtime makes an integer one between DequantizeLinear and QuantizeLinear, asked or not
+FUSED = frozenset({"Softmax", "Sigmoid", *(name for name, row in OPS.items() if row.kind == "arith")})
 Use = tuple[ir.Node, int]  # a reader and which of its inputs
 
 
@@ -86,6 +88,9 @@ def insert_qdq(
         between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
         if unit.op == "Conv" and plan.impl(unit) is Impl.FLOAT and between:
             _hold_float(nodes[unit.nodes[0]])
+    for unit in plan.units:
+        if plan.impl(unit) is Impl.FLOAT and unit.op in FUSED and plan.read_u8.issuperset(unit.outputs):
+            _hold_apart(nodes[unit.nodes[-1]], weights.writer)
     for unit in integer:
         node = nodes[unit.nodes[0]]
         if OPS[unit.op].bare:
@@ -229,6 +234,29 @@ def _hold_float(conv: ir.Node) -> None:
     conv.op_type, conv.domain = "FusedConv", MS
     conv.attributes["activation"] = ir.AttrString("activation", "LeakyRelu")
     conv.attributes["activation_params"] = ir.AttrFloat32s("activation_params", [1.0])
+
+
+def _hold_apart(node: ir.Node, writer: Writer) -> None:
+    """Put an activation that does nothing between a float operator and the QuantizeLinear of its result.
+
+    Before:  QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b)))
+    After:   QuantizeLinear(LeakyRelu(Add(DequantizeLinear(a), DequantizeLinear(b)), alpha = 1))
+    Between the two ONNX Runtime would compute the operator in integers after all. An Identity it would remove.
+    Left alone: an operator one of whose operands is float, which is not fused.
+    """
+    value, graph = node.outputs[0], node.graph
+    first = node.inputs[0].producer() if node.inputs[0] is not None and node.op_type in RELUS else node
+    operands = [v.producer() for v in (first or node).inputs if v is not None and constant(v) is None]
+    if not isinstance(graph, ir.Graph) or any(p is None or p.op_type != "DequantizeLinear" for p in operands):
+        return
+    quantizers = [use.node for use in value.uses() if use.node.op_type == "QuantizeLinear" and use.idx == 0]
+    name = writer.name(f"{node.name}/apart")
+    barrier = ir.node("LeakyRelu", [value], {"alpha": 1.0}, name=name)
+    barrier.outputs[0].name = writer.name(f"{value.name}/apart")
+    barrier.outputs[0].type, barrier.outputs[0].shape = value.type, value.shape
+    graph.insert_after(node, [barrier])
+    for quantizer in quantizers:
+        quantizer.replace_input_with(0, barrier.outputs[0])
 
 
 def _reads_u8(node: ir.Node, index: int, readers: set[int]) -> bool:

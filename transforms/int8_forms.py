@@ -96,23 +96,8 @@ def _dynamic_lstm(node: ir.Node, weights: WeightWriter) -> int:
         name=node.name,
         num_outputs=len(node.outputs),
     )
-    swap(node, new)
+    take_place(node, new)
     return 2
-
-
-def swap(old: ir.Node, new: ir.Node) -> None:
-    """Put `new` in the place of `old`: each output gets the readers, name, type and shape of the old one."""
-    graph = old.graph
-    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
-    graph.insert_after(old, [new])
-    for before, after in zip(old.outputs, new.outputs, strict=True):
-        name = before.name
-        after.type, after.shape = before.type, before.shape
-        before.replace_all_uses_with(after, replace_graph_outputs=True)
-        before.name, after.name = None, name
-    inputs = tuple(old.inputs)
-    graph.remove(old, safe=True)
-    drop_unused(graph, inputs)
 
 
 def store_weights(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
@@ -174,7 +159,9 @@ def to_qattention(node: ir.Node) -> None:
     attributes = {n: a for n, a in node.attributes.items() if n in ("num_heads", "unidirectional", "scale")}
     attributes |= {n: a for n, a in node.attributes.items() if n in ("mask_filter_value", "past_present_share_buffer")}
     pairs = [node.inputs[index].producer() for index in (0, 1)]  # type: ignore[union-attr]
-    swap(node, ir.node("QAttention", inputs, attributes, domain=MS, name=node.name, num_outputs=len(node.outputs)))
+    take_place(
+        node, ir.node("QAttention", inputs, attributes, domain=MS, name=node.name, num_outputs=len(node.outputs))
+    )
     for dq in pairs:
         if dq is not None and unread(dq):
             remove(dq)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, remove, sole_reader, take_place, unread
+from .graph import computing_graphs, constant, remove, sole_reader, take_place, unread
 from .ops import MS, OPS, only_moves
 from .qlinear import Quantized, equal_parameters
 from .qparams import QParams
@@ -31,7 +31,7 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     reads in float (``read-in-float``), or whose Relu or Clip is not what saturation does (``clip``).
     """
     change = Change()
-    for node in list(model.graph):
+    for node in [node for graph in computing_graphs(model) for node in graph]:
         row = OPS.get(node.op_type)
         if node.domain or row is None or row.kind == "float" or not node.inputs:
             continue

@@ -11,9 +11,11 @@ from onnx_ir.passes import PassError
 from onnx_ir.passes.common import CheckerPass
 
 from .. import RequantError
+from .tensors import load_tensors
 
 RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
 UNKNOWN = "unknown"
+KEPT_AWAY = 1000  # bytes of an initializer above which the pass takes it out
 
 
 class VerifyError(RequantError):
@@ -159,9 +161,13 @@ def _verify_ports(kind: str, before: tuple[Port, ...], after: tuple[Port, ...]) 
 def _checkable(model: ir.Model) -> ir.Model:
     """Return a copy in which standard operators that only the runtime knows are of a domain that is not looked into.
 
-    ONNX Runtime's optimiser writes a SimplifiedLayerNormalization of the standard domain, which onnx has not.
+    ONNX Runtime's optimiser writes a SimplifiedLayerNormalization of the standard domain, which onnx has not. Tensors
+    in files, for which onnx would look in the current folder, are in memory there, but the large ones of the graph,
+    which the pass keeps away from onnx.
     """
     copy = model.clone()
+    apart = {id(value.const_value) for value in copy.graph.initializers.values()}
+    load_tensors(copy, keep=lambda tensor: id(tensor) in apart and tensor.nbytes > KEPT_AWAY)
     for node in copy.graph.all_nodes():
         if not node.domain and node.op_type in RUNTIME_ONLY:
             node.domain = UNKNOWN

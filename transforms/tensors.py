@@ -1,0 +1,66 @@
+"""The tensors of a model, wherever they are: initializers and attributes, in memory and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from .graph import release
+
+
+def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Yield every tensor: initializers and attributes, in bodies and functions too."""
+    for graph in model.graphs():
+        yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
+    for function in model.functions.values():
+        for graph in function.subgraphs():
+            yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
+    for node in _nodes(model):
+        for attribute in node.attributes.values():
+            yield from _held(attribute)
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node, in bodies and functions too."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def _held(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
+    """Return the tensors that an attribute holds itself."""
+    if attribute.is_ref() or attribute.value is None:
+        return ()
+    if attribute.type is ir.AttributeType.TENSOR:
+        return (attribute.as_tensor(),)
+    return attribute.as_tensors() if attribute.type is ir.AttributeType.TENSORS else ()
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield every tensor that lies in a file."""
+    return (tensor for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor))
+
+
+def load_tensors(model: ir.Model, *, keep: Callable[[ir.ExternalTensor], bool]) -> None:
+    """Take tensors into memory that lie in files and are not to stay there."""
+    for graph in (*model.graphs(), *(graph for f in model.functions.values() for graph in f.subgraphs())):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = _loaded(value.const_value, keep)
+    for node in _nodes(model):
+        for name, attribute in list(node.attributes.items()):
+            held = _held(attribute)
+            loaded = [_loaded(tensor, keep) for tensor in held]
+            if any(new is not old for new, old in zip(loaded, held, strict=True)):
+                several = attribute.type is ir.AttributeType.TENSORS
+                node.attributes[name] = ir.Attr(name, attribute.type, loaded if several else loaded[0])
+
+
+def _loaded(tensor: ir.TensorProtocol, keep: Callable[[ir.ExternalTensor], bool]) -> ir.TensorProtocol:
+    """Return a tensor that lies in a file as one in memory."""
+    if not isinstance(tensor, ir.ExternalTensor) or keep(tensor):
+        return tensor
+    array = tensor.numpy().copy()
+    release(tensor)
+    return ir.Tensor(array, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string)
