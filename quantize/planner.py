@@ -340,6 +340,8 @@ def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
         return "a constant operand"
     if row.kind == "same":
         return _moved_obstacle(node, row, facts)
+    if node.op_type == "AveragePool" and any(step != 1 for step in node.attributes.get_ints("dilations", ())):
+        return "QLinearAveragePool has no dilations"
     if node.op_type == "AveragePool" and all(node.attributes.get_int(n, 0) for n in ("ceil_mode", "count_include_pad")):
         return "the integer kernel counts other padding where the last window is cut off"
     ranges = [facts.ranges[str(v.name)] for v in read if v.name in facts.ranges]

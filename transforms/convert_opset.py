@@ -11,6 +11,7 @@ from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
 from .verify import VerifyError, signature, verify
 
+SCAN_LOSES_BATCH = 9  # the first opset whose Scan goes over no batches
 RESIZE_CHOOSES = 11  # the first opset whose Resize has attributes for where it samples
 
 
@@ -34,6 +35,8 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
     version = model.opset_imports.get("", to)
     if version >= to:
         return Change()
+    if version < SCAN_LOSES_BATCH <= to and any(n.op_type == "Scan" and not n.domain for n in model.graph.all_nodes()):
+        raise TransformError(f"opset {version} cannot be converted to {to}: its Scan goes over batches, no later one does")
     inline_functions(model)
     if model.functions:
         kept = ", ".join(sorted(f"{domain}.{name}" for domain, name, _ in model.functions))

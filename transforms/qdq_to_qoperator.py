@@ -142,7 +142,8 @@ def _fused(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | 
 
 def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
     """An operator that moves values, on uint8; its result must be quantized as its input is."""
-    if y is None or not only_moves(node) or len(node.outputs) > 1 or not equal_parameters(x[0][1:], y[1:]):
+    filled = node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant"
+    if y is None or filled or not only_moves(node) or len(node.outputs) > 1 or not equal_parameters(x[0][1:], y[1:]):
         return None
     return ir.node(node.op_type, [x[0][0], *node.inputs[1:]], dict(node.attributes), name=node.name)
 

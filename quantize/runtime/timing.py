@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 WARM_UP = 3
 MOST_ROUNDS = 300
+SLOW = 0.5  # seconds of a run after which it is warm at once, and of which few are enough
+LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # whatever the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,17 @@ def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0) ->
     The order is reversed every other round: what runs second finds caches warmed by the first.
     """
     times: list[list[float]] = [[] for _ in runs]
+    slow = False
     for run in runs:
+        start = time.perf_counter()
         for _ in range(WARM_UP):
             run()
+            slow = slow or time.perf_counter() - start > SLOW
+            if slow:
+                break
     end = time.perf_counter() + seconds
     rounds = 0
-    while rounds < 5 or (time.perf_counter() < end and rounds < MOST_ROUNDS):
+    while rounds < (FEW_ROUNDS if slow else LEAST_ROUNDS) or (time.perf_counter() < end and rounds < MOST_ROUNDS):
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for index in order:
             start = time.perf_counter()
