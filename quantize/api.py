@@ -21,6 +21,7 @@ from ..transforms.insert_qdq import insert_qdq
 from ..transforms.ops import INTEGER, OPS
 from ..transforms.plan import Impl
 from ..transforms.qdq_to_qoperator import qdq_to_qoperator
+from .data_dependent import selected_from, showing
 from .evidence import RUIN_DB, alone, ruinous
 from .files import check_output, save_model, serialize, size_on_disk, staging
 from .job import Candidate, Job, Trial
@@ -169,7 +170,11 @@ def _mended(job: Job, seen: Observations, found: Trial) -> Trial:
     samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
     values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
     outside = {name: params for name, params in found.candidate.qparams.items() if name in values}
-    kept = ruinous(alone(job.simple, outside, samples, progress=partial(job.progress, "look for ruinous tensors")))
+    compared = found.accuracy.sqnr_db
+    sources = [source for source in selected_from(job.simple) if source[-1] in compared]
+    unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
+    judged = showing(job.simple, sources, unlike) if sources else job.simple
+    kept = ruinous(alone(judged, outside, samples, progress=partial(job.progress, "look for ruinous tensors")))
     if not kept:
         return found
     mended = _emit(job, seen, kept)

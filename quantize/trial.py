@@ -9,7 +9,8 @@ from functools import partial
 from ..calibration.session import FEW, Array, ModelSource
 from .accuracy import Accuracy
 from .data import stacked
-from .data_dependent import unlike, what_is_selected_from
+from .data_dependent import selected_from, showing, unlike
+from .files import serialize
 from .job import Candidate, Job, Trial
 from .runtime.pair import judge_pair, time_pair
 from .runtime.timing import Latency
@@ -29,10 +30,13 @@ def judge(job: Job, candidate: Candidate) -> Accuracy:
     Where outputs are selected by scores, and come out in another number, what they are selected from is compared.
     """
     accuracy = _judged(job, job.reference, candidate.source)
-    if different := unlike(accuracy):
-        pair = what_is_selected_from(job.simple, candidate.model, different, job.folder)
-        return accuracy if pair is None else _judged(job, *pair)
-    return accuracy
+    different = unlike(accuracy)
+    sources = selected_from(job.simple) if different else []
+    if not sources:
+        return accuracy
+    shown = (showing(model, sources, different) for model in (job.simple, candidate.model))
+    before, after = (serialize(model, job.folder) for model in shown)
+    return _judged(job, before, after)
 
 
 def _judged(job: Job, before: ModelSource, after: ModelSource) -> Accuracy:

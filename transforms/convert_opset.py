@@ -36,7 +36,7 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
     if version >= to:
         return Change()
     if version < SCAN_LOSES_BATCH <= to and any(n.op_type == "Scan" and not n.domain for n in model.graph.all_nodes()):
-        raise TransformError(f"opset {version} cannot be converted to {to}: its Scan goes over batches, no later one does")
+        raise TransformError(f"opset {version} cannot be converted to {to}: its Scan goes over batches")
     inline_functions(model)
     if model.functions:
         kept = ", ".join(sorted(f"{domain}.{name}" for domain, name, _ in model.functions))
