@@ -21,6 +21,7 @@ from ..transforms.insert_qdq import insert_qdq
 from ..transforms.ops import INTEGER, OPS
 from ..transforms.plan import Impl
 from ..transforms.qdq_to_qoperator import qdq_to_qoperator
+from ..transforms.qparams import QParams
 from .data_dependent import selected_from, showing
 from .evidence import RUIN_DB, alone, ruinous
 from .files import check_output, save_model, serialize, size_on_disk, staging
@@ -145,7 +146,12 @@ def _emit(job: Job, seen: Observations, kept_float: Mapping[str, str]) -> Candid
     )
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
     given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
-    qparams = {name: given.get(name) or job.scheme.activation_params(*ranges[name]) for name in plan.observed}
+    qparams = {
+        name: given[name]
+        if name in given and _covers(given[name], ranges.get(name))
+        else job.scheme.activation_params(*ranges[name])
+        for name in plan.observed
+    }
     model = job.simple.clone()
     steps = ["insert_qdq"]
     grouped = {tensor for unit in plan.units if unit.op == "group" for tensor in unit.inputs}
@@ -163,6 +169,14 @@ def _emit(job: Job, seen: Observations, kept_float: Mapping[str, str]) -> Candid
     return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)
 
 
+def _covers(params: QParams, span: tuple[float, float] | None) -> bool:
+    """Whether a tensor of this range keeps its values with these parameters: a pair may clip for some readers only."""
+    if span is None:
+        return True
+    (least, most), step = params.range, float(params.scale)
+    return least - step <= span[0] and span[1] <= most + step
+
+
 def _mended(job: Job, seen: Observations, found: Trial) -> Trial:
     """Leave the tensors in float that alone ruin the outputs, where that helps; else return what there is."""
     if job.source is None:
@@ -174,7 +188,8 @@ def _mended(job: Job, seen: Observations, found: Trial) -> Trial:
     sources = [source for source in selected_from(job.simple) if source[-1] in compared]
     unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
     judged = showing(job.simple, sources, unlike) if sources else job.simple
-    kept = ruinous(alone(judged, outside, samples, progress=partial(job.progress, "look for ruinous tensors")))
+    told = partial(job.progress, "look for ruinous tensors")
+    kept = ruinous(alone(judged, outside, samples, optimize=not job.given, progress=told))
     if not kept:
         return found
     mended = _emit(job, seen, kept)

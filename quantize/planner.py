@@ -157,7 +157,8 @@ def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
         return f"the installed runtime has no {row.u8[1]}"
     if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return "its tensors are not float32"
-    touched = unit.inputs if row.u8_float is not None else (*unit.inputs, *unit.outputs)
+    either = row.u8_float is not None and strategy is not Strategy.STATIC  # it may come to write float
+    touched = unit.inputs if either else (*unit.inputs, *unit.outputs)
     held = next((facts.kept_float[t] for t in touched if t in facts.kept_float), "")
     return held or _ranged_obstacle(unit, facts) or _form_obstacle(unit, anchor, row, facts, strategy)
 

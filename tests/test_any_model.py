@@ -508,3 +508,22 @@ def test_an_option_about_ranges_is_refused_where_there_are_none(tmp_path: Path, 
     asked = dataclasses.replace(options, selection=Selection(strategy=Strategy.DYNAMIC))
     with pytest.raises(RequantError, match=r"no data, so that there are no ranges, and .* would do nothing"):
         quantize_model(model, None, tmp_path / "out.onnx", asked)
+
+
+def test_a_pair_that_clips_for_one_reader_clips_for_it_alone(tmp_path: Path) -> None:
+    body = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y, float[N,16,8,8] z) {{
+        q = QuantizeLinear(x, s, o)  d = DequantizeLinear(q, s, o)  y = Conv{PADS}(d, w)  z = Conv{PADS}(x, w1)
+    }}"""
+    half: dict[str, Any] = {"s": np.asarray(1 / 32, np.float32), "o": np.asarray(0, np.uint8)}  # what is negative is lost
+    model = written(tmp_path, body, w=(16, 16, 3, 3), w1=(16, 16, 3, 3), **half)
+    assert quantized(model, images(1, 16, 8, 8)).kernels == {"QLinearConv": 2}
+
+
+def test_a_static_product_in_a_branch_that_the_data_never_take(tmp_path: Path) -> None:
+    body = """g (float[N,64] x, bool c) => (float[A,B] y) {
+        y = If(c) <then_branch = yes () => (float[A,B] p) { p = MatMul(x, w) },
+                   else_branch = no () => (float[A,B] q) { q = MatMul(x, v) }>
+    }"""
+    model = written(tmp_path, body, w=(64, 8), v=(64, 8))
+    feeds = images(3, 64, c=np.asarray(True))
+    assert quantized(model, feeds, selection=Selection(strategy=Strategy.STATIC)).forms == {"u8->u8": 1}
