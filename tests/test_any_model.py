@@ -514,7 +514,10 @@ def test_a_pair_that_clips_for_one_reader_clips_for_it_alone(tmp_path: Path) -> 
     body = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y, float[N,16,8,8] z) {{
         q = QuantizeLinear(x, s, o)  d = DequantizeLinear(q, s, o)  y = Conv{PADS}(d, w)  z = Conv{PADS}(x, w1)
     }}"""
-    half: dict[str, Any] = {"s": np.asarray(1 / 32, np.float32), "o": np.asarray(0, np.uint8)}  # what is negative is lost
+    half: dict[str, Any] = {
+        "s": np.asarray(1 / 32, np.float32),
+        "o": np.asarray(0, np.uint8),
+    }  # what is negative is lost
     model = written(tmp_path, body, w=(16, 16, 3, 3), w1=(16, 16, 3, 3), **half)
     assert quantized(model, images(1, 16, 8, 8)).kernels == {"QLinearConv": 2}
 

@@ -1,0 +1,395 @@
+"""One model of the backend suite quantized, and a judgement of what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+from click.testing import CliRunner
+
+from benchmarks.backend_cases import DYNAMIC, Feed, Task
+from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, run_all
+from requant import RequantError
+from requant.cli import main
+from requant.quantize import Options, Selection, Strategy, quantize_model
+from requant.quantize.accuracy import decibels, powers
+
+Array: TypeAlias = npt.NDArray[Any]
+Outputs: TypeAlias = list[dict[str, Any]]
+
+SECONDS = 0.005  # of timing; nothing depends on it
+LEAST_DB = 20.0  # where no bound could be derived
+AGREE_DB = 30.0  # of the runtime with itself, where no bound could be derived
+LARGEST = 2**20  # bytes of a model through which bounds are carried; after dozens of layers they say nothing
+
+INT8, FLOAT, REFUSED, FAILED = RESULTS = ("int8", "float", "refused", "failed")
+CANNOT_RUN = "the runtime cannot run the float model"
+CANNOT_FETCH = "NumPy cannot hold its outputs"
+UNSETTLED = "the float model gives no settled result"
+NO_DTYPE = ("No corresponding Numpy type", "Numpy_type")
+"""How the runtime says that it cannot return a result: it has run the model."""
+REASONS = {
+    CANNOT_RUN: r"the runtime cannot load the model|the runtime rejects the graph|no CPU kernel|the model fails",
+    "data cannot give what an input wants": r"input '.*' is a .*, which cannot be fed from arrays",
+    "a sample is empty": r"got an empty array",
+    "a sample makes the model compute NaN or infinity": r"holds NaN or infinity",
+}
+"""What a refusal may say, by class; the first is believed only where it is true."""
+BOUNDED, DECIBELS = "within the bound", f"at least {LEAST_DB:.0f} dB"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task.
+
+    Attributes:
+        name: The name of the case.
+        form: Its form.
+        operator: What it is about.
+        result: One of `RESULTS`.
+        detail: How outputs were judged; the class of a refusal or a failure.
+        message: What a refusal or a failure said.
+        tightness: The greatest share of its bound that an error took; None without a bound.
+        seconds: How long it took.
+    """
+
+    name: str
+    form: str
+    operator: str
+    result: str
+    detail: str
+    message: str = ""
+    tightness: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Verdict:
+    """What is found of a task.
+
+    Attributes:
+        result: One of `RESULTS`.
+        detail: As of an `Outcome`.
+        message: As of an `Outcome`.
+        tightness: As of an `Outcome`.
+    """
+
+    result: str
+    detail: str
+    message: str = ""
+    tightness: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What quantizing gave.
+
+    Attributes:
+        int8: Whether anything became int8.
+        refusal: The message of a refusal, else empty.
+        crash: What went wrong, else empty.
+    """
+
+    int8: bool = False
+    refusal: str = ""
+    crash: str = ""
+
+
+def carry_out(task: Task) -> Outcome:
+    """Quantize the model of a task and judge what came of it."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
+        source.write_bytes(task.model)
+        try:
+            found = judge(task, source, output)
+        except Exception as error:  # noqa: BLE001 - a fault of this program is a row of the table too
+            found = Verdict(FAILED, "the judge", last_line(error))
+    seconds = round(time.perf_counter() - start, 3)
+    return Outcome(
+        task.name, task.form, task.operator, found.result, found.detail, found.message, found.tightness, seconds
+    )
+
+
+def last_line(error: BaseException) -> str:
+    """Return an exception with the place in this project that it came through last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    place = f"{Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else "?"
+    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())[:400]}"
+
+
+def judge(task: Task, source: Path, output: Path) -> Verdict:
+    """Quantize `source` to `output`, and judge."""
+    expected = run_float(task)
+    answer = (_by_command if task.cli else _by_function)(task, source, output)
+    if answer.crash:
+        return Verdict(FAILED, "traceback", answer.crash)
+    if answer.refusal:
+        reason = reason_of(answer.refusal, expected)
+        if output.exists():
+            return Verdict(FAILED, "an output beside a refusal", answer.refusal)
+        return Verdict(REFUSED if reason else FAILED, reason or "no clear reason", answer.refusal)
+    invalid = _invalid(source, output)
+    return Verdict(FAILED, "invalid model", invalid) if invalid else compare(task, output, expected, int8=answer.int8)
+
+
+def reason_of(message: str, expected: Outputs | str) -> str:
+    """Return the class of a refusal; empty when it is none that there may be."""
+    found = next((reason for reason, pattern in REASONS.items() if re.search(pattern, message)), "")
+    untrue = found == CANNOT_RUN and not isinstance(expected, str)
+    return "" if "\n" in message or untrue else found
+
+
+def _by_function(task: Task, source: Path, output: Path) -> Answer:
+    """Quantize by `quantize_model`."""
+    selection = Selection(strategy=Strategy.DYNAMIC if task.form == DYNAMIC else Strategy.AUTO)
+    options = Options(force_int8=True, seconds=SECONDS, selection=selection)
+    try:
+        result = quantize_model(source, None if task.form == DYNAMIC else task.feeds, output, options)
+    except RequantError as error:
+        return Answer(refusal=str(error))
+    except Exception as error:  # noqa: BLE001 - what must not happen is counted
+        return Answer(crash=last_line(error))
+    return Answer(int8=bool(result.forms))
+
+
+def _by_command(task: Task, source: Path, output: Path) -> Answer:
+    """Quantize by the command line; a refusal is exit code 2 and one line."""
+    arguments = ["quantize", str(source), "-o", str(output), "--force-int8", "--json"]
+    if task.form == DYNAMIC:
+        arguments.append("--dynamic")
+    else:
+        data = source.with_name("data.npz")
+        names = [name for name, value in task.feeds[0].items() if isinstance(value, np.ndarray)]
+        np.savez(data, allow_pickle=False, **{name: np.stack([feed[name] for feed in task.feeds]) for name in names})
+        arguments += ["--data", str(data)]
+    done = CliRunner().invoke(main, arguments)
+    if done.exit_code == 2 and isinstance(done.exception, SystemExit):
+        if done.stdout or not re.fullmatch(r"requant: [^\n]+\n", done.stderr):
+            return Answer(crash=f"exit code 2, but not one line on stderr: {done.stderr!r}")
+        return Answer(refusal=done.stderr.removeprefix("requant: ").strip())
+    if done.exit_code:
+        return Answer(crash=f"exit code {done.exit_code}" if done.exception is None else last_line(done.exception))
+    return Answer(int8=bool(json.loads(done.stdout)["forms"]))
+
+
+def run_float(task: Task, *, optimize: bool = True) -> Outputs | str:
+    """Return the outputs of the float model, or why the runtime does not run it."""
+    try:
+        session = open_model(task.model, optimize=optimize)
+        return [run(session, feed) for feed in task.feeds]
+    except Exception as error:  # noqa: BLE001 - the runtime's exceptions share no base class of their own
+        return " ".join(str(error).split()) or type(error).__name__
+
+
+def open_model(model: Path | bytes, *, optimize: bool = True) -> ort.InferenceSession:
+    """Open a session."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run(session: ort.InferenceSession, feed: Feed) -> dict[str, Any]:
+    """Run a session, on types too that NumPy does not have."""
+    names = [output.name for output in session.get_outputs()]
+    given = {name: value for name, value in feed.items() if value is not None}
+    if all(not isinstance(value, np.ndarray) or value.dtype.kind in "biufU" for value in given.values()):
+        return dict(zip(names, session.run(names, given), strict=True))
+    values = {
+        name: ort.OrtValue.ortvalue_from_numpy(value)
+        if value.dtype.kind in "biufU"
+        else ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
+        for name, value in given.items()
+    }
+    return dict(zip(names, (value.numpy() for value in session.run_with_ort_values(names, values)), strict=True))
+
+
+def _invalid(source: Path, output: Path) -> str:
+    """Say what is wrong with a model; empty when nothing is that was not wrong before."""
+    problem = _checked(output)
+    if problem and not _checked(source):
+        return f"checker: {problem}"
+    try:
+        sessions = [open_model(output, optimize=optimize) for optimize in (True, False)]
+    except Exception as error:  # noqa: BLE001 - as above
+        return f"does not load: {' '.join(str(error).split())[:400]}"
+    try:
+        before = open_model(source)
+    except Exception:  # noqa: BLE001 - as above; there is nothing to compare with
+        return ""
+    for ends in ("get_inputs", "get_outputs"):
+        old, *new = ([(e.name, e.type, e.shape) for e in getattr(s, ends)()] for s in (before, *sessions))
+        if any(each != old for each in new):
+            return f"{ends}: {old} became {new[0]}"
+    return ""
+
+
+def _checked(path: Path) -> str:
+    """Say what onnx's checker has against a model."""
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except Exception as error:  # noqa: BLE001 - it raises what its parts raise
+        return " ".join(str(error).split())[:400]
+    return ""
+
+
+def compare(task: Task, output: Path, expected: Outputs | str, *, int8: bool) -> Verdict:
+    """Compare the outputs of the model that was written with the float ones, and the runtime with itself."""
+    result = INT8 if int8 else FLOAT
+    if isinstance(expected, str):
+        return Verdict(result, CANNOT_FETCH if expected.startswith(NO_DTYPE) else CANNOT_RUN, expected)
+    if not _settled(task, expected):
+        return Verdict(result, UNSETTLED)
+    try:
+        sessions = [open_model(output, optimize=optimize) for optimize in (True, False)]
+        fused, plain = ([run(session, feed) for feed in task.feeds] for session in sessions)
+    except Exception as error:  # noqa: BLE001 - the runtime's exceptions share no base class of their own
+        return Verdict(FAILED, "does not run", " ".join(str(error).split())[:400])
+    if not int8 and all_equal(expected, fused):
+        return Verdict(FLOAT, "equal")
+    found = Comparison()
+    bounds_of = look_into(task, output)
+    for kind, exact, other, least in ((FROM_FLOAT, expected, plain, LEAST_DB), (BY_RUNTIME, plain, fused, AGREE_DB)):
+        allowed = bounds_of(kind)
+        for name in exact[0]:
+            triples = [(a[name], b[name], bound.get(name)) for a, b, bound in zip(exact, other, allowed, strict=True)]
+            found.add(triples, least, name)
+    if found.wrong:
+        return Verdict(FAILED, f"{result} differs", "; ".join(found.wrong), found.tightness)
+    detail = BOUNDED if found.bounded else DECIBELS
+    return Verdict(result, detail if int8 else "equal but for rounding", "", found.tightness)
+
+
+def _settled(task: Task, expected: Outputs) -> bool:
+    """Whether the float model gives the same when it is opened again, and nearly the same without optimisations.
+
+    Operators that draw random numbers, and those that pick by order, do not.
+    """
+    again, plain = run_float(task), run_float(task, optimize=False)
+    if isinstance(again, str) or isinstance(plain, str) or not all_equal(expected, again):
+        return False
+    pairs = [(a[name], b[name]) for a, b in zip(expected, plain, strict=True) for name in a]
+    floats = [(a, b) for a, b in pairs if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+    with np.errstate(invalid="ignore"):
+        return all(decibels(*powers(a, b)) >= AGREE_DB for a, b in floats)
+
+
+def look_into(task: Task, output: Path) -> Callable[[Kind], list[Mapping[str, Array]]]:
+    """Return what gives the bounds of each feed; none where the model cannot be looked into."""
+    nothing: list[Mapping[str, Array]] = [{} for _ in task.feeds]
+    if output.stat().st_size > LARGEST:
+        return lambda kind: nothing
+    model, original = onnx.load(output), onnx.load_model_from_string(task.model)
+    theirs = {tensor.name for tensor in original.graph.initializer}
+    theirs |= {name for node in original.graph.node for name in (node.name, *node.output)}
+    try:
+        runs = [run_all(model, feed) for feed in task.feeds]
+    except Exception:  # noqa: BLE001 - as above; there are types that cannot be fetched
+        return lambda kind: nothing
+    return lambda kind: [bounds(model, values, lambda name: name not in theirs, kind) for values in runs]
+
+
+def all_equal(a: Any, b: Any) -> bool:
+    """Whether outputs are the same, NaN included."""
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, type(a)) and len(a) == len(b) and all(map(all_equal, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(all_equal(a[key], b[key]) for key in a)
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return bool(a == b)
+    same = a.shape == b.shape and a.dtype == b.dtype
+    return same and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+
+
+@dataclass
+class Comparison:
+    """What comparing outputs found.
+
+    Attributes:
+        wrong: What is further off than it may be.
+        bounded: Whether there was a bound for every output of floats.
+        tightness: The greatest share of a bound that was taken.
+    """
+
+    wrong: list[str] = field(default_factory=list)
+    bounded: bool = True
+    tightness: float | None = None
+
+    def add(self, triples: Sequence[tuple[Any, Any, Array | None]], least: float, name: str) -> None:
+        """Compare one output of all feeds: by the bounds, by an SQNR of `least` dB, or for equality.
+
+        Args:
+            triples: What it should be, what it is, and the bound, if there is one, for each feed.
+            least: What the SQNR must be where there is no bound.
+            name: The output.
+        """
+        signal = noise = 0.0
+        unsure = False
+        for before, after, bound in triples:
+            if not isinstance(before, np.ndarray) or before.dtype.kind != "f":
+                if not all_equal(before, after) and not _may_differ(before, after, bound):
+                    self.wrong.append(f"{name}: not the same")
+                continue
+            if before.shape != after.shape or before.dtype != after.dtype:
+                self.wrong.append(f"{name}: {before.dtype} {before.shape} became {after.dtype} {after.shape}")
+                return
+            if bound is None or not np.isfinite(bound).all():
+                unsure = True
+            elif not self._within(before, after, bound, name):
+                return
+            with np.errstate(invalid="ignore"):
+                more = powers(before, after)
+            signal, noise = signal + more[0], noise + more[1]
+        if unsure:
+            self.bounded = False
+            if not decibels(signal, noise) >= least:
+                self.wrong.append(f"{name}: {decibels(signal, noise):.1f} dB")
+
+    def _within(self, before: Array, after: Array, bound: Array, name: str) -> bool:
+        """Whether an output is as near as it must be."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            same = (before == after) | (np.isnan(before) & np.isnan(after))
+            error = np.where(same, 0.0, np.abs(after.astype(np.float64) - before))
+        share = np.where(same, 0.0, error / np.maximum(bound, np.finfo(np.float64).tiny))
+        worst = np.unravel_index(int(share.argmax()), share.shape) if share.size else None
+        if worst is None:
+            return True
+        self.tightness = max(self.tightness or 0.0, round(float(share[worst]), 4))
+        if error[worst] <= bound[worst]:
+            return True
+        self.wrong.append(f"{name}: {error[worst]:.3g} off at {before[worst]:.4g}, allowed {bound[worst]:.3g}")
+        return False
+
+
+def _may_differ(before: Any, after: Any, bound: Array | None) -> bool:
+    """Whether an output that is no tensor of floats differs by what it may: it follows from values that do."""
+    if bound is None or not bound.any():
+        return False
+    if not np.isfinite(bound).all() or before.dtype.kind not in "iu" or before.shape != after.shape:
+        return True
+    return bool((np.abs(before.astype(np.float64) - after) <= bound).all())
+
+
+def label(outcome: Outcome) -> str:
+    """Return the row of the table in which an outcome is counted."""
+    return f"{outcome.result}: {outcome.detail}"
+
+
+def in_order(labels: Sequence[str]) -> list[str]:
+    """Sort rows of the table."""
+    return sorted(labels, key=lambda text: (RESULTS.index(text.split(":")[0]), text))

@@ -1,0 +1,38 @@
+"""Forms of operators that only the runtime's integer layouts need."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from requant.transforms.int8_forms import pad_every_axis
+
+HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
+CONSTANT = "int64[2] pads = {1, 2}, int64[1] axes = {-2}"
+NODES = {
+    "constant": ("p = Pad (x, pads, value, axes)", CONSTANT),
+    "no-value": ('p = Pad (x, pads, "", axes)', CONSTANT),
+    "reflected": ('p = Pad <mode = "reflect"> (x, pads, "", axes)', CONSTANT),
+    "all-axes": ("p = Pad (x, pads)", "int64[8] pads = {0, 0, 1, 0, 0, 0, 2, 0}"),
+    "computed-axes": ("a = Identity(axes) p = Pad (x, pads, value, a)", CONSTANT),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [("constant", 1), ("no-value", 1), ("reflected", 1), ("all-axes", 0), ("computed-axes", 0)],
+    ids=["constant", "no-value", "reflected", "all-axes", "computed-axes"],
+)
+def test_pads_are_spelled_out_for_every_axis(case: str, count: int) -> None:
+    nodes, constants = NODES[case]
+    text = f"{HEADER} g (float[1,2,4,3] x) => (float[1,2,7,3] y) <float value = {{7}}, {constants}> {{ {nodes} y = Neg(p) }}"
+    model = ir.from_onnx_text(text)
+    x = {"x": np.arange(24, dtype=np.float32).reshape(1, 2, 4, 3)}
+    before = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
+    assert pad_every_axis(model) == count
+    assert pad_every_axis(model) == 0
+    after = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
+    assert np.array_equal(before, after)
+    assert all(len(node.inputs) < 4 for node in model.graph if node.op_type == "Pad") == (case != "computed-axes")
