@@ -1,5 +1,6 @@
 """From a float ONNX model to a measured INT8 one: `quantize_model`, `compare_models`, `calibrate_model`."""
 
+from ..transforms.qparams import Scheme
 from .accuracy import Accuracy, Labelled
 from .api import quantize_model
 from .calibrate import calibrate_model, log_model, merge_ranges
@@ -18,6 +19,7 @@ __all__ = [
     "Latency",
     "Options",
     "Result",
+    "Scheme",
     "Selection",
     "Strategy",
     "calibrate_model",
