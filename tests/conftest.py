@@ -79,6 +79,7 @@ def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[s
         shape = shapes.get(name)
         made.graph.input.append(helper.make_tensor_value_info(f"{name}//noise", TensorProto.FLOAT, shape))
         low, high = ranges.get(name, (-1.0, 1.0))
+        low, high = (-1.0, 1.0) if low == high else (low, high)  # what cancels in float need not do so in integers
         for end, bound in (("low", -np.inf if low else 0.0), ("high", np.inf if high else 0.0)):
             made.graph.initializer.append(numpy_helper.from_array(np.asarray(bound, np.float32), f"{name}//{end}"))
 
