@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..transforms.graph import bodies, computing_graphs, constant, inferred, nodes_by_name, release
-from ..transforms.ops import MS, OPS, Op, only_moves, why_float
+from ..transforms.ops import MS, OPS, Kernel, Op, only_moves, why_float
 from ..transforms.plan import Choice, Impl, Plan, Unit
 from ..transforms.units import activations, units
 from .runtime.kernels import uint8_kernels
@@ -150,32 +150,31 @@ NOT_OFFERED = "it has no such form"
 
 def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     """Say why `unit`, whatever its neighbours, cannot or should not compute on uint8; empty when it can."""
-    anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
-    if row.u8 is None:
-        return NOT_OFFERED
-    if row.u8 not in uint8_kernels():
-        return f"the installed runtime has no {row.u8[1]}"
-    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
-        return "its tensors are not float32"
+    row = OPS[unit.op]
     either = row.u8_float is not None and strategy is not Strategy.STATIC  # it may come to write float
     touched = unit.inputs if either else (*unit.inputs, *unit.outputs)
-    held = next((facts.kept_float[t] for t in touched if t in facts.kept_float), "")
-    return held or _ranged_obstacle(unit, facts) or _form_obstacle(unit, anchor, row, facts, strategy)
+    return _u8_obstacle(unit, facts, strategy, row.u8, touched)
 
 
 def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     """Say why `unit` cannot read uint8 and write float."""
-    anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
-    if row.u8_float is None:
-        return NOT_OFFERED
-    if row.u8_float not in uint8_kernels():
-        return f"the installed runtime has no {row.u8_float[1]}"
-    if facts.signed and row.u8 is None:
+    row = OPS[unit.op]
+    if facts.signed and row.u8 is None and row.u8_float is not None:
         return f"{row.u8_float[1]} takes unsigned activations only"
+    return _u8_obstacle(unit, facts, strategy, row.u8_float, unit.inputs)
+
+
+def _u8_obstacle(unit: Unit, facts: Facts, strategy: Strategy, kernel: Kernel | None, touched: Iterable[str]) -> str:
+    """Say what is opposed to a kernel that reads uint8; `touched` are the tensors that then are uint8."""
+    if kernel is None:
+        return NOT_OFFERED
+    if kernel not in uint8_kernels():
+        return f"the installed runtime has no {kernel[1]}"
     if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return "its tensors are not float32"
-    held = next((facts.kept_float[t] for t in unit.inputs if t in facts.kept_float), "")
-    return held or _ranged_obstacle(unit, facts) or _form_obstacle(unit, anchor, row, facts, strategy)
+    held = next((facts.kept_float[t] for t in touched if t in facts.kept_float), "")
+    anchor = facts.nodes[unit.nodes[0]]
+    return held or _ranged_obstacle(unit, facts) or _form_obstacle(unit, anchor, OPS[unit.op], facts, strategy)
 
 
 def _ranged_obstacle(unit: Unit, facts: Facts) -> str:
