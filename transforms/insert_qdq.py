@@ -246,7 +246,7 @@ def _hold_apart(node: ir.Node, writer: Writer) -> None:
     """
     value, graph = node.outputs[0], node.graph
     first = node.inputs[0].producer() if node.inputs[0] is not None and node.op_type in RELUS else node
-    operands = [v.producer() for v in (first or node).inputs if v is not None and constant(v) is None]
+    operands = [_origin(v) for v in (first or node).inputs if v is not None and constant(v) is None]
     if not isinstance(graph, ir.Graph) or any(p is None or p.op_type != "DequantizeLinear" for p in operands):
         return
     quantizers = [use.node for use in value.uses() if use.node.op_type == "QuantizeLinear" and use.idx == 0]
@@ -257,6 +257,14 @@ def _hold_apart(node: ir.Node, writer: Writer) -> None:
     graph.insert_after(node, [barrier])
     for quantizer in quantizers:
         quantizer.replace_input_with(0, barrier.outputs[0])
+
+
+def _origin(value: ir.Value) -> ir.Node | None:
+    """Return what computes a tensor, Casts aside: those from float to float the runtime removes."""
+    node = value.producer()
+    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
 
 
 def _reads_u8(node: ir.Node, index: int, readers: set[int]) -> bool:
