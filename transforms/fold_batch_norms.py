@@ -116,8 +116,10 @@ def _fold(model: ir.Model, linear: ir.Node, node: ir.Node, max_gain: float) -> N
     if bias is not None:
         _set_constant(model, linear, 2, bias, f"{_stem(linear)}_bias")
         linear.attributes.pop("beta", None)
+    name = node.outputs[0].name
     replace(node.outputs[0], output)
     remove(node)
+    output.name = name  # a name stands for the same values before and after
 
 
 def _weights(linear: ir.Node) -> _Weights:
