@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -640,6 +640,10 @@ class Case:
     feeds: list[Feed]
     options: Options
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Let Hypothesis print the graph."""
+        printer.text(repr(self))
+
     def __repr__(self) -> str:
         """Return the graph with the shapes of its constants, for a failure to be read."""
         shapes = {t.name: list(t.dims) for t in self.model.graph.initializer}
@@ -785,7 +789,8 @@ def computed_rightly(path: Path, feeds: list[Feed], exact: dict[str, Array], all
 
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
-common = settings(derandomize=True, deadline=None, suppress_health_check=CHECKS)
+PHASES = [Phase.explicit, Phase.generate]  # shrinking takes minutes, and graphs are small as they are
+common = settings(derandomize=True, deadline=None, suppress_health_check=CHECKS, phases=PHASES)
 
 
 @settings(common, max_examples=200)
