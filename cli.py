@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,11 @@ from requant import RequantError, UnknownNameError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from requant.calibration import DataSpec, Execution
+    from requant.quantize import Calibration
+
     Command = Callable[..., Any]
+    Begin = Callable[..., Execution]
 
 PATH = click.Path(path_type=Path)
 STRATEGIES = ("auto", "static", "static-float", "dynamic", "weight-only")
@@ -45,8 +52,8 @@ class Commands(click.Group):
         except click.UsageError as error:  # click would print three lines
             command = error.ctx.command_path if error.ctx is not None else "requant"
             raise Refusal(f"{error.format_message()} (see '{command} --help')") from error
-        except KeyboardInterrupt:
-            click.echo("requant: interrupted", err=True)
+        except KeyboardInterrupt as interrupt:
+            click.echo("; ".join(("requant: interrupted", *interrupt.args)), err=True)
             ctx.exit(130)  # as a shell says it; 1 would say that a goal was missed
 
 
@@ -60,10 +67,129 @@ def names_option(flag: str, text: str) -> Callable[[Command], Command]:
     return click.option(flag, default="", callback=_names, metavar="A,B", help=text)
 
 
-data_option = click.option("--data", required=True, metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME.")
+SOURCES = "FILE.npz[:SPLIT], a folder, FILE.csv, FILE.jsonl or FILE.py:NAME; see docs/data.md."
+data_option = click.option("--data", required=True, metavar="SRC", help=SOURCES)
+
+
+def reading_options(command: Command) -> Command:
+    """Declare how ``--data`` is read; the command gets a `DataSpec` as its `data` where something is said of that."""
+
+    @click.option(
+        "--preprocess",
+        metavar="'...'",
+        help="Of images, .wav files or texts: 'resize=256 crop=224 scale=255', 'rate=16000', 'column=text'.",
+    )
+    @click.option("--tokenizer", metavar="FN", help="FILE.py:NAME, called with each text of a .csv or .jsonl file.")
+    @click.option("--labels", metavar="FILE", help="A .csv file of files and labels; else sub-folders are classes.")
+    @functools.wraps(command)
+    def reading(
+        *, data: str | None, preprocess: str | None, tokenizer: str | None, labels: str | None, **others: Any
+    ) -> Any:
+        given = {"preprocess": preprocess, "tokenizer": tokenizer, "labels": labels}
+        if all(value is None for value in given.values()):
+            return command(data=data, **others)
+        if data is None:
+            option = next(name for name, value in given.items() if value is not None)
+            raise click.UsageError(f"--{option} says how data are read; give --data SRC")
+        from requant.calibration import DataSpec
+
+        return command(data=DataSpec(data, **given), **others)
+
+    return reading
+
+
+BYTES = {"": 0, "B": 0, "K": 1, "KB": 1, "M": 2, "MB": 2, "G": 3, "GB": 3, "T": 4, "TB": 4}
+
+
+def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a number of bytes: ``2GB``, ``512 MiB`` or ``1000000``."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+    unit = match[2].upper() if match else ""
+    base, unit = (1024, unit.replace("IB", "B")) if unit.endswith("IB") else (1000, unit)
+    if match is None or unit not in BYTES:
+        raise click.BadParameter(f"{value!r} is no number of bytes; write for instance 2GB", ctx, param)
+    return int(float(match[1]) * base ** BYTES[unit])
+
+
+def _shard(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int]:
+    """Read a part of a whole: ``2/3``."""
+    match = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", "1/1" if value is None else value)
+    if match is None or int(match[1]) > int(match[2]):
+        raise click.BadParameter(f"{value!r} is no part of a whole; write i/n, for instance 2/3", ctx, param)
+    return int(match[1]), int(match[2])
+
+
+WORKERS = ("workers", "memory_limit", "executor", "scheduler")
+EXECUTION = ("batch", "shard", *WORKERS)
+
+
+def execution_options(command: Command) -> Command:
+    """Declare how data are cut into runs, and `worker_options`."""
+    batch = click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Samples per run.")
+    shard = click.option(
+        "--shard", callback=_shard, metavar="I/N", help="Only the i-th of n parts of the data; see --merge."
+    )
+    return batch(shard(worker_options(command)))
+
+
+def worker_options(command: Command) -> Command:
+    """Declare where and how a model is run over data.
+
+    The command gets a function `begin`, to be called with the output, and with what else there is to say of an
+    `Execution`, when all that costs little is checked: it starts the workers, which end with the command.
+    """
+
+    @click.option("--workers", type=click.IntRange(1), help="Runs at a time. [default: one per CPU]")
+    @click.option(
+        "--memory-limit",
+        callback=_bytes,
+        metavar="SIZE",
+        help="What the process should stay below: 2GB. [default: a quarter of the machine]",
+    )
+    @click.option(
+        "--executor",
+        type=click.Choice(["threads", "processes", "dask"]),
+        default="threads",
+        show_default=True,
+        help="Where the runs happen; processes where reading data in Python takes the time.",
+    )
+    @click.option(
+        "--scheduler", metavar="URL", help="Of a Dask cluster: tcp://host:8786; else --executor dask starts one here."
+    )
+    @functools.wraps(command)
+    def running(
+        *, workers: int | None, memory_limit: int | None, executor: str, scheduler: str | None, **others: Any
+    ) -> Any:
+        context = click.get_current_context()
+        name = "dask" if scheduler is not None and not _given("executor") else executor
+        if scheduler is not None and name != "dask":
+            raise click.UsageError(f"--scheduler is of a Dask cluster, which --executor {name} does not use")
+
+        def begin(output: Path, **more: Any) -> Execution:
+            from requant.calibration import Execution, executor_named
+
+            made = context.with_resource(executor_named(name, workers, scheduler))
+            scratch = output.absolute().parent  # a model that is in memory alone goes where all workers likely see it
+            return Execution(executor=made, workers=workers, memory_limit=memory_limit, scratch=scratch, **more)
+
+        return command(begin=begin, **others)
+
+    return running
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing output.")
 external_option = click.option("--external-data", is_flag=True, help="Write the weights to one file beside OUT.")
+rule_option = click.option(
+    "--calibration",
+    metavar="RULE",
+    help="minmax, percentile(99.99), mean_minmax, mse, aciq, entropy or auto. [default: minmax]",
+)
+overrides_option = click.option(
+    "--overrides", type=PATH, metavar="FILE", help="Your own ranges of single tensors, TOML or JSON, which win."
+)
 samples_option = click.option("--samples", type=click.IntRange(1), help="Use N samples, picked evenly. [default: all]")
 threads_option = click.option(
     "--threads",
@@ -87,14 +213,19 @@ def main() -> None:
 
 @main.command()
 @click.argument("model", type=PATH)
-@click.option("--data", metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME; none for --dynamic.")
+@click.option("--data", metavar="SRC", help=f"{SOURCES} None for --ranges or --dynamic.")
+@reading_options
 @click.option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
 @click.option(
     "--dynamic", is_flag=True, help="MatMul, Gemm and LSTM find their ranges at run time: --strategy dynamic."
 )
 @samples_option
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run while timing.")
-@click.option("--calibration", default="minmax", show_default=True, metavar="RULE", help="minmax or percentile(99.99).")
+@click.option(
+    "--ranges", type=PATH, metavar="FILE", help="A range file or a min/max log; --data then only measure the result."
+)
+@overrides_option
+@rule_option
 @click.option("--format", "format_", type=click.Choice(["qdq", "qoperator"]), default="qdq", show_default=True)
 @names_option("--exclude-nodes", "Nodes that stay float.")
 @names_option("--exclude-ops", "Operator types that stay float.")
@@ -109,16 +240,19 @@ def main() -> None:
 @external_option
 @click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having.")
 @threads_option
+@worker_options
 @json_option
 @force_option
 def quantize(
     model: Path,
-    data: str | None,
+    data: str | DataSpec | None,
     output: Path,
     dynamic: bool,
     samples: int | None,
     batch: int,
-    calibration: str,
+    ranges: Path | None,
+    overrides: Path | None,
+    calibration: str | None,
     format_: str,
     exclude_nodes: tuple[str, ...],
     exclude_ops: tuple[str, ...],
@@ -131,6 +265,7 @@ def quantize(
     external_data: bool,
     force_int8: bool,
     threads: int,
+    begin: Begin,
     as_json: bool,
     force: bool,
 ) -> None:
@@ -140,20 +275,27 @@ def quantize(
     requant quantize resnet.onnx --data calib.npz -o resnet_int8.onnx
     requant quantize model.onnx --data folder/ -o out.onnx --exclude-ops Add --samples 200
     requant quantize model.onnx --data reader.py:feeds -o out.onnx --calibration 'percentile(99.99)' --json
+    requant quantize model.onnx --ranges ranges.json -o out.onnx --overrides mine.toml
     requant quantize bert.onnx --dynamic -o bert_int8.onnx
+    requant quantize model.onnx --data reader.py:feeds -o out.onnx --executor processes --workers 8
     requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
     """
-    from requant.quantize import Options, Selection, quantize_model
-    from requant.transforms.qparams import Scheme
+    from requant.quantize import Options, Scheme, Selection, quantize_model
+    from requant.quantize.files import check_output
 
     overall, by_node = _strategies((*strategy, "dynamic") if dynamic else strategy)
     selection = Selection(frozenset(exclude_nodes), frozenset(exclude_ops), frozenset(include_ops), overall, by_node)
-    if data is None and overall not in ("dynamic", "weight-only"):
-        raise click.UsageError("give --data SRC, a sample of the model's inputs; only --dynamic needs none")
+    if data is None and ranges is None and overall not in ("dynamic", "weight-only"):
+        raise click.UsageError("give --data SRC, a sample of the model's inputs; only --ranges and --dynamic need none")
+    observing = data is not None and ranges is None
+    if not observing and (idle := next(filter(_given, WORKERS), None)):
+        raise click.UsageError(f"{_flag(idle)} would do nothing: no ranges are observed")
     options = Options(
         samples=samples,
         batch=batch,
         calibration=calibration,
+        ranges=ranges,
+        overrides=overrides,
         format=format_,
         selection=selection,
         scheme=Scheme(activation, weight, symmetric),
@@ -163,24 +305,29 @@ def quantize(
         threads=threads,
         force=force,
     )
+    if observing:
+        check_output(output, model, force=force, external=external_data)
+        options = replace(options, execution=begin(output))
     with _progress() as progress:
         result = quantize_model(model, data, output, options, progress)
     if as_json:
         _print_json(result.to_json())
     else:
-        from requant.quantize.tables import print_result
+        from requant.quantize.tables import print_findings, print_result
 
         print_result(result)
+        print_findings(result.findings)
 
 
 @main.command()
 @click.argument("float_model", metavar="FLOAT", type=PATH)
 @click.argument("int8_model", metavar="INT8", type=PATH)
 @data_option
+@reading_options
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Time runs of this many items too.")
 @threads_option
 @json_option
-def compare(float_model: Path, int8_model: Path, data: str, batch: int, threads: int, as_json: bool) -> None:
+def compare(float_model: Path, int8_model: Path, data: str | DataSpec, batch: int, threads: int, as_json: bool) -> None:
     """Compare INT8 with FLOAT: agreement, broken and fixed items, SQNR, latency.
 
     \b
@@ -200,58 +347,176 @@ def compare(float_model: Path, int8_model: Path, data: str, batch: int, threads:
 
 
 @main.command()
-@click.argument("model", type=PATH, required=False)
-@click.option("--data", metavar="SRC", help="FILE.npz[:SPLIT], a folder, or FILE.py:NAME.")
-@click.option("-o", "--output", type=PATH, help="The range file to write, of a float model.")
-@click.option("--log", type=PATH, help="The min/max log to write, of a model made by insert_logging.")
-@click.option("--merge", type=PATH, nargs=2, help="Two range files to merge into one, instead of a run.")
-@click.option("--calibration", default="minmax", show_default=True, metavar="RULE", help="minmax or percentile(99.99).")
+@click.argument("files", metavar="MODEL", type=PATH, nargs=-1)
+@click.option("--data", metavar="SRC", help=SOURCES)
+@reading_options
+@click.option("-o", "--output", type=PATH, help="The range file to write.")
+@click.option("--log", type=PATH, help="The min/max log to write, of a float model or one made by insert_logging.")
+@click.option("--merge", is_flag=True, help="Merge range files, given in the place of MODEL, instead of a run.")
+@rule_option
+@click.option("--symmetric", is_flag=True, help="Choose ranges for zero points in the middle of the type.")
+@overrides_option
 @samples_option
+@execution_options
+@json_option
 @force_option
 def calibrate(
-    model: Path | None,
-    data: str | None,
+    files: tuple[Path, ...],
+    data: str | DataSpec | None,
     output: Path | None,
     log: Path | None,
-    merge: tuple[Path, Path] | None,
-    calibration: str,
+    merge: bool,
+    calibration: str | None,
+    symmetric: bool,
+    overrides: Path | None,
     samples: int | None,
+    batch: int,
+    shard: tuple[int, int],
+    begin: Begin,
+    as_json: bool,
     force: bool,
 ) -> None:
     """Run MODEL over data and write what passed through it.
 
     \b
     requant calibrate model.onnx --data calib.npz -o ranges.json
-    requant calibrate logged.onnx --data calib.npz --log min_max.log
+    requant calibrate model.onnx --data calib.npz -o ranges.json --log min_max.log
+    requant calibrate model.onnx --data calib.npz -o a.json --shard 1/2
     requant calibrate --merge a.json b.json -o ranges.json
+    requant calibrate model.onnx --data calib.npz -o ranges.json --executor dask --scheduler tcp://host:8786
+
+    A run that was interrupted goes on where it stopped when the same command is given again.
     """
     from requant.calibration import save_ranges
-    from requant.quantize import calibrate_model, log_model, merge_ranges
+    from requant.quantize import Options, Scheme, calibrate_model
+    from requant.quantize.calibrate import is_logging
     from requant.quantize.files import check_output
 
-    target = log or output
-    if target is None or (log is not None and output is not None):
-        raise click.UsageError("give either -o RANGES.json or --log FILE")
-    if merge is not None:
-        if model is not None or data is not None or log is not None or _given("calibration") or _given("samples"):
-            raise click.UsageError("give --merge A B and -o RANGES.json alone: nothing is run")
-        for part in merge:
-            check_output(target, part, force=force)
-        save_ranges(target, merge_ranges(merge))
+    targets = [target for target in (output, log) if target is not None]
+    if not targets:
+        raise click.UsageError("give -o RANGES.json, --log FILE, or both")
+    if merge:
+        _check_merge(files, data, log)
+        _merge(files, targets[0], force, as_json)
         return
-    if model is None or data is None:
-        raise click.UsageError("give MODEL and --data SRC, or --merge A B")
-    if log is not None and _given("calibration"):
-        raise click.UsageError("--calibration chooses the ranges of a range file; a log holds what was seen")
-    check_output(target, model, force=force)
+    if len(files) != 1 or data is None:
+        raise click.UsageError("give one MODEL and --data SRC, or --merge and range files")
+    if output is not None and log is not None and output.absolute() == log.absolute():
+        raise click.UsageError("give -o and --log different paths")
+    for target in targets:
+        check_output(target, files[0], force=force)
+    if log is not None and is_logging(files[0]):
+        _write_log(files[0], data, output, log, samples, as_json)
+        return
+    if output is None and (calibration is not None or symmetric or overrides is not None):
+        raise click.UsageError(
+            "--calibration, --symmetric and --overrides are for a range file; a log holds what was seen"
+        )
+    options = Options(
+        samples=samples,
+        calibration=calibration,
+        overrides=overrides,
+        scheme=Scheme(symmetric=symmetric),
+    )
+    checkpoint = targets[0].with_name(f".{targets[0].name}.checkpoint")
+    kept: list[Path] = []
+    execution = begin(targets[0], batch=batch, shard=shard, checkpoint=checkpoint, kept=kept.append)
+    with _resumable(checkpoint):
+        with _progress() as progress:
+            found = calibrate_model(files[0], data, replace(options, execution=execution), log=log, progress=progress)
+        if output is not None:
+            save_ranges(output, found.file)
+        for path in kept:
+            path.unlink(missing_ok=True)
+    _tell_ranges(found, output, log, as_json)
+
+
+def _check_merge(files: tuple[Path, ...], data: object, log: Path | None) -> None:
+    """Refuse what does not go with ``--merge``."""
+    idle = ("calibration", "samples", "symmetric", "overrides", *EXECUTION)
+    if data is not None or log is not None or any(map(_given, idle)):
+        raise click.UsageError("give --merge A B ... and -o RANGES.json alone: nothing is run")
+    if len(files) < 2:
+        raise click.UsageError("give --merge two range files or more")
+
+
+def _merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) -> None:
+    """Merge range files."""
+    from requant.calibration import save_ranges
+    from requant.quantize import merge_ranges
+    from requant.quantize.files import check_output
+
+    for part in files:
+        check_output(output, part, force=force)
+    found = merge_ranges(files)
+    save_ranges(output, found.file)
+    _tell_ranges(found, output, None, as_json)
+
+
+@contextmanager
+def _resumable(checkpoint: Path) -> Iterator[None]:
+    """Tell who interrupts a run that its checkpoint stands; that of another run with this output is none of its own."""
+    before = _written(checkpoint)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _written(checkpoint) - before:
+            raise KeyboardInterrupt("the same command goes on where it stopped") from None
+        raise
+
+
+def _written(checkpoint: Path) -> set[tuple[str, int]]:
+    """Return the checkpoints of runs with an output, with the time of each."""
+    found = set()
+    for path in checkpoint.parent.iterdir():
+        if path.name.startswith(f"{checkpoint.name}-"):
+            with suppress(FileNotFoundError):  # another run may end meanwhile
+                found.add((path.name, path.stat().st_mtime_ns))
+    return found
+
+
+def _write_log(
+    model: Path, data: str | DataSpec, output: Path | None, log: Path, samples: int | None, as_json: bool
+) -> None:
+    """Run a logging model."""
+    from requant.quantize import log_model
+
+    if output is not None:
+        raise click.UsageError(f"give -o RANGES.json or --log FILE, not both: {model} is a logging model")
+    idle = next((name for name in ("calibration", "symmetric", "overrides", *EXECUTION) if _given(name)), None)
+    if idle is not None:
+        raise click.UsageError(f"{_flag(idle)} would do nothing: {model} is a logging model")
     with _progress() as progress:
-        if log is not None:
-            lines = log_model(model, data, log, samples=samples, progress=progress)
-            click.echo(f"{log}: {lines} lines", err=True)
-        else:
-            ranges = calibrate_model(model, data, rule=calibration, samples=samples, progress=progress)
-            save_ranges(target, ranges)
+        lines = log_model(model, data, log, samples=samples, progress=progress)
+    click.echo(f"{log}: {lines} lines", err=True)
+    if as_json:
+        _print_json({"log": str(log), "lines": lines})
+
+
+def _tell_ranges(found: Calibration, output: Path | None, log: Path | None, as_json: bool) -> None:
+    """Say what was written, and what the data are found to be."""
+    ranges = found.file
+    for target in (output, log):
+        if target is not None:
             click.echo(f"{target}: {len(ranges.ranges)} tensors, {ranges.samples} samples", err=True)
+    if as_json:
+        _print_json(
+            {
+                "output": None if output is None else str(output),
+                "log": None if log is None else str(log),
+                "data": ranges.data.description,
+                "shards": [f"{part}/{parts}" for part, parts in ranges.data.shards],
+                "samples": ranges.samples,
+                "rule": str(ranges.rule),
+                "tensors": {name: {"lo": lo, "hi": hi} for name, (lo, hi) in ranges.ranges.items()},
+                "broken": {name: place.where for name, place in ranges.seen.broken.items()},
+                "findings": [finding.to_json() for finding in found.findings],
+            }
+        )
+    else:
+        from requant.quantize.tables import print_findings
+
+        print_findings(found.findings)
 
 
 @main.command()
@@ -377,6 +642,11 @@ def _strategies(given: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
 def _given(name: str) -> bool:
     """Whether an option of the running command stands on the command line."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _flag(name: str) -> str:
+    """Return how an option is written."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _print_json(value: object) -> None:

@@ -3,37 +3,63 @@
 No module here imports onnxruntime or onnx_ir before a function needs it.
 """
 
-from .files import RangeFile, fingerprint, load_ranges, save_ranges, write_atomically
-from .observers import ChannelMean, Histogram, MinMax, Statistic, merge
-from .ranges import RULES, Rule, minmax, parse_rule, percentile
-from .runner import Observations, observe, run_logged
+from .calibrator import Calibrator
+from .exact import ExactSum
+from .execution import Execution
+from .executors import executor_named
+from .files import RangeFile, load_ranges, save_ranges, write_atomically
+from .identity import fingerprint
+from .observations import Observations, Place
+from .observers import Channels, Histogram, MinMax, Moments, Runs, Statistic, merge
+from .precision import Precision
+from .ranges import RULES, Rule, auto, mean_minmax, minmax, parse_rule, percentile
+from .rule_aciq import aciq
+from .rule_entropy import entropy
+from .rule_error import expected_error
+from .rule_mse import mse
+from .runner import observe, run_logged
 from .samples import DataError, Sample
 from .session import Array, Feed, InputSpec, ModelSource, Serialized, input_specs, open_session
-from .sources import DataSource, Source, open_source
+from .sources import DataSource, DataSpec, Source, open_source
 
 __all__ = [
     "RULES",
     "Array",
-    "ChannelMean",
+    "Calibrator",
+    "Channels",
     "DataError",
     "DataSource",
+    "DataSpec",
+    "ExactSum",
+    "Execution",
     "Feed",
     "Histogram",
     "InputSpec",
     "MinMax",
     "ModelSource",
+    "Moments",
     "Observations",
+    "Place",
+    "Precision",
     "RangeFile",
     "Rule",
+    "Runs",
     "Sample",
     "Serialized",
     "Source",
     "Statistic",
+    "aciq",
+    "auto",
+    "entropy",
+    "executor_named",
+    "expected_error",
     "fingerprint",
     "input_specs",
     "load_ranges",
+    "mean_minmax",
     "merge",
     "minmax",
+    "mse",
     "observe",
     "open_session",
     "open_source",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +20,7 @@ from .session import Array, InputSpec
 
 LABELS = "labels"
 """The array that is not fed."""
-UNREADABLE = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (ValueError, OSError, EOFError, KeyError, struct.error, zipfile.BadZipFile, zlib.error)
 """What NumPy and zipfile raise for files that are damaged, of another kind, or hold pickles."""
 
 
@@ -32,6 +33,8 @@ class _Member:
         shape: Its shape.
         dtype: Its element type.
         fortran: Whether it is stored column by column, which cannot be cut as it is read.
+        size: How many bytes its values have in the archive.
+        start: Where its first value is in the archive; None when it is compressed.
         chunk: How many entries of the first axis are one sample; 0 when an entry is a whole feed.
     """
 
@@ -39,6 +42,8 @@ class _Member:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fortran: bool
+    size: int
+    start: int | None = None
     chunk: int = 0
 
     @property
@@ -83,7 +88,8 @@ def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec]) -> Rows:
                 feed = {name: next(rows) for name, rows in zip(cut, arrays, strict=True)}
                 yield Sample(feed, None if rows is None else rows[index], f"{description}, sample {index}")
 
-    return Rows(description, length, read)
+    random = all(member.start is not None and not member.fortran for member in cut.values())
+    return Rows(description, length, read, random)
 
 
 def _names(inputs: Sequence[InputSpec]) -> set[str]:
@@ -122,11 +128,29 @@ def _npz_member(archive: zipfile.ZipFile, path: str, file: str) -> _Member:
     try:
         with archive.open(file) as stream:
             shape, fortran, dtype = _read_header(stream)
+            begin = _stored_at(archive, file)
+            start = None if begin is None else begin + stream.tell()
+            size = archive.getinfo(file).file_size - stream.tell()
     except UNREADABLE as error:
         raise DataError(f"{path}, array {file.removesuffix('.npy')!r}: cannot be read: {error}") from error
     if dtype.hasobject:
         raise DataError(f"{path}, array {file.removesuffix('.npy')!r}: holds pickled objects, which are never read")
-    return _Member(file, shape, dtype, fortran)
+    return _Member(file, shape, dtype, fortran, size, start)
+
+
+def _stored_at(archive: zipfile.ZipFile, file: str) -> int | None:
+    """Return where a file begins in its archive; None when it is compressed or encrypted.
+
+    https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, section 4.3.7: a local header has 30 bytes, of which
+    the last four are the lengths of the name and of the extra field that follow.
+    """
+    info = archive.getinfo(file)
+    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or archive.filename is None:
+        return None
+    with open(archive.filename, "rb") as stream:
+        stream.seek(info.header_offset)
+        name, extra = struct.unpack("<26x2H", stream.read(30))
+    return info.header_offset + 30 + int(name) + int(extra)
 
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -193,12 +217,12 @@ def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Pick
     size = int(np.prod(member.sample_shape, dtype=np.int64)) * member.dtype.itemsize
     at = index = 0
     try:
-        with archive.open(member.file) as stream:
-            _read_header(stream)
+        # all of it as a stream, which checks its sum; a part where it lies, without those before it
+        with _values_of(archive, path, member, whole=picked is None) as stream:
             for index in positions:
                 stream.seek((index - at) * size, os.SEEK_CUR)
                 data = stream.read(size)
-                if len(data) < size:
+                if len(data) < size or (index + 1) * size > member.size:
                     raise EOFError("the array ends early")
                 yield np.ndarray(member.sample_shape, member.dtype, data)
                 at = index + 1
@@ -207,17 +231,29 @@ def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Pick
         raise DataError(f"{path}, sample {index}, array {name!r}: cannot be read: {error}") from error
 
 
-def folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
+@contextmanager
+def _values_of(archive: zipfile.ZipFile, path: str, member: _Member, *, whole: bool) -> Iterator[IO[bytes]]:
+    """Open the values of an array as a stream that begins with the first."""
+    if whole or member.start is None:
+        with archive.open(member.file) as stream:
+            _read_header(stream)
+            yield stream
+    else:
+        with open(path, "rb") as values:
+            values.seek(member.start)
+            yield values
+
+
+def array_folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
     """Read a folder of ``.npz`` files, or for a model with one input of ``.npy`` files: one feed each, by name.
 
     Raises:
-        DataError: The folder holds no such files, or both kinds, or arrays for another model.
+        DataError: The folder holds both kinds, or arrays for another model.
     """
     kinds = {suffix: sorted(Path(path).glob(f"*{suffix}")) for suffix in (".npz", ".npy")}
     found = {suffix: files for suffix, files in kinds.items() if files}
     if len(found) != 1:
-        what = "both .npz and .npy" if found else "no .npz or .npy"
-        raise DataError(f"{path}: the folder holds {what} files; it must hold one kind, one feed per file")
+        raise DataError(f"{path}: the folder holds both .npz and .npy files; it must hold one kind, one feed per file")
     suffix, files = found.popitem()
     if suffix == ".npy" and len(inputs) != 1:
         names = ", ".join(sorted(_names(inputs)))
@@ -227,7 +263,7 @@ def folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
         for index in range(len(files)) if picked is None else picked:
             yield _read_feed(files[index], f"{files[index]}, sample {index}", inputs)
 
-    return Rows(path, len(files), read)
+    return Rows(path, len(files), read, random=True)
 
 
 def _read_feed(file: Path, where: str, inputs: Sequence[InputSpec]) -> Sample:

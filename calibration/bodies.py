@@ -98,7 +98,7 @@ def _inner_rows(graph: ir.Graph, found: Mapping[str, ir.Value], names: Iterator[
     rows: dict[str, Row] = {}
     for node in tuple(graph):
         inner = []
-        for body in _bodies(node):
+        for body in bodies_of(node):
             own = {name: value for name, value in tensors_of(body).items() if found.get(name) is value}
             deeper = _inner_rows(body, found, names)
             inner.append((body, {name: _row(body, value, names) for name, value in own.items()} | deeper))
@@ -107,7 +107,7 @@ def _inner_rows(graph: ir.Graph, found: Mapping[str, ir.Value], names: Iterator[
     return rows
 
 
-def _bodies(node: ir.Node) -> list[ir.Graph]:
+def bodies_of(node: ir.Node) -> list[ir.Graph]:
     """Return the graphs among a node's attributes."""
     import onnx_ir as ir
 

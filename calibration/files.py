@@ -1,29 +1,64 @@
-"""The range file: statistics and chosen ranges of one model's tensors, as JSON that refuses any other model."""
+"""The range file: all that was observed of one model's tensors and the chosen ranges, as JSON.
+
+The file is of one model, and of no other. Files of shards of one run, and of runs over different data, merge to the
+file of one run over all of it.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-import numpy as np
+from typing import Any, BinaryIO
 
 from .. import RequantError
-from .observers import Histogram, MinMax, Statistic, merge
+from .observations import Observations
+from .observers import Histogram
+from .overrides import Overrides, overrides_from_json
+from .precision import Precision
 from .ranges import Range, Rule, parse_rule
+from .records import natural, number, observations_from_json, observations_to_json, typed, with_name
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-SCHEMA = 1
+SCHEMA = 2
 """The version of the file format that this program writes, and the only one that it reads."""
+JOINT = " + "
+"""What stands between the descriptions of data that were merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What data were observed, and how.
+
+    Attributes:
+        description: The data, in words.
+        batch: Samples per run.
+        shards: The parts of the run that are in here, as ``(i, n)``, ascending; empty when all are.
+    """
+
+    description: str
+    batch: int = 1
+    shards: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Bring the shards into the only form that there is for each set of them.
+
+        Raises:
+            ValueError: They are not some of the parts of one whole.
+        """
+        wholes = {parts for _, parts in self.shards}
+        if len(wholes) > 1 or any(not 1 <= part <= parts for part, parts in self.shards):
+            raise ValueError(f"no parts of one whole: {', '.join(map(shard_text, self.shards))}")
+        if len(set(self.shards)) < len(self.shards):
+            raise ValueError("a part is there twice")
+        whole = wholes == {len(self.shards)}
+        object.__setattr__(self, "shards", () if whole else tuple(sorted(self.shards)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,47 +67,168 @@ class RangeFile:
 
     Attributes:
         model: The `fingerprint` of the model.
-        source: What data was observed, in words.
-        samples: How many samples that was.
+        data: What data were observed.
         rule: The rule that chose the ranges.
-        statistics: What was observed, per tensor.
-        ranges: The chosen range of each of these tensors.
+        seen: What was observed.
+        ranges: The chosen ranges; tensors without values, or that are to stay float, have none.
+        digests: What computes each tensor that was to be observed, from `tensor_digests`.
+        overrides: The user's own word on tensors, which `ranges` heed.
+        precision: What the ranges were chosen for.
     """
 
     model: str
-    source: str
-    samples: int
+    data: Data
     rule: Rule
-    statistics: Mapping[str, Statistic]
+    seen: Observations
     ranges: Mapping[str, Range]
+    digests: Mapping[str, str] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=Overrides)
+    precision: Precision = field(default_factory=Precision)
 
     @classmethod
-    def choose(
-        cls, statistics: Mapping[str, Statistic], rule: Rule, *, model: str, source: str, samples: int
+    def of(
+        cls,
+        seen: Observations,
+        rule: Rule,
+        *,
+        model: str,
+        data: Data,
+        digests: Mapping[str, str],
+        precision: Precision | None = None,
     ) -> RangeFile:
-        """Choose the range of every tensor with `rule`."""
-        return cls(model, source, samples, rule, statistics, {name: rule(seen) for name, seen in statistics.items()})
+        """Choose the range of every tensor that was seen."""
+        precision = precision or Precision()
+        ranges = {name: rule(seen.ranges[name], seen.runs.get(name), precision) for name in sorted(seen.ranges)}
+        return cls(model, data, rule, seen, ranges, digests, precision=precision)
 
-    def __or__(self, other: RangeFile) -> RangeFile:
-        """Merge two runs over different data; the statistics are those of one run over all of it.
+    @property
+    def samples(self) -> int:
+        """How many samples were observed."""
+        return self.seen.samples
+
+    @property
+    def has_histograms(self) -> bool:
+        """Whether histograms were built, though tensors in bodies never have one."""
+        asked = self.rule.needs_histogram or self.overrides.needs_histogram
+        return asked or any(isinstance(statistic, Histogram) for statistic in self.seen.ranges.values())
+
+    def choose(self, rule: Rule, precision: Precision | None = None) -> RangeFile:
+        """Choose the ranges anew, with another rule, or for another precision.
 
         Raises:
-            RequantError: The two are of different models, or were made in different ways.
+            RequantError: The rule needs histograms, and there are only extremes.
         """
+        if rule.needs_histogram and not self.has_histograms:
+            raise RequantError(f"the rule {rule} needs histograms, of which there are none; calibrate with {rule}")
+        file = RangeFile.of(
+            self.seen,
+            rule,
+            model=self.model,
+            data=self.data,
+            digests=self.digests,
+            precision=precision or self.precision,
+        )
+        return file.overridden(self.overrides)
+
+    def overridden(self, overrides: Overrides) -> RangeFile:
+        """Return what the file is with the user's own word on tensors, besides that which it has on others.
+
+        Raises:
+            RequantError: A rule needs histograms, and there are only extremes.
+        """
+        if not overrides.tensors:
+            return self
+        if overrides.needs_histogram and not self.has_histograms:
+            raise RequantError(f"{overrides.source}: a rule needs histograms, of which there are none")
+        ranges = dict(self.ranges)
+        for name, own in overrides.tensors.items():
+            ranges.pop(name, None)
+            if own.range is not None:
+                ranges[name] = own.range
+            elif name in self.seen.ranges and not own.keep_float:
+                rule = own.rule or self.rule
+                ranges[name] = rule(self.seen.ranges[name], self.seen.runs.get(name), self.precision)
+        both = Overrides({**self.overrides.tensors, **overrides.tensors}, overrides.source)
+        return replace(self, ranges=ranges, overrides=both)
+
+    def __or__(self, other: RangeFile) -> RangeFile:
+        """Merge two files, see `merge_files`."""
         if not isinstance(other, RangeFile):
             return NotImplemented
-        if self.model != other.model:
-            raise RequantError(f"ranges of two models cannot be merged: {self.model[:12]} and {other.model[:12]}")
-        if self.rule != other.rule:
-            raise RequantError(f"ranges chosen by different rules cannot be merged: {self.rule} and {other.rule}")
-        sources = {part for file in (self, other) for part in file.source.split(" + ")}
-        return RangeFile.choose(
-            merge(self.statistics, other.statistics),
-            self.rule,
-            model=self.model,
-            source=" + ".join(sorted(sources)),
-            samples=self.samples + other.samples,
-        )
+        return merge_files([self, other])
+
+
+def merge_files(files: Sequence[RangeFile]) -> RangeFile:
+    """Merge range files, at least one, in any order; the result is that of one run over all the data.
+
+    Files of shards of one run, all of them, give the file of the whole run, and some of them a file of several shards.
+    Files of different data give one of all data; the shards of each must be complete then.
+
+    Raises:
+        RequantError: The files are of different models, were made in different ways, or have data in common.
+    """
+    first = files[0]
+    for other in files[1:]:
+        _check_alike(first, other)
+    by_data: dict[str, list[RangeFile]] = {}
+    for file in files:
+        by_data.setdefault(file.data.description, []).append(file)
+    wholes = {description: _joined(description, parts) for description, parts in by_data.items()}
+    if len(wholes) > 1:
+        for description, data in wholes.items():
+            if data.shards:
+                there = ", ".join(map(shard_text, data.shards))
+                raise RequantError(
+                    f"other shards of {description!r} than {there} are missing; all must be of data of the same name"
+                )
+    descriptions = sorted({part for description in wholes for part in description.split(JOINT)})
+    merged = RangeFile.of(
+        reduce(or_, [file.seen for file in files]),
+        first.rule,
+        model=first.model,
+        data=replace(next(iter(wholes.values())), description=JOINT.join(descriptions)),
+        # constants that were folded on different machines may differ in the last bit
+        digests={name: min(f.digests[name] for f in files if name in f.digests) for f in files for name in f.digests},
+        precision=first.precision,
+    )
+    return merged.overridden(first.overrides)
+
+
+def _check_alike(one: RangeFile, other: RangeFile) -> None:
+    """Refuse files that do not go together."""
+    if one.model != other.model:
+        raise RequantError(f"ranges of two models cannot be merged: {one.model[:12]} and {other.model[:12]}")
+    if one.rule != other.rule:
+        raise RequantError(f"ranges chosen by different rules cannot be merged: {one.rule} and {other.rule}")
+    if one.precision != other.precision:
+        raise RequantError(f"ranges for different precisions cannot be merged: {one.precision} and {other.precision}")
+    if one.data.batch != other.data.batch:
+        raise RequantError(f"runs of batches of {one.data.batch} and of {other.data.batch} cannot be merged")
+    if one.overrides != other.overrides:
+        names = {*one.overrides.tensors, *other.overrides.tensors}
+        differing = sorted(n for n in names if one.overrides.tensors.get(n) != other.overrides.tensors.get(n))
+        raise RequantError(f"ranges with different overrides cannot be merged: tensor {differing[0]!r} has two")
+
+
+def _joined(description: str, files: Sequence[RangeFile]) -> Data:
+    """Return what files of the same data are together."""
+    shards = [shard for file in files for shard in file.data.shards]
+    for shard, times in Counter(shards).items():
+        if times > 1:
+            raise RequantError(f"shard {shard_text(shard)} of {description!r} is there twice")
+    if len(files) > 1 and shards and any(not file.data.shards for file in files):
+        raise RequantError(f"{description!r} is there as a whole and as shard {shard_text(shards[0])} of it too")
+    if len({parts for _, parts in shards}) > 1:
+        one, another = min(shards, key=lambda shard: shard[1]), max(shards, key=lambda shard: shard[1])
+        raise RequantError(f"shards of two divisions cannot be merged: {shard_text(one)} and {shard_text(another)}")
+    if any(file.seen.repeated and file.seen == files[0].seen for file in files[1:]):
+        raise RequantError(f"the same run over {description!r} is there twice")
+    return replace(files[0].data, shards=tuple(shards))
+
+
+def shard_text(shard: tuple[int, int]) -> str:
+    """Return ``"1/2"``."""
+    return f"{shard[0]}/{shard[1]}"
 
 
 def save_ranges(path: str | os.PathLike[str], file: RangeFile) -> None:
@@ -81,26 +237,51 @@ def save_ranges(path: str | os.PathLike[str], file: RangeFile) -> None:
     Raises:
         RequantError: The file cannot be written.
     """
-    tensors = {
-        name: {"lo": file.ranges[name][0], "hi": file.ranges[name][1], "statistic": _statistic_to_json(statistic)}
-        for name, statistic in sorted(file.statistics.items())
+    seen = observations_to_json(file.seen)
+    overrides = file.overrides.to_json()
+    tensors = {}
+    for name in sorted({*seen["tensors"], *file.digests, *file.ranges, *overrides}):
+        row: dict[str, Any] = {}
+        if name in file.ranges:
+            row["lo"], row["hi"] = file.ranges[name]
+        if name in overrides:
+            row["override"] = overrides[name]
+        if name in file.digests:
+            row["digest"] = file.digests[name]
+        tensors[name] = row | seen["tensors"].get(name, {})
+    document = {
+        "schema": SCHEMA,
+        "model": file.model,
+        "data": {
+            "description": file.data.description,
+            "samples": file.samples,
+            "batch": file.data.batch,
+            "shards": list(map(shard_text, file.data.shards)),
+        },
+        "rule": str(file.rule),
+        "precision": {"bits": file.precision.bits, "symmetric": file.precision.symmetric},
+        "inputs": seen["inputs"],
+        "tensors": tensors,
+        "feeds": seen["feeds"],
     }
-    head = {"schema": SCHEMA, "model": file.model, "source": file.source, "samples": file.samples}
+    entries = (f"{json.dumps(key)}: {_text(key, value)}" for key, value in document.items())
+    write_atomically(path, ("{\n" + ",\n".join(entries) + "\n}\n").encode())
+
+
+def _text(key: str, value: Any) -> str:
+    """Return an entry of the document as text, tables with a line for each row."""
+    if key not in ("inputs", "tensors", "feeds") or not value:
+        return json.dumps(value, allow_nan=False)
     # repr, which json uses for floats, reads back as the same float
-    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row, allow_nan=False)}" for name, row in tensors.items())
-    text = json.dumps(head | {"rule": str(file.rule)}, indent=0)[:-2] + f',\n"tensors": {{\n{rows}\n}}}}\n'
-    write_atomically(path, text.encode())
+    rows = (f"{json.dumps(name)}: {json.dumps(row, allow_nan=False)}" for name, row in value.items())
+    return "{\n" + ",\n".join(rows) + "\n}"
 
 
-def load_ranges(path: str | os.PathLike[str], *, model: str | None = None) -> RangeFile:
+def load_ranges(path: str | os.PathLike[str]) -> RangeFile:
     """Read a range file.
 
-    Args:
-        path: The file.
-        model: The `fingerprint` of the model that the ranges are for; None accepts any.
-
     Raises:
-        RequantError: The file is missing, malformed, of another schema, or of another model.
+        RequantError: The file is missing, malformed, or of another schema.
     """
     name = os.fspath(path)
     try:
@@ -112,74 +293,62 @@ def load_ranges(path: str | os.PathLike[str], *, model: str | None = None) -> Ra
     if not isinstance(document, dict) or "schema" not in document:
         raise RequantError(f"{name}: not a range file: no 'schema'")
     if document["schema"] != SCHEMA:
-        raise RequantError(f"{name}: range file of schema {document['schema']!r}; this program reads {SCHEMA}")
+        raise RequantError(
+            f"{name}: range file of schema {document['schema']!r}; this program reads {SCHEMA}: calibrate again"
+        )
     try:
-        file = _from_json(document)
+        return _from_json(document, name)
     except (KeyError, TypeError, ValueError, RequantError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise RequantError(f"{name}: malformed range file: {reason}") from error
-    if model is not None and file.model != model:
-        raise RequantError(
-            f"{name}: ranges of another model (fingerprint {file.model[:12]}, this model has {model[:12]}); "
-            "calibrate this one"
-        )
-    return file
 
 
-def _statistic_to_json(statistic: Statistic) -> dict[str, Any]:
-    """Return a statistic as JSON values."""
-    if isinstance(statistic, MinMax):
-        return {"kind": "minmax", "lo": statistic.lo, "hi": statistic.hi, "count": statistic.count}
-    grid = {"exponent": statistic.exponent, "first": statistic.first, "counts": statistic.counts.tolist()}
-    return {"kind": "histogram", "lo": statistic.lo, "hi": statistic.hi} | grid
-
-
-def _from_json(document: Mapping[str, Any]) -> RangeFile:
+def _from_json(document: Mapping[str, Any], name: str) -> RangeFile:
     """Read the content of a range file; what is wrong raises KeyError, TypeError, ValueError or RequantError."""
-    statistics, ranges = {}, {}
-    for name, row in _typed(document, "tensors", dict).items():
-        try:
-            statistics[name] = _statistic_from_json(_typed(row, "statistic", dict))
-            lo, hi = _number(row, "lo"), _number(row, "hi")
-            if not lo <= hi:
-                raise ValueError("'lo' is above 'hi'")
-        except KeyError as error:
-            raise ValueError(f"tensor {name!r}: {error} is missing") from error
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"tensor {name!r}: {error}") from error
-        ranges[name] = (lo, hi)
-    model, source = _typed(document, "model", str), _typed(document, "source", str)
-    rule = parse_rule(_typed(document, "rule", str))
-    return RangeFile(model, source, _typed(document, "samples", int), rule, statistics, ranges)
+    told, rows = typed(document, "data", dict), typed(document, "tensors", dict)
+    ranges: dict[str, Range] = {}
+    digests: dict[str, str] = {}
+    overridden = {}
+    for tensor, row in rows.items():
+        with_name(f"tensor {tensor!r}", _read_chosen, tensor, row, ranges, digests)
+        if "override" in row:
+            overridden[tensor] = row["override"]
+    seen = observations_from_json({**document, "samples": natural(told, "samples", least=0)})
+    shards = tuple(_read_shard(text) for text in typed(told, "shards", list))
+    for tensor in sorted(seen.ranges.keys() - ranges.keys() - overridden.keys()):
+        raise ValueError(f"tensor {tensor!r}: 'lo' is missing")
+    wanted = typed(document, "precision", dict)
+    return RangeFile(
+        model=typed(document, "model", str),
+        data=Data(typed(told, "description", str), natural(told, "batch"), shards),
+        rule=parse_rule(typed(document, "rule", str)),
+        seen=seen,
+        ranges=ranges,
+        digests=digests,
+        overrides=Overrides(overrides_from_json(overridden), name),
+        precision=Precision(typed(wanted, "bits", int), typed(wanted, "symmetric", bool)),
+    )
 
 
-def _statistic_from_json(row: Mapping[str, Any]) -> Statistic:
-    """Read one statistic; its own invariants are checked where it is made."""
-    kind, lo, hi = _typed(row, "kind", str), _number(row, "lo"), _number(row, "hi")
-    if kind == "minmax":
-        return MinMax(lo, hi, _typed(row, "count", int))
-    if kind == "histogram":
-        counts = _typed(row, "counts", list)
-        if not all(type(count) is int for count in counts):
-            raise TypeError("'counts' must be integers")
-        return Histogram(lo, hi, _typed(row, "exponent", int), _typed(row, "first", int), np.array(counts, np.int64))
-    raise ValueError(f"unknown kind of statistic {kind!r}")
-
-
-def _typed(row: Any, key: str, kind: type) -> Any:
-    """Return ``row[key]``, which must be of `kind`."""
+def _read_chosen(name: str, row: Any, ranges: dict[str, Range], digests: dict[str, str]) -> None:
+    """Read a tensor's range and digest, where there are any, into the mappings."""
     if not isinstance(row, dict):
-        raise TypeError(f"an object with {key!r} is wanted, not {type(row).__name__}")
-    if type(row[key]) is not kind:
-        raise TypeError(f"{key!r} must be of type {kind.__name__}, not {type(row[key]).__name__}")
-    return row[key]
+        raise TypeError(f"an object is wanted, not {type(row).__name__}")
+    if "lo" in row or "hi" in row:
+        lo, hi = number(row, "lo"), number(row, "hi")
+        if not lo <= hi:
+            raise ValueError("'lo' is above 'hi'")
+        ranges[name] = lo, hi
+    if "digest" in row:
+        digests[name] = typed(row, "digest", str)
 
 
-def _number(row: Mapping[str, Any], key: str) -> float:
-    """Return the finite number ``row[key]``."""
-    if type(row[key]) not in (int, float) or not math.isfinite(row[key]):
-        raise TypeError(f"{key!r} must be a finite number")
-    return float(row[key])
+def _read_shard(text: object) -> tuple[int, int]:
+    """Read ``"1/2"``."""
+    part, _, parts = text.partition("/") if isinstance(text, str) else ("", "", "")
+    if not (part.isdecimal() and parts.isdecimal()):
+        raise ValueError(f"'shards' must be texts like \"1/2\", not {text!r}")
+    return int(part), int(parts)
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -211,73 +380,3 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def fingerprint(model: ir.Model) -> str:
-    """Return the SHA-256, in hex, of what a model computes with: nodes, values' names, constants, opsets.
-
-    Doc strings, metadata, node names, inferred shapes and the way constants are stored do not matter.
-    Constants are read one at a time.
-    """
-    digest = hashlib.sha256()
-
-    def write(text: str) -> None:
-        data = text.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)  # lengths, so that no two models write the same bytes
-
-    write(repr(sorted(model.opset_imports.items())))
-    for part in _graph_parts(model.graph, digest.update):
-        write(part)
-    for identifier, function in sorted(model.functions.items()):
-        write(repr((identifier, sorted(function.opset_imports.items()))))
-        write(repr(sorted(function.attributes)))
-        for part in _graph_parts(function, digest.update):
-            write(part)
-    return digest.hexdigest()
-
-
-def _graph_parts(graph: ir.Graph | ir.Function, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield a graph as a sequence of texts; the bytes of constants go to `data` in between."""
-    for kind, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
-        yield f"{kind} {[(value.name, str(value.type), str(value.shape)) for value in values]}"
-    for name, value in sorted(getattr(graph, "initializers", {}).items()):
-        yield f"initializer {name}"
-        if value.const_value is not None:
-            yield from _tensor_parts(value.const_value, data)
-    for node in graph:
-        names = [value.name if value is not None else None for value in node.inputs]
-        yield f"node {node.op_identifier()} {names} {[value.name for value in node.outputs]}"
-        for name, attribute in sorted(node.attributes.items()):
-            yield f"attribute {name} {attribute.type}"
-            yield from _attribute_parts(attribute, data)
-
-
-def _attribute_parts(attribute: ir.Attr, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield the value of an attribute, with the tensors and graphs inside it."""
-    import onnx_ir as ir
-
-    if attribute.is_ref():
-        yield f"reference {attribute.ref_attr_name}"
-        return
-    several = isinstance(attribute.value, (list, tuple))
-    for value in attribute.value if several else [attribute.value]:
-        if isinstance(value, ir.Graph):
-            yield from _graph_parts(value, data)
-        elif isinstance(value, ir.TensorProtocol):
-            yield from _tensor_parts(value, data)
-        else:
-            yield repr(value)
-    yield "end"
-
-
-def _tensor_parts(tensor: ir.TensorProtocol, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield a tensor's type and shape, and hand its bytes to `data`."""
-    import onnx_ir as ir
-
-    yield f"tensor {tensor.dtype} {tensor.shape}"
-    if tensor.dtype == ir.DataType.STRING:
-        yield repr(tensor.numpy().tolist())
-    else:
-        data(tensor.tobytes())
-        if isinstance(tensor, ir.ExternalTensor):
-            tensor.release()  # the mapping, whose pages count as memory

@@ -5,22 +5,65 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .. import RequantError, UnknownNameError
-from .samples import DataError, Picked, Rows, Sample, as_array, as_label
+from .samples import DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
+from .session import InputSpec
+
+LABELS = ("label", "labels")
+"""Columns that are not fed to a model without such an input."""
 
 
-def python_file(path: str, name: str) -> Rows:
-    """Take the samples from an object of a Python file, which is run.
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An object that a text names.
+
+    Attributes:
+        value: The object.
+        name: How messages call it.
+        folder: What must be on ``sys.path`` while its code runs; None for nothing.
+    """
+
+    value: Any
+    name: str
+    folder: str | None = None
+
+
+def named(text: str) -> Named | None:
+    """Return the object that ``FILE.py:NAME``, which is run, or ``PACKAGE.MODULE:NAME`` names; None for other texts.
 
     Raises:
-        RequantError: The file is missing or fails, or has no such object.
+        RequantError: The file or module is missing or fails, or has no such object.
     """
+    if match := re.fullmatch(r"(.+\.py):(\w+)", text):
+        return _of_file(match[1], match[2])
+    if match := re.fullmatch(r"([A-Za-z_][\w.]*):(\w+)", text):
+        return _of_module(match[1], match[2])
+    return None
+
+
+def load_named(text: str, what: str) -> Named:
+    """Return the object that a text names.
+
+    Raises:
+        RequantError: It names none.
+    """
+    found = named(text)
+    if found is None:
+        raise DataError(f"{text}: a {what} is named by FILE.py:NAME or PACKAGE.MODULE:NAME")
+    return found
+
+
+def _of_file(path: str, name: str) -> Named:
+    """Run a Python file and return one of its objects."""
     file = Path(path)
     if not file.is_file():
         raise DataError(f"{path}: no such file")
@@ -32,48 +75,82 @@ def python_file(path: str, name: str) -> Rows:
     sys.modules[module.__name__] = module  # dataclasses, among others, look their module up
     with _importing(path, parent):
         spec.loader.exec_module(module)
-    return python_object(_attribute(module, name, path), f"{path}:{name}", parent)
+    return Named(_attribute(module, name, path), f"{path}:{name}", parent)
 
 
-def python_module(module: str, name: str) -> Rows:
-    """Take the samples from an object of an importable module.
-
-    Raises:
-        RequantError: The module cannot be imported, or has no such object.
-    """
+def _of_module(module: str, name: str) -> Named:
+    """Import a module and return one of its objects."""
     here = os.getcwd()  # a console script, unlike `python -m`, does not see the current folder
     with _importing(module, here):
         imported = importlib.import_module(module)
-    return python_object(_attribute(imported, name, module), f"{module}:{name}", here)
+    return Named(_attribute(imported, name, module), f"{module}:{name}", here)
 
 
-def python_object(data: object, description: str | None = None, folder: str | None = None) -> Rows:
-    """Take the samples from an iterable of feeds or (feed, label) pairs, or a callable that returns one.
+def python_object(
+    data: object, description: str | None = None, folder: str | None = None, inputs: Sequence[InputSpec] = ()
+) -> Rows:
+    """Take the samples from a Python object.
 
-    An iterator, which can be read once, is kept as it is read. A callable is called for each pass.
+    It is an iterable of feeds or (feed, label) pairs, a callable that returns one, or a data set with ``__len__`` and
+    ``__getitem__``. A feed is a dict of arrays; for a model with one input, also an array by itself in a tuple
+    ``(x, y)`` or ``(x,)``, or alone. What NumPy takes or what has a method ``numpy`` is an array. A column ``label`` or
+    ``labels`` that is no input is the label where it holds numbers, and dropped elsewhere.
+
+    The entries of a data set have no batch axis, and neither may arrays by themselves: they get one of 1 where the
+    input has one axis more. An iterator, which can be read once, is kept as it is read. A callable is called for each
+    pass.
 
     Args:
         data: The object.
         description: How messages call it; its type if None.
         folder: What must be on ``sys.path`` while the object's code runs.
+        inputs: What the model wants; without them a feed is a dict, and nothing is dropped.
 
     Raises:
-        DataError: It is neither.
+        DataError: It is none of these.
     """
     name = description or f"a {type(data).__name__} of feeds"
     if isinstance(data, Mapping):
+        if hasattr(data, "column_names"):
+            raise DataError(f"{name}: holds the splits {', '.join(map(str, data))}; give one of them")
         raise DataError(f"{name}: a single feed; give an iterable of feeds, for one: [feed]")
     if isinstance(data, Iterator):
         data = _Replay(data)
-    if not isinstance(data, Iterable) and not callable(data):
+    if not _is_iterable(data) and not callable(data):
         raise DataError(f"{name}: a {type(data).__name__} is neither an iterable of feeds nor a callable")
-    length = len(data) if isinstance(data, Sized) and isinstance(data, Iterable) else None
 
     def read(picked: Picked) -> Iterator[Sample]:
-        for index, item in _guarded(_walk(data, picked), name, folder):
-            yield _as_sample(item, f"{name}, sample {index}")
+        if picked is not None and not picked:
+            return
+        for index, item, entry in _guarded(_walk(data, picked), name, folder):
+            yield _as_sample(item, f"{name}, sample {index}", inputs, unbatched=entry)
 
-    return Rows(name, length, read)
+    return Rows(name, _length(data) if _is_iterable(data) else None, read, random=_is_indexed(data), foreign=True)
+
+
+def _is_iterable(data: object) -> bool:
+    """Tell whether an object can be iterated over, if only by asking for 0, 1, 2, ..."""
+    return isinstance(data, Iterable) or hasattr(type(data), "__getitem__")
+
+
+def _length(data: object) -> int | None:
+    """Return how many items there are; None when only reading will tell."""
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except (TypeError, NotImplementedError):  # a loader of a stream has the method but no length
+        return None
+
+
+def _is_indexed(data: object) -> bool:
+    """Tell whether an object can be asked for any of its items."""
+    if isinstance(data, Sequence):
+        return True
+    return hasattr(type(data), "__getitem__") and not _is_stream(data) and _length(data) is not None
+
+
+def _is_stream(data: object) -> bool:
+    """Tell whether an object is a data set that can only be iterated over, whatever other methods it inherits."""
+    return any(kind.__name__ == "IterableDataset" for kind in type(data).__mro__)
 
 
 class _Replay:
@@ -96,49 +173,99 @@ class _Replay:
             index += 1
 
 
-def _walk(data: Iterable[object] | Callable[[], Iterable[object]], picked: Picked) -> Iterator[tuple[int, object]]:
-    """Yield the picked items with their positions; a sequence is asked for no other."""
-    if isinstance(data, Sequence):
-        yield from ((index, data[index]) for index in (range(len(data)) if picked is None else picked))
+def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
+    """Yield the picked items with their positions, and whether they are entries of a data set.
+
+    What can be asked for any item is asked for no other.
+    """
+    if not _is_iterable(data):
+        yield from _walk(_returned(data()), picked)
         return
-    items = data if isinstance(data, Iterable) else data()
+    entries = _is_stream(data) or hasattr(data, "column_names")
+    if _is_indexed(data):
+        entries = entries or not isinstance(data, Sequence)
+        positions = range(len(data)) if picked is None else picked
+        yield from ((index, data[index], entries) for index in positions)
+        return
     wanted: Collection[int] | None = picked if picked is None or isinstance(picked, range) else frozenset(picked)
-    for index, item in enumerate(items):
+    for index, item in enumerate(data):
         if wanted is None or index in wanted:
-            yield index, item
+            yield index, item, entries
         if picked and index == picked[-1]:
             return
 
 
-def _guarded(items: Iterator[tuple[int, object]], name: str, folder: str | None) -> Iterator[tuple[int, object]]:
+def _returned(data: object) -> object:
+    """Check what a callable returned."""
+    if not _is_iterable(data):
+        raise TypeError(f"{type(data).__name__!r} object is not iterable")
+    return data
+
+
+def _guarded(
+    items: Iterator[tuple[int, object, bool]], name: str, folder: str | None
+) -> Iterator[tuple[int, object, bool]]:
     """Run the user's code step by step, with its folder on the path; its errors say where they come from."""
     count = 0
     while True:
-        try:
-            with _on_path(folder):
-                entry = next(items, None)
-        except RequantError:
-            raise
-        except (Exception, SystemExit) as error:  # a reader that calls exit() would end us without a word
-            message = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"{name}: failed at sample {count}: {message}") from error
+        with failing_at(f"{name}: failed at sample {count}"), on_path(folder):
+            entry = next(items, None)
         if entry is None:
             return
         yield entry
         count += 1
 
 
-def _as_sample(item: object, where: str) -> Sample:
+def _as_sample(item: object, where: str, inputs: Sequence[InputSpec], *, unbatched: bool) -> Sample:
     """Read a feed or a (feed, label) pair."""
-    feed, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+    if isinstance(item, list) and any(callable(getattr(entry, "numpy", None)) for entry in item):
+        item = tuple(item)  # torch's loader makes lists of tensors from the tuples that it stacks
+    feed, label = (*item, None)[:2] if isinstance(item, tuple) and len(item) in (1, 2) else (item, None)
+    if not isinstance(feed, Mapping) and len(inputs) == 1 and (feed is not item or _is_tensor(feed)):
+        feed, unbatched = {inputs[0].name: feed}, True
     if not isinstance(feed, Mapping):
-        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {type(item).__name__}")
+        got = f"a tuple of {len(item)}" if isinstance(item, tuple) else type(item).__name__
+        wanted = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
+        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{wanted}")
+    feed = dict(feed)
+    names = {spec.name for spec in inputs}
+    for name in [name for name in LABELS if inputs and name in feed and name not in names]:
+        column = feed.pop(name)
+        label = column if label is None and _is_numeric(column) else label
+    if inputs:
+        check_names(feed, inputs, where)  # before columns of any kind are looked at
     arrays = {str(name): as_array(value, f"{where}, input {name!r}") for name, value in feed.items()}
-    return Sample(arrays, as_label(label, where), where)
+    sample = Sample(arrays, as_label(label, where), where)
+    return with_batch_axis(sample, inputs) if unbatched else sample
+
+
+def _is_tensor(value: object) -> bool:
+    """Tell whether a value is an array or tensor of any library."""
+    return hasattr(value, "__array__") or callable(getattr(value, "numpy", None))
+
+
+def _is_numeric(value: object) -> bool:
+    """Tell whether a value is a number or an array of numbers."""
+    try:
+        return as_array(value, "label").dtype.kind in "biuf"
+    except DataError:
+        return False
 
 
 @contextmanager
-def _on_path(folder: str | None) -> Iterator[None]:
+def failing_at(place: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into one line."""
+    try:
+        yield
+    except RequantError:
+        raise
+    except (Exception, SystemExit) as error:  # a reader that calls exit() would end us without a word
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{place}: {message}") from error
+
+
+@contextmanager
+def on_path(folder: str | None) -> Iterator[None]:
     """Put a folder in front of ``sys.path`` for a while."""
     if folder is None:
         yield
@@ -155,7 +282,7 @@ def _on_path(folder: str | None) -> Iterator[None]:
 def _importing(what: str, folder: str) -> Iterator[None]:
     """Turn whatever importing raises into one line."""
     try:
-        with _on_path(folder):
+        with on_path(folder):
             yield
     except (Exception, SystemExit) as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())

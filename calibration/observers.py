@@ -1,19 +1,21 @@
 """Statistics of a tensor's values that merge: the order of the data and its split over machines change nothing.
 
-`MinMax` and `Histogram` merge exactly: ``of(a) | of(b) == of(concatenate(a, b))``, bit for bit, so ``|`` is
-associative and commutative. `ChannelMean` adds float64 sums, which is exact up to their rounding.
+Every ``|`` is exact, and so associative and commutative, bit for bit. `MinMax` and `Histogram` see single values:
+``of(a) | of(b) == of(concatenate(a, b))``. `Runs`, `Channels` and `Moments` add up what was computed of each run, the
+former two its extremes, the latter two its sums; a sum within a run is rounded, a sum over runs is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from .. import RequantError
+from .exact import ExactSum
 from .session import Array
 
 MAX_BINS = 2048
@@ -21,8 +23,8 @@ MANTISSA_BITS = 24
 """No bin is narrower than the largest magnitude times 2**-24: float32 tells nothing finer apart up there."""
 MIN_EXPONENT = -126
 """No bin is narrower than the smallest normal float32, so that the reciprocal of a width is finite in float32."""
-CHUNK = 1 << 16
-"""Values per step when a histogram is built: the two buffers of a step stay in the cache (768 KiB for float32)."""
+CHUNK = 1 << 15
+"""Values per step when a histogram is built: a step's values and both its buffers stay in the cache (384 KiB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,9 @@ class Histogram:
         Raises:
             ValueError: There are no values, or one is not finite.
         """
-        lo, hi = _extremes(values)
-        exponent = _exponent(lo, hi)
-        first, bins = _index(lo, exponent), _bins(lo, hi, exponent)
-        counts = np.zeros(bins, np.int64)
-        for indices in _indices(values, exponent, first):
-            counts += np.bincount(indices, minlength=bins)
-        return cls(lo, hi, exponent, first, counts)
+        counter = Counter()
+        counter.add(values)
+        return counter.histogram()
 
     def __or__(self, other: Histogram) -> Histogram:
         """Return the histogram of both sets of values."""
@@ -126,9 +124,7 @@ class Histogram:
         first = _index(lo, exponent)
         counts = np.zeros(_bins(lo, hi, exponent), np.int64)
         for part in (self, other):
-            # The wider range never has the narrower bins, so the shift is never negative.
-            fine = np.arange(part.first, part.first + part.counts.size)
-            np.add.at(counts, (fine >> (exponent - part.exponent)) - first, part.counts)
+            _pour(part.counts, part.first, exponent - part.exponent, into=counts, first=first)
         return Histogram(lo, hi, exponent, first, counts)
 
     def __eq__(self, other: object) -> bool:
@@ -154,36 +150,112 @@ class Histogram:
     @property
     def edges(self) -> Array:
         """The edges of the bins, (bins + 1,) float64, the outer ones drawn in to `lo` and `hi`."""
-        edges = np.ldexp(np.arange(self.first, self.first + self.counts.size + 1, dtype=np.float64), self.exponent)
-        edges[0], edges[-1] = self.lo, self.hi
-        return edges
+        inner = np.arange(self.first + 1, self.first + self.counts.size, dtype=np.float64)  # the outermost may overflow
+        return np.concatenate([[self.lo], np.ldexp(inner, self.exponent), [self.hi]])
 
 
 Statistic: TypeAlias = MinMax | Histogram
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChannelMean:
-    """The mean of each channel, kept as a sum and a count.
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What single runs of the model saw of a tensor: for averages of extremes, and for how the range has grown.
 
     Attributes:
-        total: The sum of each channel's values, (C,) float64, read-only.
+        count: How many runs gave the tensor values, at least 1.
+        ends: The sums of the smallest and of the largest value of each run, shape (2,).
+        blocks: The extremes of the runs whose samples have the positions ``2**b - 1`` to ``2**(b + 1) - 2``, by b: each
+            block doubles how much of the data was seen.
+    """
+
+    count: int
+    ends: ExactSum
+    blocks: Mapping[int, tuple[float, float]]
+
+    @classmethod
+    def of(cls, positions: Sequence[int], ends: Array) -> Runs:
+        """Gather runs.
+
+        Args:
+            positions: The position of the first sample of each run in the whole of the data, from 0.
+            ends: The smallest and the largest value of each run, (runs, 2) float64.
+
+        Raises:
+            ValueError: There are no runs, or a value is not finite.
+        """
+        if not len(ends):
+            raise ValueError("has no values")
+        blocks: dict[int, tuple[float, float]] = {}
+        for position, (lo, hi) in zip(positions, ends.tolist(), strict=True):
+            _widen(blocks, (position + 1).bit_length() - 1, (lo, hi))
+        return cls(len(ends), ExactSum.of(ends), blocks)
+
+    def __or__(self, other: Runs) -> Runs:
+        """Return what both sets of runs saw."""
+        if not isinstance(other, Runs):
+            return NotImplemented
+        blocks = dict(self.blocks)
+        for block, ends in other.blocks.items():
+            _widen(blocks, block, ends)
+        return Runs(self.count + other.count, self.ends | other.ends, blocks)
+
+    def __hash__(self) -> int:
+        """Return a hash that agrees with ``==``."""
+        return hash((self.count, self.ends, tuple(sorted(self.blocks.items()))))
+
+    @property
+    def mean_lo(self) -> float:
+        """The mean of the runs' smallest values."""
+        return float(self.ends.value[0] / self.count)
+
+    @property
+    def mean_hi(self) -> float:
+        """The mean of the runs' largest values."""
+        return float(self.ends.value[1] / self.count)
+
+    @property
+    def growth(self) -> dict[int, tuple[float, float]]:
+        """The extremes of the first n samples, by n = 2**b - 1 for each block that was seen, ascending."""
+        grown: dict[int, tuple[float, float]] = {}
+        lo, hi = math.inf, -math.inf
+        for block, (low, high) in sorted(self.blocks.items()):
+            lo, hi = min(lo, low), max(hi, high)
+            grown[2 ** (block + 1) - 1] = (lo, hi)
+        return grown
+
+
+def _widen(blocks: dict[int, tuple[float, float]], block: int, ends: tuple[float, float]) -> None:
+    """Let a block hold these extremes too."""
+    lo, hi = blocks.get(block, ends)
+    blocks[block] = (min(lo, ends[0]), max(hi, ends[1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channels:
+    """The extremes and the mean of each channel.
+
+    Attributes:
+        lo: The smallest value of each channel, (C,) float64, read-only.
+        hi: The largest value of each channel, (C,) float64, read-only.
+        total: The sums over runs of each channel's sum, shape (C,).
         count: How many values each channel has seen, at least 1.
     """
 
-    total: Array
+    lo: Array
+    hi: Array
+    total: ExactSum
     count: int
 
     def __post_init__(self) -> None:
-        """Make the sums read-only."""
-        self.total.flags.writeable = False
+        """Make the extremes read-only."""
+        self.lo.flags.writeable = self.hi.flags.writeable = False
 
     @classmethod
-    def of(cls, values: Array, axis: int) -> ChannelMean:
-        """Sum a float array over every axis but `axis`.
+    def of(cls, values: Array, axis: int) -> Channels:
+        """Reduce a float array over every axis but `axis`; sums are float64.
 
         Raises:
-            ValueError: There are no values, a sum is not finite, or the array has no such axis.
+            ValueError: There are no values, one is not finite, or the array has no such axis.
         """
         if not -values.ndim <= axis < values.ndim:
             raise ValueError(f"has no axis {axis}")
@@ -192,39 +264,99 @@ class ChannelMean:
         others = tuple(index for index in range(values.ndim) if index != axis % values.ndim)
         with np.errstate(invalid="ignore"):  # infinity minus infinity; told apart below
             total = np.sum(values, axis=others, dtype=np.float64)
-        if not np.isfinite(total).all():
-            raise ValueError("holds NaN or infinity")
-        return cls(np.atleast_1d(total), values.size // values.shape[axis])
+        lo, hi, sums = (np.atleast_1d(part)[None] for part in (values.min(axis=others), values.max(axis=others), total))
+        return cls.of_runs(lo, hi, sums, values.size // values.shape[axis])
 
-    def __or__(self, other: ChannelMean) -> ChannelMean:
-        """Return the sums over both sets of values.
+    @classmethod
+    def of_runs(cls, lo: Array, hi: Array, total: Array, count: int) -> Channels:
+        """Gather the channels' extremes and sums of several runs, each of shape (runs, C).
+
+        Raises:
+            ValueError: A sum is not finite.
+        """
+        ends = (np.min(lo, axis=0), np.max(hi, axis=0))
+        low, high = (np.asarray(end, np.float64) + 0.0 for end in ends)  # + 0.0: no -0.0
+        return cls(low, high, ExactSum.of(total), count)
+
+    def __or__(self, other: Channels) -> Channels:
+        """Return the extremes and sums over both sets of values.
 
         Raises:
             ValueError: The numbers of channels differ.
         """
-        if not isinstance(other, ChannelMean):
+        if not isinstance(other, Channels):
             return NotImplemented
-        if self.total.shape != other.total.shape:
-            raise ValueError(f"has {other.total.size} channels, and had {self.total.size}")
-        return ChannelMean(self.total + other.total, self.count + other.count)
+        if self.lo.shape != other.lo.shape:
+            few, many = sorted((self.lo.size, other.lo.size))
+            raise ValueError(f"has {few} channels in one run and {many} in another")
+        lo, hi = np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi)
+        return Channels(lo, hi, self.total | other.total, self.count + other.count)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether sums and counts are the same."""
-        if not isinstance(other, ChannelMean):
+        """Tell whether both saw values that cannot be told apart."""
+        if not isinstance(other, Channels):
             return NotImplemented
-        return self.count == other.count and np.array_equal(self.total, other.total)
+        same = np.array_equal(self.lo, other.lo) and np.array_equal(self.hi, other.hi)
+        return same and (self.count, self.total) == (other.count, other.total)
 
     def __hash__(self) -> int:
         """Return a hash that agrees with ``==``."""
-        return hash((self.count, tuple(self.total)))
+        return hash((self.count, self.total, tuple(self.lo), tuple(self.hi)))
 
     @property
     def mean(self) -> Array:
         """The mean of each channel, (C,) float64."""
-        return np.asarray(self.total / self.count)
+        return np.asarray(self.total.value / self.count)
 
 
-T = TypeVar("T", MinMax | Histogram, ChannelMean)
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The mean and the variance of what was seen.
+
+    Attributes:
+        count: How many values were seen, at least 1.
+        powers: The sums over runs of the values' sum and of their squares' sum, shape (2,).
+    """
+
+    count: int
+    powers: ExactSum
+
+    @classmethod
+    def of(cls, values: Array) -> Moments:
+        """Sum a float array of any shape and its squares, both in float64.
+
+        Raises:
+            ValueError: There are no values, one is not finite, or the sum of squares overflows.
+        """
+        if values.size == 0:
+            raise ValueError("has no values")
+        flat = values.ravel()  # in one order, whatever the layout: a sum depends on it
+        total = square = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, flat.size, CHUNK):
+                chunk = flat[start : start + CHUNK].astype(np.float64)
+                total += float(chunk.sum())
+                square += float(np.sum(np.square(chunk, out=chunk)))
+        return cls(values.size, ExactSum.of(np.array([[total, square]])))
+
+    def __or__(self, other: Moments) -> Moments:
+        """Return the sums over both sets of values."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        return Moments(self.count + other.count, self.powers | other.powers)
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+        return float(self.powers.value[0] / self.count)
+
+    @property
+    def variance(self) -> float:
+        """The variance, of the values as a whole (not of a sample of more); at least 0."""
+        return max(float(self.powers.value[1] / self.count) - self.mean**2, 0.0)
+
+
+T = TypeVar("T", MinMax | Histogram, Runs, Channels, Moments)
 
 
 def merge(left: Mapping[str, T], right: Mapping[str, T]) -> dict[str, T]:
@@ -287,23 +419,79 @@ def _bins(lo: float, hi: float, exponent: int) -> int:
     return _index(hi, exponent) - _index(lo, exponent) + 1
 
 
-def _indices(values: Array, exponent: int, first: int) -> Iterator[Array]:
-    """Yield the bin of each value, counted from `first`, in chunks of (n,) intp.
+def _pour(counts: Array, start: int, shift: int, *, into: Array, first: int) -> None:
+    """Add counts to those of a grid whose bins are ``2**shift`` times as wide; `start` and `first` are first bins."""
+    if shift == 0:
+        into[start - first : start - first + counts.size] += counts
+        return
+    coarse = np.arange(start, start + counts.size) >> shift
+    starts = np.flatnonzero(np.diff(coarse, prepend=coarse[0] - 1))
+    into[coarse[0] - first : coarse[-1] - first + 1] += np.add.reduceat(counts, starts)
 
-    Scaling by a power of two, flooring and subtracting are exact here: an index has at most 24 bits.
-    """
-    flat = values.ravel(order="K")  # the order is of no matter, and "K" does not copy transposed arrays
-    if flat.dtype not in (np.float32, np.float64):
-        flat = flat.astype(np.float32)
-    scale = flat.dtype.type(math.ldexp(1.0, -exponent))
-    scaled = np.empty(min(CHUNK, flat.size), flat.dtype)
-    indices = np.empty(scaled.size, np.intp)
-    for start in range(0, flat.size, CHUNK):
-        chunk = flat[start : start + CHUNK]
-        work, index = scaled[: chunk.size], indices[: chunk.size]
-        np.floor(np.multiply(chunk, scale, out=work), out=work)
-        if exponent > 0:  # only a scale below 1 lets a tiny negative value underflow to bin 0
-            work[(chunk < 0) & (work == 0)] = -1
-        np.subtract(work, first, out=work)
-        np.copyto(index, work, casting="unsafe")
-        yield index
+
+class Counter:
+    """A histogram that grows with each array, read once and in chunks that stay in the cache."""
+
+    def __init__(self) -> None:
+        self._lo, self._hi = math.inf, -math.inf
+        self._exponent = self._first = 0
+        self._counts = np.zeros(0, np.int64)
+
+    def add(self, values: Array) -> tuple[float, float]:
+        """Count the values of a float array of any shape, and return the smallest and the largest of them.
+
+        Raises:
+            ValueError: There are no values, or one is not finite; what was counted is of no use then.
+        """
+        if values.size == 0:
+            raise ValueError("has no values")
+        low, high = math.inf, -math.inf
+        flat = values.ravel(order="K")  # the order is of no matter, and "K" does not copy transposed arrays
+        if flat.dtype not in (np.float32, np.float64):
+            flat = flat.astype(np.float32)
+        scaled = np.empty(min(CHUNK, flat.size), flat.dtype)
+        indices = np.empty(scaled.size, np.int32)
+        for start in range(0, flat.size, CHUNK):
+            chunk = flat[start : start + CHUNK]
+            lo, hi = _extremes(chunk)
+            low, high = min(low, lo), max(high, hi)
+            self._cover(lo, hi)
+            index = self._index(chunk, scaled[: chunk.size], indices[: chunk.size])
+            self._counts += np.bincount(index, minlength=self._counts.size)
+        return low, high
+
+    def histogram(self) -> Histogram:
+        """Return what was counted.
+
+        Raises:
+            ValueError: There were no values.
+        """
+        if not self._counts.size:
+            raise ValueError("has no values")
+        return Histogram(self._lo, self._hi, self._exponent, self._first, self._counts.copy())
+
+    def _cover(self, lo: float, hi: float) -> None:
+        """Widen the grid, as far as needed, to one that holds these values."""
+        if self._lo <= lo and hi <= self._hi:
+            return
+        self._lo, self._hi = min(self._lo, lo), max(self._hi, hi)
+        exponent = _exponent(self._lo, self._hi)
+        first = _index(self._lo, exponent)
+        counts = np.zeros(_bins(self._lo, self._hi, exponent), np.int64)
+        if self._counts.size:  # the wider range never has the narrower bins, so the shift is never negative
+            _pour(self._counts, self._first, exponent - self._exponent, into=counts, first=first)
+        self._exponent, self._first, self._counts = exponent, first, counts
+
+    def _index(self, chunk: Array, scaled: Array, index: Array) -> Array:
+        """Return the bin of each value, counted from the first, (n,) int32.
+
+        Scaling by a power of two, flooring and subtracting are exact here: an index has at most 24 bits.
+        """
+        np.multiply(chunk, chunk.dtype.type(math.ldexp(1.0, -self._exponent)), out=scaled)
+        np.floor(scaled, out=scaled)
+        if self._exponent > 0:  # only a scale below 1 lets a tiny negative value underflow to bin 0
+            scaled[(chunk < 0) & (scaled == 0)] = -1
+        np.copyto(index, scaled, casting="unsafe")
+        if self._first:
+            np.subtract(index, self._first, out=index)
+        return index

@@ -1,6 +1,6 @@
-"""Rules that choose a tensor's range: pure functions of a statistic to ``(lo, hi)``.
+"""Rules that choose a tensor's range: pure functions of statistics to ``(lo, hi)``.
 
-A rule knows no dtype and no scale. To add one: a function here, and a row in `RULES`.
+To add one: a function, here or in a file of its own, and a row in `RULES`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from .. import RequantError, UnknownNameError
 from .observers import Histogram, Statistic
+from .precision import Precision
+from .rule_aciq import aciq
+from .rule_entropy import entropy
+from .rule_error import least_error
+from .rule_mse import mse
 from .session import Array
 
+if TYPE_CHECKING:
+    from .observers import Runs
+
 Range: TypeAlias = tuple[float, float]
+
+DEFAULT = Precision()
 
 
 def minmax(statistic: Statistic) -> Range:
@@ -50,6 +60,43 @@ def _quantile(edges: Array, counts: Array, share: float) -> float:
     return max(right - (1 - inside) * (right - left), left)  # max: rounding must not leave the bin
 
 
+def mean_minmax(statistic: Statistic, runs: Runs | None) -> Range:
+    """Return the means of the smallest and of the largest values of the runs; the extremes where no runs are known.
+
+    Args:
+        statistic: The extremes of all runs, beyond which rounding must not take a mean.
+        runs: The extremes of each run, added up.
+    """
+    if runs is None:
+        return minmax(statistic)
+    lo, hi = (min(max(mean, statistic.lo), statistic.hi) for mean in (runs.mean_lo, runs.mean_hi))
+    return lo, hi
+
+
+def auto(histogram: Histogram, runs: Runs | None, precision: Precision) -> Range:
+    """Return of all other rules' ranges the one with the least expected error; of equal ones, the earlier rule's.
+
+    Args:
+        histogram: The values.
+        runs: The extremes of each run, added up; None where they are not known.
+        precision: The integers.
+    """
+    return least_error(histogram, [parse_rule(text)(histogram, runs, precision) for text in CANDIDATES], precision)
+
+
+CANDIDATES = (
+    "minmax",
+    "percentile(99.999)",
+    "percentile(99.99)",
+    "percentile(99.9)",
+    "mean_minmax",
+    "mse",
+    "aciq",
+    "entropy",
+)
+"""The rules that `auto` chooses from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """The one number that a rule may take.
@@ -70,19 +117,26 @@ class RuleKind:
     """A row of `RULES`.
 
     Attributes:
-        function: ``function(statistic)``, or ``function(statistic, number)`` when there is a parameter.
+        function: Takes the statistic, its number when there is a parameter, and by name what is in `takes`.
         needs_histogram: Whether `function` takes a `Histogram` only; the range of a `MinMax` is its extremes then.
+        takes: What else it takes, ``runs`` (a `Runs`, or None where there are none) and ``precision``.
         parameter: What number it takes; None for none.
     """
 
     function: Callable[..., Range]
     needs_histogram: bool
+    takes: tuple[str, ...] = ()
     parameter: Parameter | None = None
 
 
 RULES: Mapping[str, RuleKind] = {
     "minmax": RuleKind(minmax, needs_histogram=False),
     "percentile": RuleKind(percentile, needs_histogram=True, parameter=Parameter(99.99, above=50, upto=100)),
+    "mean_minmax": RuleKind(mean_minmax, needs_histogram=False, takes=("runs",)),
+    "mse": RuleKind(mse, needs_histogram=True, takes=("precision",)),
+    "aciq": RuleKind(aciq, needs_histogram=True, takes=("precision",)),
+    "entropy": RuleKind(entropy, needs_histogram=True, takes=("precision",)),
+    "auto": RuleKind(auto, needs_histogram=True, takes=("runs", "precision")),
 }
 
 
@@ -103,16 +157,33 @@ class Rule:
         """Whether the rule can cut a range only where it gets a `Histogram`."""
         return RULES[self.name].needs_histogram
 
-    def __call__(self, statistic: Statistic) -> Range:
+    @property
+    def needs_runs(self) -> bool:
+        """Whether the rule makes use of the extremes of each run."""
+        return "runs" in RULES[self.name].takes
+
+    @property
+    def needs_precision(self) -> bool:
+        """Whether the range depends on what it will be used for."""
+        return "precision" in RULES[self.name].takes
+
+    def __call__(self, statistic: Statistic, runs: Runs | None = None, precision: Precision = DEFAULT) -> Range:
         """Choose ``(lo, hi)``, with ``statistic.lo <= lo <= hi <= statistic.hi``.
 
         Of a tensor inside a body there is never more than a `MinMax`; a rule that needs a histogram cuts nothing off
         it, and the range is that of `minmax`.
+
+        Args:
+            statistic: What was seen of the tensor.
+            runs: The extremes of each run, added up; without them `mean_minmax` is `minmax`.
+            precision: What the range will be used for.
         """
-        if self.needs_histogram and not isinstance(statistic, Histogram):
+        kind = RULES[self.name]
+        if kind.needs_histogram and not isinstance(statistic, Histogram):
             return minmax(statistic)
-        function = RULES[self.name].function
-        return function(statistic) if self.number is None else function(statistic, self.number)
+        given = {"runs": runs, "precision": precision}
+        number = () if self.number is None else (self.number,)
+        return kind.function(statistic, *number, **{name: given[name] for name in kind.takes})
 
     def __str__(self) -> str:
         """Return the canonical text, which `parse_rule` reads back: ``"percentile(99.99)"``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,11 +44,76 @@ class Rows:
         description: What it is, in words.
         length: How many samples there are; None when only reading will tell.
         read: Yields the samples at the picked positions, unchecked.
+        random: Whether reading one position costs nothing for those before it.
+        foreign: Whether the user's code runs as they are read, which may not be ready for threads.
     """
 
     description: str
     length: int | None
     read: Callable[[Picked], Iterator[Sample]]
+    random: bool = False
+    foreign: bool = False
+
+
+def in_batches(rows: Rows, spec: InputSpec) -> Rows:
+    """Return rows of whole batches, for a model with one input whose first axis may be fixed.
+
+    Args:
+        rows: Samples of one entry each; their number is known.
+        spec: The model's input.
+
+    Raises:
+        DataError: Samples are left over.
+    """
+    batch = spec.shape[0]
+    if not isinstance(batch, int) or batch <= 1 or rows.length is None:
+        return rows
+    if left := rows.length % batch:
+        raise DataError(
+            f"{rows.description}, input {spec.name!r}: the model wants batches of {batch}, and of {rows.length} "
+            f"samples {left} are left over; drop them or add {batch - left}"
+        )
+    length = rows.length // batch
+
+    def read(picked: Picked) -> Iterator[Sample]:
+        wanted = range(length) if picked is None else picked
+        entries = rows.read([index * batch + entry for index in wanted for entry in range(batch)])
+        while group := list(islice(entries, batch)):
+            yield stacked(group)
+
+    return replace(rows, length=length, read=read)
+
+
+def with_batch_axis(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
+    """Return a sample whose arrays have a batch axis of 1 where the model's inputs have one axis more than they."""
+    ranks = {spec.name: len(spec.shape) for spec in inputs}
+    feed = {name: array[None] if array.ndim + 1 == ranks.get(name) else array for name, array in sample.feed.items()}
+    if all(feed[name] is array for name, array in sample.feed.items()):
+        return sample
+    label = sample.label
+    if isinstance(label, np.ndarray) and label.shape != (1,):  # a single number is one label already
+        label = label[None]
+    return replace(sample, feed=feed, label=label)
+
+
+def stacked(group: Sequence[Sample]) -> Sample:
+    """Stack samples along the batch axis.
+
+    Raises:
+        DataError: Their shapes differ.
+    """
+    first, last = group[0], group[-1]
+    labels: Array | None = None
+    if first.label is not None:
+        labels = np.concatenate([np.atleast_1d(sample.label) for sample in group])  # type: ignore[arg-type]
+    if len(group) == 1:
+        return replace(first, label=labels)
+    where = f"{first.where} to {last.where}"
+    try:
+        feed = {name: np.concatenate([sample.feed[name] for sample in group]) for name in first.feed}
+    except ValueError as error:
+        raise DataError(f"{where}: of different shapes, which make no batch: {error}") from error
+    return Sample(feed, labels, where)
 
 
 def checked(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
@@ -115,13 +181,19 @@ def _converted(values: Array, want: np.dtype[Any]) -> Array | None:
 
 
 def as_array(value: object, where: str) -> Array:
-    """Return a feed's value as an array.
+    """Return a feed's value, anything that NumPy takes or that has a method ``numpy``, as an array.
 
     Raises:
-        DataError: It is none: ragged, or of Python objects.
+        DataError: It is none: ragged, of Python objects, or a tensor that NumPy cannot see.
     """
+    if not isinstance(value, np.ndarray):
+        if getattr(value, "requires_grad", False) is True:
+            raise DataError(f"{where}: a tensor that needs grad; give its detach()")
+        if str(getattr(value, "dtype", "")).endswith("bfloat16"):
+            raise DataError(f"{where}: a tensor of bfloat16, which NumPy does not know; give its float()")
     try:
-        array = np.asarray(value)
+        numpy = getattr(value, "numpy", None)
+        array = np.asarray(numpy() if callable(numpy) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where}: not an array: {' '.join(str(error).split())}") from error
     if array.dtype.hasobject:

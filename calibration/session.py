@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,11 +33,14 @@ class Serialized:
         data: The bytes of the model.
         folder: The folder of its external data; None when everything is inside.
         name: How messages call it.
+        weights: Initializers that are arrays in memory: `data` says only that they are elsewhere. They are not copied,
+            but by kernels that lay them out anew.
     """
 
     data: bytes
     folder: Path | None = None
     name: str = "the model"
+    weights: Mapping[str, Array] = field(default_factory=dict)
 
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | Serialized
@@ -112,6 +118,7 @@ def open_session(
     profile: Path | None = None,
     save_optimized: Path | None = None,
     lean: bool = False,
+    patterns: bool = True,
 ) -> InferenceSession:
     """Load a model into ONNX Runtime's CPU provider.
 
@@ -126,6 +133,8 @@ def open_session(
         profile: Prefix of the path of a profile that the session writes; None for no profile.
         save_optimized: Where the runtime writes the graph that it made of the model; None for nowhere.
         lean: Whether to compute on the weights as they are in the files.
+        patterns: Whether memory for a run is taken as one block, planned from the shapes of the first run. It is held
+            once for each run at a time, and is of little use where shapes vary or most tensors are outputs.
 
     Raises:
         RequantError: The model cannot be loaded; the message names the file and the runtime's reason.
@@ -139,6 +148,7 @@ def open_session(
     options.log_severity_level = 4  # failures arrive as exceptions; the runtime need not print them as well
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.enable_mem_pattern = patterns
     if lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
         # the level above reorders the weights of convolutions
@@ -153,14 +163,25 @@ def open_session(
     if isinstance(model, Serialized) and model.folder is not None:
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, os.fspath(model.folder.resolve()))
+    weights = dict(model.weights) if isinstance(model, Serialized) else {}
+    if weights:
+        options.add_external_initializers(list(weights), list(map(ort.OrtValue.ortvalue_from_numpy, weights.values())))
     try:
-        return ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
+        session = ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
+        weakref.finalize(session, weights.clear)  # they must live as long
+        return session
     except Exception as error:  # the runtime's exceptions share no base class of their own
         newest = NEWER_IR.search(str(error))
         if newest is not None:
             older = _of_ir_version(model, int(newest[1]))
             return open_session(
-                older, threads=threads, optimize=optimize, profile=profile, save_optimized=save_optimized, lean=lean
+                older,
+                threads=threads,
+                optimize=optimize,
+                profile=profile,
+                save_optimized=save_optimized,
+                lean=lean,
+                patterns=patterns,
             )
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
@@ -181,7 +202,8 @@ def _of_ir_version(model: ModelSource, version: int) -> Serialized:
     else:
         proto, folder = onnx.load_model(model, load_external_data=False), Path(model).parent
     proto.ir_version = version
-    return Serialized(proto.SerializeToString(), folder, describe(model))
+    weights = model.weights if isinstance(model, Serialized) else {}
+    return Serialized(proto.SerializeToString(), folder, describe(model), weights)
 
 
 @cache
@@ -205,6 +227,14 @@ def _loadable(model: ModelSource) -> str | bytes:
     if isinstance(model, Serialized):
         return model.data
     return model if isinstance(model, bytes) else os.fspath(model)
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system; the C library of Linux keeps it for what may come."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def describe(model: ModelSource) -> str:

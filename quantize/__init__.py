@@ -7,12 +7,13 @@ from .calibrate import calibrate_model, log_model, merge_ranges
 from .compare import Comparison, compare_models
 from .options import Options
 from .planner import choose
-from .result import FloatNode, Result
+from .result import Calibration, FloatNode, Result
 from .runtime.timing import Latency
 from .selection import Selection, Strategy
 
 __all__ = [
     "Accuracy",
+    "Calibration",
     "Comparison",
     "FloatNode",
     "Labelled",

@@ -9,16 +9,13 @@ from functools import partial
 from itertools import islice
 
 from .. import RequantError
-from ..calibration.ranges import parse_rule
-from ..calibration.runner import Observations, observe
 from ..calibration.sources import DataSource
 from ..transforms import METADATA_KEY, signature, verify
-from ..transforms.bias_correction import mean_axis
 from ..transforms.existing import drop_round_trips
 from ..transforms.fuse_silu import fuse_silu
 from ..transforms.graph import nodes_by_name
 from ..transforms.insert_qdq import insert_qdq
-from ..transforms.ops import INTEGER, OPS
+from ..transforms.ops import INTEGER
 from ..transforms.plan import Impl
 from ..transforms.qdq_to_qoperator import qdq_to_qoperator
 from ..transforms.qparams import QParams
@@ -31,6 +28,7 @@ from .options import Options
 from .planner import ALREADY, choose
 from .prepare import prepare
 from .progress import Progress, silent
+from .ranges import Found, find_ranges
 from .result import FloatNode, Result
 from .runtime.execution import KernelRun, executed, integer_share
 from .selection import Strategy
@@ -58,8 +56,8 @@ def quantize_model(
     Args:
         model: Path of the float model.
         data: A data source: a path or ``FILE.npz:SPLIT`` or ``FILE.py:NAME``, an iterable of feeds, or a callable.
-            None with the strategy ``dynamic`` or ``weight-only``, which need no ranges: the model is then tried on
-            random inputs, if it runs on any.
+            None where ranges are given, or with the strategy ``dynamic`` or ``weight-only``, which need none: the model
+            is then tried on random inputs, if it runs on any.
         output: Path of the model to write; it appears whole or not at all.
         options: See `Options`.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
@@ -73,19 +71,28 @@ def quantize_model(
         _check_without_data(model, options)
     with staging(output) as folder:
         job = prepare(model, data, options, folder, progress)
-        seen = _observe(job)
-        candidate = _emit(job, seen, {})
-        try:
-            found = trial(job, candidate)
-        except RequantError as error:
-            return _keep_float(job, Trial(candidate, UNMEASURED, None), output, f"the int8 model does not run: {error}")
-        if job.static and found.accuracy.worst_sqnr_db < RUIN_DB:
-            found = _mended(job, seen, found)
-        reason = _why_not(job, found)
-        if reason and not options.force_int8:
-            return _keep_float(job, found, output, reason)
-        result = _finish(job, found, output)
-        return replace(result, notes=(*result.notes, f"written all the same: {reason}")) if reason else result
+        ranges = find_ranges(job)
+        return replace(_proven(job, ranges, output), findings=ranges.findings)
+
+
+def _proven(job: Job, ranges: Found, output: str | os.PathLike[str]) -> Result:
+    """Emit, judge, and write what is worth having.
+
+    Raises:
+        RequantError: The output cannot be written.
+    """
+    candidate = _emit(job, ranges, {})
+    try:
+        found = trial(job, candidate)
+    except RequantError as error:
+        return _keep_float(job, Trial(candidate, UNMEASURED, None), output, f"the int8 model does not run: {error}")
+    if job.judged and found.accuracy.worst_sqnr_db < RUIN_DB:
+        found = _mended(job, ranges, found)
+    reason = _why_not(job, found)
+    if reason and not job.options.force_int8:
+        return _keep_float(job, found, output, reason)
+    result = _finish(job, found, output)
+    return replace(result, notes=(*result.notes, f"written all the same: {reason}")) if reason else result
 
 
 def _check_without_data(model: str | os.PathLike[str], options: Options) -> None:
@@ -94,14 +101,20 @@ def _check_without_data(model: str | os.PathLike[str], options: Options) -> None
     Raises:
         RequantError: The strategy needs ranges, or an option is about them.
     """
+    if options.ranges is not None:
+        if options.samples is not None:
+            raise RequantError(f"{model}: no data, so that samples would do nothing")
+        return
     if options.selection.strategy not in (Strategy.DYNAMIC, Strategy.WEIGHT):
         raise RequantError(
-            f"{model}: no data: give a sample of the model's inputs, or choose the strategy dynamic or weight-only"
+            f"{model}: no data: give a sample of the model's inputs, or ranges, or choose the strategy dynamic or "
+            "weight-only"
         )
     plain = Options()
     idle = {
         "samples": options.samples != plain.samples,
         "calibration": options.calibration != plain.calibration,
+        "overrides": options.overrides is not None,
         "activation": options.scheme.activation != plain.scheme.activation,
         "symmetric": options.scheme.symmetric,
     }
@@ -110,37 +123,15 @@ def _check_without_data(model: str | os.PathLike[str], options: Options) -> None
         raise RequantError(f"{model}: no data, so that there are no ranges, and {asked} would do nothing")
 
 
-def _observe(job: Job) -> Observations:
-    """Collect the statistics that any plan for this model may need."""
-    plan = job.widest
-    if not job.static or job.source is None or not plan.quantized:
-        return Observations()
-    nodes = nodes_by_name(job.simple)
-    corrected = [u for u in plan.units if plan.impl(u).reads_u8 and OPS[u.op].bias is not None]
-    at_home = [u for u in corrected if nodes[u.nodes[0]].graph is job.simple.graph]
-    rule = parse_rule(job.options.calibration)
-    return observe(
-        job.float_source,
-        plan.quantized,  # not only those that give their scale to others now: a later plan may split a group
-        job.source,
-        histogram=rule.needs_histogram,
-        progress=partial(job.progress, "calibrate"),
-        channel_axis={u.inputs[0]: mean_axis(nodes[u.nodes[0]]) for u in at_home},
-    )
-
-
-def _emit(job: Job, seen: Observations, kept_float: Mapping[str, str]) -> Candidate:
-    """Choose ranges, place and write."""
-    rule = parse_rule(job.options.calibration)
-    ranges = {name: rule(statistic) for name, statistic in seen.ranges.items()}
-    empty = {name: "has no values in the calibration data" for name in job.widest.quantized if name not in ranges}
-    kept = {**empty, **kept_float}
+def _emit(job: Job, found: Found, kept_float: Mapping[str, str]) -> Candidate:
+    """Place and write."""
+    ranges = found.ranges
     plan = choose(
         job.simple,
         job.selection,
         static=job.static,
         ranges=ranges,
-        kept_float=kept,
+        kept_float={**found.without, **kept_float},
         types=job.types,
         activation=job.scheme.activation,
     )
@@ -148,7 +139,7 @@ def _emit(job: Job, seen: Observations, kept_float: Mapping[str, str]) -> Candid
     given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
     qparams = {
         name: given[name]
-        if name in given and _covers(given[name], ranges.get(name))
+        if name in given and name not in found.overridden and _covers(given[name], ranges.get(name))
         else job.scheme.activation_params(*ranges[name])
         for name in plan.observed
     }
@@ -157,14 +148,13 @@ def _emit(job: Job, seen: Observations, kept_float: Mapping[str, str]) -> Candid
     grouped = {tensor for unit in plan.units if unit.op == "group" for tensor in unit.inputs}
     if plan.produced_u8 & grouped and fuse_silu(model).applied:
         steps.insert(0, "fuse_silu")
-    means = {name: mean.mean for name, mean in seen.means.items()}
-    written = insert_qdq(model, plan=plan, qparams=qparams, means=means, scheme=job.scheme, exact=job.exact)
+    written = insert_qdq(model, plan=plan, qparams=qparams, means=found.means, scheme=job.scheme, exact=job.exact)
     if job.given:
         drop_round_trips(model)
     if job.options.format == "qoperator":
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    describe_origin(model, steps, qparams, job.options)
+    describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)
 
@@ -177,7 +167,7 @@ def _covers(params: QParams, span: tuple[float, float] | None) -> bool:
     return least - step <= span[0] and span[1] <= most + step
 
 
-def _mended(job: Job, seen: Observations, found: Trial) -> Trial:
+def _mended(job: Job, ranges: Found, found: Trial) -> Trial:
     """Leave the tensors in float that alone ruin the outputs, where that helps; else return what there is."""
     if job.source is None:
         return found
@@ -192,7 +182,7 @@ def _mended(job: Job, seen: Observations, found: Trial) -> Trial:
     kept = ruinous(alone(judged, outside, samples, optimize=not job.given, progress=told))
     if not kept:
         return found
-    mended = _emit(job, seen, kept)
+    mended = _emit(job, ranges, kept)
     accuracy = judge(job, mended)
     return found if accuracy.worst_sqnr_db <= found.accuracy.worst_sqnr_db else trial(job, mended, accuracy)
 
@@ -203,7 +193,7 @@ def _why_not(job: Job, found: Trial) -> str:
     if not any(plan.impl(unit).int8 for unit in plan.units):
         more = any(plan.choices[unit.name].reason in EXPECTED for unit in plan.units)
         return f"nothing {'more ' if more else ''}in this model can become int8"
-    if not job.static:  # random inputs are no evidence against a model
+    if not job.judged:  # random inputs are no evidence against a model
         return ""
     if not found.accuracy.worst_sqnr_db >= LEAST_DB:
         return f"int8 leaves only {found.accuracy.worst_sqnr_db:.1f} dB at an output"
@@ -220,7 +210,7 @@ def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: 
         for u in plan.units
     }
     model = job.simple.clone()
-    describe_origin(model, (), {}, job.options)
+    describe_origin(model, (), {}, job.asked())
     kept = Candidate(model, plan.with_choices(choices), {}, job.float_source)
     before = any(choice.reason in EXPECTED for choice in plan.choices.values())
     verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
@@ -247,7 +237,8 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
     return Result(
         output=os.fspath(output),
         format=job.options.format,
-        calibration=job.options.calibration if job.static else "",
+        calibration=job.supply.calibration if job.static else "",
+        ranges=job.supply.description,
         data="" if job.source is None else job.source.description,
         int8_nodes=sum(len(u.nodes) for u in plan.units) - sum(len(u.nodes) for u in floats),
         forms=_forms(found),
@@ -262,7 +253,7 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
         float_bytes=size_on_disk(job.path),
         int8_bytes=size,
         pipeline=candidate.model.metadata_props[METADATA_KEY],
-        notes=(*job.notes, *_deviations(found, runs)),
+        notes=(*job.notes, *_unused(job, found), *_deviations(found, runs)),
     )
 
 
@@ -271,6 +262,20 @@ def _forms(found: Trial) -> dict[str, int]:
     plan = found.candidate.plan
     impls = [plan.impl(unit) for unit in plan.units]
     return {impl.value: impls.count(impl) for impl in Impl if impl.int8 and impl in impls}
+
+
+def _unused(job: Job, found: Trial) -> list[str]:
+    """Say which ranges that the user has set for tensors of the model decide nothing."""
+    plan, own = found.candidate.plan, job.supply.overrides
+    values = {value for unit in plan.units for value in (*unit.inputs, *unit.outputs)}
+    notes = []
+    for name, override in own.tensors.items():
+        if override.keep_float or name in plan.observed or name not in values:
+            continue
+        root = plan.root(name)
+        why = f"it has the scale of {root!r}" if root != name else "it stays float"
+        notes.append(f"{own.source}: the range of tensor {name!r} is not used: {why}")
+    return notes
 
 
 def _deviations(found: Trial, runs: tuple[KernelRun, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Calibration by itself: range files of float models, and the log of a logging model."""
+"""Calibration by itself: range files and logs of float models, and the log of a logging model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from io import StringIO
 from pathlib import Path
 
 from .. import RequantError
-from ..calibration.files import RangeFile, fingerprint, load_ranges, write_atomically
-from ..calibration.ranges import parse_rule
-from ..calibration.runner import observe, run_logged
+from ..calibration.files import load_ranges, merge_files, write_atomically
+from ..calibration.identity import fingerprint
+from ..calibration.log import check_names, log_text
+from ..calibration.runner import LOG_MARK, run_logged
 from ..calibration.sources import DataSource
 from .data import open_data
-from .files import about, load_model, serialize, staging
-from .planner import choose
+from .files import load_model, staging
+from .options import Options
+from .prepare import prepare
 from .progress import Progress, silent
-from .simplify import simplify
+from .ranges import causes_of, inspect_data, inspect_file, observe_plan
+from .result import Calibration
 
 Path_ = str | os.PathLike[str]
 
@@ -25,34 +28,50 @@ Path_ = str | os.PathLike[str]
 def calibrate_model(
     model: Path_,
     data: DataSource,
+    options: Options | None = None,
     *,
-    rule: str = "minmax",
-    samples: int | None = None,
+    log: Path_ | None = None,
     progress: Progress = silent,
-) -> RangeFile:
-    """Observe the tensors of a float model that could become uint8, after what `quantize_model` does first.
+) -> Calibration:
+    """Observe what `quantize_model` with these options observes, and choose ranges as it does.
+
+    Args:
+        model: Path of the float model.
+        data: A data source, as `quantize_model` takes it.
+        options: See `Options`.
+        log: A min/max log to write too, with the extremes of each tensor.
+        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: The model, the data or the rule are not what they must be, or nothing could become uint8.
+        RequantError: The model, the data or the options are not what they must be, or nothing could become uint8.
     """
-    chosen = parse_rule(rule)
+    options = options or Options()
+    if options.ranges is not None:
+        raise RequantError(f"{model}: ranges are what calibrating makes; quantize takes them")
+    identity = fingerprint(load_model(model))
+    scratch = options.execution.scratch
+    with staging(None if scratch is None else scratch / "model") as folder:  # where all workers see it
+        job = prepare(model, data, options, folder, progress)
+        if not job.widest.quantized:
+            raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
+        if log is not None:
+            check_names(job.widest.quantized)
+        file = observe_plan(job, identity)
+        found = inspect_data(job, file.seen, causes_of(job, file.seen))
+    if log is not None:
+        write_atomically(log, log_text(file.seen.ranges).encode())
+    return Calibration(file, found)
+
+
+def is_logging(model: Path_) -> bool:
+    """Whether a model is one that `insert_logging` made.
+
+    Raises:
+        RequantError: It cannot be read.
+    """
     loaded = load_model(model)
-    with about(model):
-        simple = simplify(loaded, progress).model
-    tensors = choose(simple).quantized
-    if not tensors:
-        raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
-    source = open_data(model, data, samples)
-    with staging() as folder:
-        seen = observe(
-            serialize(simple, folder),
-            tensors,
-            source,
-            histogram=chosen.needs_histogram,
-            progress=partial(progress, "calibrate"),
-        )
-    return RangeFile.choose(
-        seen.ranges, chosen, model=fingerprint(loaded), source=source.description, samples=seen.samples
+    return "requant.log_first_n" in loaded.metadata_props or any(
+        LOG_MARK in str(value.name) for value in loaded.graph.outputs
     )
 
 
@@ -76,13 +95,13 @@ def log_model(
     return written
 
 
-def merge_ranges(paths: Sequence[Path_]) -> RangeFile:
-    """Merge range files of the same model; the result is that of one run over all the data.
+def merge_ranges(paths: Sequence[Path_]) -> Calibration:
+    """Merge range files of one model, at least one; the result is that of one run over all the data.
+
+    The findings are those that need no data.
 
     Raises:
-        RequantError: A file cannot be read, or they are of different models or rules.
+        RequantError: A file cannot be read, or they do not go together.
     """
-    merged = load_ranges(paths[0])
-    for path in paths[1:]:
-        merged |= load_ranges(path)
-    return merged
+    file = merge_files([load_ranges(path) for path in paths])
+    return Calibration(file, inspect_file(file))

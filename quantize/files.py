@@ -28,7 +28,7 @@ from ..transforms.tensors import external_tensors, load_tensors, tensors
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # what protobuf can hold in one message, less the graph itself
 SMALL = 2**10  # bytes of a tensor that shape inference may want to see, and that is always stored inside the model
-INSIDE = 2**28  # bytes of weights that a model in memory holds itself: three copies exist while it is serialized
+INSIDE = 2**26  # bytes of weights that a model in memory holds itself: four copies exist while a session opens
 ALIGNMENT = 64  # bytes; a vector register's worth, so that a mapped tensor can be computed on as it is
 
 PathLike = str | os.PathLike[str]

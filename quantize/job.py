@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,10 +15,11 @@ from ..transforms.plan import Plan
 from ..transforms.qparams import QParams, Scheme
 from .accuracy import Accuracy
 from .files import Weights
-from .options import Options
+from .options import DEFAULT_RULE, Options
 from .progress import Progress
 from .runtime.timing import Latency
 from .selection import Selection
+from .supply import Supply
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class Job:
         given: Parameters that pairs in the user's model gave to tensors.
         exact: Whether the target adds products of 8 bits exactly.
         notes: What could not be done as asked so far.
+        supply: What the user supplies instead of data, or on top of them.
         source: Data to calibrate and compare with; None when there are none at all.
-        static: Whether the data are the user's, so that ranges can be taken from them.
+        judged: Whether the data are the user's, so that they can tell a good model from a ruined one.
         options: What was asked.
         progress: Whom to tell.
     """
@@ -55,8 +58,9 @@ class Job:
     given: Mapping[str, QParams]
     exact: bool
     notes: tuple[str, ...]
+    supply: Supply
     source: Source | None
-    static: bool
+    judged: bool
     options: Options
     progress: Progress
 
@@ -64,6 +68,19 @@ class Job:
     def scheme(self) -> Scheme:
         """The integer types."""
         return self.options.scheme
+
+    @property
+    def static(self) -> bool:
+        """Whether ranges are given, or can be taken from the data."""
+        return self.judged or self.supply.ranges is not None
+
+    def asked(self) -> dict[str, Any]:
+        """Return what shapes the model, as plain JSON values, without what is at its default."""
+        asked, calibration = self.options.to_json(), self.supply.calibration
+        if calibration != DEFAULT_RULE:
+            asked["calibration"] = calibration
+        overrides = self.supply.overrides.to_json()
+        return {**asked, "overrides": overrides} if overrides else asked
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 import onnx_ir as ir
 
 from ..transforms import METADATA_KEY
 from ..transforms.qparams import QParams
-from .options import Options
 
 
-def describe_origin(model: ir.Model, steps: Sequence[str], qparams: Mapping[str, QParams], options: Options) -> None:
+def describe_origin(
+    model: ir.Model, steps: Sequence[str], qparams: Mapping[str, QParams], asked: Mapping[str, Any]
+) -> None:
     """Record in ``metadata_props`` the version, the pipeline, the fingerprint of the ranges and the options.
 
     The keys are ``requant.version``, ``requant.pipeline``, ``requant.ranges`` (absent without ranges) and
@@ -23,7 +25,7 @@ def describe_origin(model: ir.Model, steps: Sequence[str], qparams: Mapping[str,
     props = model.metadata_props
     props[METADATA_KEY] = " ".join([props.get(METADATA_KEY, ""), *steps]).strip()
     props["requant.version"] = version("requant")
-    props["requant.options"] = json.dumps(options.to_json(), sort_keys=True)
+    props["requant.options"] = json.dumps(asked, sort_keys=True)
     if qparams:
         props["requant.ranges"] = ranges_fingerprint(qparams)
 

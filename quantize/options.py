@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import RequantError
+from ..calibration.execution import Execution
+from ..calibration.files import RangeFile
+from ..calibration.overrides import Overrides
 from ..calibration.ranges import parse_rule
 from ..transforms.qparams import Scheme
 from .selection import Selection
 
+DEFAULT_RULE = "minmax"
 FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
 
@@ -21,7 +26,11 @@ class Options:
     Attributes:
         samples: How many samples calibrate, picked evenly; None for all.
         batch: Items per run while the latency is measured.
-        calibration: Range rule: ``minmax`` or ``percentile(99.99)``.
+        calibration: Range rule, a key of `RULES`, or ``percentile(99.99)``; None for `DEFAULT_RULE` or, of a range
+            file, for the ranges as they were chosen.
+        ranges: A range file, or a min/max log, whose ranges are used; data then only measure.
+        overrides: A file with the user's own ranges of single tensors, which win, or what it holds.
+        execution: How the model is run over the data to calibrate.
         format: ``qdq``, or ``qoperator`` for the fused operators.
         selection: Which nodes and operators may become int8, and how.
         scheme: Integer types of activations and weights.
@@ -35,7 +44,10 @@ class Options:
 
     samples: int | None = None
     batch: int = 1
-    calibration: str = "minmax"
+    calibration: str | None = None
+    ranges: str | os.PathLike[str] | RangeFile | None = None
+    overrides: str | os.PathLike[str] | Overrides | None = None
+    execution: Execution = field(default_factory=Execution)
     format: str = "qdq"
     selection: Selection = field(default_factory=Selection)
     scheme: Scheme = field(default_factory=Scheme)
@@ -62,10 +74,11 @@ class Options:
             raise RequantError(f"threads must be 0 (the runtime's choice) or more, not {self.threads}")
         if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
             raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
-        parse_rule(self.calibration)
+        if self.calibration is not None:
+            parse_rule(self.calibration)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what shapes the model, as plain JSON values, without what is at its default."""
+        """Return what shapes the model, as plain JSON values, without what is at its default, or in other files."""
         asked, plain = self._shaping(), Options()._shaping()
         return {name: value for name, value in asked.items() if value != plain[name]}
 
@@ -76,7 +89,7 @@ class Options:
             for name, value in asdict(self.selection).items()
         }
         return {
-            "calibration": self.calibration,
+            "calibration": str(parse_rule(self.calibration or DEFAULT_RULE)),
             "samples": self.samples,
             "format": self.format,
             "isa": self.isa,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -26,6 +27,7 @@ from .runtime.isa import resolve
 from .runtime.pair import timing_note
 from .runtime.session import Runner
 from .simplify import INLINE, LITTLE, SIMPLIFY, WIDEN, simplify
+from .supply import load_supply
 from .typed import add_types
 
 
@@ -37,16 +39,20 @@ def prepare(
     Raises:
         RequantError: The request cannot be met.
     """
+    supply = load_supply(options)
     original = load_model(path)
     options.selection.check(original)
+    if not supply.is_of(original):
+        simple = make_plain(path, original, folder, progress).model
+        raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
     source = generated_source(reference) if data is None else open_data(reference, data, options.samples)
     if data is not None and source is not None:
         Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
-    with about(path):
-        inlined, origins = _inlined(original, progress)
-        simple, notes, renamed = _plainer(inlined, folder, progress)
+    plain = make_plain(path, original, folder, progress)
+    simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
+    supply.check(original, simple)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
     # a node in the body of a function may have been renamed once more: its names are those of what it was before
     origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
@@ -62,8 +68,9 @@ def prepare(
     weights = Weights.of(simple)
     notes += remarks
     notes += [note] if (note := timing_note(weights)) else []
-    add_types(simple, folder)
-    widest = choose(simple, selection, static=data is not None, types=types, activation=options.scheme.activation)
+    notes += supply.remarks(simple, options.scheme)
+    static = data is not None or supply.ranges is not None
+    widest = choose(simple, selection, static=static, types=types, activation=options.scheme.activation)
     return Job(
         path=Path(path),
         reference=reference,
@@ -77,11 +84,42 @@ def prepare(
         given=given_params(simple),
         exact=resolve(options.isa).exact,
         notes=tuple(notes),
+        supply=supply,
         source=source,
-        static=data is not None,
+        judged=data is not None,
         options=options,
         progress=progress,
     )
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model made plain.
+
+    Attributes:
+        model: The simplified copy, all of whose nodes and tensors have names of their own.
+        notes: What went wrong.
+        renamed: The old names of renamed nodes.
+        origins: Pairs of the name of a node that came out of a function and a name it had.
+    """
+
+    model: ir.Model
+    notes: Sequence[str]
+    renamed: Mapping[str, str]
+    origins: Sequence[tuple[str, str]]
+
+
+def make_plain(path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress) -> Plain:
+    """Simplify a model, on whose tensors everything later is decided.
+
+    Raises:
+        RequantError: The runtime does not load it.
+    """
+    with about(path):
+        inlined, origins = _inlined(original, progress)
+        simple, notes, renamed = _plainer(inlined, folder, progress)
+    add_types(simple, folder)
+    return Plain(simple, notes, renamed, origins)
 
 
 def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:

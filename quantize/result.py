@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..calibration.checks import Finding
+from ..calibration.files import RangeFile
 from .accuracy import Accuracy
 from .runtime.timing import Latency
 
@@ -20,6 +22,19 @@ class FloatNode:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What `calibrate_model` observed.
+
+    Attributes:
+        file: The ranges with what was seen, as `save_ranges` writes it and `Options` takes it.
+        findings: What the data are found to be, warnings first.
+    """
+
+    file: RangeFile
+    findings: tuple[Finding, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What `quantize_model` did and measured.
@@ -27,7 +42,8 @@ class Result:
     Attributes:
         output: Path of the model that was written.
         format: ``qdq`` or ``qoperator``.
-        calibration: The range rule.
+        calibration: The range rule; ``log`` where a log gave the ranges.
+        ranges: The file that the ranges are from, and what data it is of; empty where they are from the data.
         data: What the data were.
         int8_nodes: Nodes that compute or pass on integers, absorbed ones included.
         forms: Units of each form of int8, by implementation: ``u8->u8``, ``dynamic``, ``weight-only``, ...
@@ -44,11 +60,13 @@ class Result:
         notes: What went otherwise than asked or planned, a sentence each.
         verdict: Why the output is not what was asked for; empty when it is.
         rejected: Accuracy and latency of the INT8 model that was not kept, if any.
+        findings: What the data that gave the ranges are found to be, warnings first.
     """
 
     output: str
     format: str
     calibration: str
+    ranges: str
     data: str
     int8_nodes: int
     forms: Mapping[str, int]
@@ -64,6 +82,7 @@ class Result:
     notes: tuple[str, ...] = ()
     verdict: str = ""
     rejected: tuple[Accuracy, Latency] | None = None
+    findings: tuple[Finding, ...] = ()
 
     @property
     def speedup(self) -> float:
@@ -82,6 +101,7 @@ class Result:
             "format": self.format,
             "verdict": self.verdict,
             "notes": list(self.notes),
+            "findings": [finding.to_json() for finding in self.findings],
             "int8_nodes": self.int8_nodes,
             "forms": dict(self.forms),
             "mac_share_int8": self.mac_share_int8,
@@ -93,6 +113,7 @@ class Result:
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
             "samples": self.samples,
             "calibration": self.calibration,
+            "ranges": self.ranges,
             "data": self.data,
             "pipeline": self.pipeline,
             "rejected": self.rejected

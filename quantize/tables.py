@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..calibration.checks import Finding
 from ..transforms.ops import MS
 from .accuracy import Accuracy
 from .compare import Comparison
@@ -30,6 +31,8 @@ def print_result(result: Result) -> None:
     forms = ", ".join(f"{count} {form}" for form, count in result.forms.items())
     table.add_row("int8 nodes", f"{result.int8_nodes} of {total}" + (f" (units: {forms})" if forms else ""))
     table.add_row("integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates ({kernels})")
+    if result.ranges:
+        table.add_row("ranges", escape(result.ranges))
     _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
     if result.latency is not None:
         _latency_row(table, result.latency)
@@ -77,6 +80,37 @@ def print_operators(found: Sequence[OperatorFacts]) -> None:
         short = [name.removeprefix(f"{MS}.") for name in kernels]  # the runtime's own domain goes without saying
         table.add_row(facts.name.removeprefix(f"{MS}."), facts.does, "\n".join(short), facts.why)
     Console(highlight=False).print(table)
+
+
+def print_findings(found: Sequence[Finding]) -> None:
+    """Print what a run over data tells about them, and how the ranges have grown where they still do."""
+    console = Console(stderr=True, highlight=False)
+    for finding in found:
+        style = "[bold]warning:[/bold]" if finding.severity == "warning" else "note:"
+        console.print(f"{style} {escape(finding.message)}", soft_wrap=True)
+        if finding.curve:
+            console.print(_growth(finding.curve))
+
+
+def _growth(curve: Sequence[tuple[int, float]]) -> Table:
+    """Draw how ranges have grown with the samples."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("samples", justify="right")
+    table.add_column("width", justify="right")
+    table.add_column(no_wrap=True)
+    for samples, share in curve:
+        table.add_row(str(samples), f"{share:.2f}", bar(share))
+    return table
+
+
+def bar(share: float, width: int = 32) -> str:
+    """Draw a share of 1 as a bar, in eighths of a column.
+
+    >>> bar(0.5, 4), bar(0.3, 4)
+    ('██', '█▎')
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _headless() -> Table:

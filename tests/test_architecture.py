@@ -1,6 +1,7 @@
 """Who may import whom, and how long a function may be: read from the source, nothing is run."""
 
 import ast
+import itertools
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ FOREIGN = {
     "quantize": {"click"},
     "cli": set[str](),
 }
-IMPORT_NAMES = {"onnx-ir": "onnx_ir", "protobuf": "google"}
+IMPORT_NAMES = {"onnx-ir": "onnx_ir", "pillow": "PIL", "protobuf": "google"}
 
 LINES_P95 = 45
 PARAMETERS = 7
@@ -121,7 +122,8 @@ def test_libraries_stay_where_they_belong(path: Path) -> None:
 @each_source
 def test_every_imported_library_is_a_declared_dependency(path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = [entry.split(">=")[0] for entry in project["dependencies"]]
+    declared = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    names = [entry.split(">=")[0] for entry in declared]
     known = {IMPORT_NAMES.get(name, name) for name in names} | {"requant"} | sys.stdlib_module_names
     assert {name.split(".")[0] for _, name in all_imports(path)} <= known
 

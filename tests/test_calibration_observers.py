@@ -8,6 +8,7 @@ import sys
 from fractions import Fraction
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from requant import RequantError
-from requant.calibration import ChannelMean, Histogram, MinMax, merge
+from requant.calibration import Channels, Histogram, MinMax, Moments, Runs, merge
 from requant.calibration.observers import MAX_BINS, Statistic
 from requant.calibration.session import Array
 
@@ -143,26 +144,71 @@ def test_merge_keeps_what_one_side_has() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_channel_mean(axis: int) -> None:
+def test_channels(axis: int) -> None:
     values = np.random.default_rng(3).integers(-9, 9, (4, 3, 5)).astype(np.float32)
-    other = values[::-1] + 1
-    seen = ChannelMean.of(values, axis) | ChannelMean.of(other, axis)
+    other = values[::-1] * 2 + 1
+    seen = Channels.of(values, axis) | Channels.of(other, axis)
     axes = tuple(index for index in range(3) if index != axis % 3)
+    both = np.concatenate([np.moveaxis(part, axis, 0).reshape(values.shape[axis], -1) for part in (values, other)], 1)
+    assert seen.lo.tolist() == both.min(1).tolist()
+    assert seen.hi.tolist() == both.max(1).tolist()
+    assert seen.count == both.shape[1]
     total = values.sum(axes, dtype=np.float64) + other.sum(axes, dtype=np.float64)
-    # Sums of small integers are exact, in any order.
-    assert seen == ChannelMean(total, 2 * values.size // values.shape[axis])
+    assert seen.total.value.tolist() == total.tolist()  # sums of small integers are exact, in any order
     assert seen.mean.tolist() == (total / seen.count).tolist()
 
 
-def test_channel_mean_refusals() -> None:
+def test_channel_refusals() -> None:
     with pytest.raises(ValueError, match="no axis 2"):
-        ChannelMean.of(np.ones((1, 2)), 2)
+        Channels.of(np.ones((1, 2)), 2)
     with pytest.raises(ValueError, match="no values"):
-        ChannelMean.of(np.ones((0, 2)), 1)
+        Channels.of(np.ones((0, 2)), 1)
     with pytest.raises(ValueError, match="NaN"):
-        ChannelMean.of(np.array([[np.inf, -np.inf]]), 0)
-    with pytest.raises(RequantError, match=r"tensor 'a' has 3 channels, and had 2"):
-        merge({"a": ChannelMean.of(np.ones((1, 2)), 1)}, {"a": ChannelMean.of(np.ones((1, 3)), 1)})
+        Channels.of(np.array([[np.inf, -np.inf]]), 0)
+    with pytest.raises(RequantError, match=r"tensor 'a' has 2 channels in one run and 3 in another"):
+        merge({"a": Channels.of(np.ones((1, 2)), 1)}, {"a": Channels.of(np.ones((1, 3)), 1)})
+
+
+@pytest.mark.parametrize("kind", [Moments.of, lambda part: Channels.of(part, 0)], ids=["moments", "channels"])
+@given(data=batches, draw=st.data())
+def test_sums_over_runs_do_not_depend_on_their_order(kind: Any, data: list[Array], draw: st.DataObject) -> None:
+    parts = [kind(np.atleast_2d(part[:1]) if kind is not Moments.of else part) for part in data]
+    assert merged_as_drawn(parts, draw) == reduce(or_, parts)
+
+
+@given(data=batches)
+def test_moments_are_those_of_all_values(data: list[Array]) -> None:
+    seen = reduce(or_, map(Moments.of, data))
+    values = [Fraction(value) for part in data for value in part.tolist()]
+    assert seen.count == len(values)
+    # float64 sums of n <= 72 values in a run, then one rounding of the total and one of the quotient
+    bound = 80 * np.finfo(np.float64).eps * float(sum(map(abs, values), Fraction(0)) / len(values))
+    assert abs(float(Fraction(seen.mean) - sum(values, Fraction(0)) / len(values))) <= bound
+
+
+ends = st.lists(floats32, min_size=2, max_size=2).map(sorted)
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 300), ends), min_size=1, max_size=12, unique_by=lambda run: run[0]),
+    draw=st.data(),
+)
+def test_runs_do_not_depend_on_their_order(runs: list[Any], draw: st.DataObject) -> None:
+    parts: list[Any] = [Runs.of([position], np.array([pair])) for position, pair in runs]
+    positions = [position for position, _ in runs]
+    together = Runs.of(positions, np.array([pair for _, pair in runs]))
+    assert merged_as_drawn(parts, draw) == together
+    assert hash(reduce(or_, parts)) == hash(together)
+    for samples, (lo, hi) in together.growth.items():
+        seen = [pair for position, pair in runs if position < samples]
+        assert (lo, hi) == (min(low for low, _ in seen), max(high for _, high in seen))
+    assert max(together.growth) >= max(positions) + 1
+
+
+def test_runs_give_the_mean_of_the_extremes() -> None:
+    seen = Runs.of([0, 1, 2, 3], np.array([[-1.0, 2], [-3, 4], [0, 1], [-4, 5]]))
+    assert (seen.count, seen.mean_lo, seen.mean_hi) == (4, -2.0, 3.0)
+    assert seen.growth == {1: (-1, 2), 3: (-3, 4), 7: (-4, 5)}
 
 
 def test_importing_the_rules_loads_no_runtime() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from requant import RequantError, UnknownNameError
-from requant.calibration import DataError, InputSpec, Sample, Source, open_source
+from requant.calibration import DataError, DataSpec, InputSpec, Sample, Source, open_source
 from requant.calibration.session import Array
 
 F4, F8, I4, I8 = (np.dtype(name) for name in ("float32", "float64", "int32", "int64"))
@@ -368,6 +368,167 @@ def test_python_code_that_cannot_be_imported(tmp_path: Path) -> None:
         open_source("no_such_module_at_all:x", [X])
 
 
+# ---------------------------------------------------------------------------------------------------- data sets, tensors
+
+
+class Tensor:
+    """What a tensor of another library offers: a method ``numpy``, and what tells why it fails."""
+
+    def __init__(self, values: Any, dtype: str = "torch.float32", *, requires_grad: bool = False) -> None:
+        self.values = np.asarray(values)
+        self.dtype = dtype
+        self.requires_grad = requires_grad
+
+    def numpy(self) -> Array:
+        if self.requires_grad or "bfloat16" in self.dtype:
+            pytest.fail("asked for what cannot be given")
+        if self.dtype == "meta":
+            raise TypeError("can't convert meta device type tensor to numpy.\nUse Tensor.cpu()")
+        return self.values
+
+
+class Columns:
+    """As a table of the library `datasets`: a dict for each position, without a batch axis; iterable too."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns = columns
+        self.asked: list[int] = []
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.asked.append(index)
+        return {name: column[index] for name, column in self.columns.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+
+class Entries:
+    """As a data set of torch: items by position until IndexError, without ``__iter__``; perhaps without a length."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+class SizedEntries(Entries):
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class IterableDataset(SizedEntries):
+    """As torch's class of that name: it inherits ``__getitem__``, which nobody has written."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+class Loader:
+    """As a loader of torch: batches, iterable again and again; its length may be unknown in spite of ``__len__``."""
+
+    def __init__(self, items: list[Any], *, sized: bool = True) -> None:
+        self.items = items
+        self.sized = sized
+
+    def __len__(self) -> int:
+        if not self.sized:
+            raise TypeError("object of type 'Stream' has no len()")
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+ROW = [0.0, 1.0, 2.0]
+UNBATCHED = [(Tensor(ROW), Tensor(7)), (Tensor(ROW), Tensor(8))]
+BATCHED: list[Any] = [[Tensor([ROW, ROW]), Tensor([7, 8])], [Tensor([ROW]), Tensor([9])]]
+
+
+@pytest.mark.parametrize(
+    ("data", "length", "random", "shapes_", "labels"),
+    [
+        (Columns(x=[ROW] * 2, label=[7, 8]), 2, True, [(1, 3), (1, 3)], [7, 8]),
+        (SizedEntries(UNBATCHED), 2, True, [(1, 3), (1, 3)], [7, 8]),
+        (Entries(UNBATCHED), None, False, [(1, 3), (1, 3)], [7, 8]),
+        (IterableDataset(UNBATCHED), 2, False, [(1, 3), (1, 3)], [7, 8]),
+        (SizedEntries([{"x": Tensor(ROW), "labels": 4}]), 1, True, [(1, 3)], [4]),
+        (SizedEntries([(Tensor(ROW),)]), 1, True, [(1, 3)], [None]),
+        (SizedEntries([Tensor(ROW)]), 1, True, [(1, 3)], [None]),
+        (SizedEntries([({"x": Tensor(ROW)}, Tensor([0, 1]))]), 1, True, [(1, 3)], [[[0, 1]]]),
+        (Loader(BATCHED), 2, False, [(2, 3), (1, 3)], [[7, 8], [9]]),
+        (Loader(BATCHED, sized=False), None, False, [(2, 3), (1, 3)], [[7, 8], [9]]),
+        (Loader([[Tensor([ROW])]]), 1, False, [(1, 3)], [None]),
+        (Loader([{"x": Tensor([ROW, ROW]), "label": Tensor([7, 8])}]), 1, False, [(2, 3)], [[7, 8]]),
+        (Loader([[{"x": Tensor([ROW])}, Tensor([7])]]), 1, False, [(1, 3)], [[7]]),
+        (SizedEntries([(rows(2, 3), np.array([7, 8]))]), 1, True, [(2, 3)], [[7, 8]]),
+        (rows(2, 3), 2, True, [(1, 3), (1, 3)], [None, None]),
+        (lambda: Entries(UNBATCHED), None, False, [(1, 3), (1, 3)], [7, 8]),
+    ],
+    ids=[
+        "table", "data-set", "no-length", "stream", "dicts", "tuple-of-one", "tensors", "dict-and-label", "loader", "loader-of-a-stream",
+        "loader-of-one", "loader-of-dicts", "loader-of-pairs", "keras-sequence", "array", "callable",
+    ],
+)  # fmt: skip
+def test_data_sets_and_loaders(data: Any, length: int | None, random: bool, shapes_: list[Any], labels: list[Any]) -> None:  # fmt: skip
+    source = open_source(data, [X])
+    assert (source.length, source.rows.random, source.reference) == (length, random, None)
+    for _ in range(2):
+        assert [sample.feed["x"].shape for sample in source] == shapes_
+        found = [label.tolist() if isinstance(label, np.ndarray) else label for label in (s.label for s in source)]
+        assert found == labels
+
+
+def test_a_table_is_asked_for_the_picked_rows_only() -> None:
+    table = Columns(x=[ROW] * 10)
+    source = open_source(table, [X])
+    assert len(list(source.samples(2))) == 2
+    assert table.asked == [0, 5]
+
+
+def test_a_plain_feed_gets_no_batch_axis() -> None:
+    with pytest.raises(DataError, match=r"expected float32 \(N, 3\), got float32 \(3,\)"):
+        list(open_source([{"x": rows(3)}], [X]))
+
+
+@pytest.mark.parametrize("label", ["positive", None, [["a"], [1, 2]]], ids=["text", "none", "ragged"])
+def test_a_label_column_without_numbers_is_dropped(label: Any) -> None:
+    (sample,) = open_source(Columns(x=[ROW], label=[label]), [X])
+    assert sample.label is None
+
+
+@pytest.mark.parametrize(
+    ("data", "inputs", "problem"),
+    [
+        (Columns(x=[ROW], mask_=[1]), [X, MASK], r"no input named 'mask_'; did you mean 'mask'"),
+        (Columns(x=[ROW], text=["a"]), [X], r"a Columns of feeds, sample 0: the model has no input named 'text'"),
+        (Loader(BATCHED), [X, MASK], r"\(dict, label\) pair, got a tuple of 2; the model has inputs x, mask"),
+        (Loader([(Tensor([ROW]),) * 3]), [X], r"got a tuple of 3"),
+        (Loader([[[ROW], 1]]), [X], r"got list"),
+        (Loader([Tensor([ROW], requires_grad=True)]), [X], r"sample 0, input 'x': a tensor that needs grad; give its detach"),
+        (Loader([Tensor([ROW], "torch.bfloat16")]), [X], r"sample 0, input 'x': a tensor of bfloat16, .* give its float"),
+        (Loader([Tensor([ROW], "meta")]), [X], r"sample 0, input 'x': not an array: can't convert meta .* Use Tensor.cpu"),
+        (type("DatasetDict", (dict,), {"column_names": {}})(train=1, test=2), [X], r"a DatasetDict of feeds: holds the splits train, test; give one"),
+        (lambda: 3, [X], r"failed at sample 0: TypeError: 'int' object is not iterable"),
+    ],
+    ids=["near", "column", "inputs", "three", "list", "grad", "bfloat16", "device", "splits", "number"],
+)  # fmt: skip
+def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem: str) -> None:
+    with pytest.raises(DataError, match=problem) as caught:
+        list(open_source(data, inputs))
+    assert "\n" not in str(caught.value)
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
@@ -492,6 +653,96 @@ def test_samples_of_samples() -> None:
     assert source.description == "a list of feeds (6 samples)"
     with pytest.raises(RequantError, match="cannot pick 0 samples"):
         source.samples(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "random"),
+    [("stored", True), ("compressed", False), ("fortran", False), ("npy", True), ("list", True), ("function", False)],
+)
+def test_positions_are_read(tmp_path: Path, kind: str, random: bool) -> None:
+    x = rows(20, 1)
+    data: Any = [{"x": row[None]} for row in x]
+    if kind == "npy":
+        for index, row in enumerate(x):
+            np.save(tmp_path / f"{index:02}.npy", row[None])
+        data = tmp_path
+    elif kind == "function":
+        feeds_ = list(data)
+        data = lambda: iter(feeds_)
+    elif kind != "list":
+        order: Any = "F" if kind == "fortran" else "C"
+        arrays = {"x": np.asarray(rows(20, 2) // 2, order=order), "labels": np.arange(20)}
+        data = write_npz(tmp_path / "d.npz", arrays, compressed=kind == "compressed")
+    width = 1 if kind in ("npy", "list", "function") else 2
+    source = open_source(data, [InputSpec("x", F4, ("N", width))])
+    assert source.rows.random is random
+    for positions in ([], [0], [3, 4, 17], range(5, 9), [19]):
+        assert [sample.feed["x"][0, 0] for sample in source.read(positions)] == [*positions]
+    assert [sample.where.rsplit(" ", 1)[1] for sample in source.read([3, 17])] == ["3", "17"]
+    few = source.samples(10)
+    assert [sample.feed["x"][0, 0] for sample in few.read([1, 3])] == ([1, 3] if kind == "function" else [2, 6])
+
+
+def test_positions_behind_the_last() -> None:
+    known = open_source(PAIRS, [X])
+    with pytest.raises(RequantError, match=r"a list of feeds: no sample 3; there are 3"):
+        list(known.read([1, 3]))
+    with pytest.raises(RequantError, match=r"a list of feeds \(2 samples\): no sample 2; there are 2"):
+        list(known.samples(2).read([2]))
+    assert [feed.feed["x"][0, 0] for feed in open_source(generate, [X]).read([1, 7])] == [1]
+
+
+def test_positions_are_checked_like_all_samples() -> None:
+    source = open_source([{"x": rows(1, 3)}, {"x": rows(1, 4)}], [X])
+    with pytest.raises(DataError, match=r"sample 1, input 'x': expected float32 \(N, 3\)"):
+        list(source.read([1]))
+
+
+def test_a_part_of_a_damaged_npz_is_refused(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    np.save(stream, rows(4, 3))
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("x.npy", stream.getvalue()[:-4])
+        archive.writestr("more/x.npy", stream.getvalue())  # what lies behind must not be taken for values
+    source = open_source(tmp_path / "d.npz", [X])
+    assert [sample.feed["x"].tolist() for sample in source.read([2])] == [rows(4, 3)[2:3].tolist()]
+    with pytest.raises(DataError, match=r"d.npz, sample 3, array 'x': cannot be read: the array ends early"):
+        list(source.read([3]))
+
+
+def test_the_reference_names_the_whole_source(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "d.npz", {"x": rows(6, 3)})
+    for spec in (path, Path(path), DataSpec(path)):
+        source = open_source(spec, [X]).samples(2)
+        assert source.reference == DataSpec(path)
+        again = open_source(pickle.loads(pickle.dumps(source.reference)), [X])
+        assert again.length == 6
+        assert feeds(again.samples(2)) == feeds(source)
+    assert open_source(PAIRS, [X]).reference is None
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["a.npy", "b.png"], r"holds .npz or .npy files \(a.npy\) and images \(b.png\); it must hold one kind"),
+        (["x/a.wav", "b.JPG"], r"holds images \(b.JPG\) and .wav files \(x/a.wav\); it must hold one kind"),
+        (["notes.txt"], r"holds no .npz or .npy files, images, .wav files or test_data_set_\*"),
+    ],
+    ids=["arrays-and-images", "images-and-sounds", "nothing"],
+)
+def test_folders_of_several_kinds(tmp_path: Path, names: list[str], problem: str) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=problem):
+        open_source(tmp_path, [X])
+
+
+def test_a_folder_of_arrays_may_have_pictures_below_it(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", rows(1, 3))
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "a.png").write_bytes(b"")
+    assert open_source(tmp_path, [X]).length == 1
 
 
 def shapes(samples: Iterator[Sample]) -> list[tuple[int, ...]]:

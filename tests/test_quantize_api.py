@@ -304,7 +304,7 @@ def test_a_batch_that_the_model_cannot_run_is_refused_before_calibration(
 ) -> None:
     text = HEAD + "net (float[N,64] x) => (float[M,64] z) {\ny = MatMul(x, w)\nz = Reshape(y, s)\n}"
     model = save(tmp_path / "fixed.onnx", text, w=weights(64, 64), s=np.array([1, 64]))
-    monkeypatch.delattr("requant.quantize.api.observe")
+    monkeypatch.delattr("requant.quantize.ranges.observe")
     with pytest.raises(RequantError, match=r"fixed\.onnx: the model fails: .*\{4,64\}"):
         quantize_model(model, feeds(x=(1, 64)), tmp_path / "out.onnx", Options(batch=4))
     assert not (tmp_path / "out.onnx").exists()
@@ -508,11 +508,11 @@ def test_nodes_without_names_get_them(tmp_path: Path, int8_wins: None) -> None:
 
 
 def test_calibrate_model_observes_what_may_become_uint8(product: Path, tmp_path: Path) -> None:
-    found = calibrate_model(product, feeds(x=(1, 64)))
+    found = calibrate_model(product, feeds(x=(1, 64))).file
     assert set(found.ranges) == {"x", "a"}
     values = np.concatenate([feed["x"] for feed in feeds(x=(1, 64))])
     assert found.ranges["x"] == (values.min(), values.max())
-    narrow = calibrate_model(product, feeds(x=(1, 64)), rule="percentile(90)", samples=3)
+    narrow = calibrate_model(product, feeds(x=(1, 64)), Options(calibration="percentile(90)", samples=3)).file
     assert narrow.samples == 3
     assert narrow.ranges["x"][1] < found.ranges["x"][1]
 
@@ -522,8 +522,8 @@ def test_merged_ranges_are_those_of_one_run(product: Path, tmp_path: Path) -> No
 
     data = feeds(x=(1, 64))
     for name, part in (("a", data[:2]), ("b", data[2:]), ("all", data)):
-        save_ranges(tmp_path / f"{name}.json", calibrate_model(product, part))
-    merged = merge_ranges([tmp_path / "a.json", tmp_path / "b.json"])
+        save_ranges(tmp_path / f"{name}.json", calibrate_model(product, part).file)
+    merged = merge_ranges([tmp_path / "a.json", tmp_path / "b.json"]).file
     assert merged.ranges == load_ranges(tmp_path / "all.json").ranges
     assert merged.samples == 6
 

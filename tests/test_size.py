@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from requant import RequantError
-from requant.calibration import Sample, Serialized, fingerprint, observe, open_session, runner
+from requant.calibration import Sample, Serialized, fingerprint, observe, open_session, taps
 from requant.quantize import files
 from requant.quantize.accuracy import measure
 from requant.quantize.files import (
@@ -421,8 +421,8 @@ def test_a_few_runs_of_a_large_model_pack_nothing(
         opened.append(options["lean"])
         return open_session(*arguments, **options)
 
-    monkeypatch.setattr(runner, "LARGE", large)
-    monkeypatch.setattr(runner, "open_session", spy)
+    monkeypatch.setattr(taps, "LARGE", large)
+    monkeypatch.setattr(taps, "open_session", spy)
     source = serialize(load_model(external_model(tmp_path, ("w",) if outside else ())))
     seen = observe(source, ["x"], some_samples(samples), histogram=False)
     assert seen.samples == samples

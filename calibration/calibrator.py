@@ -1,0 +1,267 @@
+"""`Calibrator`: calibration of any model in a few lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import RequantError, UnknownNameError
+from .execution import Execution
+from .files import Data, RangeFile, save_ranges, shard_text
+from .identity import fingerprint, tensor_digests
+from .objects import python_object
+from .observations import Observations
+from .observers import Statistic
+from .precision import Precision
+from .ranges import Range, parse_rule
+from .runner import Progress, length_of, observe
+from .session import InputSpec, ModelSource, input_specs, open_session
+from .sources import DataSource, Source, open_source
+from .taps import activations, load_copy
+
+
+@dataclass(slots=True)
+class Calibrator:
+    """What a model's tensors hold, over all the data that it was shown so far.
+
+    >>> import onnx
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+    ...     double (float[N, 2] x) => (float[N, 2] y) { y = Add(x, x) }''').SerializeToString()
+    >>> feeds = [{"x": [[1.0, -2.0]]}, {"x": [[0.5, 3.0]]}]
+    >>> Calibrator(model).observe(feeds).ranges()
+    {'x': (-2.0, 3.0), 'y': (-4.0, 6.0)}
+
+    Attributes:
+        model: A file, or the bytes of one.
+        tensors: The tensors to observe; none given, all float tensors that the model computes or is fed.
+        histogram: Whether to build histograms, which all rules but ``minmax`` and ``mean_minmax`` need.
+        channel_axis: The channel axis of each tensor whose channels are wanted too.
+        execution: Batches, workers and memory.
+        seen: What was observed so far.
+
+    Raises:
+        UnknownNameError: The model has no such tensor.
+        RequantError: The model cannot be loaded, or a tensor is not float.
+    """
+
+    model: ModelSource
+    tensors: Sequence[str] = ()
+    histogram: bool = True
+    channel_axis: Mapping[str, int] = field(default_factory=dict)
+    execution: Execution = field(default_factory=Execution)
+    seen: Observations = field(default_factory=Observations, init=False)
+    _inputs: tuple[InputSpec, ...] = field(default=(), init=False)
+    _described: list[str] = field(default_factory=list, init=False)
+    _shards: tuple[tuple[int, int], ...] = field(default=(), init=False)
+    _position: int | None = field(default=0, init=False)
+    """Position of the next sample in the whole of the data; None where nobody knows."""
+
+    def __post_init__(self) -> None:
+        self._inputs = input_specs(open_session(self.model, lean=True))
+        self.tensors = tuple(self.tensors) or activations(self.model)
+
+    def observe(self, data: DataSource, samples: int | None = None, progress: Progress | None = None) -> Calibrator:
+        """Run the model over data; what it shows is added to what was seen before.
+
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+        ...     half (float[N] x) => (float[N] y) { h = Constant <value_float = 0.5> () y = Mul(x, h) }''')
+        >>> calibrator = Calibrator(model.SerializeToString(), ["y"])
+        >>> calibrator.observe([{"x": [1.0, 2.0]}]).seen.samples
+        1
+        >>> calibrator.observe([{"x": [8.0]}, {"x": [0.0]}]).seen.samples
+        3
+        >>> calibrator["y"].lo, calibrator["y"].hi
+        (0.0, 4.0)
+
+        Args:
+            data: A file, a folder, feeds, or whatever else `open_source` takes. An iterator is read once, and nothing
+                of it is kept.
+            samples: How many samples to take, picked evenly; None for all.
+            progress: Called with how many samples are done, and how many there are when that is known.
+
+        Returns:
+            The calibrator itself.
+
+        Raises:
+            RequantError: As from `observe`; nothing of these data is added then. Or a part of the data is observed, and
+                what was seen before is of other parts, or of data whose length is not known.
+        """
+        position = self._next()
+        source = self._opened(data)
+        source = source if samples is None else source.samples(samples)
+        kept: list[Path] = []
+        execution = replace(
+            self.execution, first=self.execution.first + position, kept=self.execution.kept or kept.append
+        )
+        seen = observe(
+            self.model,
+            self.tensors,
+            iter(source) if isinstance(data, Iterator) else source,
+            histogram=self.histogram,
+            channel_axis=self.channel_axis,
+            execution=execution,
+            progress=progress,
+        )
+        self.seen |= seen
+        whole = execution.shard == (1, 1)
+        length = seen.samples if whole else length_of(source)
+        self._position = None if length is None else position + length
+        self._shards = () if whole else (execution.shard,)
+        self._described.append(source.description)
+        for path in kept:
+            path.unlink(missing_ok=True)
+        return self
+
+    def _opened(self, data: DataSource) -> Source:
+        """Open data; those of an iterator are not kept."""
+        if not isinstance(data, Iterator):
+            return open_source(data, self._inputs)
+        rows = python_object(lambda: data, f"a {type(data).__name__} of feeds", inputs=self._inputs)
+        return Source(self._inputs, rows)
+
+    def _next(self) -> int:
+        """Return the position of the next sample.
+
+        Raises:
+            RequantError: A part of the data is to be observed, and that does not go with what was seen before.
+        """
+        shard = self.execution.shard
+        if self._described and self._shards != (() if shard == (1, 1) else (shard,)):
+            before = ", ".join(map(shard_text, self._shards)) or "1/1"
+            raise RequantError(
+                f"shard {shard_text(shard)} cannot be observed after {before}; observe first, then merge"
+            )
+        if self._position is None:
+            raise RequantError(
+                f"shard {shard_text(shard)} cannot be observed after data of unknown length, where its samples would "
+                "have no positions; give all data at once, or lists"
+            )
+        return self._position
+
+    def ranges(self, rule: str = "minmax", precision: Precision | None = None) -> dict[str, Range]:
+        """Choose a range for each tensor that had values.
+
+        >>> import numpy as np, onnx
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+        ...     copy (float[N] x) => (float[N] y) { y = Identity(x) }''').SerializeToString()
+        >>> calibrator = Calibrator(model, ["y"]).observe([{"x": np.append(np.linspace(0, 1, 10_000), 100)}])
+        >>> calibrator.ranges()["y"]
+        (0.0, 100.0)
+        >>> calibrator.ranges("percentile(99.9)")["y"][1] < 1.1
+        True
+
+        Args:
+            rule: A rule of `requant.calibration.RULES`, as `parse_rule` reads it.
+            precision: What the ranges are for; uint8 with any zero point if None.
+
+        Raises:
+            RequantError: There is no such rule.
+        """
+        chosen = parse_rule(rule)
+        return {
+            name: chosen(statistic, self.seen.runs.get(name), precision or Precision())
+            for name, statistic in self.seen.ranges.items()
+        }
+
+    def merge(self, other: Calibrator) -> Calibrator:
+        """Add what another calibrator of the same model has seen, exactly as if all the data had come here.
+
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+        ...     copy (float[N] x) => (float[N] y) { y = Identity(x) }''').SerializeToString()
+        >>> left = Calibrator(model).observe([{"x": [1.0]}])
+        >>> right = Calibrator(model).observe([{"x": [-1.0]}])
+        >>> left.merge(right).ranges()["y"]
+        (-1.0, 1.0)
+
+        Returns:
+            This calibrator; the other one is left as it is.
+
+        Raises:
+            RequantError: The two saw statistics of different kinds, or parts of data that do not go together.
+        """
+        shards = self._shards
+        if not self._described:
+            shards = other._shards
+        elif other._described and (self._shards or other._shards):
+            shards = self._joined(other)
+        self.seen |= other.seen
+        if self._position is None or other._position is None:
+            self._position = None
+        elif self._shards or other._shards:  # of the same data
+            self._position = max(self._position, other._position)
+        else:
+            self._position += other._position
+        self._shards = shards
+        self._described += other._described
+        return self
+
+    def _joined(self, other: Calibrator) -> tuple[tuple[int, int], ...]:
+        """Return the shards of both; none when these are all."""
+        if not self._shards or not other._shards or sorted(set(self._described)) != sorted(set(other._described)):
+            raise RequantError("a shard can be merged with other shards of the same data only, until all are there")
+        try:
+            return Data("", shards=self._shards + other._shards).shards
+        except ValueError as error:
+            shards = (", ".join(map(shard_text, seen._shards)) for seen in (self, other))
+            raise RequantError(f"shards {' and '.join(shards)} cannot be merged: {error}") from error
+
+    def save(self, path: str | os.PathLike[str], rule: str = "minmax", precision: Precision | None = None) -> RangeFile:
+        """Write a range file, which `requant quantize --ranges` reads, and return what is in it.
+
+        >>> import onnx, tempfile
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+        ...     copy (float[N] x) => (float[N] y) { y = Identity(x) }''').SerializeToString()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = Calibrator(model).observe([{"x": [1.0]}]).save(folder + "/ranges.json")
+        >>> saved.ranges["y"], saved.samples
+        ((1.0, 1.0), 1)
+
+        Raises:
+            RequantError: There is no such rule, or the file cannot be written.
+        """
+        loaded, _ = load_copy(self.model)
+        file = RangeFile.of(
+            self.seen,
+            parse_rule(rule),
+            model=fingerprint(loaded),
+            data=Data(" + ".join(sorted(set(self._described))), self.execution.batch, self._shards),
+            digests=tensor_digests(loaded, self.tensors),
+            precision=precision,
+        )
+        save_ranges(Path(path), file)
+        return file
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the tensors that had values.
+
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+        ...     copy (float[N] x) => (float[N] y) { y = Identity(x) }''').SerializeToString()
+        >>> list(Calibrator(model).observe([{"x": [1.0]}]))
+        ['x', 'y']
+        """
+        return iter(self.seen.ranges)
+
+    def __len__(self) -> int:
+        """Return how many tensors had values."""
+        return len(self.seen.ranges)
+
+    def __getitem__(self, tensor: str) -> Statistic:
+        """Return the statistic of a tensor.
+
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+        ...     copy (float[N] x) => (float[N] y) { y = Identity(x) }''').SerializeToString()
+        >>> Calibrator(model, histogram=False).observe([{"x": [1.0, 2.0]}])["y"]
+        MinMax(lo=1.0, hi=2.0, count=2)
+
+        Raises:
+            UnknownNameError: No such tensor was observed, or it had no values.
+        """
+        if tensor not in self.seen.ranges:
+            raise UnknownNameError("observed tensor", tensor, self.seen.ranges)
+        return self.seen.ranges[tensor]

@@ -1,0 +1,138 @@
+"""The text log of minima and maxima as ranges of a float model's tensors, in and out.
+
+A record is ``;TENSOR__print__;__requant_min_max:[lo][hi]``, or ``__min:[lo]`` and ``__max:[hi]`` by themselves;
+docs/flow.md says more of the log. The records of a tensor, however many, are one range: the least of the minima and
+the greatest of the maxima.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .. import RequantError, near
+from .observers import Statistic
+from .ranges import Range
+
+KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
+"""The kinds of records, with how many values each has."""
+# Two threads may have written on one line: a record starts wherever ``;<name>__print__;`` does.
+RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
+UNFIT = re.compile(r"[;\n\r]|__print__")
+"""What no name in a log can hold."""
+FLOAT_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a log says.
+
+    Attributes:
+        source: The file.
+        ranges: The range of each tensor.
+        rejected: How many records could not be read: cut short, not finite in float32, or a minimum above its maximum.
+    """
+
+    source: str
+    ranges: Mapping[str, Range]
+    rejected: int = 0
+
+    def check(self, known: Iterable[str]) -> None:
+        """Refuse names of tensors that the model does not have.
+
+        Raises:
+            RequantError: There is one; the message lists near names.
+        """
+        names = set(known)
+        for name in self.ranges:
+            if name not in names:
+                raise RequantError(f"{self.source}: no tensor named {name!r}{near(name, names)}")
+
+
+def load_log(path: str | os.PathLike[str]) -> Log:
+    """Read the ranges in a log; every line that is no record is passed over.
+
+    Raises:
+        RequantError: The file cannot be read, holds no range, or has only minima or only maxima of a tensor.
+    """
+    source = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RequantError(f"{source}: cannot be read: {error.strerror}") from error
+    lows: dict[str, float] = {}
+    highs: dict[str, float] = {}
+    rejected = 0
+    for match in RECORD.finditer(text):
+        name, kind = match["name"], match["kind"]
+        if kind not in KINDS:
+            continue
+        values = _floats(match["values"])
+        if len(values) != KINDS[kind] or values != sorted(values):
+            rejected += 1
+            continue
+        if kind != "__max:":
+            lows[name] = min(lows.get(name, math.inf), values[0])
+        if kind != "__min:":
+            highs[name] = max(highs.get(name, -math.inf), values[-1])
+    for name in sorted(lows.keys() ^ highs.keys()):
+        raise RequantError(f"{source}: tensor {name!r} has only {'minima' if name in lows else 'maxima'}")
+    for name, lo in lows.items():
+        if lo > highs[name]:
+            raise RequantError(f"{source}: tensor {name!r} has minima above its maxima")
+    if not lows:
+        but = f", but {rejected} that cannot be read" if rejected else ""
+        raise RequantError(f"{source}: no range in this log: no line ;TENSOR__print__;__requant_min_max:[lo][hi]{but}")
+    return Log(source, {name: (lo, highs[name]) for name, lo in lows.items()}, rejected)
+
+
+def log_text(statistics: Mapping[str, Statistic]) -> str:
+    """Return a log with one line per tensor, its extremes; numbers read back as the same float64.
+
+    Raises:
+        RequantError: A log cannot hold the name of a tensor.
+    """
+    check_names(statistics)
+    return "".join(
+        f";{name}__print__;__requant_min_max:[{float(seen.lo)!r}][{float(seen.hi)!r}]\n"
+        for name, seen in statistics.items()
+    )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that a log cannot hold.
+
+    Raises:
+        RequantError: There is one.
+    """
+    for name in names:
+        if not name or UNFIT.search(name):
+            raise RequantError(f"a log cannot hold the name of tensor {name!r}; write a range file instead")
+
+
+def is_log(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a log rather than a range file, which is a JSON object.
+
+    Raises:
+        RequantError: The file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(64).lstrip()[:1] != b"{"
+    except OSError as error:
+        raise RequantError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
+
+
+def _floats(text: str) -> list[float]:
+    """Return the numbers in ``[a][b]``, without -0.0; nothing when one is none that float32 can hold."""
+    try:
+        values = [float(part) + 0.0 for part in text[1:-1].split("][")]
+    except ValueError:
+        return []
+    return values if all(abs(value) <= FLOAT_MAX for value in values) else []

@@ -1,0 +1,96 @@
+"""Folders ``test_data_set_*`` with ``input_*.pb``, the test data that published ONNX models come with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .samples import DataError, Picked, Rows, Sample, check_names
+from .session import Array, InputSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+INPUT = re.compile(r"input_([0-9]+)\.pb")
+
+
+def onnx_sets(folder: str) -> list[Path]:
+    """Return the data sets of a folder, in the order of their numbers: those in it, or the folder itself."""
+
+    def number(path: Path) -> tuple[int, str]:
+        digits = re.search(r"([0-9]+)$", path.name)
+        return (int(digits[1]) if digits else -1, path.name)
+
+    here = Path(folder)
+    if any(INPUT.fullmatch(file.name) for file in here.iterdir()):
+        return [here]
+    return sorted((path for path in here.glob("test_data_set*") if path.is_dir()), key=number)
+
+
+def onnx_folder(folder: str, sets: Sequence[Path], inputs: Sequence[InputSpec]) -> Rows:
+    """Read data sets, one sample each.
+
+    ``input_K.pb`` is a TensorProto for the input that it names, or for the K-th where none names an input.
+    Outputs are not read: they are no labels.
+    """
+
+    def read(picked: Picked) -> Iterator[Sample]:
+        for index in range(len(sets)) if picked is None else picked:
+            yield _read_set(sets[index], index, inputs)
+
+    return Rows(folder, len(sets), read, random=True)
+
+
+def _read_set(folder: Path, index: int, inputs: Sequence[InputSpec]) -> Sample:
+    """Read one data set."""
+    where = f"{folder}, sample {index}"
+    files = {int(found[1]): file for file in folder.iterdir() if (found := INPUT.fullmatch(file.name))}
+    if not files:
+        raise DataError(f"{where}: holds no input_0.pb")
+    tensors = {number: _tensor(files[number], f"{files[number]}, sample {index}") for number in sorted(files)}
+    known = {spec.name for spec in inputs}
+    feed: dict[str, Array] = {}
+    if any(name in known for name, _ in tensors.values()):
+        for number, (name, array) in tensors.items():
+            if name in feed:
+                raise DataError(f"{files[number]}, sample {index}: a second tensor for the model's input {name!r}")
+            feed[name] = array
+    else:
+        if sorted(tensors) != list(range(len(inputs))):
+            held, wanted = ", ".join(files[number].name for number in tensors), ", ".join(sorted(known))
+            raise DataError(f"{where}: holds {held}, none with the name of an input, and the model has inputs {wanted}")
+        feed = {spec.name: tensors[number][1] for number, spec in enumerate(inputs)}
+    check_names(feed, inputs, where)
+    return Sample(feed, None, where)
+
+
+def _tensor(file: Path, where: str) -> tuple[str, Array]:
+    """Read a TensorProto: its name and values."""
+    import onnx
+
+    tensor = onnx.TensorProto()
+    try:
+        tensor.ParseFromString(file.read_bytes())
+    except Exception as error:  # protobuf's errors are none of Python's
+        raise DataError(f"{where}: cannot be read as a TensorProto: {error}") from error
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+        raise DataError(f"{where}: its values lie in another file, which is never read; store them in the tensor")
+    return tensor.name, _values(tensor, where)
+
+
+def _values(tensor: onnx.TensorProto, where: str) -> Array:
+    """Return the values of a tensor."""
+    from onnx import numpy_helper
+
+    try:
+        array = np.asarray(numpy_helper.to_array(tensor))
+        if array.dtype.hasobject:  # strings come as UTF-8
+            texts = [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel()]
+            array = np.array(texts, dtype=np.str_).reshape(array.shape)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise DataError(f"{where}: cannot be read as a TensorProto: {' '.join(str(error).split())}") from error
+    return array

@@ -1,0 +1,186 @@
+"""The work of one run over data, cut into pieces: by value for the threads of this process, by reference for others."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, islice, repeat
+from pathlib import Path
+
+from .observations import Observations
+from .samples import Sample
+from .session import Serialized
+from .sources import Source
+from .work import Setup, Stored, Taps, Task, Unit, run_task, run_units, taken
+
+PIECE = 8
+"""Batches of one piece of work at most: their statistics are merged with the others' at once."""
+PIECE_BYTES = 2**24
+"""Bytes of feeds that one piece of work holds, unless it is a single batch."""
+PIECE_ELSEWHERE = 64
+"""The same as `PIECE` where the way to the worker is long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some batches.
+
+    Attributes:
+        units: Their numbers.
+        work: Runs them, wherever it is called.
+    """
+
+    units: tuple[int, ...]
+    work: Callable[[], Observations]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Which batches of the data this run has to do.
+
+    Attributes:
+        source: The samples.
+        length: How many there are; None when only reading will tell.
+        stride: Samples per batch.
+        shard: ``(i, n)``: every n-th batch, beginning with the i-th.
+        done: The batches that were done before, by number.
+    """
+
+    source: Iterable[Sample]
+    length: int | None
+    stride: int
+    shard: tuple[int, int]
+    done: frozenset[int]
+
+    def due(self, unit: int) -> bool:
+        """Whether the batch of this number is to be run."""
+        part, parts = self.shard
+        return unit % parts == part - 1 and unit not in self.done
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples the shard has, with those that were done before; None when only reading will tell."""
+        if self.length is None:
+            return None
+        part, parts = self.shard
+        starts = range((part - 1) * self.stride, self.length, parts * self.stride)
+        return sum(min(self.stride, self.length - start) for start in starts)
+
+    @property
+    def batches(self) -> int | None:
+        """How many batches are to be run; None when only reading will tell."""
+        return None if self.length is None else len(self.positions())
+
+    def positions(self) -> list[tuple[int, range]]:
+        """Return the number and the positions of each batch to be run; the number of samples is known."""
+        length = self.length or 0
+        batches = [range(start, min(start + self.stride, length)) for start in range(0, length, self.stride)]
+        return [(unit, batch) for unit, batch in enumerate(batches) if self.due(unit)]
+
+    def read(self) -> Iterator[tuple[int, Unit]]:
+        """Yield the number and the samples of each batch to be run."""
+        if isinstance(self.source, Source) and self.length is not None:
+            due = self.positions()
+            samples = self.source.read([position for _, batch in due for position in batch])
+            for unit, batch in due:
+                yield unit, tuple(zip(batch, taken(samples, len(batch), self.source), strict=True))
+            return
+        coming = enumerate(self.source)
+        for unit in count():
+            some = tuple(islice(coming, self.stride))
+            if not some:
+                return
+            if self.due(unit):
+                yield unit, some
+            del some  # before the next one is read
+
+
+def here(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece]:
+    """Yield pieces of work for threads of this process.
+
+    Where reading can begin anywhere, and is not the user's own code, the threads read; elsewhere they are given what
+    was read in order.
+    """
+    source = shares.source
+    if isinstance(source, Source) and source.rows.random and not source.rows.foreign and shares.length is not None:
+        due = iter(shares.positions())
+        for size in _sizes(shares.batches or 0, workers, PIECE):
+            batches = list(islice(due, size))
+            yield Piece(tuple(unit for unit, _ in batches), partial(_read_and_run, taps, source, batches))
+        return
+    for units in _filled(shares.read(), shares.batches, workers):
+        yield Piece(tuple(units), partial(run_units, taps, tuple(units.values())))
+
+
+def _read_and_run(taps: Taps, source: Source, batches: Sequence[tuple[int, range]]) -> Observations:
+    """Read batches and run them."""
+    samples = source.read([position for _, batch in batches for position in batch])
+    return run_units(taps, (tuple(zip(batch, taken(samples, len(batch), source), strict=True)) for _, batch in batches))
+
+
+def elsewhere(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece]:
+    """Yield pieces of work for other processes: by reference, unless the data exist in this process alone."""
+    source = shares.source
+    if isinstance(source, Source) and source.reference is not None and shares.length is not None:
+        due = iter(shares.positions())
+        picked = range(shares.length) if source.picked is None else source.picked
+        for size in _sizes(shares.batches or 0, workers, PIECE_ELSEWHERE):
+            some = list(islice(due, size))
+            batches = tuple(tuple((position, picked[position]) for position in batch) for _, batch in some)
+            yield Piece(tuple(unit for unit, _ in some), partial(run_task, Task(setup, source.reference, batches)))
+        return
+    for units in _filled(shares.read(), shares.batches, workers):
+        yield Piece(tuple(units), partial(run_task, Task(setup, None, units=tuple(units.values()))))
+
+
+@contextmanager
+def stored(setup: Setup, folder: Path | None) -> Iterator[Setup]:
+    """Put a model that is in memory into a file, so that other processes can open it; it is gone afterwards.
+
+    Args:
+        setup: The setup.
+        folder: Where; None for the system's folder of temporary files.
+    """
+    model = setup.model
+    if not isinstance(model, (bytes, Serialized)):
+        yield replace(setup, model=Path(os.path.abspath(os.fspath(model))) if not isinstance(model, Stored) else model)
+        return
+    serialized = Serialized(model) if isinstance(model, bytes) else model
+    with tempfile.TemporaryDirectory(prefix="requant-", dir=folder) as scratch:
+        path = Path(scratch).resolve() / "model.onnx"
+        path.write_bytes(serialized.data)
+        outside = None if serialized.folder is None else serialized.folder.resolve()
+        yield replace(setup, model=Stored(path, outside, serialized.name))
+
+
+def _sizes(batches: int, workers: int, most: int) -> Iterator[int]:
+    """Yield how many batches the next piece has: fewer towards the end, so that the workers end together."""
+    while batches > 0:
+        size = min(most, max(1, batches // (3 * workers)))
+        yield size
+        batches -= size
+
+
+def _filled(coming: Iterator[tuple[int, Unit]], batches: int | None, workers: int) -> Iterator[dict[int, Unit]]:
+    """Yield batches, by number, that were read in order, some at a time."""
+    sizes = repeat(PIECE // 2) if batches is None else _sizes(batches, workers, PIECE)
+    for size in sizes:
+        units: dict[int, Unit] = {}
+        taken = 0
+        while len(units) < size and taken < PIECE_BYTES:
+            entry = next(coming, None)
+            if entry is None:
+                break
+            units[entry[0]] = entry[1]
+            taken += sum(array.nbytes for _, sample in entry[1] for array in sample.feed.values())
+            del entry
+        if units:
+            yield units
+        elif batches is None:
+            return
+    for unit, samples in coming:  # pieces that were full before their number was reached
+        yield {unit: samples}

@@ -1,0 +1,75 @@
+"""What a range will be used for: the integers, and the scale and zero point that a range gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .session import Array
+
+FLOAT_MAX = float(np.finfo(np.float32).max)
+TINY = np.finfo(np.float32).tiny
+"""float32 cannot divide by a smaller scale; such a tensor is quantized with scale 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The integers that a tensor will be stored in.
+
+    Attributes:
+        bits: Width of the integers, 2 to 16.
+        symmetric: Whether the zero point is the middle of the type, wherever the range reaches below zero.
+    """
+
+    bits: int = 8
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the width.
+
+        Raises:
+            ValueError: The width is not one that a tensor can be stored in.
+        """
+        if not 2 <= self.bits <= 16:
+            raise ValueError(f"{self.bits} bits; a quantized tensor has 2 to 16")
+
+    @property
+    def top(self) -> int:
+        """The greatest unsigned integer; the least one is 0."""
+        return (1 << self.bits) - 1
+
+    def params(self, lo: float, hi: float) -> tuple[float, int]:
+        """Return the scale and the zero point of a range, the integers being unsigned.
+
+        >>> Precision().params(0.0, 6.0)[1], Precision(symmetric=True).params(-1.0, 254.0)
+        (0, (2.0, 128))
+        """
+        scale, zero = self.grids(np.array([lo]), np.array([hi]))
+        return float(scale[0]), int(zero[0])
+
+    def grids(self, lo: Array, hi: Array) -> tuple[Array, Array]:
+        """Return the scales, (n,) float32, and the unsigned zero points, (n,) int64, of n ranges.
+
+        Zero is exactly representable whatever the range, and the arithmetic is float32, operation by operation that
+        of the quantizer. What lies beyond float32 is cut to it.
+
+        Args:
+            lo: Lower ends, (n,) float64.
+            hi: Upper ends, (n,) float64.
+        """
+        low = np.maximum(np.minimum(lo, 0.0), -FLOAT_MAX).astype(np.float32)
+        high = np.minimum(np.maximum(hi, 0.0), FLOAT_MAX).astype(np.float32)
+        top, middle = np.float32(self.top), 2 ** (self.bits - 1)
+        scale = _at_least_tiny(high / top - low / top)
+        zero = np.minimum(np.rint(-low / scale), self.top).astype(np.int64)
+        if self.symmetric:
+            centred = lo < 0
+            even = _at_least_tiny(np.maximum(-low, high) / np.float32(middle - 1))
+            scale, zero = np.where(centred, even, scale), np.where(centred, middle, zero)
+        return scale, zero
+
+
+def _at_least_tiny(step: Array) -> Array:
+    """Return the steps, and 1 in the place of those that float32 cannot divide by."""
+    return np.where(step < TINY, np.float32(1), step)

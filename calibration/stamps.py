@@ -1,0 +1,148 @@
+"""Stamps: what changes when a model or data do, found without running the one or reading the other."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .samples import Sample
+from .session import ModelSource, Serialized
+from .sources import Source
+
+if TYPE_CHECKING:
+    import onnx
+
+LOCATION = "location"
+"""The key under which an ONNX tensor has the file of its data."""
+
+
+def model_stamp(model: ModelSource) -> object:
+    """Return what changes when a model does.
+
+    Of a model in a file, the external data count by size and time of change. Those of a model in memory count by their
+    bytes, whatever they are called: where it was made of another one, they may have been put there a moment ago.
+    """
+    if isinstance(model, bytes):
+        return hashlib.sha256(model).hexdigest()
+    if isinstance(model, Serialized):
+        return _serialized(model)
+    path = Path(os.fspath(model))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        digest = hashlib.sha256(data).hexdigest()
+        outside = data.find(LOCATION.encode()) >= 0  # else not even the graph need be read
+    return digest, [(name, _changed(path.parent / name)) for name in _locations(path)] if outside else []
+
+
+def _locations(path: Path) -> list[str]:
+    """Return the files of a model's external data, relative to its folder."""
+    import onnx
+
+    entries = _places(onnx.load_model(path, load_external_data=False))
+    return sorted({entry.value for entry in entries})
+
+
+def _serialized(model: Serialized) -> object:
+    """Return the digest of a model in memory in which the names of files are replaced by digests of their bytes."""
+    arrays = [(name, str(array.dtype), array.shape, _digest(array.tobytes())) for name, array in model.weights.items()]
+    if model.folder is None:
+        return hashlib.sha256(model.data).hexdigest(), sorted(arrays)
+    import onnx
+
+    proto = onnx.load_model_from_string(model.data)
+    contents: dict[str, str] = {}
+    for entry in _places(proto):
+        if entry.value not in contents:
+            contents[entry.value] = _content(model.folder / entry.value)
+        entry.value = contents[entry.value]
+    return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest(), sorted(arrays)
+
+
+def _places(proto: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
+    """Yield the entries of a model that name the files of tensors' data."""
+    for tensor in _tensors(proto.graph):
+        yield from (entry for entry in tensor.external_data if entry.key == LOCATION)
+    for function in proto.functions:
+        for tensor in _of_nodes(function.node):
+            yield from (entry for entry in tensor.external_data if entry.key == LOCATION)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a graph and of the bodies in it."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors in the attributes of nodes."""
+    for node in nodes:
+        for attribute in node.attribute:
+            yield attribute.t
+            yield from attribute.tensors
+            for body in (attribute.g, *attribute.graphs):
+                yield from _tensors(body)
+
+
+def _digest(data: bytes) -> str:
+    """Return a digest of bytes."""
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def _content(path: Path) -> str:
+    """Return a digest of a file's bytes; nothing of a file that is not there."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, hashlib.blake2b).hexdigest()  # about a second per gigabyte
+    except OSError:
+        return ""
+
+
+def data_stamp(source: Iterable[Sample], length: int | None) -> object:
+    """Return what changes when data do: number and choice of the samples, and the files that name them.
+
+    Of Python objects there is only the length.
+
+    Args:
+        source: The samples.
+        length: How many there are; None when only reading will tell.
+    """
+    if not isinstance(source, Source):
+        return length
+    spec = source.reference
+    picked = source.picked if isinstance(source.picked, (range, type(None))) else tuple(source.picked)
+    if spec is None:
+        return source.description, length, picked
+    tokenizer = spec.tokenizer if isinstance(spec.tokenizer, str) else getattr(spec.tokenizer, "__qualname__", "")
+    names = [name for name in (spec.text, spec.labels, tokenizer) if name]
+    return source.description, length, picked, spec.preprocess, [(name, _files(name)) for name in names]
+
+
+def _files(name: str) -> list[tuple[str, object]]:
+    """Return size and time of each file that a text names: a file, those below a folder, FILE:NAME, MODULE:NAME.
+
+    Hidden files are left out: such are what this program itself puts beside its output.
+    """
+    if os.path.isdir(name):
+        found = []
+        for parent, folders, files in os.walk(name):
+            folders[:] = [folder for folder in folders if not folder.startswith(".")]
+            found += [os.path.join(parent, file) for file in files if not file.startswith(".")]
+        return sorted((os.path.relpath(file, name), _changed(file)) for file in found)
+    path = name if os.path.exists(name) else name.rpartition(":")[0]
+    path = getattr(sys.modules.get(path), "__file__", None) or path
+    return [(path, _changed(path))]
+
+
+def _changed(path: str | Path) -> tuple[int, int] | None:
+    """Return a file's size in bytes and its time of change in nanoseconds; None if there is no such file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns

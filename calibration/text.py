@@ -1,0 +1,290 @@
+"""Files of texts as data: ``.csv``, ``.tsv`` and ``.jsonl``, each record given to a tokenizer."""
+
+from __future__ import annotations
+
+import csv
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .. import RequantError, near
+from .media import numbered
+from .objects import LABELS, Named, failing_at, load_named, on_path
+from .samples import DataError, Picked, Rows, Sample, as_array, as_label, with_batch_axis
+from .session import Array, InputSpec
+from .settings import Key, parse_settings, text_of
+
+SUFFIXES = frozenset((".csv", ".tsv", ".jsonl"))
+"""How the names of files of texts end."""
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+ROW = "*"
+BLANK = object()
+"""What a line without JSON is read as."""
+
+KEYS: Mapping[str, Key] = {
+    "column": text_of("a column, several separated by commas, or * for the whole record as a dict"),
+    "label": text_of("a column"),
+}
+"""What `text_file` may be told."""
+
+Record = Mapping[str, Any]
+"""Values by column: texts in a ``.csv`` file, JSON values in a ``.jsonl`` file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Where the records of a file begin.
+
+    Attributes:
+        path: The file.
+        columns: The columns of a ``.csv`` file; empty in a ``.jsonl`` file, where each record names its own.
+        offsets: The first byte of each record.
+        lines: The line of each record, counted from 1.
+    """
+
+    path: str
+    columns: tuple[str, ...]
+    offsets: array[int]
+    lines: array[int]
+
+    def where(self, index: int) -> str:
+        """Return the place of a record, for messages."""
+        return f"{self.path}, line {self.lines[index]}, sample {index}"
+
+
+def text_file(
+    path: str, preprocess: str | None, tokenizer: str | Callable[..., Any] | None, inputs: Sequence[InputSpec]
+) -> Rows:
+    """Read a file of texts, one sample per record.
+
+    Args:
+        path: A ``.csv`` or ``.tsv`` file whose first line names the columns, or a ``.jsonl`` file with one object per
+            line; in UTF-8.
+        preprocess: Settings of `KEYS`.
+        tokenizer: A callable that turns the text of a column into a dict of arrays, or the name of one.
+        inputs: What the model wants.
+
+    Raises:
+        RequantError: The file, a setting or the tokenizer is not what it must be.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"{path}: no such file")
+    if tokenizer is None:
+        raise DataError(
+            f"{path}: a file of texts needs a tokenizer, which turns a text into a dict of arrays: "
+            "--tokenizer FILE.py:NAME or PACKAGE.MODULE:NAME"
+        )
+    called = load_named(tokenizer, "tokenizer") if isinstance(tokenizer, str) else Named(tokenizer, _name(tokenizer))
+    if not callable(called.value):
+        raise DataError(f"{called.name}: a {type(called.value).__name__} is no tokenizer, which is called with a text")
+    try:
+        given = parse_settings(preprocess, KEYS)
+    except RequantError as error:
+        raise DataError(f"{path}: {error}") from error
+    index, first = _indexed(path)
+    columns = _text_columns(given.get("column"), first, given.get("label"), index.where(0))
+    label = _label_column(given.get("label"), first, columns, index.where(0))
+    labels = None if label is None else _labels(index, label)
+
+    def read(picked: Picked) -> Iterator[Sample]:
+        positions = range(len(index.offsets)) if picked is None else picked
+        for position, record in zip(positions, _records(index, positions), strict=True):
+            where = index.where(position)
+            feed = _tokenized(called, _arguments(record, columns, where), where)
+            answer = None if labels is None else labels[position]
+            yield with_batch_axis(Sample(feed, answer, where), inputs)
+
+    return Rows(path, len(index.offsets), read, random=True, foreign=True)
+
+
+def _name(tokenizer: object) -> str:
+    """Return how messages call a tokenizer that was given as an object."""
+    return str(getattr(tokenizer, "__qualname__", None) or f"a {type(tokenizer).__name__}")
+
+
+# ---------------------------------------------------------------------------------------------------- records
+
+
+def _indexed(path: str) -> tuple[_Index, Record]:
+    """Read a file once: where its records begin, and the first of them.
+
+    Raises:
+        DataError: It cannot be read, or holds no records.
+    """
+    offsets, lines = array("Q"), array("Q")
+    columns: tuple[str, ...] = ()
+    first: Record | None = None
+    try:
+        with open(path, "rb") as stream:
+            for offset, line, values in _scan(stream, path):
+                where = f"{path}, line {line}"
+                if _delimiter(path) is not None and not columns:
+                    columns = _header(values, where)
+                    continue
+                record = _record(values, columns, where)
+                first = record if first is None else first
+                offsets.append(offset)
+                lines.append(line)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if first is None:
+        raise DataError(f"{path}: holds no samples")
+    return _Index(path, columns, offsets, lines), first
+
+
+def _delimiter(path: str) -> str | None:
+    """Return what separates the cells of a record; None in a ``.jsonl`` file."""
+    return DELIMITERS.get(Path(path).suffix.lower())
+
+
+def _scan(stream: IO[bytes], path: str, line: int = 0) -> Iterator[tuple[int, int, Any]]:
+    """Yield the first byte, the line and the cells or JSON value of each record from where a stream is.
+
+    Args:
+        stream: The file.
+        path: Its path.
+        line: How many lines were before.
+    """
+    offset, after = stream.tell(), line
+
+    def texts() -> Iterator[str]:
+        nonlocal offset, after
+        for raw in iter(stream.readline, b""):
+            offset += len(raw)
+            after += 1
+            try:
+                yield raw.decode("utf-8-sig" if after == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}, line {after}: not UTF-8: {error.reason}") from error
+
+    delimiter = _delimiter(path)
+    read = map(_json, texts()) if delimiter is None else csv.reader(texts(), delimiter=delimiter, strict=True)
+    while True:
+        start, place = offset, after + 1
+        try:
+            values = next(read)
+        except StopIteration:
+            return
+        except (ValueError, RecursionError, csv.Error) as error:
+            raise DataError(f"{path}, line {place}: cannot be read: {error}") from error
+        if values is not BLANK and (delimiter is None or values):
+            yield start, place, values
+
+
+def _json(line: str) -> Any:
+    """Read a line of JSON."""
+    return json.loads(line) if line.strip() else BLANK
+
+
+def _header(cells: Sequence[str], where: str) -> tuple[str, ...]:
+    """Read the names of columns."""
+    names = tuple(cell.strip() for cell in cells)
+    if "" in names or len(set(names)) < len(names):
+        raise DataError(f"{where}: the first line must name each column once, got {','.join(names)!r}")
+    return names
+
+
+def _record(values: Any, columns: tuple[str, ...], where: str) -> Record:
+    """Return a record as values by column."""
+    if isinstance(values, dict):
+        return values
+    if not columns:
+        raise DataError(f"{where}: expected a JSON object, got {type(values).__name__}")
+    if len(values) != len(columns):
+        raise DataError(f"{where}: has {len(values)} cells, and the file {len(columns)} columns: {', '.join(columns)}")
+    return dict(zip(columns, values, strict=True))
+
+
+def _records(index: _Index, positions: Sequence[int]) -> Iterator[Record]:
+    """Yield the records at some positions."""
+    try:
+        with open(index.path, "rb") as stream:
+            for position in positions:
+                stream.seek(index.offsets[position])
+                line = index.lines[position]
+                found = next(_scan(stream, index.path, line - 1), None)
+                if found is None:
+                    raise DataError(f"{index.where(position)}: the file has changed since it was opened")
+                yield _record(found[2], index.columns, index.where(position))
+    except OSError as error:
+        raise DataError(f"{index.path}: cannot be read: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------------- columns
+
+
+def _text_columns(given: str | None, first: Record, label: str | None, where: str) -> tuple[str, ...] | None:
+    """Return the columns whose texts are tokenized; None for the whole record."""
+    if given == ROW:
+        return None
+    if given is not None:
+        names = (given,) if given in first else tuple(name.strip() for name in given.split(","))
+        for name in names:
+            _value(first, name, where)
+        return names
+    for name, value in first.items():
+        if isinstance(value, str) and not _is_number(value) and name != label and name.lower() not in LABELS:
+            return (name,)
+    raise DataError(f"{where}: no column holds a text; say column=NAME in preprocess: there are {', '.join(first)}")
+
+
+def _is_number(text: str) -> bool:
+    """Tell whether a cell holds a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _label_column(given: str | None, first: Record, columns: tuple[str, ...] | None, where: str) -> str | None:
+    """Return the column of the labels: the given one, or ``label`` or ``labels`` where there is one."""
+    if given is not None:
+        _value(first, given, where)
+        return given
+    return next((name for name in first if name.lower() in LABELS and name not in (columns or ())), None)
+
+
+def _value(record: Record, name: str, where: str) -> Any:
+    """Return the value of a column."""
+    if name not in record:
+        raise DataError(f"{where}: no column {name!r}{near(name, record)}")
+    return record[name]
+
+
+def _labels(index: _Index, column: str) -> list[Array | int | None]:
+    """Return the label of every record: a class where they are texts, else what JSON has there."""
+    values = []
+    for position, record in enumerate(_records(index, range(len(index.offsets)))):
+        values.append(_value(record, column, index.where(position)))
+        if values[-1] == "" or isinstance(values[-1], str) != isinstance(values[0], str):
+            raise DataError(f"{index.where(position)}: column {column!r} is {values[-1]!r}, which is no label")
+    if isinstance(values[0], str):
+        return list(numbered([value.strip() for value in values]))
+    return [as_label(value, index.where(position)) for position, value in enumerate(values)]
+
+
+# ---------------------------------------------------------------------------------------------------- tokens
+
+
+def _arguments(record: Record, columns: tuple[str, ...] | None, where: str) -> tuple[Any, ...]:
+    """Return what the tokenizer is called with."""
+    if columns is None:
+        return (dict(record),)
+    values = tuple(_value(record, name, where) for name in columns)
+    for name, value in zip(columns, values, strict=True):
+        if not isinstance(value, str):
+            raise DataError(f"{where}: column {name!r} holds no text but a {type(value).__name__}")
+    return values
+
+
+def _tokenized(tokenizer: Named, arguments: tuple[Any, ...], where: str) -> dict[str, Array]:
+    """Call the tokenizer for one record."""
+    with failing_at(f"{where}: tokenizer {tokenizer.name}"), on_path(tokenizer.folder):
+        found = tokenizer.value(*arguments)
+    if not isinstance(found, Mapping):
+        raise DataError(f"{where}: tokenizer {tokenizer.name} gave a {type(found).__name__}, not a dict of arrays")
+    return {str(name): as_array(value, f"{where}, input {name!r}") for name, value in found.items()}

@@ -1,0 +1,471 @@
+"""Pieces of a run over data: what a worker does, in this process or in another one, on this machine or elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from .. import RequantError
+from .observations import Observations, Place
+from .observers import Channels, Counter, MinMax, Moments, Runs
+from .samples import DataError, Sample, stacked
+from .session import Array, Feed, ModelSource, Serialized, give_back, input_specs
+from .sources import Source, open_source
+from .taps import Reduced, Tap, Wanted, open_tap
+
+if TYPE_CHECKING:
+    from .sources import DataSpec
+
+OPENING, READING = Lock(), Lock()
+CLOSER = 4
+"""So many sessions for a closer look are kept."""
+COMPARED = 4096
+"""So many of the first samples are compared with each other, by so many of their values."""
+
+Unit: TypeAlias = "tuple[tuple[int, Sample], ...]"
+"""The samples of one batch, with their positions in the whole of the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every piece of one run has in common.
+
+    Attributes:
+        model: The model.
+        wanted: What is to be observed.
+        groups: The tensors that are taken whole, run by run.
+        stacks: Whether samples of one shape may be stacked.
+        first: What is added to the position of each sample.
+        strict: Whether an output that is not finite ends the run.
+        run: A word that no other run has; what workers keep must not outlive a run.
+    """
+
+    model: ModelSource | Stored
+    wanted: Wanted
+    groups: tuple[tuple[str, ...], ...] = ((),)
+    stacks: bool = False
+    first: int = 0
+    strict: bool = True
+    run: str = ""
+
+
+class Taps:
+    """The sessions of a setup, which threads share."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Open them.
+
+        Raises:
+            RequantError: The model cannot be loaded, or a tensor cannot be observed.
+        """
+        assert not isinstance(setup.model, Stored)
+        self.model = setup.model
+        self.setup = setup
+        give_back()
+        *before, last = setup.groups
+        earlier = frozenset(name for group in before for name in group)
+        self.taps = [open_tap(self.model, group, setup.wanted, reduce=False) for group in before]
+        self.taps.append(open_tap(self.model, last, setup.wanted, but=earlier))
+        give_back()  # copies of the weights, before activations take their place
+        self.ranged, self.names = frozenset(setup.wanted.tensors), frozenset(setup.wanted.names)
+        self._closer: dict[str, Tap] = {}
+        self._lock = Lock()
+
+    def whole(self, names: Iterable[str], sample: Sample) -> dict[str, Array]:
+        """Return tensors whole that usually are not.
+
+        They come from sessions of their own, lest the others be computed in another way than before.
+        """
+        found: dict[str, Array] = {}
+        for name in sorted(names):
+            with self._lock:
+                if name not in self._closer:
+                    if len(self._closer) == CLOSER:
+                        del self._closer[next(iter(self._closer))]
+                    self._closer[name] = open_tap(self.model, [name], self.setup.wanted, reduce=False)
+                tap = self._closer[name]
+            found |= tap.run(sample)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model in a file that is not where its external data are relative to.
+
+    Attributes:
+        path: The file.
+        folder: The folder of its external data; None when everything is inside.
+        name: How messages call it.
+    """
+
+    path: Path
+    folder: Path | None
+    name: str
+
+    def load(self) -> Serialized:
+        """Read it."""
+        return Serialized(self.path.read_bytes(), self.folder, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Batches that are run elsewhere.
+
+    Attributes:
+        setup: The model, and what is to be observed.
+        data: The data; None where the samples come with the task.
+        batches: For each batch the positions of its samples in the whole of the data, and in the file.
+        units: The samples themselves, where `data` is None.
+    """
+
+    setup: Setup
+    data: DataSpec | None
+    batches: tuple[tuple[tuple[int, int], ...], ...] = ()
+    units: tuple[Unit, ...] = ()
+
+
+def run_task(task: Task) -> Observations:
+    """Open model and data, unless they were before, and run the batches.
+
+    Raises:
+        RequantError: As when they are run here.
+    """
+    try:
+        opened = _opened(task)
+        units = task.units if opened.source is None else _read(task, opened.source)
+        return run_units(opened.taps, units)
+    except RequantError as error:
+        # subclasses are made of more than a message, and do not survive the way between processes
+        plain = DataError if isinstance(error, DataError) else RequantError
+        raise plain(str(error)) from None
+
+
+def _read(task: Task, source: Source) -> Iterator[Unit]:
+    """Read the batches of a task."""
+    samples = source.read([at for batch in task.batches for _, at in batch])
+    for batch in task.batches:
+        with READING if source.rows.foreign else nullcontext():
+            some = taken(samples, len(batch), source)
+        yield tuple((position, sample) for (position, _), sample in zip(batch, some, strict=True))
+
+
+def taken(samples: Iterator[Sample], count: int, source: Source) -> tuple[Sample, ...]:
+    """Return the next samples of a source that has said how many it has.
+
+    Raises:
+        DataError: There are fewer.
+    """
+    some = tuple(islice(samples, count))
+    if len(some) < count:
+        raise DataError(f"{source.description}: gives fewer than the {source.length} samples that it says it has")
+    return some
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a worker keeps from task to task of one run: the sessions, and the data where they are not sent."""
+
+    taps: Taps
+    source: Source | None
+
+
+OPENED: dict[str, _Opened] = {}
+"""By run; no more than one."""
+
+
+def _opened(task: Task) -> _Opened:
+    """Open the sessions and the data of a run, once."""
+    with OPENING:  # a worker may have several threads
+        if task.setup.run not in OPENED:
+            OPENED.clear()
+            model = task.setup.model
+            taps = Taps(replace(task.setup, model=model.load()) if isinstance(model, Stored) else task.setup)
+            inputs = input_specs(taps.taps[-1].session)
+            OPENED[task.setup.run] = _Opened(taps, None if task.data is None else open_source(task.data, inputs))
+        return OPENED[task.setup.run]
+
+
+def forget(run: str) -> None:
+    """Close what threads of this process have opened as workers of a run."""
+    with OPENING:
+        OPENED.pop(run, None)
+
+
+def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
+    """Run batches and return what was seen of them.
+
+    Raises:
+        DataError: An output of the model is not finite, or a tensor has no such channel axis.
+        RequantError: The model fails.
+    """
+    gathered = Gathered()
+    first = taps.setup.first
+    for unit in units:
+        for position, sample in unit:
+            gathered.take_feed(first + position, sample)
+        for position, sample in _runs(unit, stacks=taps.setup.stacks):
+            for tap in taps.taps:
+                _look(gathered, taps, tap, first + position, sample)
+    return gathered.observations(taps.setup.wanted)
+
+
+def _runs(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample]]:
+    """Stack neighbours of a batch as far as their shapes agree."""
+    rest = list(unit)
+    while rest:
+        layout = [(name, array.dtype, array.shape) for name, array in rest[0][1].feed.items()]
+        count = 1
+        while stacks and count < len(rest):
+            if [(name, array.dtype, array.shape) for name, array in rest[count][1].feed.items()] != layout:
+                break
+            count += 1
+        yield rest[0][0], stacked([replace(sample, label=None) for _, sample in rest[:count]])
+        rest = rest[count:]
+
+
+def _look(gathered: Gathered, taps: Taps, tap: Tap, position: int, sample: Sample) -> None:
+    """Run one sample or stack of samples and take what it shows."""
+    results = tap.run(sample)
+    place = Place(position, sample.where)
+    for name in tap.whole:
+        array = results[name]
+        if array.size and not gathered.take_whole(name, array, taps, place):
+            gathered.mark(name, place)
+    channels = {name: _Ends.of(row, results) for name, row in tap.reduced.items() if row.axis is not None}
+    scalar = [(results[row.lo], results[row.hi], results[row.total], results[row.size]) for row in tap.scalars]
+    table = np.array([[part.item() for part in row] for row in scalar], np.float64).reshape(-1, 4)
+    table = np.concatenate([table, *(end.row for end in channels.values())])
+    lo, hi, total, size = table.T
+    finite = np.isfinite(lo) & np.isfinite(hi) & ~(np.isnan(total) & tap.inside)
+    # The sum is there for NaN, which the runtime's min and max step over: it makes any sum NaN. So do huge values of
+    # both signs. An infinite sum of finite extremes is an overflow, of which only a sum per channel suffers.
+    doubtful = frozenset(
+        tap.order[index]
+        for index in np.flatnonzero(finite & (size > 0) & ~np.isfinite(total)).tolist()
+        if (np.isnan(total[index]) or tap.order[index] in channels) and tap.order[index] not in gathered.broken
+    )
+    closer = taps.whole(doubtful, sample) if doubtful else {}
+    for index in np.flatnonzero((size > 0) & ~finite).tolist():
+        gathered.mark(tap.order[index], place)
+    for name, array in closer.items():
+        if not np.isfinite(array).all():
+            gathered.mark(name, place)
+        elif name in channels:
+            channels[name] = _Ends.summed(array, tap.reduced[name].axis or 0)
+    broken = tap.outputs.intersection(gathered.broken)
+    if broken and taps.setup.strict:
+        raise _not_finite(min(broken), taps, sample)
+    gathered.tables.setdefault(tap.order, []).append((position, table))
+    for name, end in channels.items():
+        if end.size and name not in gathered.broken:
+            gathered.take_channels(name, end)
+
+
+def _not_finite(name: str, taps: Taps, sample: Sample) -> DataError:
+    """Compose what is said when an output is not finite."""
+    from .checks import first_broken
+
+    return DataError(f"{sample.where}: output {name!r} holds NaN or infinity; {first_broken(taps.model, sample)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The channels of a tensor in one run, each (C,) float64.
+
+    Attributes:
+        lo: The smallest values.
+        hi: The largest values.
+        total: The sums.
+        size: The number of values of all channels.
+    """
+
+    lo: Array
+    hi: Array
+    total: Array
+    size: int
+
+    @classmethod
+    def of(cls, row: Reduced, results: dict[str, Array]) -> _Ends:
+        """Read the outputs of a run."""
+        lo, hi, total = (results[end].astype(np.float64) for end in (row.lo, row.hi, row.total))
+        return cls(lo, hi, total, int(results[row.size].item()))
+
+    @classmethod
+    def summed(cls, array: Array, axis: int) -> _Ends:
+        """Reduce an array per channel."""
+        array = np.ascontiguousarray(array)  # a sum depends on the layout
+        others = tuple(index for index in range(array.ndim) if index != axis % array.ndim)
+        with np.errstate(over="ignore", invalid="ignore"):  # told apart where it is taken
+            total = np.sum(array, axis=others, dtype=np.float64)
+        lo, hi = np.atleast_1d(array.min(others)), np.atleast_1d(array.max(others))
+        return cls(lo, hi, np.atleast_1d(total), array.size)
+
+    @property
+    def row(self) -> Array:
+        """The same over all channels: the row of a table, (1, 4)."""
+        if not self.size:
+            return np.zeros((1, 4))
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            return np.array([[self.lo.min(), self.hi.max(), self.total.sum(), self.size]])
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What the runs of one piece of work have shown so far.
+
+    Attributes:
+        counters: The statistic of each tensor that was taken whole, and at the end of every tensor.
+        ends: Position, smallest and largest value of each run of them.
+        tables: For tensors that were reduced in the graph, the position and the reductions of each run, (tensors, 4).
+        channels: The channels, run by run.
+        moments: Those of the inputs.
+        broken: Tensors that were not finite.
+        repeated: Feeds by digest.
+        samples: How many there were.
+    """
+
+    counters: dict[str, Counter | MinMax] = field(default_factory=dict)
+    ends: dict[str, list[tuple[int, float, float]]] = field(default_factory=lambda: defaultdict(list))
+    channels: dict[str, list[_Ends]] = field(default_factory=lambda: defaultdict(list))
+    moments: dict[str, Moments] = field(default_factory=dict)
+    broken: dict[str, Place] = field(default_factory=dict)
+    repeated: dict[str, tuple[Place, int]] = field(default_factory=dict)
+    tables: dict[tuple[str, ...], list[tuple[int, Array]]] = field(default_factory=dict)
+    samples: int = 0
+
+    def take_feed(self, position: int, sample: Sample) -> None:
+        """Take what the feed itself tells."""
+        self.samples += 1
+        moments = moments_of(sample.feed)
+        for name, seen in moments.items():
+            self.moments[name] = self.moments[name] | seen if name in self.moments else seen
+        if position < COMPARED:
+            digest, place = digest_of(sample.feed, moments), Place(position, sample.where)
+            first, times = self.repeated.get(digest, (place, 0))
+            self.repeated[digest] = (min(first, place), times + 1)
+
+    def take_whole(self, name: str, array: Array, taps: Taps, place: Place) -> bool:
+        """Take a tensor; tell whether it is finite."""
+        wanted = taps.setup.wanted
+        axis = wanted.channel_axis.get(name)
+        if axis is not None and not -array.ndim <= axis < array.ndim:
+            raise DataError(f"{place.where}: tensor {name!r} has no axis {axis}")
+        if name not in taps.ranged:
+            finite = bool(np.isfinite(array).all())
+        else:
+            try:
+                lo, hi = self._count(name, array, histogram=wanted.histogram)
+                finite = True
+            except ValueError:
+                finite = False
+            else:
+                self.ends[name].append((place.position, lo, hi))
+        if finite and axis is not None:
+            self.take_channels(name, _Ends.summed(array, axis))
+        return finite
+
+    def _count(self, name: str, array: Array, *, histogram: bool) -> tuple[float, float]:
+        """Add the values of a tensor to its statistic and return their extremes.
+
+        Raises:
+            ValueError: A value is not finite.
+        """
+        if not histogram:
+            seen = MinMax.of(array)
+            before = self.counters.get(name)
+            self.counters[name] = before | seen if isinstance(before, MinMax) else seen
+            return seen.lo, seen.hi
+        counter = self.counters.setdefault(name, Counter())
+        assert isinstance(counter, Counter)
+        return counter.add(array)
+
+    def mark(self, name: str, place: Place) -> None:
+        """Remember that a tensor was not finite."""
+        self.broken[name] = min(self.broken.get(name, place), place)
+
+    def take_channels(self, name: str, end: _Ends) -> None:
+        """Take the channels of a tensor in one run.
+
+        Raises:
+            RequantError: A sum overflows, or there are not as many channels as before.
+        """
+        if not np.isfinite(end.total).all():
+            raise RequantError(f"tensor {name!r}: the sum of a channel is beyond float64")
+        before = self.channels[name]
+        if before and before[0].lo.shape != end.lo.shape:
+            few, many = sorted((end.lo.size, before[0].lo.size))
+            raise RequantError(f"tensor {name!r} has {few} channels in one run and {many} in another")
+        before.append(end)
+
+    def observations(self, wanted: Wanted) -> Observations:
+        """Return all of it."""
+        for order, tables in self.tables.items():
+            self._take_tables(order, tables, wanted)
+        ranges = {
+            name: counter.histogram() if isinstance(counter, Counter) else counter
+            for name, counter in self.counters.items()
+            if name not in self.broken
+        }
+        runs = {
+            name: Runs.of([position for position, _, _ in ends], np.array([[lo, hi] for _, lo, hi in ends]))
+            for name, ends in self.ends.items()
+            if name not in self.broken
+        }
+        channels = {
+            name: Channels.of_runs(
+                np.stack([end.lo for end in ends]),
+                np.stack([end.hi for end in ends]),
+                np.stack([end.total for end in ends]),
+                sum(end.size // end.lo.size for end in ends),
+            )
+            for name, ends in self.channels.items()
+            if name not in self.broken
+        }
+        return Observations(ranges, runs, channels, self.moments, self.broken, self.repeated, self.samples)
+
+    def _take_tables(self, order: tuple[str, ...], runs: Sequence[tuple[int, Array]], wanted: Wanted) -> None:
+        """Take the extremes of tensors that were reduced in the graph."""
+        ranged = frozenset(wanted.tensors)
+        stack = np.stack([table for _, table in runs]) + 0.0  # + 0.0: no -0.0
+        for index, name in enumerate(order):
+            seen = stack[:, index, 3] > 0
+            if name not in ranged or name in self.broken or not seen.any():
+                continue
+            lo, hi, _, size = stack[seen, index].T
+            self.counters[name] = MinMax(float(lo.min()), float(hi.max()), int(size.sum()))
+            positions = [position for (position, _), had in zip(runs, seen.tolist(), strict=True) if had]
+            self.ends[name] = list(zip(positions, lo.tolist(), hi.tolist(), strict=True))
+
+
+def moments_of(feed: Feed) -> dict[str, Moments]:
+    """Return the moments of the float arrays of a feed, but for those whose squares float64 cannot hold."""
+    found = {}
+    for name, array in feed.items():
+        if array.dtype.kind == "f" and array.size:
+            with suppress(ValueError):
+                found[name] = Moments.of(array)
+    return found
+
+
+def digest_of(feed: Feed, moments: Mapping[str, Moments] | None = None) -> str:
+    """Return a digest of a feed: shapes, moments, and at most `COMPARED` values of each array, evenly spread."""
+    moments = moments_of(feed) if moments is None else moments
+    digest = hashlib.blake2b(digest_size=12)
+    for name, array in sorted(feed.items()):
+        flat = array.reshape(-1)
+        powers = moments[name].powers.value.tolist() if name in moments else ()
+        digest.update(f"{name} {array.dtype} {array.shape} {powers}".encode())
+        if array.dtype.kind == "U":
+            digest.update(repr(flat[:COMPARED].tolist()).encode())
+        else:
+            digest.update(flat[:: -(-flat.size // COMPARED) or 1].tobytes())
+    return digest.hexdigest()

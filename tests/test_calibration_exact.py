@@ -1,0 +1,69 @@
+"""Exact sums: equal to those of fractions, whatever the order, the grouping and the magnitudes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from requant.calibration import ExactSum
+from requant.calibration.session import Array
+
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, 1.7e308])
+columns = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20)
+
+
+def exactly(total: ExactSum) -> list[Fraction]:
+    """Read the digits."""
+    value = [Fraction(0)] * total.shape[0]
+    for power, digit in total.digits.items():
+        value = [one + int(part) * Fraction(2) ** (32 * power) for one, part in zip(value, digit, strict=True)]
+    return value
+
+
+@given(rows=columns)
+def test_the_digits_hold_the_exact_sum(rows: list[tuple[float, float]]) -> None:
+    total = ExactSum.of(np.array(rows))
+    assert exactly(total) == [sum(map(Fraction, column)) for column in zip(*rows, strict=True)]
+    assert all(((digit >= -(2**31)) & (digit < 2**31)).all() for digit in total.digits.values())
+    assert all(digit.any() for digit in total.digits.values())
+
+
+@given(rows=columns, cut=st.integers(0, 20), order=st.randoms(use_true_random=False))
+def test_order_and_grouping_change_nothing(rows: list[tuple[float, float]], cut: int, order: object) -> None:
+    whole = ExactSum.of(np.array(rows))
+    shuffled = list(rows)
+    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    parts = [np.array(part).reshape(-1, 2) for part in (shuffled[:cut], shuffled[cut:])]
+    merged = ExactSum.of(parts[0]) | ExactSum.of(parts[1])
+    assert merged == whole
+    assert hash(merged) == hash(whole)
+
+
+@given(rows=st.lists(st.tuples(st.floats(-1e30, 1e30), st.floats(-1e-30, 1e-30)), min_size=1, max_size=20))
+def test_the_value_is_rounded_by_two_units_in_the_last_place_at_most(rows: list[tuple[float, float]]) -> None:
+    total = ExactSum.of(np.array(rows))
+    for value, exact in zip(total.value.tolist(), exactly(total), strict=True):
+        assert abs(Fraction(value) - exact) <= 2 * Fraction(np.spacing(abs(value)))
+
+
+def test_cancellation_leaves_nothing_behind() -> None:
+    total = ExactSum.of(np.array([[1e300], [1e-300], [-1e300]])) | ExactSum.of(np.array([[-1e-300]]))
+    assert total == ExactSum.of(np.zeros((1, 1)))
+    assert not total.digits
+    assert total.value.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        ExactSum.of(np.array([[1.0], [value]]))
+
+
+def test_shapes_must_agree() -> None:
+    two: Array = np.ones((1, 2))
+    with pytest.raises(ValueError, match=r"has shape \(3,\), and had \(2,\)"):
+        ExactSum.of(two) | ExactSum.of(np.ones((1, 3)))
