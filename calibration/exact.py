@@ -61,6 +61,13 @@ class ExactSum:
                     digits[digit] = digits[digit] + total if digit in digits else total
         return cls(values.shape[1:], _carried(digits))
 
+    def parts(self) -> list[ExactSum]:
+        """Return the sum of each entry of the first axis; one sum of many is cheaper than many sums."""
+        return [
+            ExactSum(self.shape[1:], {k: digit[index] for k, digit in self.digits.items() if digit[index].any()})
+            for index in range(self.shape[0])
+        ]
+
     def __or__(self, other: ExactSum) -> ExactSum:
         """Return the sum of both.
 

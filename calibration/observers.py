@@ -183,12 +183,26 @@ class Runs:
         Raises:
             ValueError: There are no runs, or a value is not finite.
         """
+        return cls.of_many(positions, ends[:, None])[0]
+
+    @classmethod
+    def of_many(cls, positions: Sequence[int], ends: Array) -> list[Runs]:
+        """Gather the same runs of several tensors, whose `ends` are (runs, tensors, 2) float64.
+
+        Raises:
+            ValueError: There are no runs, or a value is not finite.
+        """
         if not len(ends):
             raise ValueError("has no values")
-        blocks: dict[int, tuple[float, float]] = {}
-        for position, (lo, hi) in zip(positions, ends.tolist(), strict=True):
-            _widen(blocks, (position + 1).bit_length() - 1, (lo, hi))
-        return cls(len(ends), ExactSum.of(ends), blocks)
+        blocks = np.array([(position + 1).bit_length() - 1 for position in positions])
+        held = {}
+        for block in np.unique(blocks).tolist():
+            these = ends[blocks == block]
+            held[block] = np.stack([these[..., 0].min(axis=0), these[..., 1].max(axis=0)], axis=1).tolist()
+        return [
+            cls(len(ends), total, {block: (rows[index][0], rows[index][1]) for block, rows in held.items()})
+            for index, total in enumerate(ExactSum.of(ends).parts())
+        ]
 
     def __or__(self, other: Runs) -> Runs:
         """Return what both sets of runs saw."""

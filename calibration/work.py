@@ -415,11 +415,14 @@ class Gathered:
             for name, counter in self.counters.items()
             if name not in self.broken
         }
-        runs = {
-            name: Runs.of([position for position, _, _ in ends], np.array([[lo, hi] for _, lo, hi in ends]))
-            for name, ends in self.ends.items()
-            if name not in self.broken
-        }
+        together: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name, ends in self.ends.items():
+            if name not in self.broken:
+                together[tuple(position for position, _, _ in ends)].append(name)
+        runs: dict[str, Runs] = {}
+        for positions, names in together.items():
+            pairs = np.array([[(lo, hi) for _, lo, hi in self.ends[name]] for name in names]).swapaxes(0, 1)
+            runs |= dict(zip(names, Runs.of_many(positions, pairs), strict=True))
         channels = {
             name: Channels.of_runs(
                 np.stack([end.lo for end in ends]),

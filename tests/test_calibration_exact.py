@@ -67,3 +67,9 @@ def test_shapes_must_agree() -> None:
     two: Array = np.ones((1, 2))
     with pytest.raises(ValueError, match=r"has shape \(3,\), and had \(2,\)"):
         ExactSum.of(two) | ExactSum.of(np.ones((1, 3)))
+
+
+@given(rows=columns)
+def test_parts_are_the_sums_of_the_parts(rows: list[tuple[float, float]]) -> None:
+    values = np.array(rows)
+    assert ExactSum.of(values).parts() == [ExactSum.of(values[:, 0]), ExactSum.of(values[:, 1])]
