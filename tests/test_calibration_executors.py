@@ -277,7 +277,8 @@ def test_a_scheduler_that_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------ checkpoints
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without
 from pathlib import Path
 import numpy as np
 from requant.calibration import Execution, checkpoint, input_specs, observe, open_session, open_source
