@@ -35,7 +35,7 @@ BOUNDS = {"resnet50": {"minmax": 1.5, "histogram": 2.6}, "mobilenet_v2": {"minma
 RULES = ("minmax", "percentile", "mse", "entropy", "auto")
 PEERS = {"MinMax": {}, "Percentile": {"percentile": 99.999}, "Entropy": {}}
 """ONNX Runtime's calibrators, with its defaults."""
-GROWTH, CEILING = 0.05, 1e9
+GROWTH = 0.05
 SCALING = 1.7
 
 
