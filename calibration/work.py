@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
@@ -76,7 +76,7 @@ class Taps:
         self.taps = [open_tap(self.model, group, setup.wanted, reduce=False) for group in before]
         self.taps.append(open_tap(self.model, last, setup.wanted, but=earlier))
         give_back()  # copies of the weights, before activations take their place
-        self.ranged, self.names = frozenset(setup.wanted.tensors), frozenset(setup.wanted.names)
+        self.ranged = frozenset(setup.wanted.tensors)
         self._closer: dict[str, Tap] = {}
         self._lock = Lock()
 
@@ -220,16 +220,14 @@ def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
 
 def _runs(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample]]:
     """Stack neighbours of a batch as far as their shapes agree."""
-    rest = list(unit)
-    while rest:
-        layout = [(name, array.dtype, array.shape) for name, array in rest[0][1].feed.items()]
-        count = 1
-        while stacks and count < len(rest):
-            if [(name, array.dtype, array.shape) for name, array in rest[count][1].feed.items()] != layout:
-                break
-            count += 1
-        yield rest[0][0], stacked([replace(sample, label=None) for _, sample in rest[:count]])
-        rest = rest[count:]
+
+    def layout(entry: tuple[int, Sample]) -> object:
+        position, sample = entry
+        return [(name, array.dtype, array.shape) for name, array in sample.feed.items()] if stacks else position
+
+    for _, group in groupby(unit, layout):
+        (position, first), *others = group
+        yield position, stacked([replace(sample, label=None) for sample in (first, *(other for _, other in others))])
 
 
 def _look(gathered: Gathered, taps: Taps, tap: Tap, position: int, sample: Sample) -> None:

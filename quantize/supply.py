@@ -14,7 +14,7 @@ from ..calibration.identity import differences, fingerprint
 from ..calibration.log import Log, is_log, load_log
 from ..calibration.overrides import Overrides, load_overrides
 from ..calibration.precision import Precision
-from ..calibration.ranges import RULES, Rule, parse_rule
+from ..calibration.ranges import Rule, parse_rule
 from ..transforms.qparams import Scheme
 from .options import DEFAULT_RULE, Options
 
@@ -85,7 +85,7 @@ class Supply:
 
     def _precision_note(self, scheme: Scheme) -> list[str]:
         """Say that the ranges were chosen for other integers, where that matters."""
-        if not isinstance(self.ranges, RangeFile) or "precision" not in RULES[self.ranges.rule.name].takes:
+        if not isinstance(self.ranges, RangeFile) or not self.ranges.rule.needs_precision:
             return []
         if self.ranges.precision == precision_of(scheme):
             return []
