@@ -126,12 +126,11 @@ class _Search:
     def survey(self, values: Mapping[str, ir.Value]) -> None:
         """Run the model for the extremes of float tensors."""
         tap = open_tap(self.model, (), Wanted(tuple(values), few=True))
-        results = tap.run(self.sample)
+        ends = dict(zip(tap.order, tap.extremes(tap.run(self.sample)).tolist(), strict=True))
         for name, value in values.items():
-            row = tap.reduced[name]
-            lo, hi, total, size = (results[part].item() for part in (row.lo, row.hi, row.total, row.size))
+            lo, hi, total, size = ends[name]
             finite = not size or bool(np.isfinite([lo, hi]).all() and not np.isnan(total))
-            self.seen[value] = _Seen(finite, lo, hi, size)
+            self.seen[value] = _Seen(finite, lo, hi, int(size))
             self.order[value] = len(self.order)
 
     def broken(self, value: ir.Value) -> bool:
@@ -182,7 +181,7 @@ class _Search:
         if value.producer() is None:
             array = value.const_value.numpy() if value.const_value is not None else self.sample.feed[name]
         elif value.graph is self.graph and value in self.order:
-            array = open_tap(self.model, [name], Wanted((), few=True), reduce=False).run(self.sample)[name]
+            array = open_tap(self.model, [name], Wanted((), few=True), reductions=False).run(self.sample)[name]
         else:
             return None
         kinds = (("NaN", np.isnan), ("infinity", np.isinf))

@@ -23,6 +23,8 @@ MANTISSA_BITS = 24
 """No bin is narrower than the largest magnitude times 2**-24: float32 tells nothing finer apart up there."""
 MIN_EXPONENT = -126
 """No bin is narrower than the smallest normal float32, so that the reciprocal of a width is finite in float32."""
+SUMMED = 1 << 14
+"""Values per step of a sum in float64: a buffer of 128 KiB still comes from memory that the process has."""
 CHUNK = 1 << 15
 """Values per step when a histogram is built: a step's values and both its buffers stay in the cache (384 KiB)."""
 
@@ -347,8 +349,8 @@ class Moments:
         flat = values.ravel()  # in one order, whatever the layout: a sum depends on it
         total = square = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, flat.size, CHUNK):
-                chunk = flat[start : start + CHUNK].astype(np.float64)
+            for start in range(0, flat.size, SUMMED):
+                chunk = flat[start : start + SUMMED].astype(np.float64)
                 total += float(chunk.sum())
                 square += float(np.sum(np.square(chunk, out=chunk)))
         return cls(values.size, ExactSum.of(np.array([[total, square]])))
@@ -502,8 +504,9 @@ class Counter:
         Scaling by a power of two, flooring and subtracting are exact here: an index has at most 24 bits.
         """
         np.multiply(chunk, chunk.dtype.type(math.ldexp(1.0, -self._exponent)), out=scaled)
-        np.floor(scaled, out=scaled)
-        if self._exponent > 0:  # only a scale below 1 lets a tiny negative value underflow to bin 0
+        if self._lo < 0:  # elsewhere the conversion does it
+            np.floor(scaled, out=scaled)
+        if self._exponent > 0 > self._lo:  # only a scale below 1 lets a tiny negative value underflow to bin 0
             scaled[(chunk < 0) & (scaled == 0)] = -1
         np.copyto(index, scaled, casting="unsafe")
         if self._first:

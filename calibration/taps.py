@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import RequantError
 from .bodies import carry_out, find, free_prefix, tensors_of
+from .reductions import Reduced, reduce
 from .samples import Sample
 from .session import LARGE, Array, ModelSource, Serialized, describe, open_session, runtime_message
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 OBSERVABLE = ("tensor(float)", "tensor(float16)", "tensor(double)")
-AXES_ARE_AN_INPUT = {"ReduceSum": 13, "ReduceMin": 18, "ReduceMax": 18}
-"""Since which opset."""
-
-
 OVERHEAD = 2**28
 """Bytes that a process takes besides weights and activations."""
 SMALL = 2**10
@@ -58,27 +55,6 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """Where the reductions of a tensor stand among the outputs: its min, max, sum and size.
-
-    Attributes:
-        lo: Name of the output with the smallest value, or with that of each channel, (C,).
-        hi: The same of the largest.
-        total: The same of the sum; of a tensor in a body that of x - x, which is NaN just when x is not finite.
-        size: Name of the output with the number of values.
-        axis: The channel axis; None where the outputs are scalars.
-        inside: Whether the tensor lives in a body.
-    """
-
-    lo: str
-    hi: str
-    total: str
-    size: str
-    axis: int | None = None
-    inside: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Tap:
     """A session whose inner tensors can be fetched.
 
@@ -88,9 +64,12 @@ class Tap:
         reduced: The tensors of which only reductions leave the graph.
         fetched: The outputs that are fetched for all this.
         outputs: The float outputs of the model, which are watched; fetched or reduced too.
-        scalars: Those of `reduced` without a channel axis.
         order: The names in `reduced`, without a channel axis first.
         inside: Whether these live in bodies, (tensors,) bool.
+        known: What is known before a run of those without a channel axis: min, max, sum and size, (tensors, 4) float64.
+        times: By what the sizes are multiplied, (tensors,) float64.
+        slots: What outputs tell of these, as flat indices.
+        ends: These outputs.
     """
 
     session: InferenceSession
@@ -98,16 +77,26 @@ class Tap:
     reduced: Mapping[str, Reduced]
     fetched: tuple[str, ...]
     outputs: frozenset[str]
-    scalars: tuple[Reduced, ...] = field(init=False)
     order: tuple[str, ...] = field(init=False)
     inside: Array = field(init=False)
+    known: Array = field(init=False)
+    times: Array = field(init=False)
+    slots: Array = field(init=False)
+    ends: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """Put the reductions in order."""
         order = sorted(self.reduced, key=lambda name: self.reduced[name].axis is not None)
         object.__setattr__(self, "order", tuple(order))
-        object.__setattr__(self, "scalars", tuple(row for row in self.reduced.values() if row.axis is None))
         object.__setattr__(self, "inside", np.array([self.reduced[name].inside for name in order], np.bool_))
+        rows = [self.reduced[name] for name in order if self.reduced[name].axis is None]
+        parts = [part for row in rows for part in (0 if row.lo is None else row.lo, row.hi, row.total, row.size)]
+        known = [0.0 if isinstance(part, str) else float(part) for part in parts]
+        object.__setattr__(self, "known", np.array(known, np.float64).reshape(-1, 4))
+        object.__setattr__(self, "times", np.array([row.times for row in rows], np.float64))
+        object.__setattr__(self, "ends", tuple(part for part in parts if isinstance(part, str)))
+        slots = [index for index, part in enumerate(parts) if isinstance(part, str)]
+        object.__setattr__(self, "slots", np.array(slots, np.intp))
 
     def run(self, sample: Sample) -> dict[str, Array]:
         """Run one sample and return what was fetched, with the tensors that are fed.
@@ -123,13 +112,20 @@ class Tap:
         except Exception as error:  # the runtime's exceptions share no base class of their own
             raise RequantError(f"{sample.where}: the model fails: {runtime_message(error)}") from error
 
+    def extremes(self, results: Mapping[str, Array]) -> Array:
+        """Return min, max, sum and size of each tensor of a run that is reduced to scalars, (tensors, 4) float64."""
+        table = self.known.copy()
+        table.reshape(-1)[self.slots] = [results[name].item() for name in self.ends]
+        table[:, 3] *= self.times
+        return table
+
 
 def open_tap(
     model: ModelSource,
     whole: Sequence[str],
     wanted: Wanted,
     *,
-    reduce: bool = True,
+    reductions: bool = True,
     but: frozenset[str] = frozenset(),
 ) -> Tap:
     """Open a session of a copy of the model that gives tensors whole, and reductions of the other wanted ones.
@@ -138,7 +134,7 @@ def open_tap(
         model: A file, or the bytes of one.
         whole: Tensors that are taken whole; those in bodies are reduced all the same.
         wanted: What is to be observed.
-        reduce: Whether to reduce the wanted tensors that are not taken whole, and the model's float outputs.
+        reductions: Whether to reduce the wanted tensors that are not taken whole, and the model's float outputs.
         but: Tensors that are not reduced all the same.
 
     Raises:
@@ -148,13 +144,13 @@ def open_tap(
     copy, folder = load_copy(model)
     graph = copy.graph
     values = tensors_of(graph)
-    reducible = wanted.names if reduce else ()
+    reducible = wanted.names if reductions else ()
     inside = find(graph, (*whole, *reducible))
     if inner := inside.keys() & wanted.channel_axis.keys():
         raise RequantError(f"tensor {min(inner)!r} is in a body; channels are observed in the main graph only")
     outputs = [value.name or "" for value in graph.outputs]
     whole = [name for name in dict.fromkeys(whole) if name not in inside]
-    others = [n for n in (*reducible, *(outputs if reduce else ())) if n not in inside and n not in but]
+    others = [n for n in (*reducible, *(outputs if reductions else ())) if n not in inside and n not in but]
     types = _checked_types(copy, folder, whole, others, wanted)
     axes = {name: axis for name, axis in wanted.channel_axis.items() if name in others}
     rankless = [name for name in axes if values[name].shape is None or graph.opset_imports.get("") is None]
@@ -166,10 +162,10 @@ def open_tap(
     prefix = free_prefix(graph, "requant_tap")
     for name in dict.fromkeys(others):
         if name not in whole and types[name] in OBSERVABLE:
-            reduced[name] = _reduce(graph, values[name], f"{prefix}{len(reduced)}", axes.get(name))
+            reduced[name] = reduce(graph, values[name], f"{prefix}{len(reduced)}", axes.get(name))
     for name, (lo, hi, total, size) in carry_out(copy, inside, f"{prefix}_body").items():
         reduced[name] = Reduced(lo, hi, total, size, inside=True)
-    ends = [end for row in reduced.values() for end in (row.lo, row.hi, row.total, row.size)]
+    ends = [end for row in reduced.values() for end in row.ends]
     watched = frozenset(name for name in outputs if name in reduced or name in whole)
     source, lean = _serialized(copy, folder), _is_lean(copy, few=wanted.few)
     del copy, graph, values, inside  # and with them the weights, of which the runtime makes copies of its own
@@ -193,48 +189,6 @@ def _checked_types(
         if types[name] not in OBSERVABLE:
             raise RequantError(f"tensor {name!r} is a {types[name]}; only float, float16 and double can be observed")
     return types
-
-
-def _reduce(graph: ir.Graph, value: ir.Value, prefix: str, axis: int | None) -> Reduced:
-    """Append nodes that give a tensor's min, max, sum and size, over all axes or over all but one."""
-    import onnx_ir as ir
-
-    rank = len(value.shape) if value.shape is not None else 0
-    if axis is not None and not -rank <= axis < rank:
-        raise RequantError(f"tensor {value.name!r} has no axis {axis}")
-    summed = value
-    if axis is not None and value.dtype is ir.DataType.FLOAT16:  # whose sums would overflow
-        summed = _append(graph, ir.node("Cast", [value], {"to": ir.DataType.FLOAT}), f"{prefix}_Cast")
-    axes = None if axis is None else [index for index in range(rank) if index != axis % rank]
-    parts = [
-        _append(graph, _reduction(graph, op, of, axes, prefix), f"{prefix}_{op}")
-        for op, of in (("ReduceMin", value), ("ReduceMax", value), ("ReduceSum", summed))
-    ]
-    parts.append(_append(graph, ir.node("Size", [value]), f"{prefix}_Size"))
-    graph.outputs.extend(parts)
-    lo, hi, total, size = (part.name or "" for part in parts)
-    return Reduced(lo, hi, total, size, axis)
-
-
-def _reduction(graph: ir.Graph, op: str, value: ir.Value, axes: list[int] | None, prefix: str) -> ir.Node:
-    """Return a node that reduces a tensor over some axes, or over all (None), as the graph's opset spells it."""
-    import onnx_ir as ir
-
-    if axes is None:
-        return ir.node(op, [value], {"keepdims": 0})
-    if not axes:  # over no axis at all, which an empty list does not say
-        return ir.node("Identity", [value])
-    if graph.opset_imports[""] < AXES_ARE_AN_INPUT[op]:
-        return ir.node(op, [value], {"keepdims": 0, "axes": axes})
-    constant = ir.node("Constant", [], {"value": ir.tensor(np.array(axes, np.int64))})
-    return ir.node(op, [value, _append(graph, constant, f"{prefix}_{op}_axes")], {"keepdims": 0})
-
-
-def _append(graph: ir.Graph, node: ir.Node, name: str) -> ir.Value:
-    """Append a node to a graph and return its output."""
-    node.name = node.outputs[0].name = name
-    graph.append(node)
-    return node.outputs[0]
 
 
 def load_copy(model: ModelSource) -> tuple[ir.Model, Path | None]:
@@ -430,11 +384,9 @@ def _sizes(copy: ir.Model, values: Mapping[str, ir.Value], sample: Sample) -> di
 def _measured_sizes(model: ModelSource, names: Sequence[str], sample: Sample, *, few: bool) -> dict[str, int]:
     """Return each tensor's bytes as a run tells them that keeps none of them, taken as float32."""
     tap = open_tap(model, (), Wanted(tuple(names), few=few))
-    results = tap.run(sample)
+    counts = dict(zip(tap.order, tap.extremes(tap.run(sample))[:, 3].tolist(), strict=True))
     fed = {name: array.nbytes for name, array in sample.feed.items()}
-    return {
-        name: results[tap.reduced[name].size].item() * 4 if name in tap.reduced else fed.get(name, 0) for name in names
-    }
+    return {name: int(counts[name]) * 4 if name in counts else fed.get(name, 0) for name in names}
 
 
 def activations(model: ModelSource) -> tuple[str, ...]:

@@ -17,10 +17,11 @@ import numpy as np
 from .. import RequantError
 from .observations import Observations, Place
 from .observers import Channels, Counter, MinMax, Moments, Runs
+from .reductions import Reduced
 from .samples import DataError, Sample, stacked
 from .session import Array, Feed, ModelSource, Serialized, give_back, input_specs
 from .sources import Source, open_source
-from .taps import Reduced, Tap, Wanted, open_tap
+from .taps import Tap, Wanted, open_tap
 
 if TYPE_CHECKING:
     from .sources import DataSpec
@@ -73,7 +74,7 @@ class Taps:
         give_back()
         *before, last = setup.groups
         earlier = frozenset(name for group in before for name in group)
-        self.taps = [open_tap(self.model, group, setup.wanted, reduce=False) for group in before]
+        self.taps = [open_tap(self.model, group, setup.wanted, reductions=False) for group in before]
         self.taps.append(open_tap(self.model, last, setup.wanted, but=earlier))
         give_back()  # copies of the weights, before activations take their place
         self.ranged = frozenset(setup.wanted.tensors)
@@ -91,7 +92,7 @@ class Taps:
                 if name not in self._closer:
                     if len(self._closer) == CLOSER:
                         del self._closer[next(iter(self._closer))]
-                    self._closer[name] = open_tap(self.model, [name], self.setup.wanted, reduce=False)
+                    self._closer[name] = open_tap(self.model, [name], self.setup.wanted, reductions=False)
                 tap = self._closer[name]
             found |= tap.run(sample)
         return found
@@ -239,9 +240,7 @@ def _look(gathered: Gathered, taps: Taps, tap: Tap, position: int, sample: Sampl
         if array.size and not gathered.take_whole(name, array, taps, place):
             gathered.mark(name, place)
     channels = {name: _Ends.of(row, results) for name, row in tap.reduced.items() if row.axis is not None}
-    scalar = [(results[row.lo], results[row.hi], results[row.total], results[row.size]) for row in tap.scalars]
-    table = np.array([[part.item() for part in row] for row in scalar], np.float64).reshape(-1, 4)
-    table = np.concatenate([table, *(end.row for end in channels.values())])
+    table = np.concatenate([tap.extremes(results), *(end.row for end in channels.values())])
     lo, hi, total, size = table.T
     finite = np.isfinite(lo) & np.isfinite(hi) & ~(np.isnan(total) & tap.inside)
     # The sum is there for NaN, which the runtime's min and max step over: it makes any sum NaN. So do huge values of
@@ -294,8 +293,9 @@ class _Ends:
     @classmethod
     def of(cls, row: Reduced, results: dict[str, Array]) -> _Ends:
         """Read the outputs of a run."""
+        assert row.lo is not None
         lo, hi, total = (results[end].astype(np.float64) for end in (row.lo, row.hi, row.total))
-        return cls(lo, hi, total, int(results[row.size].item()))
+        return cls(lo, hi, total, int(results[row.size].item()) if isinstance(row.size, str) else row.size)
 
     @classmethod
     def summed(cls, array: Array, axis: int) -> _Ends:
@@ -437,14 +437,17 @@ class Gathered:
         """Take the extremes of tensors that were reduced in the graph."""
         ranged = frozenset(wanted.tensors)
         stack = np.stack([table for _, table in runs]) + 0.0  # + 0.0: no -0.0
-        for index, name in enumerate(order):
-            seen = stack[:, index, 3] > 0
-            if name not in ranged or name in self.broken or not seen.any():
+        lows, highs, _, sizes = stack.transpose(2, 0, 1)
+        had = np.array(sizes > 0, np.bool_)
+        ends = stack[:, :, :2].swapaxes(0, 1).tolist()
+        lo, hi = np.where(had, lows, np.inf).min(axis=0).tolist(), np.where(had, highs, -np.inf).max(axis=0).tolist()
+        for index, size in enumerate(sizes.sum(axis=0).tolist()):
+            name = order[index]
+            if not size or name not in ranged or name in self.broken:
                 continue
-            lo, hi, _, size = stack[seen, index].T
-            self.counters[name] = MinMax(float(lo.min()), float(hi.max()), int(size.sum()))
-            positions = [position for (position, _), had in zip(runs, seen.tolist(), strict=True) if had]
-            self.ends[name] = list(zip(positions, lo.tolist(), hi.tolist(), strict=True))
+            self.counters[name] = MinMax(lo[index], hi[index], int(size))
+            seen = zip(runs, ends[index], had[:, index].tolist(), strict=True)
+            self.ends[name] = [(position, *pair) for (position, _), pair, values in seen if values]
 
 
 def moments_of(feed: Feed) -> dict[str, Moments]:

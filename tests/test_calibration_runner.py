@@ -196,6 +196,49 @@ def test_tensors_without_elements_contribute_nothing(histogram: bool) -> None:
         assert (seen.ranges["y"].lo, seen.ranges["y"].hi, seen.ranges["y"].count) == (3, 6, 2)
 
 
+IMAGES = """<ir_version: 8, opset_import: ["" : {opset}]>
+g (float[N, 3, 6, 6] x) => (float[N, 20, 6, 6] y) <float low = {{{low}}}, float six = {{6}}> {{
+    r = {root} (x)
+    c = Conv <pads = [1, 1, 1, 1]> (r, first)
+    a = Relu (c)
+    d = Conv <pads = [1, 1, 1, 1]> (a, second)
+    b = Clip (d, low, six)
+    e = Concat <axis = 1> (a, b)
+    p = MaxPool <kernel_shape = [2, 2]> (e)
+    y = Conv <pads = [1, 1, 1, 1]> (b, second)
+}}"""
+
+
+def images(opset: int = 17, low: float = 0, root: str = "Identity") -> bytes:
+    made = ir.from_onnx_text(IMAGES.format(opset=opset, low=low, root=root))
+    rng = np.random.default_rng(3)
+    for name, channels in (("first", 3), ("second", 20)):
+        weight = ir.tensor(rng.standard_normal((20, channels, 3, 3)).astype(np.float32), name=name)
+        made.graph.register_initializer(ir.Value(name=name, const_value=weight))
+    return binary(made)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 22])
+@pytest.mark.parametrize("low", [0, -1, 2])
+def test_images_between_convolutions_are_reduced_where_they_are(opset: int, low: float) -> None:
+    # The same session gives the tensors whole and reduced: the extremes are those of the very same values.
+    samples = [Sample({"x": x}, None, "here") for x in data((1, 3, 6, 6), (2, 3, 6, 6))]
+    names = ("c", "a", "d", "b", "e", "p")
+    reduced = observe(images(opset, low), names, samples, histogram=False)
+    whole = observe(images(opset, low), names, samples, histogram=True)
+    for name in names:
+        lo = 0.0 if name == "a" or (name in "bep" and low >= 0) else whole.ranges[name].lo
+        assert reduced.ranges[name] == MinMax(lo, whole.ranges[name].hi, whole.ranges[name].count)
+
+
+def test_nan_is_found_in_images() -> None:
+    x = np.ones((1, 3, 6, 6), np.float32)
+    x[0, 1, 2, 3] = -1
+    samples = [Sample({"x": x}, None, "here")]
+    seen = observe(images(root="Sqrt"), ["a"], samples, histogram=False, execution=Execution(strict=False))
+    assert "a" in seen.broken
+
+
 @histograms
 def test_negative_zero_is_zero(histogram: bool) -> None:
     seen = observe(model(), ["x"], source([np.full((1, 1, 3), -0.0, np.float32)]), histogram=histogram)

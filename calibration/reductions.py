@@ -1,0 +1,159 @@
+"""Nodes that reduce the tensors of a graph to their extremes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import RequantError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+AXES_ARE_AN_INPUT = {"ReduceSum": 13, "ReduceMin": 18, "ReduceMax": 18}
+"""Since which opset."""
+IMAGES = 4
+"""The rank of what the runtime keeps in blocks of channels between convolutions."""
+NOT_NEGATIVE = ("Relu", "HardSigmoid")
+KEEP_SIGNS = ("MaxPool", "Concat")
+"""Operators whose outputs hold no values but those of their inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Where the reductions of a tensor stand among the outputs: its min, max, sum and size.
+
+    Attributes:
+        lo: Name of the output with the smallest value, or with that of each channel, (C,); None where the tensor cannot
+            be negative: 0 stands for it, which every range includes.
+        hi: The same of the largest.
+        total: What is NaN when a value is: the sum, or that of each channel; of a tensor in a body that of x - x,
+            which is NaN just when x is not finite.
+        size: Name of the output with the number of values, or the number itself.
+        times: By what that is multiplied.
+        axis: The channel axis; None where the outputs are scalars.
+        inside: Whether the tensor lives in a body.
+    """
+
+    lo: str | None
+    hi: str
+    total: str
+    size: str | int
+    axis: int | None = None
+    inside: bool = False
+    times: int = 1
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The outputs."""
+        return tuple(end for end in (self.lo, self.hi, self.total, self.size) if isinstance(end, str))
+
+
+def reduce(graph: ir.Graph, value: ir.Value, prefix: str, axis: int | None) -> Reduced:
+    """Append nodes that give a tensor's min, max, sum and size, over all axes or over all but one.
+
+    Between convolutions the runtime holds images in blocks of channels, and any operator but a few makes it put them in
+    order first. Global pooling is one of the few: of a tensor that cannot be negative it gives all that is needed at a
+    third of the time. There is no pooling for the smallest value.
+
+    Raises:
+        RequantError: The tensor has no such axis.
+    """
+    import onnx_ir as ir
+
+    rank = len(value.shape) if value.shape is not None else 0
+    if axis is not None and not -rank <= axis < rank:
+        raise RequantError(f"tensor {value.name!r} has no axis {axis}")
+    if axis is None and _is_image(value) and _cannot_be_negative(value):
+        return _reduce_image(graph, value, prefix)
+    axes = None if axis is None else [index for index in range(rank) if index != axis % rank]
+    summed = value
+    if axis is not None and value.dtype is ir.DataType.FLOAT16:  # whose sums would overflow
+        summed = _append(graph, ir.node("Cast", [value], {"to": ir.DataType.FLOAT}), f"{prefix}_Cast")
+    ends = [_out(graph, op, value, axes, prefix) for op in ("ReduceMin", "ReduceMax")]
+    lo, hi, total = (*ends, _out(graph, "ReduceSum", summed, axes, prefix))
+    return Reduced(lo, hi, total, _size(graph, value, value.shape or [None], prefix), axis)
+
+
+def _reduce_image(graph: ir.Graph, value: ir.Value, prefix: str) -> Reduced:
+    """Append nodes that give the max, a sum of means and the size of an image without negative values."""
+    import onnx_ir as ir
+
+    highest = _append(graph, ir.node("GlobalMaxPool", [value]), f"{prefix}_GlobalMaxPool")
+    means = _append(graph, ir.node("GlobalAveragePool", [value]), f"{prefix}_GlobalAveragePool")
+    assert value.shape is not None
+    hi, total = _out(graph, "ReduceMax", highest, None, prefix), _out(graph, "ReduceSum", means, None, prefix)
+    area = math.prod(axis for axis in value.shape[2:] if isinstance(axis, int))
+    return Reduced(None, hi, total, _size(graph, means, [*value.shape[:2], 1, 1], prefix), times=area)
+
+
+def _is_image(value: ir.Value) -> bool:
+    """Whether a tensor may be in blocks of channels."""
+    import onnx_ir as ir
+
+    if value.dtype is not ir.DataType.FLOAT or value.shape is None or len(value.shape) != IMAGES:
+        return False
+    return all(isinstance(axis, int) and axis > 0 for axis in value.shape[1:])
+
+
+def _cannot_be_negative(value: ir.Value) -> bool:
+    """Whether the operator that makes a tensor makes no negative values."""
+    node = value.producer()
+    if node is None or node.domain:
+        return False
+    if node.op_type == "Clip":
+        return _lower_bound(node) >= 0
+    if node.op_type in KEEP_SIGNS:
+        return all(given is not None and _cannot_be_negative(given) for given in node.inputs)
+    return node.op_type in NOT_NEGATIVE
+
+
+def _lower_bound(node: ir.Node) -> float:
+    """Return the smallest value that a Clip lets through, as far as that is constant."""
+    if "min" in node.attributes:  # before opset 11
+        return node.attributes["min"].as_float()
+    bound = node.inputs[1] if len(node.inputs) > 1 else None
+    if bound is None or bound.const_value is None or bound.is_graph_input():
+        return -np.inf
+    return float(bound.const_value.numpy().item())
+
+
+def _size(graph: ir.Graph, value: ir.Value, axes: Iterable[object], prefix: str) -> str | int:
+    """Give the number of values of a tensor."""
+    import onnx_ir as ir
+
+    lengths = [axis if isinstance(axis, int) else None for axis in axes]
+    if None not in lengths:
+        return math.prod(length for length in lengths if length is not None)
+    size = _append(graph, ir.node("Size", [value]), f"{prefix}_Size")
+    graph.outputs.append(size)
+    return size.name or ""
+
+
+def _out(graph: ir.Graph, op: str, value: ir.Value, axes: list[int] | None, prefix: str) -> str:
+    """Give a tensor reduced over some axes, or over all (None), as the graph's opset spells it."""
+    import onnx_ir as ir
+
+    name = f"{prefix}_{op}"
+    if axes is None:
+        node = ir.node(op, [value], {"keepdims": 0})
+    elif not axes:  # over no axis at all, which an empty list does not say
+        node = ir.node("Identity", [value])
+    elif graph.opset_imports[""] < AXES_ARE_AN_INPUT[op]:
+        node = ir.node(op, [value], {"keepdims": 0, "axes": axes})
+    else:
+        constant = ir.node("Constant", [], {"value": ir.tensor(np.array(axes, np.int64))})
+        node = ir.node(op, [value, _append(graph, constant, f"{name}_axes")], {"keepdims": 0})
+    graph.outputs.append(_append(graph, node, name))
+    return name
+
+
+def _append(graph: ir.Graph, node: ir.Node, name: str) -> ir.Value:
+    """Append a node to a graph and return its output."""
+    node.name = node.outputs[0].name = name
+    graph.append(node)
+    return node.outputs[0]
