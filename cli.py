@@ -237,8 +237,25 @@ def main() -> None:
 @click.option(
     "--isa", type=click.Choice(["auto", "vnni", "avx2"]), default="auto", show_default=True, help="The target."
 )
+@click.option(
+    "--place",
+    type=click.Choice(["measured", "estimated", "rules", "all"]),
+    default="measured",
+    show_default=True,
+    help="What decides where int8 pays.",
+)
+@click.option("--costs", type=PATH, metavar="FILE", help="Place by costs measured elsewhere: 'requant costs measure'.")
+@click.option("--plan", type=PATH, metavar="FILE", help="What single units become: an edited OUT.plan.json.")
+@click.option(
+    "--lambda",
+    "noise_weight",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="US",
+    help="Microseconds per unit of noise.",
+)
 @external_option
-@click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having.")
+@click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having: exit code 0.")
 @threads_option
 @worker_options
 @json_option
@@ -262,6 +279,10 @@ def quantize(
     weight: str,
     symmetric: bool,
     isa: str,
+    place: str,
+    costs: Path | None,
+    plan: Path | None,
+    noise_weight: float,
     external_data: bool,
     force_int8: bool,
     threads: int,
@@ -278,7 +299,10 @@ def quantize(
     requant quantize model.onnx --ranges ranges.json -o out.onnx --overrides mine.toml
     requant quantize bert.onnx --dynamic -o bert_int8.onnx
     requant quantize model.onnx --data reader.py:feeds -o out.onnx --executor processes --workers 8
+    requant quantize model.onnx --data calib.npz -o out.onnx --plan edited.plan.json --force
     requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
+
+    Where INT8 is not faster here, or ruins the outputs, the simplified float model is written and the exit code is 1.
     """
     from requant.quantize import Options, Scheme, Selection, quantize_model
     from requant.quantize.files import check_output
@@ -300,6 +324,10 @@ def quantize(
         selection=selection,
         scheme=Scheme(activation, weight, symmetric),
         isa=isa,
+        place="estimated" if costs is not None and not _given("place") else place,
+        costs=costs,
+        plan=plan,
+        noise_weight=noise_weight,
         external_data=external_data,
         force_int8=force_int8,
         threads=threads,
@@ -317,6 +345,8 @@ def quantize(
 
         print_result(result)
         print_findings(result.findings)
+    if result.verdict and not force_int8:
+        click.get_current_context().exit(1)
 
 
 @main.command()
@@ -619,6 +649,207 @@ def ops(name: str | None, as_json: bool) -> None:
         from requant.quantize.tables import print_operators
 
         print_operators(found)
+
+
+@main.group(cls=Commands)
+def costs() -> None:
+    """Show, measure or forget what units cost on this machine.
+
+    \b
+    requant costs show
+    requant costs measure model.onnx --data calib.npz -o server.json
+    requant costs clear
+    """
+
+
+@costs.command("show")
+@json_option
+def show_costs(as_json: bool) -> None:
+    """Show the costs that were kept, by runtime, CPU and threads.
+
+    \b
+    requant costs show --json
+    """
+    from requant.quantize.placement.costs import kept
+
+    found = kept()
+    if as_json:
+        _print_json({"costs": [each.to_json() for each in found]})
+    else:
+        from requant.quantize.tables import print_costs
+
+        print_costs(found)
+
+
+@costs.command("clear")
+def clear_costs() -> None:
+    """Forget them.
+
+    \b
+    requant costs clear
+    """
+    from requant.quantize.placement.costs import clear
+
+    click.echo(f"{clear()} files removed", err=True)
+
+
+@costs.command("measure")
+@click.argument("model", type=PATH)
+@data_option
+@reading_options
+@click.option("-o", "--output", type=PATH, required=True, help="The file of costs to write.")
+@samples_option
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run.")
+@threads_option
+@force_option
+def measure_costs(
+    model: Path,
+    data: str | DataSpec,
+    output: Path,
+    samples: int | None,
+    batch: int,
+    threads: int,
+    force: bool,
+) -> None:
+    """Measure what the units of MODEL take here, in float and in integers, for --costs on another machine.
+
+    \b
+    requant costs measure model.onnx --data calib.npz -o server.json
+    """
+    from requant.quantize import Options, measure_costs
+    from requant.quantize.files import check_output
+    from requant.quantize.placement.costs import save
+
+    check_output(output, model, force=force)
+    with _progress() as progress:
+        found = measure_costs(model, data, Options(samples=samples, batch=batch, threads=threads), progress)
+    save(found, output)
+    click.echo(f"{output}: {len(found.rows)} units on {found.machine.cpu}", err=True)
+
+
+@main.command("compile")
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, help="The model to write: .onnx, or .ort for ORT format.")
+@click.option("--data", metavar="SRC", help=f"What to compare outputs on. {SOURCES} [default: random inputs]")
+@reading_options
+@threads_option
+@json_option
+@force_option
+def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: int, as_json: bool, force: bool) -> None:
+    """Write what ONNX Runtime makes of MODEL on this CPU: it loads faster, and computes the same.
+
+    \b
+    requant compile model_int8.onnx -o model_here.onnx
+    requant compile model_int8.onnx -o model_here.ort --data test.npz --json
+
+    On a machine that differs the output is refused; see docs/deploy.md.
+    """
+    from requant.quantize import compile_model
+
+    with _progress() as progress:
+        found = compile_model(model, output, data, threads=threads, force=force, progress=progress)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        from requant.quantize.machine_tables import print_compiled
+
+        print_compiled(found)
+
+
+@main.command()
+@click.argument("model", type=PATH)
+@click.option("--data", metavar="SRC", help=f"Its first sample is run. {SOURCES} [default: random inputs]")
+@reading_options
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run.")
+@threads_option
+@click.option("--settings", is_flag=True, help="Look for the session options with which it runs fastest.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="For --settings."
+)
+@json_option
+def bench(
+    model: Path,
+    data: str | DataSpec | None,
+    batch: int,
+    threads: int,
+    settings: bool,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Time MODEL on this machine.
+
+    \b
+    requant bench model.onnx --data test.npz --batch 16
+    requant bench model.onnx --settings --json
+    requant bench model.onnx --settings --threads 1
+
+    With --settings, --threads says how many threads there are to be; else that is one of the settings.
+    """
+    from requant.quantize import Search, bench_model
+
+    if _given("seconds") and not settings:
+        raise click.UsageError("--seconds is for --settings, which is not given")
+    search = Search(seconds, threads if _given("threads") else None) if settings else None
+    with _progress() as progress:
+        found = bench_model(model, data, batch=batch, threads=threads, search=search, progress=progress)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        from requant.quantize.machine_tables import print_bench
+
+        print_bench(found)
+
+
+@main.command()
+@click.argument("model", type=PATH)
+@click.option("--data", metavar="SRC", help=f"{SOURCES} The first sample is run. [default: random inputs]")
+@reading_options
+@threads_option
+@click.option("--all", "everything", is_flag=True, help="Every kernel, instead of the most expensive.")
+@click.option(
+    "--verbose-format",
+    type=click.Choice(["table", "onednn"]),
+    default="table",
+    show_default=True,
+    help="onednn: one line per executed kernel, in the form of oneDNN's verbose output.",
+)
+@json_option
+def explain(
+    model: Path,
+    data: str | DataSpec | None,
+    threads: int,
+    everything: bool,
+    verbose_format: str,
+    as_json: bool,
+) -> None:
+    """Tell which kernels MODEL runs here, what each costs, and why it is not faster.
+
+    MODEL is float, or quantized by whatever tool; see docs/explain.md.
+
+    \b
+    requant explain model_int8.onnx --data test.npz
+    requant explain theirs.onnx --threads 2 --all
+    requant explain model.onnx --verbose-format onednn
+    requant explain model_int8.onnx --json
+    """
+    from requant.quantize.explain import explain_model
+
+    lines = verbose_format == "onednn"
+    if as_json and lines:
+        raise click.UsageError("--json and --verbose-format onednn are two forms of one answer; choose one")
+    with _progress() as progress:
+        found = explain_model(model, data, threads=threads, whole=not lines, progress=progress)
+    if as_json:
+        _print_json(found.to_json())
+    elif lines:
+        from requant.quantize.explain_verbose import verbose_lines
+
+        for line in verbose_lines(found.kernels, found.flags):
+            click.echo(line)
+    else:
+        from requant.quantize.explain_tables import print_explanation
+
+        print_explanation(found, everything=everything)
 
 
 def _strategies(given: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:

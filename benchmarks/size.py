@@ -170,7 +170,8 @@ def measure(folder: Path, kind: str, gigabytes: float, *, yardstick: bool, dynam
         {"requant quantize --dynamic": ["--dynamic"]} if dynamic else {}
     )
     for name, options in ways.items():
-        rows.append(run(name, [QUANTIZE, "quantize", str(model), "-o", str(output), "--force", *options], size, unit))
+        command = [QUANTIZE, "quantize", str(model), "-o", str(output), "--force", "--force-int8", *options]
+        rows.append(run(name, command, size, unit))
         output.unlink()
     return rows
 

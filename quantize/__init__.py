@@ -2,9 +2,11 @@
 
 from ..transforms.qparams import Scheme
 from .accuracy import Accuracy, Labelled
-from .api import quantize_model
+from .api import measure_costs, quantize_model
+from .bench import Bench, Search, bench_model
 from .calibrate import calibrate_model, log_model, merge_ranges
 from .compare import Comparison, compare_models
+from .compile import Compiled, compile_model
 from .options import Options
 from .planner import choose
 from .result import Calibration, FloatNode, Result
@@ -13,20 +15,26 @@ from .selection import Selection, Strategy
 
 __all__ = [
     "Accuracy",
+    "Bench",
     "Calibration",
     "Comparison",
+    "Compiled",
     "FloatNode",
     "Labelled",
     "Latency",
     "Options",
     "Result",
     "Scheme",
+    "Search",
     "Selection",
     "Strategy",
+    "bench_model",
     "calibrate_model",
     "choose",
     "compare_models",
+    "compile_model",
     "log_model",
+    "measure_costs",
     "merge_ranges",
     "quantize_model",
 ]

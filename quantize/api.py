@@ -12,11 +12,11 @@ from .. import RequantError
 from ..calibration.sources import DataSource
 from ..transforms import METADATA_KEY, signature, verify
 from ..transforms.existing import drop_round_trips
-from ..transforms.fuse_silu import fuse_silu
+from ..transforms.fuse_silu import fuse_silus
 from ..transforms.graph import nodes_by_name
 from ..transforms.insert_qdq import insert_qdq
-from ..transforms.ops import INTEGER
-from ..transforms.plan import Impl
+from ..transforms.ops import GATE, INTEGER
+from ..transforms.plan import Impl, Plan
 from ..transforms.qdq_to_qoperator import qdq_to_qoperator
 from ..transforms.qparams import QParams
 from .data_dependent import selected_from, showing
@@ -25,7 +25,12 @@ from .files import check_output, save_model, serialize, size_on_disk, staging
 from .job import Candidate, Job, Trial
 from .metadata import describe_origin
 from .options import Options
-from .planner import ALREADY, choose
+from .placement import Placement
+from .placement.attribution import Owners
+from .placement.costs import Costs
+from .placement.files import plan_path, read_plan, write_plan
+from .placement.search import Write, measured_costs, place
+from .planner import ALREADY, Facts, choose_by, facts_of
 from .prepare import prepare
 from .progress import Progress, silent
 from .ranges import Found, find_ranges
@@ -67,12 +72,34 @@ def quantize_model(
     """
     options = options or Options()
     check_output(output, model, force=options.force, external=options.external_data)
+    check_output(plan_path(output), model, force=options.force)
     if data is None:
         _check_without_data(model, options)
     with staging(output) as folder:
         job = prepare(model, data, options, folder, progress)
         ranges = find_ranges(job)
         return replace(_proven(job, ranges, output), findings=ranges.findings)
+
+
+def measure_costs(
+    model: str | os.PathLike[str], data: DataSource, options: Options | None = None, progress: Progress = silent
+) -> Costs:
+    """Measure what the units of a model take on this machine, in float and in integers, whatever is kept of before.
+
+    Args:
+        model: Path of the float model.
+        data: A data source, as `quantize_model` takes it.
+        options: See `Options`; where the model is placed is of no matter.
+        progress: As for `quantize_model`.
+
+    Raises:
+        RequantError: The model or the data cannot be used, or there is nothing to measure.
+    """
+    options = replace(options or Options(), place="measured", costs=None, plan=None)
+    with staging(None) as folder:
+        job = prepare(model, data, options, folder, progress)
+        facts, rules, write = _choices(job, find_ranges(job), {})
+        return measured_costs(job, facts, rules, write, first_feed(job))
 
 
 def _proven(job: Job, ranges: Found, output: str | os.PathLike[str]) -> Result:
@@ -125,16 +152,27 @@ def _check_without_data(model: str | os.PathLike[str], options: Options) -> None
 
 def _emit(job: Job, found: Found, kept_float: Mapping[str, str]) -> Candidate:
     """Place and write."""
-    ranges = found.ranges
-    plan = choose(
-        job.simple,
-        job.selection,
+    facts, rules, write = _choices(job, found, kept_float)
+    if job.options.plan is not None:
+        return replace(write(read_plan(job.options.plan, facts, rules)), placement=Placement("plan"))
+    candidate, placement = place(job, facts, rules, write, first_feed(job))
+    return replace(candidate, placement=placement)
+
+
+def _choices(job: Job, found: Found, kept_float: Mapping[str, str]) -> tuple[Facts, Plan, Write]:
+    """Return what may be decided, the plan by rules, and what writes a plan."""
+    facts = replace(
+        facts_of(job.simple, job.selection, job.types, job.scheme.activation),
         static=job.static,
-        ranges=ranges,
+        ranges=found.ranges,
         kept_float={**found.without, **kept_float},
-        types=job.types,
-        activation=job.scheme.activation,
     )
+    return facts, choose_by(facts, job.simple), partial(_write, job, found)
+
+
+def _write(job: Job, found: Found, plan: Plan) -> Candidate:
+    """Write a plan into a model."""
+    ranges = found.ranges
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
     given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
     qparams = {
@@ -145,8 +183,8 @@ def _emit(job: Job, found: Found, kept_float: Mapping[str, str]) -> Candidate:
     }
     model = job.simple.clone()
     steps = ["insert_qdq"]
-    grouped = {tensor for unit in plan.units if unit.op == "group" for tensor in unit.inputs}
-    if plan.produced_u8 & grouped and fuse_silu(model).applied:
+    floats = {u.name for u in plan.units if u.op == GATE and not plan.impl(u).int8 and plan.produced_u8 & {*u.inputs}}
+    if floats and fuse_silus(model, floats).applied:
         steps.insert(0, "fuse_silu")
     written = insert_qdq(model, plan=plan, qparams=qparams, means=found.means, scheme=job.scheme, exact=job.exact)
     if job.given:
@@ -232,6 +270,7 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
     else:
         runs = executed(candidate.source, feed, threads=job.options.threads)
     size = save_model(candidate.model, output, external=job.options.external_data)
+    write_plan(plan, plan_path(output))
     floats = [u for u in plan.units if not plan.impl(u).int8]
     types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
     return Result(
@@ -253,7 +292,8 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
         float_bytes=size_on_disk(job.path),
         int8_bytes=size,
         pipeline=candidate.model.metadata_props[METADATA_KEY],
-        notes=(*job.notes, *_unused(job, found), *_deviations(found, runs)),
+        placement=candidate.placement,
+        notes=(*job.notes, *_unused(job, found), *_deviations(job, found, runs)),
     )
 
 
@@ -278,11 +318,18 @@ def _unused(job: Job, found: Trial) -> list[str]:
     return notes
 
 
-def _deviations(found: Trial, runs: tuple[KernelRun, ...]) -> list[str]:
-    """Say which units the runtime computed in integers against the plan."""
+def _deviations(job: Job, found: Trial, runs: tuple[KernelRun, ...]) -> list[str]:
+    """Say which units the runtime computed otherwise than planned."""
     plan = found.candidate.plan
     integer = {run.node.split("_token_")[0]: run.op for run in runs if run.integer}
-    return [
+    owners, planned = Owners(job.simple, plan.units), {u.name for u in plan.units if plan.impl(u).reads_u8}
+    floats = {owners.of(run.node): run for run in runs if run.macs and not run.integer}
+    against = [
+        f"planned int8, but the runtime ran {name!r} as {run.op} in float, {run.microseconds:.0f} us"
+        for name, run in floats.items()
+        if name in planned
+    ]
+    return against + [
         f"planned float, but the runtime ran {unit.name!r} as {integer[name]}"
         for unit in plan.units
         if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason not in EXPECTED

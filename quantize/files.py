@@ -25,6 +25,7 @@ from ..calibration.session import LARGE, Serialized
 from ..transforms import VerifyError
 from ..transforms.graph import quiet, release
 from ..transforms.tensors import external_tensors, load_tensors, tensors
+from .runtime.guard import refuse_foreign
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # what protobuf can hold in one message, less the graph itself
 SMALL = 2**10  # bytes of a tensor that shape inference may want to see, and that is always stored inside the model
@@ -38,8 +39,8 @@ def load_model(path: PathLike) -> ir.Model:
     """Read an ONNX model; tensors in external files stay there until they are needed.
 
     Raises:
-        RequantError: No such file, not a whole ONNX model, or an external data file is missing, too short or outside
-            the model's folder.
+        RequantError: No such file, not a whole ONNX model, compiled for another machine, or an external data file is
+            missing, too short or outside the model's folder.
     """
     file = Path(path)
     if not file.is_file():
@@ -57,6 +58,7 @@ def load_model(path: PathLike) -> ir.Model:
         raise RequantError(f"{path}: not an ONNX model, or a truncated one ({reason})") from error
     if not model.graph.outputs:
         raise RequantError(f"{path}: not an ONNX model: it has no graph with outputs")
+    refuse_foreign(path, model.metadata_props)
     for tensor in external_tensors(model):
         tensor.base_dir = file.parent.absolute()
         _check_external(path, tensor)

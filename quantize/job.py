@@ -16,6 +16,7 @@ from ..transforms.qparams import QParams, Scheme
 from .accuracy import Accuracy
 from .files import Weights
 from .options import DEFAULT_RULE, Options
+from .placement import Placement
 from .progress import Progress
 from .runtime.timing import Latency
 from .selection import Selection
@@ -93,6 +94,7 @@ class Candidate:
         qparams: Scale and zero point by tensor.
         source: The model as the runtime opens it.
         relieved: By unit, output channels whose weights lost range for the target's sake.
+        placement: How the plan was found.
     """
 
     model: ir.Model
@@ -100,6 +102,7 @@ class Candidate:
     qparams: Mapping[str, QParams]
     source: ModelSource
     relieved: Mapping[str, int] = field(default_factory=dict)
+    placement: Placement = field(default_factory=Placement)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from .selection import Selection
 DEFAULT_RULE = "minmax"
 FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
+PLACES = ("measured", "estimated", "rules", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class Options:
         selection: Which nodes and operators may become int8, and how.
         scheme: Integer types of activations and weights.
         isa: The target: ``vnni`` adds products of 8 bits exactly, ``avx2`` in 16 bits; ``auto`` is this machine.
+        place: What decides where int8 pays: ``measured`` on this machine, ``estimated`` by built-in or given costs,
+            ``rules`` per operator; or ``all`` for whatever has an integer kernel.
+        costs: A file of costs, measured on the machine that the model is for; places by them.
+        plan: A plan file; what it names is done as it says.
+        noise_weight: Microseconds that a unit of noise as strong as its result is worth.
         external_data: Whether the weights go into one file beside the output; above 2 GB they do anyway.
         force_int8: Write the INT8 model even where it is not worth having.
         threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
@@ -52,6 +58,10 @@ class Options:
     selection: Selection = field(default_factory=Selection)
     scheme: Scheme = field(default_factory=Scheme)
     isa: str = "auto"
+    place: str = "measured"
+    costs: str | os.PathLike[str] | None = None
+    plan: str | os.PathLike[str] | None = None
+    noise_weight: float = 0.0
     external_data: bool = False
     force_int8: bool = False
     threads: int = 1
@@ -64,7 +74,12 @@ class Options:
         Raises:
             RequantError: An unknown format, target or rule, or a number out of range.
         """
-        for kind, name, known in (("format", self.format, FORMATS), ("instruction set", self.isa, TARGETS)):
+        named = (
+            ("format", self.format, FORMATS),
+            ("instruction set", self.isa, TARGETS),
+            ("placement", self.place, PLACES),
+        )
+        for kind, name, known in named:
             if name not in known:
                 raise RequantError(f"no {kind} {name!r}; there are: {', '.join(known)}")
         for name, number in (("samples", self.samples), ("batch", self.batch)):
@@ -74,6 +89,8 @@ class Options:
             raise RequantError(f"threads must be 0 (the runtime's choice) or more, not {self.threads}")
         if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
             raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
+        if not 0 <= self.noise_weight < float("inf"):
+            raise RequantError(f"the weight of noise must be 0 or more, not {self.noise_weight}")
         if self.calibration is not None:
             parse_rule(self.calibration)
 
@@ -93,6 +110,8 @@ class Options:
             "samples": self.samples,
             "format": self.format,
             "isa": self.isa,
+            "place": self.place,
+            "noise_weight": self.noise_weight,
             **asdict(self.scheme),
             **selection,
         }

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
 
 from ..transforms.graph import bodies, computing_graphs, constant, inferred, nodes_by_name, release
+from ..transforms.int8_forms import gate_obstacle
 from ..transforms.ops import MS, OPS, Kernel, Op, only_moves, why_float
 from ..transforms.plan import Choice, Impl, Plan, Unit
 from ..transforms.units import activations, units
@@ -54,6 +55,7 @@ class Facts:
         kept_float: Tensors that must not be uint8, with the reason.
         opset: The model's version of the standard operators.
         signed: Whether activations are int8.
+        anything: Whether to allow what no rule expects to pay.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -65,6 +67,7 @@ class Facts:
     kept_float: Mapping[str, str] = field(default_factory=dict)
     opset: int = FIRST_INTEGER_OPSET
     signed: bool = False
+    anything: bool = False
 
 
 def choose(
@@ -89,19 +92,52 @@ def choose(
         types: Operator types by node name in the user's own model, where simplifying has changed some.
         activation: The integer type of activations, ``u8`` or ``s8``.
     """
+    facts = facts_of(model, selection, types, activation)
+    return choose_by(replace(facts, static=static, ranges=ranges or {}, kept_float=kept_float or {}), model)
+
+
+def facts_of(
+    model: ir.Model,
+    selection: Selection | None = None,
+    types: Mapping[str, str] | None = None,
+    activation: str = "u8",
+) -> Facts:
+    """Return what the rules look at, of a simplified model; see `choose`."""
     nodes = nodes_by_name(model)
-    facts = Facts(
+    return Facts(
         nodes=nodes,
         types={name: (types or {}).get(name, node.op_type) for name, node in nodes.items()},
         values=inferred(model, bodies=True),
         selection=selection or Selection(),
-        static=static,
-        ranges=ranges or {},
-        kept_float=kept_float or {},
         opset=model.opset_imports.get("", FIRST_INTEGER_OPSET),
         signed=activation == "s8",
     )
-    found = tuple(_units(model.graph, nodes, facts.opset))
+
+
+def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
+    """Return between which implementations of a unit a measurement may decide, by unit name.
+
+    Of most units that is float and every static integer form that nothing but slowness is opposed to. What the user
+    has fixed, and what becomes int8 for its size, has the one that `plan` gives it.
+    """
+    free = replace(facts, anything=True)
+    found: dict[str, tuple[Impl, ...]] = {}
+    for unit in plan.units:
+        row, impl = OPS.get(unit.op), plan.impl(unit)
+        widest = _decide(unit, free).impl
+        fixed = row is None or facts.selection.strategy_of(unit, row) is not Strategy.AUTO
+        if row is None or fixed or not widest.reads_u8 or impl in (Impl.DYNAMIC, Impl.WEIGHT):
+            found[unit.name] = (impl,)
+            continue
+        # asked for alone, a form has to do with what the unit writes too
+        forms = [form for form in (Impl.U8, Impl.U8_FLOAT) if not OBSTACLES[form](unit, free, Strategy.STATIC)]
+        found[unit.name] = (Impl.FLOAT, *forms) if forms else (impl,)
+    return found
+
+
+def choose_by(facts: Facts, model: ir.Model) -> Plan:
+    """Decide by the rules what becomes int8, from what they look at."""
+    found = tuple(_units(model.graph, facts.nodes, facts.opset))
     choices = {unit.name: _decide(unit, facts) for unit in found}
     _place_followers(found, choices)
     fixed = {u.name for u in found if u.op in OPS and facts.selection.strategy_of(u, OPS[u.op]) is Strategy.STATIC}
@@ -132,6 +168,8 @@ def _decide(unit: Unit, facts: Facts) -> Choice:
         return Choice(Impl.FLOAT, "a Scan of opset 8 is not looked into")
     if row.kind == "float" and not row.stores and row.dynamic is None:
         return Choice(Impl.FLOAT, why_float(unit.op))
+    if row.slow and not facts.anything:
+        return Choice(Impl.FLOAT, row.slow)
     strategy = facts.selection.strategy_of(unit, row)
     reasons = []
     for impl in ORDERS[strategy]:
@@ -203,6 +241,12 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     return _compute_obstacle(anchor, row)
 
 
+def _slowness(node: ir.Node) -> str:
+    """Say why an operator with weights is expected to be slower in integers; empty where it is not."""
+    weight = constant(node.inputs[1])
+    return _few_products(node, [int(d) for d in weight.shape]) if node.op_type == "Conv" and weight is not None else ""  # type: ignore[arg-type]
+
+
 def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> str:
     """Say what keeps an LSTM from being a DynamicQuantizeLSTM."""
     weights = [constant(value) for value in node.inputs[1:3]]
@@ -250,11 +294,10 @@ def _form_obstacle(unit: Unit, node: ir.Node, row: Op, facts: Facts, strategy: S
     """Say what of its own form keeps an operator from computing on uint8."""
     if row.kind != "compute":
         return _follower_obstacle(node, row, facts)
-    if unit.op == "MatMul" and strategy is Strategy.AUTO and len(activations(node)) > 1:
-        return ALREADY if _is_dequantized(node.inputs[1]) else BOTH_ACTIVATIONS
     if unit.op == "MatMul" and len(activations(node)) > 1:
-        return ALREADY if _is_dequantized(node.inputs[1]) else ""
-    return _compute_obstacle(node, row)
+        allowed = strategy is not Strategy.AUTO or facts.anything
+        return ALREADY if _is_dequantized(node.inputs[1]) else "" if allowed else BOTH_ACTIVATIONS
+    return _compute_obstacle(node, row) or ("" if facts.anything else _slowness(node))
 
 
 def _is_float32(value: ir.Value | None) -> bool:
@@ -287,7 +330,7 @@ def _compute_obstacle(node: ir.Node, row: Op) -> str:
         return "a computed bias"
     if bias is not None and not _is_finite(constant(bias)):
         return "its bias is not finite"
-    rule = {"Gemm": _gemm_obstacle, "Conv": _conv_obstacle, "Attention": _attention_obstacle}.get(node.op_type)
+    rule = {"Gemm": _gemm_obstacle, "Attention": _attention_obstacle}.get(node.op_type)
     return rule(node, shape, bias) if rule is not None else ""
 
 
@@ -301,7 +344,7 @@ def _is_finite(tensor: ir.TensorProtocol | None) -> bool:
     return FINITE[tensor]
 
 
-def _conv_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> str:
+def _few_products(node: ir.Node, shape: list[int]) -> str:
     """Say what makes a convolution slower in integers."""
     products = math.prod(shape[1:])
     if node.attributes.get_int("group", 1) == 1 and products < LEAST_PRODUCTS and shape[1] < FEW_CHANNELS:
@@ -338,6 +381,8 @@ def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
     read = [v for v in activations(node) if v.name]
     if not read:
         return "a constant operand"
+    if node.op_type == "HardSigmoid":
+        return "a lookup of signed integers is not written" if facts.signed else gate_obstacle(node)
     if row.kind == "same":
         return _moved_obstacle(node, row, facts)
     if node.op_type == "AveragePool" and any(step != 1 for step in node.attributes.get_ints("dilations", ())):
@@ -355,7 +400,7 @@ def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
         if not np.isfinite(values).all():
             return "a constant operand that is not finite"
         ranges.append((float(values.min()), float(values.max())))
-    spread = _spread(ranges) if node.op_type != "Mul" or len(read) > 1 else 1.0  # a product has no common range
+    spread = _spread(ranges) if node.op_type != "Mul" else 1.0  # the factors of a product keep a scale each
     return f"its inputs' ranges differ {spread:.0f}-fold" if spread > WIDEST_SPREAD else ""
 
 

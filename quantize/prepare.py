@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,7 +21,8 @@ from .files import Weights, about, load_model, serialize
 from .generated import generated_source
 from .job import Job
 from .options import Options
-from .planner import choose
+from .placement.search import everything
+from .planner import choose, choose_by, facts_of
 from .progress import Progress, silent
 from .runtime.isa import resolve
 from .runtime.pair import timing_note
@@ -70,7 +71,10 @@ def prepare(
     notes += [note] if (note := timing_note(weights)) else []
     notes += supply.remarks(simple, options.scheme)
     static = data is not None or supply.ranges is not None
-    widest = choose(simple, selection, static=static, types=types, activation=options.scheme.activation)
+    facts = replace(facts_of(simple, selection, types, options.scheme.activation), static=static)
+    widest = choose_by(facts, simple)
+    if options.place != "rules" and static:
+        widest = everything(facts, widest)
     return Job(
         path=Path(path),
         reference=reference,

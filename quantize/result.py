@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..calibration.checks import Finding
 from ..calibration.files import RangeFile
 from .accuracy import Accuracy
+from .placement import Placement
 from .runtime.timing import Latency
 
 
@@ -61,6 +62,7 @@ class Result:
         verdict: Why the output is not what was asked for; empty when it is.
         rejected: Accuracy and latency of the INT8 model that was not kept, if any.
         findings: What the data that gave the ranges are found to be, warnings first.
+        placement: How it was decided what is int8.
     """
 
     output: str
@@ -83,6 +85,12 @@ class Result:
     verdict: str = ""
     rejected: tuple[Accuracy, Latency] | None = None
     findings: tuple[Finding, ...] = ()
+    placement: Placement = field(default_factory=Placement)
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """The sum of the costs of the plan, in milliseconds; None where nothing was measured."""
+        return self.placement.predicted_ms
 
     @property
     def speedup(self) -> float:
@@ -116,6 +124,7 @@ class Result:
             "ranges": self.ranges,
             "data": self.data,
             "pipeline": self.pipeline,
+            "placement": self.placement.to_json(),
             "rejected": self.rejected
             and {**accuracy_json(self.rejected[0]), "latency": latency_json(self.rejected[1])},
         }

@@ -12,12 +12,15 @@ from rich.table import Table
 
 from ..calibration.checks import Finding
 from ..transforms.ops import MS
+from ..transforms.plan import Impl
 from .accuracy import Accuracy
 from .compare import Comparison
 from .operators import OperatorFacts
+from .placement.costs import Costs
 from .result import Result
 from .runtime.timing import Latency
 
+DEAREST = 30  # units whose costs are shown
 REASONS = 12  # lines about what stayed float; the rest is counted
 
 
@@ -36,6 +39,7 @@ def print_result(result: Result) -> None:
     _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
     if result.latency is not None:
         _latency_row(table, result.latency)
+    _placement_row(table, result)
     if result.relieved:
         channels = sum(result.relieved.values())
         table.add_row("16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range")
@@ -49,6 +53,14 @@ def print_result(result: Result) -> None:
         console.print(f"note: {escape(note)}")
     if result.verdict:
         console.print(f"[bold]not int8:[/bold] {escape(result.verdict)}")
+
+
+def _placement_row(table: Table, result: Result) -> None:
+    """Say how it was decided what is int8, and what was foretold of it."""
+    placement = result.placement
+    tried = ", ".join(f"{name} {ms:.2f} ms" for name, ms in placement.tried.items())
+    foretold = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
+    table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + foretold)
 
 
 def print_comparison(found: Comparison) -> None:
@@ -68,6 +80,27 @@ def print_comparison(found: Comparison) -> None:
     for timed in found.latencies:
         _latency_row(table, timed)
     console.print(table)
+
+
+def print_costs(found: Sequence[Costs]) -> None:
+    """Print costs by machine, on stdout: it is what was asked for."""
+    console = Console(highlight=False)
+    if not found:
+        console.print("no costs are kept")
+    for costs in found:
+        machine = costs.machine
+        table = Table(box=None, pad_edge=False, title_justify="left")
+        runtime = f"ONNX Runtime {machine.runtime}, {machine.threads} thread(s)"
+        table.title = escape(f"{machine.cpu}, {runtime}, microseconds")
+        table.add_column("unit")
+        for impl in Impl:
+            table.add_column(impl.value, justify="right")
+        dearest = sorted(costs.rows.items(), key=lambda item: -max(item[1].values()))
+        for key, row in dearest[:DEAREST]:
+            table.add_row(key, *(f"{row[impl.value]:.1f}" if impl.value in row else "" for impl in Impl))
+        console.print(table)
+        if len(dearest) > DEAREST:
+            console.print(f"and {len(dearest) - DEAREST} that take less; --json has all")
 
 
 def print_operators(found: Sequence[OperatorFacts]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,14 @@ Range = tuple[float, float]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected output in tests/cases/*.txt")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests measure apart from what the user of this machine has measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REQUANT_CACHE", str(tmp_path_factory.mktemp("costs")))
+        yield
 
 
 @pytest.fixture(scope="session")

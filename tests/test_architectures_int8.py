@@ -66,7 +66,7 @@ def test_an_architecture_comes_out_int8_and_close_to_float(
     model, out = tmp_path / "float.onnx", tmp_path / "int8.onnx"
     onnx.save(architectures().build(name, **size), model)
     source = f"{SAMPLES / 'architectures.py'}:{feeds}_feeds"
-    result = quantize_model(model, source, out, Options(force_int8=True, samples=4))
+    result = quantize_model(model, source, out, Options(place="rules", force_int8=True, samples=4))
     assert result.mac_share_int8 >= share, result.kernels
     assert result.accuracy.worst_sqnr_db >= LEAST.get(name, LEAST_DB), result.accuracy
     onnx.checker.check_model(out, full_check=True)

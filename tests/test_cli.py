@@ -22,11 +22,14 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from requant.cli import main
+from requant.quantize import Latency
 
 SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
 DATA = SAMPLE_MODELS / "digits.npz"
 CALIBRATION = f"{DATA}:calib"
+
+FORCE_INT8 = "--force-int8"  # so that the clock does not decide over the exit code
 
 CONVOLUTION = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -116,7 +119,7 @@ def data(tmp_path: Path) -> Path:
 def digits_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """The digits network, quantized once, with what ``requant quantize --json`` printed."""
     output = tmp_path_factory.mktemp("digits") / "int8.onnx"
-    return output, succeed("quantize", DIGITS, "--data", CALIBRATION, "-o", output, "--json")
+    return output, succeed("quantize", DIGITS, "--data", CALIBRATION, "-o", output, "--json", FORCE_INT8)
 
 
 # --------------------------------------------------------------------------------------------- what is there
@@ -134,6 +137,26 @@ def commands() -> list[click.Command]:
     return [main, *(main.commands[name] for name in sorted(main.commands))]
 
 
+GROUPS = [command for command in main.commands.values() if isinstance(command, click.Group)]
+INNER = [
+    pytest.param(group, command, id=f"{group.name} {command.name}")
+    for group in GROUPS
+    for command in group.commands.values()
+]
+
+
+@pytest.mark.parametrize(("group", "command"), INNER)
+def test_the_examples_of_commands_in_groups_parse(group: click.Group, command: click.Command) -> None:
+    """They have examples, which name options of that very command; the group names each of them."""
+    name = f"requant {group.name} {command.name}"
+    assert name in (group.help or "")
+    shown = [line.split() for line in (command.help or "").splitlines() if line.strip().startswith(name)]
+    assert shown
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for words in shown for word in words if word.startswith("-")} <= known
+    assert name in succeed(str(group.name), str(command.name), "--help").stdout
+
+
 @pytest.mark.parametrize("name", ["-h", "--help"])
 @pytest.mark.parametrize("command", commands(), ids=lambda command: str(command.name))
 def test_help_of_every_command_has_an_example(command: click.Command, name: str) -> None:
@@ -148,8 +171,10 @@ def test_help_of_every_command_has_an_example(command: click.Command, name: str)
 
 @pytest.mark.parametrize("command", commands()[1:], ids=lambda command: str(command.name))
 def test_the_examples_parse(command: click.Command) -> None:
-    """Every option that an example names is an option of its command."""
-    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    """Every option that an example names is an option of its command, or of one of the commands in it."""
+    inside = command.commands.values() if isinstance(command, click.Group) else ()
+    parameters = [parameter for each in (command, *inside) for parameter in each.params]
+    known = {name for parameter in parameters for name in parameter.opts} | {"--help"}
     examples = [
         line.split() for line in (command.help or "").splitlines() if line.strip().startswith(f"requant {command.name}")
     ]
@@ -202,7 +227,7 @@ def test_quantize_writes_a_valid_model_of_the_same_inputs_and_outputs(digits_int
 
 
 def test_quantize_prints_its_table_on_stderr(tmp_path: Path, model: Path, data: Path) -> None:
-    result = succeed("quantize", model, "--data", data, "-o", tmp_path / "int8.onnx")
+    result = succeed("quantize", model, "--data", data, "-o", tmp_path / "int8.onnx", FORCE_INT8)
     assert result.stdout == ""
     for word in ("int8 nodes", "multiply-accumulates", "SQNR", "latency, batch 1", "size"):
         assert word in result.stderr
@@ -211,25 +236,50 @@ def test_quantize_prints_its_table_on_stderr(tmp_path: Path, model: Path, data: 
 
 def test_quantize_takes_names_separated_by_commas(tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
-    arguments = ["--exclude-nodes", "conv2, fc1", "--exclude-ops", "MaxPool", "--samples", "8", "--threads", "0"]
+    names = ["--exclude-nodes", "conv2, fc1", "--exclude-ops", "MaxPool"]
+    arguments = [*names, "--samples", "8", "--threads", "0", FORCE_INT8]
     found = json.loads(
         succeed("quantize", DIGITS, "--data", CALIBRATION, "-o", output, "--json", "--batch", "4", *arguments).stdout
     )
     reasons = {node["name"]: node["reason"] for node in found["float_nodes"]}
-    if not found["verdict"]:
-        assert reasons["conv2"] == reasons["fc1"] == "excluded by name"
+    assert reasons["conv2"] == reasons["fc1"] == "excluded by name"
     assert found["samples"] == 8
     assert found["latency"]["batch"] == 4
 
 
 def test_quantize_as_qoperator(tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
-    found = json.loads(
-        succeed("quantize", DIGITS, "--data", CALIBRATION, "-o", output, "--format", "qoperator", "--json").stdout
-    )
+    arguments = ["quantize", DIGITS, "--data", CALIBRATION, "-o", output, "--format", "qoperator", "--json"]
+    found = json.loads(succeed(*arguments, FORCE_INT8).stdout)
     assert found["format"] == "qoperator"
-    if not found["verdict"]:
-        assert {"QLinearConv", "QGemm"} <= {node.op_type for node in onnx.load(output).graph.node}
+    assert {"QLinearConv", "QGemm"} <= {node.op_type for node in onnx.load(output).graph.node}
+
+
+def latencies(int8_ms: float) -> Callable[..., Latency]:
+    """Return what takes the place of the clock: float takes 1 ms."""
+    return lambda *_, **__: Latency(1.0, int8_ms, 1.0, int8_ms, runs=5)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["table", "json"])
+def test_int8_that_does_not_pay_is_a_goal_missed(
+    tmp_path: Path, model: Path, data: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("requant.quantize.trial.time_pair", latencies(2.0))
+    output = tmp_path / "out.onnx"
+    arguments = ["quantize", model, "--data", data, "-o", output, *["--json"] * as_json]
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert "int8 gains too little here: 0.50x" in (result.stdout if as_json else result.stderr)
+    assert "QuantizeLinear" not in {node.op_type for node in onnx.load(output).graph.node}
+    succeed(*arguments, "--force", FORCE_INT8)
+    assert "QuantizeLinear" in {node.op_type for node in onnx.load(output).graph.node}
+
+
+def test_int8_that_pays_is_a_goal_reached(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("requant.quantize.trial.time_pair", latencies(0.5))
+    succeed("quantize", model, "--data", data, "-o", tmp_path / "out.onnx")
 
 
 def test_force_replaces_an_output(tmp_path: Path, model: Path, data: Path) -> None:
@@ -362,7 +412,7 @@ def test_streams_and_exit_codes_of_the_process(tmp_path: Path, model: Path, data
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     output = tmp_path / "int8.onnx"
-    done = run("quantize", model, "--data", data, "-o", output, "--json")
+    done = run("quantize", model, "--data", data, "-o", output, "--json", FORCE_INT8)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["output"] == str(output)
     before = output.read_bytes()
@@ -403,7 +453,7 @@ NO_MODELS = {
 }
 Request = Callable[[Path, Path, Path], list[object]]
 REQUESTS: dict[str, Request] = {
-    "quantize": lambda model, data, out: ["quantize", model, "--data", data, "-o", out],
+    "quantize": lambda model, data, out: ["quantize", model, "--data", data, "-o", out, FORCE_INT8],
     "calibrate": lambda model, data, out: ["calibrate", model, "--data", data, "-o", out],
     "log": lambda model, data, out: ["calibrate", model, "--data", data, "--log", out],
     "compare": lambda model, data, out: ["compare", model, model, "--data", data],
@@ -463,7 +513,7 @@ def test_a_model_with_external_data_is_quantized(tmp_path: Path, model: Path, da
         succeed(*REQUESTS[command](external, data, output))
         onnx.checker.check_model(output, full_check=True)
         assert list(output.parent.glob("*.bin")) == []
-    arguments = ["quantize", external, "--data", data, "-o", tmp_path / "out.onnx", "--json"]
+    arguments = ["quantize", external, "--data", data, "-o", tmp_path / "out.onnx", "--json", FORCE_INT8]
     found = json.loads(succeed(*arguments).stdout)
     assert found["size"]["float_bytes"] == external.stat().st_size + weights.stat().st_size
 

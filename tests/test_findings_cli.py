@@ -78,7 +78,7 @@ def test_right_data_of_a_model_with_dead_channels_get_a_note_alone(tmp_path: Pat
 
 def test_right_data_add_nothing_to_what_people_see(tmp_path: Path) -> None:
     result = succeed("calibrate", DIGITS, "--data", RIGHT, "-o", tmp_path / "out")
-    assert result.stderr == f"{tmp_path / 'out'}: 5 tensors, 200 samples\n"
+    assert result.stderr == f"{tmp_path / 'out'}: 8 tensors, 200 samples\n"
 
 
 def test_the_growth_of_ranges_is_drawn(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_made_a_tensor_nan_is_told(tmp_path: Path) -> None:
     model, data = write_root(tmp_path)
     result = succeed("calibrate", model, "--data", data, "-o", tmp_path / "r.json")
     clause = f"{data}, sample 17, made by Sqrt 'root' from finite 'x' (-1 to "
-    assert f"note: 's' holds NaN or infinity at {clause}" in result.stderr
+    assert f"note: 'p', 's' hold NaN or infinity at {clause}" in result.stderr  # of p it is made by s
     found = json.loads(succeed("quantize", model, "--data", data, "-o", tmp_path / "out", "--json").stdout)
     assert [finding["kind"] for finding in found["findings"]] == ["broken"]
     (reason,) = {node["reason"] for node in found["float_nodes"] if node["name"] == "product"}

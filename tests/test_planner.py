@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,8 @@ import pytest
 from onnx import numpy_helper
 
 from requant import UnknownNameError
-from requant.quantize import Selection, choose
+from requant.quantize import Selection, Strategy, choose
+from requant.quantize.planner import able, choose_by, facts_of
 from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
 
@@ -422,10 +424,84 @@ def test_an_activation_of_several_operators_is_one_float_unit(group: str) -> Non
     inside = [name for name in impls(plan) if name.startswith("g")]
     assert {impls(plan)[name] for name in inside} == {FLOAT}
     joined = [unit for unit in plan.units if "g1" in unit.nodes]
-    assert [unit.op for unit in joined] == ["group"]
+    assert [unit.op for unit in joined] == ["group" if "Erf" in group else "gate"]
     assert {"g1", "g2"} <= set(joined[0].nodes)
-    assert "group" in reason(plan, "g1")
+    assert reason(plan, "g1") == "the runtime fuses the group into one float kernel"
     assert impls(plan)["before"] is impls(plan)["after"] is U8
+
+
+# ------------------------------------------------------------------------------------- what a measurement may decide
+
+
+def between(nodes: str, **constants: np.ndarray) -> ir.Model:
+    """Put nodes that read ``a`` and give ``b`` between two convolutions."""
+    text = f"net (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ [before] a = Conv{PADS}(x, w) {nodes} [after] y = Conv{PADS}(b, w) }}"
+    return build(text, w=(16, 16, 3, 3), **constants)
+
+
+def forms(model: ir.Model, activation: str = "u8", **known: Any) -> dict[str, tuple[Impl, ...]]:
+    """Return what `able` allows of each unit, by its name."""
+    facts = dataclasses.replace(facts_of(model, activation=activation), **known)
+    return able(facts, choose_by(facts, model))
+
+
+EITHER, ONE = (FLOAT, U8), (FLOAT,)
+ABLE = {
+    "SiLU": (GROUPS["SiLU"], "u8", EITHER),
+    "SiLU-signed": (GROUPS["SiLU"], "s8", EITHER),
+    "hard-swish": (GROUPS["hard-swish"], "u8", EITHER),
+    "hard-swish-signed": (GROUPS["hard-swish"], "s8", ONE),
+    "hard-swish-falling": ("[g1] h = HardSigmoid <alpha = -0.2> (a) [g2] b = Mul(a, h)", "u8", ONE),
+    "hard-swish-low": ("[g1] h = HardSigmoid <beta = 0.002> (a) [g2] b = Mul(a, h)", "u8", ONE),
+    "hard-swish-off-grid": ("[g1] h = HardSigmoid <beta = 0.1> (a) [g2] b = Mul(a, h)", "u8", ONE),
+    "hard-swish-on-grid": ("[g1] h = HardSigmoid <beta = 0.2> (a) [g2] b = Mul(a, h)", "u8", EITHER),
+    "Tanh": ("[g1] s = Tanh(a) [g2] b = Mul(a, s)", "u8", ONE),
+    "Sigmoid": ("[g2] b = Sigmoid(a)", "u8", EITHER),
+    "HardSigmoid": ("[g2] b = HardSigmoid(a)", "u8", EITHER),
+    "HardSigmoid-signed": ("[g2] b = HardSigmoid(a)", "s8", ONE),
+    "HardSigmoid-flat": ("[g2] b = HardSigmoid <alpha = 0.0> (a)", "u8", ONE),
+    "HardSigmoid-high": ("[g2] b = HardSigmoid <beta = 1.0> (a)", "u8", ONE),
+    "Elu": ("[g2] b = Elu(a)", "u8", ONE),
+}
+
+
+@pytest.mark.parametrize(("nodes", "activation", "expected"), ABLE.values(), ids=ABLE)
+def test_what_a_gate_may_become(nodes: str, activation: str, expected: tuple[Impl, ...]) -> None:
+    found = forms(between(nodes), activation)
+    assert found == {"before": EITHER, "g2": expected, "after": EITHER}
+
+
+def test_what_is_slow_by_rule_is_a_choice_all_the_same() -> None:
+    found = forms(chain())
+    assert found == {
+        "first": EITHER,
+        "second": EITHER,
+        "pool": EITHER,
+        "third": EITHER,
+        "flatten": EITHER,
+        "dense": (FLOAT, U8, U8_FLOAT),
+    }
+
+
+@pytest.mark.parametrize(
+    ("tensor", "name", "left"),
+    [("y", "dense", (FLOAT, U8_FLOAT)), ("f", "dense", ONE), ("d", "third", ONE), ("r", "second", ONE)],
+    ids=["result of a product", "input of a product", "result", "input"],
+)
+def test_no_choice_makes_uint8_of_what_is_kept_in_float(tensor: str, name: str, left: tuple[Impl, ...]) -> None:
+    assert forms(chain(), kept_float={tensor: "it ruins"})[name] == left
+
+
+def test_what_the_user_has_fixed_is_no_choice() -> None:
+    strategies = {"dense": Strategy.STATIC, "third": Strategy.WEIGHT}
+    selection = Selection(exclude_nodes=frozenset({"second"}), strategies=strategies)
+    found = forms(chain(), selection=selection)
+    assert {name: found[name] for name in ("second", "third", "dense")} == {
+        "second": ONE,
+        "third": (Impl.WEIGHT,),
+        "dense": (U8,),
+    }
+    assert found["first"] == found["pool"] == EITHER
 
 
 def test_an_operator_of_another_domain_stays_float() -> None:

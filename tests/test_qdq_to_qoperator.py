@@ -25,6 +25,7 @@ CONSTANTS: dict[str, Array] = {
     "yz0": np.array(0, np.uint8),
     "rest": np.array(0.02, np.float32),  # as xs, in another initializer
     "same_zero": np.array(100, np.uint8),
+    "ps": np.array(1 / 255, np.float32),
     "yz_s8": np.array(3, np.int8),
     "w": np.arange(-54, 54, dtype=np.int8).reshape(4, 3, 3, 3),
     "ws": np.array([0.01, 0.02, 0.03, 0.04], np.float32),
@@ -100,6 +101,7 @@ TABLE: dict[str, tuple[str, tuple[tuple[int, ...], ...], list[str]]] = {
     ),
     "GlobalAveragePool": (f"{X} t = GlobalAveragePool(x) {Y}", (IMAGE,), ["QLinearGlobalAveragePool"]),
     "LeakyRelu": (f"{X} t = LeakyRelu <alpha = 0.1> (x) {Y}", (IMAGE,), ["QLinearLeakyRelu"]),
+    "Sigmoid": (f"{X} t = Sigmoid(x) y = QuantizeLinear(t, ps, yz0)", (IMAGE,), ["QLinearSigmoid"]),
     "MaxPool": (f"{X} t = MaxPool <kernel_shape = [2, 2]> (x) {SAME}", (IMAGE,), ["MaxPool"]),
     "Flatten": (f"{X} t = Flatten(x) {SAME}", (IMAGE,), ["Flatten"]),
     "Reshape": (f"{X} t = Reshape(x, shape) {SAME}", ((2, 3, 4),), ["Reshape"]),
@@ -209,6 +211,8 @@ LEFT_ALONE = {
     "no-integer-form": {
         "Conv-float": f"{X} {W} {B} y = Conv(x, f, c)",
         "Concat-float": f"{X} {Z} y = Concat <axis = 1> (x, z)",
+        "HardSigmoid": f"{X} t = HardSigmoid(x) y = QuantizeLinear(t, ps, yz0)",
+        "Sigmoid-float": f"{X} y = Sigmoid(x)",
         "MaxPool-float": f"{X} y = MaxPool <kernel_shape = [2, 2]> (x)",
         "MaxPool-rescaled": f"{X} t = MaxPool <kernel_shape = [2, 2]> (x) {Y}",
         "MaxPool-indices": f"{X} t, i = MaxPool <kernel_shape = [2, 2]> (x) {SAME}",

@@ -30,6 +30,7 @@ from requant.cli import main
 from requant.quantize import Latency, files
 
 INT8_WINS = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
+DIGITS = Path(__file__).parent.parent / "sample_models" / "digits.onnx"
 CHAIN = """
 <ir_version: 8, opset_import: ["" : 17]>
 net (float[N,16,12,12] x) => (float[N,16,12,12] y) {{
@@ -61,8 +62,10 @@ def succeed(*arguments: object) -> Result:
 
 
 def quantized(model: Path, output: Path, *arguments: object) -> dict[str, Any]:
-    """Return what ``requant quantize --json`` prints."""
-    found: dict[str, Any] = json.loads(succeed("quantize", model, "-o", output, "--json", *arguments).stdout)
+    """Return what ``requant quantize --json`` prints, whether or not the INT8 model is worth having."""
+    place = [] if "--place" in arguments else ["--place", "rules"]  # so that the clock does not decide what has a range
+    forced = ["quantize", model, "-o", output, "--json", "--force-int8", *place]
+    found: dict[str, Any] = json.loads(succeed(*forced, *arguments).stdout)
     return found
 
 
@@ -179,17 +182,18 @@ def test_the_documentation_does_as_written(tmp_path: Path, monkeypatch: pytest.M
     blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     assert {command[0] for command in commands if command} == {"requant"}
+    settled = ["--force-int8", "--place", "rules"]  # so that the clock decides over nothing
     for command in commands:
         if command:
-            succeed(*command[1:])
+            succeed(*command[1:], *settled * (command[1] == "quantize"))
     assert Path("both.json").read_bytes() == Path("processes.json").read_bytes()
     assert Path("merged.json").read_bytes() == Path("processes.json").read_bytes()
-    output = ["-o", "direct.onnx", "--calibration", "mse"]
+    output = ["-o", "direct.onnx", "--calibration", "mse", *settled]
     succeed("quantize", "sample_models/digits.onnx", "--data", "sample_models/digits.npz:calib", *output)
     assert Path("digits_int8.onnx").read_bytes() == Path("direct.onnx").read_bytes()
     (overrides,) = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
     Path("mine.toml").write_text(overrides)
-    arguments = ["--ranges", "ranges.json", "--overrides", "mine.toml", "-o", "own.onnx"]
+    arguments = ["--ranges", "ranges.json", "--overrides", "mine.toml", "-o", "own.onnx", *settled]
     succeed("quantize", "sample_models/digits.onnx", *arguments)
     assert scales(Path("own.onnx"))["relu2_out"] == np.float32(6) / np.float32(255)
 
@@ -601,6 +605,18 @@ def test_overrides_at_calibrating_and_at_quantizing_come_to_the_same(tmp_path: P
     assert scales(tmp_path / "again.onnx")["x"] == scales(tmp_path / "direct.onnx")["x"]
 
 
+@pytest.mark.parametrize("place", ["rules", "all", "estimated"])
+def test_a_result_that_is_to_stay_float_does_wherever_int8_is_placed(
+    tmp_path: Path, model: Path, data: Path, place: str
+) -> None:
+    """The last product then writes float, or computes in it."""
+    for name, tensor, source in ((model, "y", data), (DIGITS, "logits", f"{DIGITS.with_suffix('.npz')}:calib")):
+        mine = overrides(tmp_path, f"[tensors.{tensor}]\nfloat = true\n")
+        output = tmp_path / f"{tensor}.onnx"
+        quantized(name, output, "--data", source, "--overrides", mine, "--place", place)
+        assert not scales(output).keys() & {tensor, f"{tensor}/float"}
+
+
 def test_overrides_of_tensors_in_a_log(tmp_path: Path, model: Path, data: Path) -> None:
     succeed("calibrate", model, "--data", data, "--log", tmp_path / "r.log")
     mine = overrides(tmp_path, "[tensors.r]\nrange = [0.0, 6.0]\n[tensors.y]\nfloat = true\n")
@@ -690,7 +706,7 @@ def test_a_tensor_that_is_not_finite_stays_float(tmp_path: Path) -> None:
     found = quantized(tmp_path / "root.onnx", tmp_path / "direct.onnx", "--data", tmp_path / "data.npz")
     assert reasons(found)["product"] == f"{said}, made by Sqrt 'root' from finite 'x' (-1 to {x[3].max():.4g})"
     arguments = ["calibrate", tmp_path / "root.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "r.json"]
-    assert list(json.loads(succeed(*arguments, "--json").stdout)["broken"]) == ["s"]
+    assert list(json.loads(succeed(*arguments, "--json").stdout)["broken"]) == ["s", "p"]  # and what it makes NaN
     arguments = ["--data", tmp_path / "data.npz", "--ranges", tmp_path / "r.json"]
     assert reasons(quantized(tmp_path / "root.onnx", tmp_path / "filed.onnx", *arguments))["product"] == said
     mine = overrides(tmp_path, "[tensors.s]\nrange = [0, 3]\n")

@@ -79,39 +79,42 @@ def test_a_result_that_a_body_reads_is_not_absorbed() -> None:
 
 
 GROUPS = {
-    "SiLU": ("[a] s = Sigmoid(x) [b] y = Mul(x, s)", ["ab"]),
-    "SiLU-swapped": ("[b] s = Sigmoid(x) [a] y = Mul(s, x)", ["ba"]),
-    "hard-swish": ("[a] s = HardSigmoid <alpha = 0.16667> (x) [b] y = Mul(x, s)", ["ab"]),
-    "Mish": ("[a] s = Softplus(x) [b] t = Tanh(s) [c] y = Mul(x, t)", ["abc"]),
+    "SiLU": ("[a] s = Sigmoid(x) [b] y = Mul(x, s)", {"ab": "gate"}),
+    "SiLU-swapped": ("[b] s = Sigmoid(x) [a] y = Mul(s, x)", {"ba": "gate"}),
+    "hard-swish": ("[a] s = HardSigmoid <alpha = 0.16667> (x) [b] y = Mul(x, s)", {"ab": "gate"}),
+    "tanh-shrunk": ("[a] s = Tanh(x) [b] y = Mul(x, s)", {"ab": "group"}),
+    "sum of a sigmoid": ("[a] s = Sigmoid(x) [b] y = Add(x, s)", {"ab": "group"}),
+    "gate of a sum": ("[a] t = Add(x, half) [b] s = Sigmoid(t) [c] y = Mul(x, s)", {"abc": "group"}),
+    "Mish": ("[a] s = Softplus(x) [b] t = Tanh(s) [c] y = Mul(x, t)", {"abc": "group"}),
     "erf-GELU": (
         "[a] d = Div(x, root) [b] e = Erf(d) [c] p = Add(e, one) [d] h = Mul(x, p) [e] y = Mul(h, half)",
-        ["abcd", "e"],  # the factor reads one tensor only
+        {"abcd": "group", "e": "Mul"},  # the factor reads one tensor only
     ),
     "tanh-GELU": (
         """[a] c = Pow(x, three) [b] s = Mul(c, half) [c] t = Add(x, s) [d] u = Mul(t, root)
         [e] v = Tanh(u) [f] p = Add(v, one) [g] h = Mul(x, half) [h] y = Mul(h, p)""",
-        ["abcdefgh"],
+        {"abcdefgh": "group"},
     ),
     "RMS-norm": (
         """[a] q = Mul(x, x) [b] v = ReduceMean <axes = [-1]> (q) [c] e = Add(v, half) [d] r = Sqrt(e)
         [e] i = Reciprocal(r) [f] y = Mul(x, i)""",
-        ["abcdef"],
+        {"abcdef": "group"},
     ),
     "layer-norm": (
         """[a] u = ReduceMean <axes = [-1]> (x) [b] d = Sub(x, u) [c] p = Pow(d, two)
         [d] v = ReduceMean <axes = [-1]> (p) [e] e = Add(v, half) [f] s = Sqrt(e) [g] y = Div(d, s)""",
-        ["ab", "cdefg"],  # x fans out and joins, then x - mean(x) does
+        {"ab": "group", "cdefg": "group"},  # x fans out and joins, then x - mean(x) does
     ),
 }
 
 
 @pytest.mark.parametrize(("body", "expected"), GROUPS.values(), ids=GROUPS.keys())
-def test_a_fan_out_that_joins_again_is_a_group(body: str, expected: list[str]) -> None:
+def test_a_fan_out_that_joins_again_is_a_group(body: str, expected: dict[str, str]) -> None:
     made = graph(body)
     found = units(made)
     assert ["".join(sorted(unit.nodes)) for unit in found] == ["".join(sorted(nodes)) for nodes in expected]
-    for unit, nodes in zip(found, expected, strict=True):
-        assert unit.op == ("group" if len(nodes) > 1 else "Mul")
+    for unit, (nodes, op) in zip(found, expected.items(), strict=True):
+        assert unit.op == op
         assert unit.name == unit.nodes[-1] == nodes[-1]
         assert len(unit.inputs) == len(unit.outputs) == 1
         check_order(made, unit)
@@ -136,7 +139,7 @@ NO_GROUPS = {
 
 @pytest.mark.parametrize("body", NO_GROUPS.values(), ids=NO_GROUPS.keys())
 def test_other_fan_outs_are_not_groups(body: str) -> None:
-    assert "group" not in {unit.op for unit in units(graph(body))}
+    assert not {"group", "gate"} & {unit.op for unit in units(graph(body))}
 
 
 def test_a_group_whose_inside_the_user_reads_is_no_group() -> None:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import onnx_ir as ir
 
-from .graph import constant, nodes_by_name, sole_reader
+from .graph import constant, inferred, nodes_by_name, sole_reader
 from .int8_forms import (
+    gate_params,
     lay_bare,
     pad_every_axis,
     store_weights,
     to_dynamic,
     to_integer_product,
+    to_lookup,
     to_qattention,
     would_merge,
 )
 from .int8_weights import WeightWriter
-from .ops import MS, OPS, RELUS
+from .ops import GATE, MS, OPS, RELUS
+from .packed_conv import pack_pixels
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, quantize
 from .units import activations
 from .writer import Writer
 
 # Operators of which the runtime makes an integer one between DequantizeLinear and QuantizeLinear, asked or not
-FUSED = frozenset({"Softmax", "Sigmoid", *(name for name, row in OPS.items() if row.kind == "arith")})
+FUSED = frozenset({"Softmax", *(name for name, row in OPS.items() if row.kind == "arith" and name != "HardSigmoid")})
 Use = tuple[ir.Node, int]  # a reader and which of its inputs
 
 
@@ -79,11 +82,18 @@ def insert_qdq(
     weights = WeightWriter(Writer.of(model, scheme), scheme.weight_params, means or {}, exact)
     nodes = nodes_by_name(model)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
+    lookups = [node for unit in integer for node in map(nodes.__getitem__, unit.nodes) if node.op_type == "HardSigmoid"]
+    qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
     rewritten = [unit for unit in plan.units if plan.impl(unit) in (Impl.DYNAMIC, Impl.WEIGHT)]
     applied = sum(_rewrite_unit(nodes[unit.nodes[0]], unit, plan.impl(unit), weights) for unit in rewritten)
     for unit in integer:
         applied += _constants(nodes[unit.nodes[0]], unit, qparams[plan.root(unit.inputs[0])], scheme, weights)
     applied += _insert_pairs(model, plan, qparams, weights.writer)
+    for unit in integer:
+        if unit.op == GATE:
+            applied += _insert_gate([nodes[name] for name in unit.nodes], scheme, qparams, weights.writer)
+    for node in lookups:
+        to_lookup(node, weights.writer)
     for unit in plan.units:
         between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
         if unit.op == "Conv" and plan.impl(unit) is Impl.FLOAT and between:
@@ -91,9 +101,12 @@ def insert_qdq(
     for unit in plan.units:
         if plan.impl(unit) is Impl.FLOAT and unit.op in FUSED and plan.read_u8.issuperset(unit.outputs):
             _hold_apart(nodes[unit.nodes[-1]], weights.writer)
+    values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
     for unit in integer:
         node = nodes[unit.nodes[0]]
-        if OPS[unit.op].bare:
+        if unit.op == "Conv" and exact:  # the pairs that 16 bits must hold would be others
+            pack_pixels(node, values, weights.writer)
+        elif OPS[unit.op].bare:
             lay_bare(node)
         elif unit.op == f"{MS}.Attention":
             to_qattention(node)
@@ -107,6 +120,18 @@ def insert_qdq(
 def _rewrite_unit(node: ir.Node, unit: Unit, impl: Impl, weights: WeightWriter) -> int:
     """Rewrite a unit that needs no pairs; return how many constants changed."""
     return to_dynamic(node, unit, weights) if impl is Impl.DYNAMIC else store_weights(node, unit, weights)
+
+
+def _insert_gate(nodes: Sequence[ir.Node], scheme: Scheme, qparams: Mapping[str, QParams], writer: Writer) -> int:
+    """Put a pair between the two operators of a gate; return how many."""
+    gate, product = nodes
+    value, graph = gate.outputs[0], gate.graph
+    assert isinstance(graph, ir.Graph)  # a unit of the plan stands in a graph
+    name = str(value.name)
+    params = qparams[name] if gate.op_type == "HardSigmoid" else scheme.activation_params(0.0, 1.0)
+    uses = [(product, index) for index, each in enumerate(product.inputs) if each is value]
+    _insert_pair(value, graph, uses, whole=False, root=name, params=params, writer=writer)
+    return 1
 
 
 def _constants(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, weights: WeightWriter) -> int:
@@ -131,7 +156,8 @@ def _constants(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, weights: W
 def _insert_pairs(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams], writer: Writer) -> int:
     """Put the pairs on every tensor of the plan, and into every body that computes on it; return how many."""
     nodes = nodes_by_name(model)
-    readers = {id(nodes[unit.nodes[0]]) for unit in plan.units if plan.impl(unit).reads_u8}
+    integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
+    readers = {id(nodes[name]) for unit in integer for name in (unit.nodes if unit.op == GATE else unit.nodes[:1])}
     values = ir.convenience.create_value_mapping(model.graph)
     count = 0
     for tensor in plan.quantized:

@@ -24,7 +24,9 @@ from .ops import MS, OPS
 from .plan import Unit
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, quantize, symmetric_s8
+from .writer import Writer
 
+LEVELS = 255  # steps of uint8
 LSTM_ATTRIBUTES = ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size")
 
 
@@ -195,6 +197,55 @@ def _behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
     x, scale, zero = node.inputs[:3]
     assert x is not None and scale is not None and zero is not None
     return x, scale, zero
+
+
+def gate_obstacle(node: ir.Node) -> str:
+    """Say why a HardSigmoid is no lookup on uint8; empty when it is."""
+    slope, height = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    usual = slope > 0 and 1 / LEVELS <= height < 1
+    usual = usual and LEVELS * height - int(LEVELS * height) <= height  # the last code is at most a step above 1
+    return "" if usual else "its slope or its height is unusual"
+
+
+def gate_params(node: ir.Node) -> QParams:
+    """Return the scale and the zero point of what the lookup of a HardSigmoid gives.
+
+    The codes are ``x * alpha / s`` about the zero point ``floor(255 beta)``, with ``s = beta / floor(255 beta)``, and
+    saturate where the operator does. Read with zero point 0 they are the result, and the last code ``e = 255 s - 1``
+    above 1, at most a step: half of that is taken off the scale, so that the error of both ends is at most half a step,
+    and that of any code c ``s / 2`` of its rounding and ``c s e / (2 + e)`` of the scale.
+    """
+    step, _ = _gate_grid(node)
+    return QParams(scale=np.asarray(step * 2 / (1 + LEVELS * step), np.float32), zero_point=np.asarray(0, np.uint8))
+
+
+def _gate_grid(node: ir.Node) -> tuple[float, int]:
+    """Return the step of the codes of a HardSigmoid, and the code of its height."""
+    height = node.attributes.get_float("beta", 0.5)
+    zero = int(LEVELS * height)
+    return height / zero, zero
+
+
+def to_lookup(node: ir.Node, writer: Writer) -> None:
+    """Spell a HardSigmoid between pairs as a lookup that saturates.
+
+    Before:  y8 = QuantizeLinear(HardSigmoid(DequantizeLinear(x8)), scale, 0)
+    After:   y8 = com.microsoft.QLinearLeakyRelu(x8, x_scale, x_zero_point, s / alpha, floor(255 beta)), alpha 1
+    A clipped line is what any change of scale and zero point gives; the runtime makes it in one table.
+    """
+    x, scale, zero = _behind(node.inputs[0])
+    dq, graph = node.inputs[0].producer(), node.graph  # type: ignore[union-attr]
+    assert isinstance(graph, ir.Graph)  # a unit of the plan stands in a graph
+    quantizer = next(use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear")
+    step, center = _gate_grid(node)
+    stretched = np.float32(step / node.attributes.get_float("alpha", 0.2))
+    parts = (("line_scale", stretched), ("line_zero_point", np.uint8(center)))
+    line = [writer.initializer(graph, f"{node.name}/{part}", np.asarray(value)) for part, value in parts]
+    name = writer.name(f"{node.name}/lookup")
+    take_place(quantizer, ir.node("QLinearLeakyRelu", [x, scale, zero, *line], {"alpha": 1.0}, domain=MS, name=name))
+    remove(node)
+    if dq is not None and unread(dq):
+        remove(dq)
 
 
 def lay_bare(node: ir.Node) -> None:

@@ -14,6 +14,9 @@ from onnx_ir import Node
 Kernel = tuple[str, str]  # domain, operator
 MS = "com.microsoft"
 RELUS = frozenset({"Relu", "Clip"})
+GATE = "gate"
+"""The name of a group ``x * sigmoid(x)`` or ``x * hardsigmoid(x)``: a SiLU or a hard-swish."""
+GATES = frozenset({"Sigmoid", "HardSigmoid"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Op:
         stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
         absorbs: Operators after it that run inside its kernel.
         bare: Whether it must stand on the uint8 tensor itself: the runtime does not merge it with a pair around it.
+        slow: Why it stays float where nobody has measured that its integer kernel pays.
         why: Why it stays float, or what to mind.
     """
 
@@ -48,6 +52,7 @@ class Op:
     stores: tuple[int, ...] = ()
     absorbs: frozenset[str] = frozenset()
     bare: bool = False
+    slow: str = ""
     why: str = ""
 
 
@@ -118,6 +123,9 @@ OPS: dict[str, Op] = {
     "AveragePool": _arith("QLinearAveragePool"),
     "GlobalAveragePool": _arith("QLinearGlobalAveragePool"),
     "LeakyRelu": _arith("QLinearLeakyRelu"),
+    "Sigmoid": _arith("QLinearSigmoid", slow=_LOOKUP),
+    "HardSigmoid": _arith("QLinearLeakyRelu", slow=NO_KERNEL.format("HardSigmoid") + " of that name"),
+    GATE: _arith("QLinearMul", slow="the runtime fuses the group into one float kernel"),
     **{
         name: _same(name)
         for name in (
@@ -142,7 +150,6 @@ OPS: dict[str, Op] = {
     "Resize": _same("Resize", why="only mode=nearest selects values; interpolation and cropping are float"),
     "Softmax": _float(_SOFTMAX),
     "LogSoftmax": _float(_SOFTMAX),
-    "Sigmoid": _float(_LOOKUP),
     "Relu": _float(_ALONE),
     "Clip": _float(_ALONE),
     "Sub": _float("the runtime has no integer subtraction"),
@@ -170,7 +177,7 @@ OPS: dict[str, Op] = {
     ),
     **{
         name: _float(NO_KERNEL.format(name))
-        for name in ("Elu", "Erf", "HardSigmoid", "HardSwish", "Mish", "PRelu", "Selu", "Softplus", "Swish", "Tanh")
+        for name in ("Elu", "Erf", "HardSwish", "Mish", "PRelu", "Selu", "Softplus", "Swish", "Tanh")
     },
     "Einsum": _float("not a matrix product that MatMul could express"),
     **dict.fromkeys(

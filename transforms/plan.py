@@ -47,7 +47,7 @@ class Unit:
 
     Attributes:
         name: Name of the operator's node (of the last node of a group); unique in the graph.
-        op: Its operator as `requant.transforms.ops` calls it, or ``"group"``.
+        op: Its operator as `requant.transforms.ops` calls it: ``"gate"`` for a SiLU or a hard-swish; or ``"group"``.
         nodes: Names of all nodes of the unit, in execution order.
         inputs: Names of the activation tensors that it reads.
         outputs: Names of the tensors that other units or the user read.

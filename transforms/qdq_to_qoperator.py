@@ -24,8 +24,8 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     Before:  QuantizeLinear(Relu(Conv(DequantizeLinear(x), DequantizeLinear(W8), DequantizeLinear(b32))))
     After:   QLinearConv(x, ..., W8, ..., b32)
     Gemm becomes QGemm, MatMul QLinearMatMul, or MatMulIntegerToFloat and QGemm with float output where nothing
-    quantizes their result; Add, Mul, Concat, Where, AveragePool, GlobalAveragePool and LeakyRelu become their QLinear
-    forms; MaxPool, Reshape and other operators that only move values run on uint8 as they are.
+    quantizes their result; Add, Mul, Concat, Where, AveragePool, GlobalAveragePool, LeakyRelu and Sigmoid become their
+    QLinear forms; MaxPool, Reshape and other operators that only move values run on uint8 as they are.
     Left alone: operators without such a form (``no-integer-form``), those with another operand in float
     (``float-operand``), with scales that the integer operator cannot have (``scales``), whose result somebody also
     reads in float (``read-in-float``), or whose Relu or Clip is not what saturation does (``clip``).
@@ -151,6 +151,8 @@ def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | N
 def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
     """QLinearAdd and its like; QLinearConcat takes the result's parameters first."""
     if y is None or "dilations" in node.attributes:  # QLinearAveragePool has none
+        return None
+    if node.op_type == "HardSigmoid":  # its lookup has a scale of its own (`int8_forms.to_lookup`)
         return None
     name = str(OPS[node.op_type].u8[1])  # type: ignore[index]
     operands: list[ir.Value | None] = [part for source in x for part in source]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from .graph import constant, node_name, sole_reader
-from .ops import key, row_of
+from .ops import GATE, GATES, key, row_of
 from .plan import Unit
 
 # Operators that a fan-out group may hold: element by element, or a reduction that feeds one.
@@ -30,7 +30,7 @@ def units(graph: ir.Graph) -> tuple[Unit, ...]:
     for value in _values(graph):
         region = _fan_out_group(value)
         if region and not taken.intersection(region):
-            found[region[-1]] = _unit(region, region[-1], [v for n in region for v in n.inputs], op="group")
+            found[region[-1]] = _unit(region, region[-1], [v for n in region for v in n.inputs], op=_kind(region))
             taken.update(region)
     for node in graph:
         if node not in taken:
@@ -38,6 +38,15 @@ def units(graph: ir.Graph) -> tuple[Unit, ...]:
             found[nodes[-1]] = _unit(nodes, node, activations(node), op=key(node))
             taken.update(nodes)
     return tuple(found[node] for node in graph if node in found)
+
+
+def _kind(region: list[ir.Node]) -> str:
+    """Return how a group is called: a gate, or any other."""
+    first, last = region[0], region[-1]
+    if len(region) != 2 or first.op_type not in GATES or last.op_type != "Mul":
+        return "group"
+    factors = set(last.inputs)
+    return GATE if factors == {first.inputs[0], first.outputs[0]} else "group"
 
 
 def activations(node: ir.Node) -> tuple[ir.Value, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...calibration.session import ModelSource, Serialized, open_session
+from ... import RequantError
+from ...calibration.session import ModelSource, Serialized, describe, open_session, runtime_message
 from ..files import load_model, serialize
 
 INTEGER = frozenset(
@@ -34,6 +36,9 @@ class KernelRun:
         microseconds: Least kernel time over the profiled runs, times the steps of a Loop around it.
         macs: Multiply-accumulates of all steps, 0 for what is not a convolution or a matrix product.
         outputs: Shapes of its outputs.
+        inputs: Shapes of its inputs, without weights that the kernel has packed.
+        reads: Element types of `inputs`, as the profile spells them: ``float``, ``uint8``.
+        writes: Element types of its outputs.
     """
 
     node: str
@@ -42,11 +47,29 @@ class KernelRun:
     microseconds: float
     macs: int
     outputs: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...], ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
     @property
     def integer(self) -> bool:
         """Whether its products are of integers."""
         return self.op in INTEGER
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the runtime made of a model, and ran.
+
+    Attributes:
+        runs: The nodes that ran, in order of execution.
+        graph: The optimised graph; its weights may lie in files that are gone, their types and shapes do not.
+        microseconds: Least time of a whole run, profiling included.
+    """
+
+    runs: tuple[KernelRun, ...]
+    graph: ir.Graph
+    microseconds: float
 
 
 def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -> tuple[KernelRun, ...]:
@@ -62,20 +85,57 @@ def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
 
     Raises:
-        RequantError: The model cannot be loaded.
+        RequantError: The model cannot be loaded or run.
+    """
+    return profiled(model, feed, threads=threads).runs
+
+
+def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> Profile:
+    """Run `model` under the profiler, `times` times; see `executed`.
+
+    Raises:
+        RequantError: The model cannot be loaded or run.
     """
     source = model if isinstance(model, (bytes, Serialized)) else serialize(load_model(model))
     with tempfile.TemporaryDirectory(prefix="requant-") as folder:
         optimised = Path(folder) / "optimised.onnx"
         session = open_session(source, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
-        for _ in range(RUNS):
-            session.run(None, dict(feed))
+        try:
+            for _ in range(times):
+                session.run(None, dict(feed))
+        except Exception as error:  # the runtime's exceptions share no base class of their own
+            raise RequantError(f"{describe(source)}: the model fails: {runtime_message(error)}") from error
         events = json.loads(Path(session.end_profiling()).read_text())
-        nodes = {node.name: node for node in ir.load(optimised).graph.all_nodes() if node.name}
-        return tuple(_runs(events, nodes))
+        graph = ir.load(optimised).graph
+        _name_as_profiled(graph, events)
+        nodes = {node.name: node for node in graph.all_nodes() if node.name}
+        whole = min(float(event["dur"]) for event in events if event["name"] == "model_run")
+        return Profile(tuple(_runs(events, nodes, times)), graph, whole)
 
 
-def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node]) -> Iterable[KernelRun]:
+def _name_as_profiled(graph: ir.Graph, events: Iterable[Mapping[str, Any]]) -> None:
+    """Give nodes that the runtime made without a name, where it inlines functions, the one that its profile invents.
+
+    That is the operator and a number that grows with the order of the nodes.
+    """
+    unnamed: dict[str, list[ir.Node]] = defaultdict(list)
+    for node in graph.all_nodes():
+        if not node.name:
+            unnamed[node.op_type].append(node)
+    invented: dict[str, dict[str, None]] = defaultdict(dict)
+    for event in events:
+        name = event["name"].removesuffix("_kernel_time")
+        if event.get("cat") == "Node" and re.fullmatch(rf"{event['args']['op_name']}_\d+", name):
+            invented[event["args"]["op_name"]][name] = None
+    for op, nodes in unnamed.items():
+        if len(nodes) == len(invented[op]):
+            for node, name in zip(
+                nodes, sorted(invented[op], key=lambda name: int(name.rpartition("_")[2])), strict=True
+            ):
+                node.name = name
+
+
+def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node], runs: int) -> Iterable[KernelRun]:
     """Join the profile's kernel events with the nodes of the optimised graph."""
     times: dict[str, list[float]] = defaultdict(list)
     last: dict[str, Mapping[str, Any]] = {}
@@ -88,15 +148,22 @@ def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node]) -> 
         node = nodes.get(name)
         outputs = tuple(_shape(entry) for entry in args.get("output_type_shape", ()))
         inputs = [_shape(entry) for entry in args.get("input_type_shape", ())]
-        steps = max(1, len(times[name]) // RUNS)  # in the body of a Loop a node runs many times
+        reads, writes = (tuple(map(_type, args.get(f"{end}_type_shape", ()))) for end in ("input", "output"))
+        steps = max(1, len(times[name]) // runs)  # in the body of a Loop a node runs many times
         macs = steps * _macs(args["op_name"], node, inputs, outputs)
         domain = node.domain if node is not None else ""
-        yield KernelRun(name, domain, args["op_name"], steps * min(times[name]), macs, outputs)
+        spent = steps * min(times[name])
+        yield KernelRun(name, domain, args["op_name"], spent, macs, outputs, tuple(inputs), reads, writes)
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape in a profile's ``{"float": [1, 3]}``."""
     return tuple(next(iter(entry.values()), ()))
+
+
+def _type(entry: Mapping[str, Any]) -> str:
+    """Return the element type in a profile's ``{"float": [1, 3]}``."""
+    return next(iter(entry), "")
 
 
 Shape = tuple[int, ...]

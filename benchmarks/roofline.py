@@ -1,0 +1,393 @@
+"""How near the kernels come to what this machine can do: multiply-accumulates per second, and bytes per second.
+
+    python -m benchmarks.roofline [--only NAME] [--batch 1] [--models FOLDER] [--json]
+    python -m benchmarks.roofline --peaks
+
+The peaks are measured, not read from a data sheet: of multiply-accumulates the most that any of several large products
+and convolutions of ONNX Runtime reaches, int8 and float; of bytes the fastest copy or sum of an array, by its size,
+because what fits into a cache is faster than memory. One thread.
+
+No kernel takes less than its multiply-accumulates at the peak, nor less than its inputs, weights and outputs at the
+bandwidth of that many bytes; the longer of the two is its bound (Williams, Waterman and Patterson, "Roofline", CACM
+52(4), 2009). The bound over the measured time is the share that it reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.contenders import CONTENDERS, load_feeds
+from benchmarks.speed import GOALS, Setting, chosen, make, prepare
+
+if TYPE_CHECKING:
+    import onnx
+
+    from requant.quantize.runtime.execution import KernelRun, Profile
+
+Case: TypeAlias = "tuple[onnx.ModelProto, dict[str, Any]]"
+"""A model and what it is fed."""
+PRODUCTS = ((256, 1024, 1024), (512, 1024, 4096), (512, 4096, 1024))
+"""Rows, common axis and columns of the matrix products that are tried."""
+CONVOLUTIONS = ((64, 56, 3), (256, 28, 3), (512, 14, 3), (512, 28, 1), (1024, 14, 1))
+"""Channels (in and out), side of the image and side of the kernel of the convolutions that are tried."""
+SIZES = tuple(2**power for power in range(18, 29))
+"""Bytes of the working sets whose bandwidth is measured, 256 KB to 256 MB."""
+ROUNDS = 3
+"""How often all of them are tried: one try may fall on a busy moment of the machine."""
+REPEATS, LEAST = 7, 0.01  # each of so many seconds
+VIEWS = frozenset("Reshape Squeeze Unsqueeze Flatten Identity".split())
+"""Operators that move no data: the output is the input under another shape."""
+PARTIAL = frozenset("Gather Slice GatherElements GatherND".split())
+"""Operators that read no more than they write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What this machine can do with one thread.
+
+    Attributes:
+        int8: G multiply-accumulates per second of 8-bit integers.
+        float32: G multiply-accumulates per second of floats.
+        bandwidth: GB/s by bytes of the working set, ascending.
+        kernels: G multiply-accumulates per second by operator, at its best shape.
+    """
+
+    int8: float
+    float32: float
+    bandwidth: tuple[tuple[int, float], ...]
+    kernels: Mapping[str, float] = field(default_factory=dict)
+
+    def rate(self, size: int) -> float:
+        """Return the most GB/s of any working set of `size` bytes or more, or else of the largest."""
+        return max((rate for held, rate in self.bandwidth if held >= size), default=self.bandwidth[-1][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Kernels against their bound.
+
+    Attributes:
+        name: What they are: an operator with its domain, or a model.
+        kernels: How many.
+        microseconds: Their time.
+        bound: The least time they could take, in microseconds.
+        compute: Their multiply-accumulates at the peak, in microseconds.
+        macs: Their multiply-accumulates.
+    """
+
+    name: str
+    kernels: int
+    microseconds: float
+    bound: float
+    compute: float
+    macs: int
+
+    @property
+    def reached(self) -> float:
+        """The share of the bound that is reached, 0..1."""
+        return self.bound / self.microseconds if self.microseconds else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------ peaks
+
+
+def product(rows: int, common: int, columns: int, *, integer: bool) -> Case:
+    """Return a matrix product of constant weights, (rows, common) by (common, columns), and a feed."""
+    from onnx import TensorProto
+
+    weight = _random((common, columns), np.int8 if integer else np.float32)
+    feed = {"x": _random((rows, common), np.uint8 if integer else np.float32)}
+    op = "MatMulInteger" if integer else "MatMul"
+    return _model(op, ["x", "w"], {}, feed, {"w": weight}, TensorProto.INT32 if integer else TensorProto.FLOAT), feed
+
+
+def convolution(
+    channels: int, side: int, kernel: int, out: int = 0, group: int = 1, batch: int = 1, *, integer: bool
+) -> Case:
+    """Return a convolution that keeps the size of the image, and a feed.
+
+    Args:
+        channels: Channels in.
+        side: Side of the image.
+        kernel: Side of the kernel.
+        out: Channels out; 0 for as many as in.
+        group: Groups of channels.
+        batch: Images.
+        integer: Whether it is a QLinearConv.
+    """
+    from onnx import TensorProto
+
+    attributes = {"pads": [kernel // 2] * 4, "group": group}
+    weight = _random((out or channels, channels // group, kernel, kernel), np.int8 if integer else np.float32)
+    feed = {"x": _random((batch, channels, side, side), np.uint8 if integer else np.float32)}
+    if not integer:
+        return _model("Conv", ["x", "w"], attributes, feed, {"w": weight}, TensorProto.FLOAT), feed
+    constants = {"w": weight, "s": np.float32(0.01), "t": np.float32(30.0), "z": np.uint8(128), "n": np.int8(0)}
+    inputs = ["x", "s", "z", "w", "s", "n", "t", "z"]
+    return _model("QLinearConv", inputs, attributes, feed, constants, TensorProto.UINT8), feed
+
+
+def _random(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray[Any, Any]:
+    """Return random numbers of a type."""
+    rng = np.random.default_rng(0)
+    if dtype is np.float32:
+        return rng.standard_normal(shape, dtype=np.float32)
+    info = np.iinfo(dtype)  # type: ignore[type-var]
+    return rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
+
+
+def _model(
+    op: str,
+    inputs: Sequence[str],
+    attributes: Mapping[str, Any],
+    feed: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    output: int,
+) -> onnx.ModelProto:
+    """Return a model of one node."""
+    from onnx import helper, numpy_helper
+
+    graph = helper.make_graph(
+        [helper.make_node(op, inputs, ["y"], name=op, **attributes)],
+        "peak",
+        [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feed.items()],
+        [helper.make_tensor_value_info("y", output, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    found: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return found
+
+
+def compute_peaks(*, integer: bool, times: int) -> dict[str, float]:
+    """Return the most G multiply-accumulates per second that each kernel reaches."""
+    from requant.quantize.runtime.execution import profiled
+
+    found: dict[str, float] = defaultdict(float)
+    cases: tuple[tuple[Callable[..., Case], Sequence[tuple[int, int, int]]], ...] = (
+        (product, PRODUCTS),
+        (convolution, CONVOLUTIONS),
+    )
+    built = [build(*shape, integer=integer) for build, shapes in cases for shape in shapes]
+    for model, feed in built * ROUNDS:
+        for run in profiled(model.SerializeToString(), feed, threads=1, times=times).runs:
+            if run.macs:
+                found[run.op] = max(found[run.op], run.macs / run.microseconds / 1e3)
+    return found
+
+
+def bandwidth(size: int) -> float:
+    """Return the GB/s of the faster of a copy and a sum over `size` bytes in all."""
+    source, target = np.ones(size // 8, np.float32), np.ones(size // 8, np.float32)
+    whole = np.ones(size // 4, np.float32)
+    return size / 1e9 / min(least_time(lambda: np.copyto(target, source)), least_time(whole.sum))
+
+
+def describe_processor() -> str:
+    """Return the name of the processor and its instructions for integer products, as far as the system tells."""
+    from requant.quantize.runtime.isa import flags
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return ", ".join([name, *flags()])
+
+
+def least_time(work: Callable[[], object]) -> float:
+    """Return the least seconds of something, which is called often enough for the clock."""
+    work()
+    best, count = math.inf, 1
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        for _ in range(count):
+            work()
+        each = (time.perf_counter() - began) / count
+        best = min(best, each)
+        count = max(1, int(LEAST / best))
+    return best
+
+
+def measure_peaks(times: int) -> Peaks:
+    """Measure this machine."""
+    int8, float32 = (compute_peaks(integer=integer, times=times) for integer in (True, False))
+    rates = tuple((size, bandwidth(size)) for size in SIZES)
+    return Peaks(max(int8.values()), max(float32.values()), rates, {**int8, **float32})
+
+
+# ---------------------------------------------------------------------------------------------------- kernels
+
+
+def moved(run: KernelRun, weights: Sequence[tuple[tuple[int, ...], str, int]]) -> int:
+    """Return the bytes that a kernel has to move at least: what it reads, its weights, and what it writes.
+
+    Args:
+        run: The kernel.
+        weights: Shape, element type and bytes of its constant inputs, of which the profile shows only those that are
+            not packed.
+    """
+    if run.op in VIEWS:
+        return 0
+    written = sum(map(size_of, run.outputs, run.writes))
+    if run.op in PARTIAL:
+        return 2 * written
+    shown = Counter(zip(run.inputs, run.reads, strict=True)) - Counter((shape, kind) for shape, kind, _ in weights)
+    read = sum(size_of(shape, kind) * count for (shape, kind), count in shown.items())
+    return read + sum(size for *_, size in weights) + written
+
+
+BYTES = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "uint64": 8} | {
+    f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32)
+}
+"""Bytes of an element, by the profile's name of its type."""
+
+
+def size_of(shape: tuple[int, ...], kind: str) -> int:
+    """Return the bytes of a tensor, 0 of an unknown type."""
+    return math.prod(shape) * BYTES.get(kind, 0)
+
+
+def bound(run: KernelRun, size: int, peaks: Peaks) -> tuple[float, float]:
+    """Return the least microseconds of a kernel that moves `size` bytes, and those of its products alone."""
+    compute = run.macs / (peaks.int8 if run.integer else peaks.float32) / 1e3
+    return max(compute, size / peaks.rate(size) / 1e3), compute
+
+
+def shares(profile: Profile, peaks: Peaks) -> list[Share]:
+    """Return the kernels of a model against their bounds, by operator, longest first."""
+    nodes = {node.name: node for node in profile.graph.all_nodes()}
+    groups: dict[str, list[Share]] = defaultdict(list)
+    for run in profile.runs:
+        node = nodes.get(run.node)
+        constants = [value.const_value for value in node.inputs if value is not None] if node is not None else []
+        weights = [
+            (tuple(int(d) for d in tensor.shape), tensor.dtype.name.lower(), tensor.nbytes)  # type: ignore[arg-type]
+            for tensor in constants
+            if tensor is not None
+        ]
+        least, compute = bound(run, moved(run, weights), peaks)
+        name = f"{run.domain.removeprefix('com.microsoft.')}:{run.op}" if run.domain else run.op
+        groups[name].append(Share(name, 1, run.microseconds, least, compute, run.macs))
+    return sorted((summed(name, group) for name, group in groups.items()), key=lambda share: -share.microseconds)
+
+
+def summed(name: str, parts: Iterable[Share]) -> Share:
+    """Return several shares as one."""
+    parts = list(parts)
+    return Share(
+        name,
+        sum(part.kernels for part in parts),
+        sum(part.microseconds for part in parts),
+        sum(part.bound for part in parts),
+        sum(part.compute for part in parts),
+        sum(part.macs for part in parts),
+    )
+
+
+def profile_pair(setting: Setting, model: str, batch: int, times: int) -> dict[str, Profile]:
+    """Profile the float and the INT8 model of an architecture.
+
+    Raises:
+        click.ClickException: It cannot be quantized.
+    """
+    from requant.quantize.runtime.execution import profiled
+
+    file, _ = prepare(setting, model, batch)
+    int8, told = make(setting, setting.folder / model, "ours", batch)
+    if "error" in told:
+        raise click.ClickException(f"{model}: {told['error']}")
+    feed = load_feeds(str(file))[0]
+    paths = {"float": setting.folder / model / "float.onnx", "int8": int8}
+    return {name: profiled(path, feed, threads=1, times=times) for name, path in paths.items()}
+
+
+# --------------------------------------------------------------------------------------------------- printing
+
+
+def peaks_table(peaks: Peaks) -> Table:
+    """Return what the machine can do as a table."""
+    table = Table(title="peaks of one thread", box=None, pad_edge=False, title_justify="left", show_header=False)
+    table.add_row("int8, G MAC/s", f"{peaks.int8:.0f}")
+    table.add_row("float32, G MAC/s", f"{peaks.float32:.0f}")
+    for name, rate in peaks.kernels.items():
+        table.add_row(f"  {name}", f"{rate:.0f}")
+    for size, rate in peaks.bandwidth:
+        table.add_row(f"{size >> 10} KB, GB/s" if size < 2**20 else f"{size >> 20} MB, GB/s", f"{rate:.0f}")
+    return table
+
+
+def shares_table(title: str, found: Sequence[Share], least: float) -> Table:
+    """Return kernels against their bounds as a table; operators of less than `least` of the time are one row."""
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for column in ("operator", "kernels", "us", "of all", "G MAC/s", "bound, us", "reached", "bound by"):
+        table.add_column(column, justify="left" if column == "operator" else "right", no_wrap=True)
+    whole = summed("whole", found)
+    rows = [share for share in found if share.microseconds >= least * whole.microseconds]
+    rest = found[len(rows) :]
+    for share in [*rows, *([summed(f"{len(rest)} others", rest)] if rest else []), whole]:
+        rate = f"{share.macs / share.microseconds / 1e3:.0f}" if share.macs else ""
+        by = "products" if 2 * share.compute > share.bound else "bytes" if share.bound else ""
+        table.add_row(
+            share.name,
+            str(share.kernels),
+            f"{share.microseconds:.0f}",
+            f"{share.microseconds / whole.microseconds:.1%}",
+            rate,
+            f"{share.bound:.0f}",
+            f"{share.reached:.0%}",
+            by,
+        )
+    return table
+
+
+@click.command()
+@click.option("--only", default="", help="Names of architectures, with commas between them. [default: all]")
+@click.option("--batch", default=1, show_default=True)
+@click.option("--models", type=click.Path(path_type=Path, file_okay=False), help="Keeps models, and uses them again.")
+@click.option("--remake", default="ours", show_default=True, help="Contenders whose kept models are made anew.")
+@click.option("--times", default=20, show_default=True, help="Runs under the profiler; the least time counts.")
+@click.option(
+    "--least", default=0.005, show_default=True, help="Share of the time of an operator with a row of its own."
+)
+@click.option("--peaks", "peaks_only", is_flag=True, help="Measure the machine alone.")
+@click.option("--json", "as_json", is_flag=True)
+def main(
+    only: str, batch: int, models: Path | None, remake: str, times: int, least: float, peaks_only: bool, as_json: bool
+) -> None:
+    """Set the kernels of the generated architectures against this machine's peaks."""
+    names = [] if peaks_only else chosen(only, GOALS, "architecture") or list(GOALS)
+    anew = frozenset(chosen(remake, CONTENDERS, "contender")) if models is not None else frozenset()
+    processor, peaks = describe_processor(), measure_peaks(times)
+    console = Console(width=120)
+    if not as_json:
+        console.print(processor, highlight=False)
+        console.print(peaks_table(peaks))
+    found: dict[str, Any] = {"processor": processor, "peaks": asdict(peaks)}
+    with tempfile.TemporaryDirectory() as temporary:
+        setting = Setting(models or Path(temporary), CONTENDERS, remake=anew)
+        for name in names:
+            for kind, profile in profile_pair(setting, name, batch, times).items():
+                rows = shares(profile, peaks)
+                found[f"{name} {kind}"] = [{**asdict(row), "reached": row.reached} for row in rows]
+                if not as_json:
+                    console.print()
+                    console.print(shares_table(f"{name}, {kind}, batch {batch}", rows, least))
+    if as_json:
+        print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

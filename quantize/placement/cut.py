@@ -1,0 +1,178 @@
+"""The cheapest placement, exactly: a minimum cut over the domains of units and tensors.
+
+Every unit chooses whether it reads uint8 and whether it writes uint8; every tensor pays for a QuantizeLinear once if it
+is written in float and anyone reads it in uint8, and for a DequantizeLinear once in the other case. Such a sum of terms
+of two binary variables, none of which prefers its variables to differ, is minimised by a minimum s-t cut
+(Kolmogorov and Zabih, What energy functions can be minimized via graph cuts?, 2004).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from ...transforms.plan import Impl
+
+SOURCE, SINK = "source", "sink"
+READS = {Impl.U8: (1, 1), Impl.U8_FLOAT: (1, 0)}
+"""What an implementation reads and writes, 1 for uint8; all others float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A unit to be placed.
+
+    Attributes:
+        name: Its name.
+        inputs: The tensors that it reads.
+        outputs: The tensors that it writes.
+        costs: What each implementation that it can have costs, in microseconds, at least 0.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    costs: Mapping[Impl, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Units with the tensors between them.
+
+    Attributes:
+        items: The units.
+        quantize: What a QuantizeLinear of each tensor costs, in microseconds.
+        dequantize: What a DequantizeLinear of each tensor costs.
+        shown: Tensors that are read in float outside: the outputs of the model.
+    """
+
+    items: Sequence[Item]
+    quantize: Mapping[str, float]
+    dequantize: Mapping[str, float]
+    shown: frozenset[str] = field(default_factory=frozenset)
+
+
+def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
+    """Return what a placement costs, in microseconds."""
+    written = {t: _domains(chosen[item.name])[1] for item in problem.items for t in item.outputs}
+    read: dict[str, set[int]] = defaultdict(set)
+    for tensor in problem.shown:
+        read[tensor].add(0)
+    for item in problem.items:
+        for tensor in item.inputs:
+            read[tensor].add(_domains(chosen[item.name])[0])
+    cost = math.fsum(item.costs[chosen[item.name]] for item in problem.items)
+    for tensor, domains in read.items():
+        if written.get(tensor, 0) and 0 in domains:
+            cost += problem.dequantize[tensor]
+        elif not written.get(tensor, 0) and 1 in domains:
+            cost += problem.quantize[tensor]
+    return cost
+
+
+def cheapest(problem: Problem) -> dict[str, Impl]:
+    """Return the implementation of each unit in a placement that costs least."""
+    import networkx
+    from networkx.algorithms.flow import boykov_kolmogorov
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from((SOURCE, SINK))
+    for item in problem.items:
+        _add_item(graph, item)
+    written = {tensor: _output(item) for item in problem.items for tensor in item.outputs}
+    readers: dict[str, list[Any]] = defaultdict(list)
+    for item in problem.items:
+        for tensor in item.inputs:
+            readers[tensor].append(_input(item))
+    for tensor in problem.shown:
+        readers[tensor].append(None)
+    for tensor, variables in readers.items():
+        _add_tensor(graph, problem, tensor, written.get(tensor), variables)
+    _, (ones, _) = networkx.minimum_cut(graph, SOURCE, SINK, flow_func=boykov_kolmogorov)
+    return {item.name: _read_off(item, ones) for item in problem.items}
+
+
+def every(problem: Problem) -> list[dict[str, Impl]]:
+    """Return all placements; for tests on a few units."""
+    names = [item.name for item in problem.items]
+    return [dict(zip(names, row, strict=True)) for row in product(*(item.costs for item in problem.items))]
+
+
+def _domains(impl: Impl) -> tuple[int, int]:
+    """Return whether an implementation reads, and whether it writes uint8."""
+    return READS.get(impl, (0, 0))
+
+
+def _input(item: Item) -> Any:
+    """Return the variable of what a unit reads: a node of the graph, or True or False where there is no choice."""
+    domains = {_domains(impl)[0] for impl in item.costs}
+    return ("reads", item.name) if len(domains) > 1 else bool(domains.pop())
+
+
+def _output(item: Item) -> Any:
+    """Return the variable of what a unit writes: a node of the graph, or True or False."""
+    pairs = {_domains(impl) for impl in item.costs}
+    if len({written for _, written in pairs}) == 1:
+        return bool(next(iter(pairs))[1])
+    return ("reads", item.name) if all(read == written for read, written in pairs) else ("writes", item.name)
+
+
+def _least(item: Item, domains: tuple[int, int]) -> float:
+    """Return what the cheapest implementation of these domains costs; infinite where there is none."""
+    return min((cost for impl, cost in item.costs.items() if _domains(impl) == domains), default=math.inf)
+
+
+def _add_item(graph: Any, item: Item) -> None:
+    """Add the cost of a unit's own choice: c00 + (c10 - c00) reads + (c11 - c10) writes, where writes implies reads."""
+    reads, writes = _input(item), _output(item)
+    float_, mixed, u8 = (_least(item, domains) for domains in ((0, 0), (1, 0), (1, 1)))
+    if isinstance(writes, tuple) and writes != reads:
+        if isinstance(reads, tuple):
+            _add_unary(graph, reads, mixed - float_)
+            graph.add_edge(writes, reads)
+        _add_unary(graph, writes, u8 - mixed)
+    elif isinstance(reads, tuple):
+        _add_unary(graph, reads, (u8 if writes == reads else mixed) - float_)
+
+
+def _add_unary(graph: Any, variable: Any, extra: float) -> None:
+    """Add what choosing 1 costs more than 0."""
+    if extra > 0:
+        _add(graph, variable, SINK, extra)
+    else:
+        _add(graph, SOURCE, variable, -extra)
+
+
+def _add(graph: Any, start: Any, end: Any, cost: float) -> None:
+    """Add a cost that is paid where `start` is 1 and `end` is 0."""
+    before = graph.get_edge_data(start, end, {"capacity": 0.0})
+    if "capacity" in before:  # else it is infinite already
+        graph.add_edge(start, end, capacity=before["capacity"] + cost)
+
+
+def _add_tensor(graph: Any, problem: Problem, tensor: str, written: Any, readers: list[Any]) -> None:
+    """Add what the conversions of a tensor cost; a reader None is one outside, in float."""
+    made: Any = {None: SINK, False: SINK, True: SOURCE}.get(written, written)  # a constant is an end of the cut
+    wanted = [SOURCE if reader is True else reader for reader in readers if isinstance(reader, tuple) or reader is True]
+    if wanted and made != SOURCE:
+        asked = ("quantized", tensor)
+        _add(graph, asked, made, problem.quantize[tensor])
+        for reader in wanted:
+            graph.add_edge(reader, asked)
+    others = [SINK if not isinstance(reader, tuple) else reader for reader in readers if reader is not True]
+    if others and made != SINK:
+        kept = ("integers alone", tensor)
+        _add(graph, made, kept, problem.dequantize[tensor])
+        for reader in others:
+            graph.add_edge(kept, reader)
+
+
+def _read_off(item: Item, ones: set[Any]) -> Impl:
+    """Return the cheapest implementation of the domains that the cut gives a unit."""
+    reads, writes = (value if isinstance(value, bool) else value in ones for value in (_input(item), _output(item)))
+    fitting = {impl: cost for impl, cost in item.costs.items() if _domains(impl) == (int(reads), int(writes))}
+    return min(fitting, key=fitting.__getitem__)

@@ -1,0 +1,65 @@
+"""Built-in costs: what a kernel takes where nothing was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from ...transforms.graph import constant
+from ...transforms.ops import GATE, OPS
+from ...transforms.plan import Impl, Unit
+
+LAUNCH = 2.0  # microseconds of any kernel, however little it has to do
+CONVERTED = 0.25e-3  # microseconds per element of a QuantizeLinear or a DequantizeLinear
+TURNED = 0.3e-3  # the same of a change of layout
+IMAGE = 4  # the rank of what changes its layout between float and integer convolutions
+PRODUCTS = {Impl.FLOAT: 1 / 60e3, Impl.DYNAMIC: 1 / 130e3, Impl.WEIGHT: 1 / 60e3, Impl.U8_FLOAT: 1 / 200e3}
+PRODUCTS |= {Impl.U8: 1 / 200e3}
+"""Microseconds per multiply-accumulate of one thread with VNNI."""
+DEPTHWISE = 8.0  # how much longer a product of a convolution takes that has few per output
+FEW = 32
+ELEMENTS: Mapping[str, tuple[float, float]] = {
+    "Add": (0.3e-3, 0.21e-3),
+    "Mul": (0.35e-3, 0.37e-3),
+    "Concat": (0.2e-3, 0.1e-3),
+    "Sigmoid": (0.4e-3, 0.48e-3),
+    "HardSigmoid": (0.39e-3, 0.33e-3),
+    GATE: (0.6e-3, 0.8e-3),
+    "GlobalAveragePool": (0.1e-3, 0.07e-3),
+    "AveragePool": (0.3e-3, 0.5e-3),
+    "MaxPool": (0.5e-3, 0.3e-3),
+    "LeakyRelu": (0.35e-3, 0.33e-3),
+}
+"""Microseconds per element in float and in uint8; of other operators `OTHERS`."""
+OTHERS = (0.3e-3, 0.15e-3)
+
+
+def estimate(unit: Unit, nodes: Mapping[str, ir.Node], sizes: Mapping[str, int], impl: Impl) -> float:
+    """Return about how many microseconds a unit takes on one thread.
+
+    Args:
+        unit: The unit.
+        nodes: The nodes of the model by name.
+        sizes: Elements by tensor, as far as they are known.
+        impl: The implementation.
+    """
+    elements = max((sizes.get(tensor, 0) for tensor in (*unit.outputs, *unit.inputs)), default=0)
+    row = OPS.get(unit.op)
+    weight = constant(nodes[unit.nodes[0]].inputs[1]) if row is not None and row.kind == "compute" else None
+    if weight is None:
+        per_float, per_u8 = ELEMENTS.get(unit.op, OTHERS)
+        return LAUNCH + elements * (per_u8 if impl.reads_u8 else per_float)
+    node = nodes[unit.nodes[0]]
+    shape = [int(axis) for axis in weight.shape]  # type: ignore[arg-type]
+    depth = math.prod(shape[1:]) if node.op_type == "Conv" else shape[0] if len(shape) == 2 else math.prod(shape[:-1])
+    if node.attributes.get_int("transB", 0):
+        depth = shape[1]
+    produced = sum(sizes.get(tensor, 0) for tensor in unit.outputs)
+    return LAUNCH + produced * depth * PRODUCTS[impl] * (DEPTHWISE if depth < FEW else 1.0)
+
+
+def conversion(elements: int, rank: int) -> float:
+    """Return what a QuantizeLinear or a DequantizeLinear takes, with the change of layout of an image around it."""
+    return LAUNCH + elements * (CONVERTED + (TURNED if rank == IMAGE else 0.0))

@@ -1,0 +1,350 @@
+"""Place by the clock: costs from profiles, the cheapest assignment, and the fastest of what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from ... import RequantError
+from ...calibration.session import Array, ModelSource
+from ...transforms.graph import inferred
+from ...transforms.ops import OPS
+from ...transforms.plan import Choice, Impl, Plan, Unit
+from ..job import Candidate, Job
+from ..planner import Facts, able
+from ..runtime.execution import KernelRun, profiled
+from ..runtime.session import Runner
+from ..runtime.timing import interleave
+from . import Placement
+from . import costs as store
+from .attribution import Owners, Spent
+from .costs import Costs, Machine
+from .cut import Item, Problem, cheapest
+from .estimates import IMAGE, conversion, estimate
+from .noise import noise
+
+PROFILED = 3e5  # microseconds of one profile, between so many runs:
+LEAST_TIMES, MOST_TIMES = 3, 30
+TURNS = 2  # profiles of each model, one after the other
+ABSORBED = 0.0  # what a unit takes that has no kernel of its own in float
+ROUNDS = 4  # plans that are measured and improved upon
+LEAST_MS = 0.5  # of a faster model the clock tells too little
+CLEAR = 0.99  # what another plan must take of the time of the plan by rules
+SHARE = 1.0  # of the seconds for the latency, to compare the plans in
+MOST = 3.0  # how far conversions may be from their estimate
+
+Write: TypeAlias = Callable[[Plan], Candidate]
+
+
+@dataclass(slots=True)
+class Search:
+    """What is known of the units of a model while their placement is looked for.
+
+    Attributes:
+        job: The job.
+        facts: What the rules look at.
+        rules: The plan by rules.
+        options: The implementations between which a measurement may decide, by unit.
+        write: Emits a plan.
+        feed: What models are timed on.
+        costs: What units take.
+        sizes: Elements by tensor.
+        stretch: By how much conversions take longer than estimated.
+        times: Runs of each profile.
+    """
+
+    job: Job
+    facts: Facts
+    rules: Plan
+    options: Mapping[str, tuple[Impl, ...]]
+    write: Write
+    feed: Mapping[str, Array]
+    costs: Costs
+    sizes: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    stretch: float = 1.0
+    times: int = 3
+
+    @property
+    def owners(self) -> Owners:
+        """Which unit a kernel belongs to."""
+        return Owners(self.job.simple, self.rules.units)
+
+
+def everything(facts: Facts, plan: Plan) -> Plan:
+    """Return a plan with every unit in integers that can be."""
+    options = able(facts, plan)
+    widest = {
+        name: Choice(Impl.U8 if Impl.U8 in forms else Impl.U8_FLOAT)
+        for name, forms in options.items()
+        if len(forms) > 1 and plan.choices[name].impl is not Impl.U8
+    }
+    return plan.with_choices(widest)
+
+
+def place(
+    job: Job, facts: Facts, rules: Plan, write: Write, feed: Mapping[str, Array] | None
+) -> tuple[Candidate, Placement]:
+    """Find the placement that the options ask for and emit it.
+
+    Raises:
+        RequantError: A plan that was given does not fit.
+    """
+    how = job.options.place
+    if how == "all":
+        return write(everything(facts, rules)), Placement("all")
+    options = able(facts, rules)
+    free = any(len(forms) > 1 for forms in options.values())
+    looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
+    if how == "rules" or not free or looped or (how == "measured" and (feed is None or job.weights.large)):
+        return write(rules), Placement("rules")
+    given = job.options.costs
+    machine = Machine.here(job.options.threads)
+    known = store.read(given) if given is not None else store.load(machine) if how == "measured" else Costs(machine)
+    search = _begun(job, facts, rules, write, feed, known)
+    if how == "estimated" or given is not None:
+        plan = _solved(search)
+        return write(plan), Placement("estimated", _predicted(search, plan))
+    return _measured(search)
+
+
+def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write, feed: Mapping[str, Array] | None) -> Costs:
+    """Return what the units of a model take, measured anew.
+
+    Raises:
+        RequantError: There is nothing to run the model on, it does not run, or none of it can become int8.
+    """
+    fresh = Costs(Machine.here(job.options.threads))
+    search = _begun(job, facts, rules, write, feed, fresh)
+    if feed is None or not search.keys:
+        raise RequantError(f"{job.path}: {'no data to run it on' if feed is None else 'no unit of it can become int8'}")
+    _measure(search, fresh)
+    if not fresh.rows:
+        raise RequantError(f"{job.path}: the runtime does not run it under its profiler")
+    return fresh
+
+
+def _begun(job: Job, facts: Facts, rules: Plan, write: Write, feed: Mapping[str, Array] | None, known: Costs) -> Search:
+    """Return a search that knows the shapes of tensors."""
+    search = Search(job, facts, rules, able(facts, rules), write, feed or {}, known)
+    _learn_shapes(search)
+    return search
+
+
+def _measure(search: Search, fresh: Costs) -> Candidate:
+    """Take the costs of all units in float and in integers, in their whole models; return the model of the latter."""
+    wide = search.write(everything(search.facts, search.rules))
+    whole, all_ = _profiles(search, [search.job.float_source, wide.source])
+    _take(search, fresh, whole, dict.fromkeys(search.options, Impl.FLOAT))
+    absorbed = [] if whole is None else [key for name, key in search.keys.items() if name not in whole.units]
+    for key in absorbed:  # the runtime has made it a part of the unit before
+        for costs in (search.costs, fresh):
+            costs.put(key, Impl.FLOAT, ABSORBED)
+    _watch(search, fresh, wide, all_)
+    return wide
+
+
+def _learn_shapes(search: Search) -> None:
+    """Learn the shapes of tensors, as far as the model and the feed tell, and with them the keys of units."""
+    symbols: dict[str, int] = {}
+    for value in search.job.simple.graph.inputs:
+        array = search.feed.get(str(value.name))
+        if array is not None and value.shape is not None:
+            pairs = zip(value.shape, array.shape, strict=False)
+            symbols |= {str(axis.value): length for axis, length in pairs if not isinstance(axis, int) and axis.value}
+    for name, value in inferred(search.job.simple).items():
+        if value.shape is None:
+            continue
+        axes = [axis if isinstance(axis, int) else symbols.get(str(axis.value)) for axis in value.shape]
+        if None not in axes:
+            search.shapes[name] = tuple(axis for axis in axes if axis is not None)
+            search.sizes[name] = math.prod(search.shapes[name])
+    for unit in search.rules.units:
+        if len(search.options[unit.name]) > 1:
+            search.keys[unit.name] = store.signature(unit, search.facts.nodes, search.shapes)
+
+
+def _measured(search: Search) -> tuple[Candidate, Placement]:
+    """Profile, cut, look at what came of it, and keep the fastest."""
+    job = search.job
+    by_rules = search.write(search.rules)
+    tell = partial(job.progress, "measure costs")
+    whole = _profiles(search, [job.float_source], turns=1)[0]
+    if whole is None or whole.total < 1e3 * LEAST_MS:
+        return by_rules, Placement("rules")
+    fresh = Costs(search.costs.machine)
+    steps = 3 + ROUNDS
+    tell(1, steps)
+    missing = any(search.costs.of(search.keys[name], Impl.FLOAT) is None for name in search.keys)
+    candidates = {"rules": by_rules}
+    if missing or any(_u8_cost(search, name) is None for name in search.keys):
+        candidates["all"] = _measure(search, fresh)
+    tell(2, steps)
+    for index in range(ROUNDS):
+        plan = _solved(search)
+        same = next((name for name, other in candidates.items() if other.plan.choices == plan.choices), None)
+        if same is not None or not any(plan.impl(unit).int8 for unit in plan.units):
+            break  # that float is faster is for the whole models to tell
+        found = candidates[f"cut {index + 1}"] = search.write(plan)
+        _watch(search, fresh, found, _profiles(search, [found.source])[0])
+        tell(3 + index, steps)
+    store.keep(fresh)
+    return _fastest(search, candidates)
+
+
+def _fastest(search: Search, candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
+    """Time candidates in turns and return the fastest, with what its kernels take."""
+    job = search.job
+    runners = {}
+    for name, candidate in candidates.items():
+        try:
+            runner = Runner(candidate.source, threads=job.options.threads)
+            runner(search.feed)
+        except RequantError:  # what the runtime does not run is no candidate
+            continue
+        runners[name] = partial(runner, search.feed)
+    if not runners:
+        return candidates["rules"], Placement("rules")
+    job.progress("compare placements", 0, None)
+    seconds = max(1.0, job.options.seconds * SHARE)
+    times = dict(zip(runners, interleave(list(runners.values()), seconds=seconds), strict=True))
+    tried = {name: 1e3 * min(each) for name, each in times.items()}
+    best = min(tried, key=tried.__getitem__)
+    if "rules" in tried and tried[best] > CLEAR * tried["rules"]:
+        best = "rules"
+    spent = _profiles(search, [candidates[best].source])[0]
+    predicted = spent.total / 1e3 if spent is not None else None
+    return candidates[best], Placement("measured", predicted, tried)
+
+
+def _profiles(search: Search, sources: Sequence[ModelSource], turns: int = TURNS) -> list[Spent | None]:
+    """Return where the time of models goes, profiled in turns; None for one that the runtime does not run."""
+    runs: list[list[tuple[KernelRun, ...]]] = [[] for _ in sources]
+    for _ in range(turns):
+        for index, source in enumerate(sources):
+            # the runtime's exceptions share no base class; another plan may run
+            with suppress(Exception):
+                found = profiled(source, search.feed, threads=search.job.options.threads, times=search.times)
+                runs[index].append(found.runs)
+                search.times = min(max(int(PROFILED / found.microseconds), LEAST_TIMES), MOST_TIMES)
+    return [search.owners.spent(_least(each)) if each else None for each in runs]
+
+
+def _least(profiles: Sequence[tuple[KernelRun, ...]]) -> list[KernelRun]:
+    """Return the kernels of several profiles of one model, each with its least time."""
+    by_name: dict[str, KernelRun] = {}
+    for run in (run for profile in profiles for run in profile):
+        before = by_name.get(run.node, run)
+        by_name[run.node] = run if run.microseconds < before.microseconds else before
+    return list(by_name.values())
+
+
+def _watch(search: Search, fresh: Costs, candidate: Candidate, spent: Spent | None) -> None:
+    """Take the costs of a candidate's units, and how long its conversions take."""
+    if spent is None:
+        return
+    plan = candidate.plan
+    _take(search, fresh, spent, {unit.name: plan.impl(unit) for unit in plan.units})
+    expected = math.fsum(_conversions(search, plan))
+    if expected > 0:
+        actual = spent.conversions + spent.layouts
+        search.stretch = min(max(actual / expected, 1 / MOST), MOST)
+
+
+def _take(search: Search, fresh: Costs, spent: Spent | None, impls: Mapping[str, Impl]) -> None:
+    """Take the costs that a profile shows, and the sizes of tensors."""
+    if spent is None:
+        return
+    for unit in search.rules.units:
+        if unit.name in spent.sizes and unit.outputs:
+            search.sizes.setdefault(unit.outputs[0], spent.sizes[unit.name])
+        if unit.name in spent.units and unit.name in search.keys:
+            for costs in (search.costs, fresh):
+                costs.put(search.keys[unit.name], impls[unit.name], spent.units[unit.name])
+
+
+def _u8_cost(search: Search, name: str) -> float | None:
+    """Return what a unit takes in integers, as far as it was measured."""
+    found = [search.costs.of(search.keys[name], impl) for impl in search.options[name] if impl.reads_u8]
+    return next((cost for cost in found if cost is not None), None)
+
+
+def _cost(search: Search, unit: Unit, impl: Impl) -> float:
+    """Return what a unit takes: as measured, else as the other integer form does, else about."""
+    guess = estimate(unit, search.facts.nodes, search.sizes, impl)
+    if unit.name not in search.keys:
+        return guess
+    measured = search.costs.of(search.keys[unit.name], impl)
+    if measured is None and impl.reads_u8:
+        measured = _u8_cost(search, unit.name)
+    return guess if measured is None else measured
+
+
+def _solved(search: Search) -> Plan:
+    """Return the cheapest plan by the costs known so far."""
+    weight = search.job.options.noise_weight
+    items = []
+    for unit in search.rules.units:
+        forms = search.options[unit.name]
+        if len(forms) == 1:  # its own cost is none of the choices
+            items.append(Item(unit.name, unit.inputs, unit.outputs, {forms[0]: 0.0}))
+            continue
+        extra = weight * noise(unit, search.facts.nodes) if weight else 0.0
+        costs = {impl: _cost(search, unit, impl) + (extra if impl.reads_u8 else 0.0) for impl in forms}
+        items.append(Item(unit.name, unit.inputs, unit.outputs, costs))
+    tensors = {tensor for unit in search.rules.units for tensor in (*unit.inputs, *unit.outputs)}
+    prices = {tensor: search.stretch * _conversion(search, tensor) for tensor in tensors}
+    back = dict(prices)
+    for unit in search.rules.units:  # behind an integer kernel, what float absorbs is a kernel of its own
+        if unit.name in search.keys and search.costs.of(search.keys[unit.name], Impl.FLOAT) == ABSORBED:
+            back[unit.inputs[0]] += estimate(unit, search.facts.nodes, search.sizes, Impl.FLOAT)
+    shown = frozenset(str(value.name) for value in search.job.simple.graph.outputs) & tensors
+    chosen = cheapest(Problem(items, prices, back, shown))
+    changed = {unit.name: _choice(search, unit, chosen[unit.name]) for unit in search.rules.units}
+    return _without_idle(search.rules.with_choices({n: c for n, c in changed.items() if len(search.options[n]) > 1}))
+
+
+def _choice(search: Search, unit: Unit, impl: Impl) -> Choice:
+    """Return a choice with its reason."""
+    before = search.rules.choices[unit.name]
+    if impl.int8 or len(search.options[unit.name]) == 1:
+        return Choice(impl) if impl.int8 else before
+    slow, fast = (_cost(search, unit, form) for form in search.options[unit.name][:2])
+    if slow <= fast:
+        return Choice(Impl.FLOAT, f"float takes {slow:.0f} us here, int8 {fast:.0f} us")
+    return Choice(Impl.FLOAT, f"int8 saves {slow - fast:.0f} us here, less than its conversions take")
+
+
+def _without_idle(plan: Plan) -> Plan:
+    """Leave float what only moves uint8 that nothing computes on."""
+    busy = any(OPS[u.op].kind == "compute" and plan.impl(u).reads_u8 for u in plan.units if u.op in OPS)
+    if busy:
+        return plan
+    idle = {u.name: Choice(Impl.FLOAT, "nothing computes in integers") for u in plan.units if plan.impl(u).reads_u8}
+    return plan.with_choices(idle)
+
+
+def _conversion(search: Search, tensor: str) -> float:
+    """Return what a QuantizeLinear or a DequantizeLinear of a tensor takes, about."""
+    shape = search.shapes.get(tensor, ())
+    image = len(shape) == IMAGE and math.prod(shape[2:]) > 1
+    return conversion(search.sizes.get(tensor, 0), IMAGE if image else 0)
+
+
+def _conversions(search: Search, plan: Plan) -> Iterable[float]:
+    """Return what the conversions of a plan take, about."""
+    read_float = {t for u in plan.units if not plan.impl(u).reads_u8 for t in u.inputs}
+    read_float |= {str(value.name) for value in search.job.simple.graph.outputs}
+    yield from (_conversion(search, tensor) for tensor in plan.produced_u8 & read_float)
+    yield from (_conversion(search, tensor) for tensor in plan.read_u8 - plan.produced_u8)
+
+
+def _predicted(search: Search, plan: Plan) -> float:
+    """Return the sum of the costs of a plan, in milliseconds."""
+    units = (_cost(search, unit, plan.impl(unit)) for unit in plan.units)
+    return math.fsum((*units, *_conversions(search, plan))) / 1e3

@@ -1,0 +1,273 @@
+"""Placement by the clock: costs, what they are of, plan files, and what comes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+
+from requant import RequantError
+from requant.cli import main
+from requant.quantize import Options, measure_costs, quantize_model
+from requant.quantize.placement import costs as store
+from requant.quantize.placement.attribution import Owners
+from requant.quantize.placement.costs import Costs, Machine, signature
+from requant.quantize.planner import able, choose_by, facts_of
+from requant.quantize.runtime.execution import KernelRun
+from requant.transforms.plan import Impl
+
+TEXT = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[N, 16, {side}, {side}] x) => (float[N, 16, {side}, {side}] y) {{
+    [first] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+    [gate] s = Sigmoid (a)
+    [silu] b = Mul (a, s)
+    [second] y = Conv <pads = [1, 1, 1, 1]> (b, w)
+}}"""
+Invoke = Any
+
+
+def model(side: int = 8) -> ir.Model:
+    weights = np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float32) / 8
+    return ir.from_onnx_text(TEXT.format(side=side), initializers=[ir.tensor(weights, name="w")])
+
+
+def saved(folder: Path, side: int = 8) -> tuple[Path, Path]:
+    """Write the model and data for it."""
+    ir.save(model(side), folder / "m.onnx")
+    np.savez(folder / "d.npz", x=np.random.default_rng(1).standard_normal((4, 16, side, side)).astype(np.float32))
+    return folder / "m.onnx", folder / "d.npz"
+
+
+@pytest.fixture(autouse=True)
+def _no_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUANT_CACHE", str(tmp_path / "cache"))
+
+
+# ---------------------------------------------------------------------------------------------------- what may be
+
+
+def test_what_a_measurement_may_decide() -> None:
+    made = model()
+    facts = facts_of(made)
+    rules = choose_by(facts, made)
+    assert rules.choices["silu"].impl is Impl.FLOAT
+    assert able(facts, rules) == {
+        "first": (Impl.FLOAT, Impl.U8),
+        "silu": (Impl.FLOAT, Impl.U8),
+        "second": (Impl.FLOAT, Impl.U8),
+    }
+    kept = replace(facts, kept_float={"b": "because"})
+    assert able(kept, choose_by(kept, made))["silu"] == (Impl.FLOAT,)
+
+
+@pytest.mark.parametrize(
+    ("node", "owner"),
+    [
+        ("first", "first"),
+        ("first_token_12", "first"),
+        ("a_nchwc", "first"),
+        ("gate", "silu"),
+        ("silu/QuickGeluFusion/", "silu"),
+        ("gate/lookup", "silu"),
+        ("second/apart", "second"),
+        ("reorder_token_3", None),
+        ("stranger", None),
+    ],
+)
+def test_kernels_find_their_units(node: str, owner: str | None) -> None:
+    made = model()
+    assert Owners(made, choose_by(facts_of(made), made).units).of(node) == owner
+
+
+def test_time_is_told_apart() -> None:
+    made = model()
+    owners = Owners(made, choose_by(facts_of(made), made).units)
+    names = [
+        ("a_nchwc", "Conv", 8.0),
+        ("silu", "QuickGelu", 4.0),
+        ("b/quantize", "QuantizeLinear", 2.0),
+        ("Transpose_token_7", "Transpose", 1.0),
+        ("odd", "Cast", 0.5),
+    ]
+    spent = owners.spent([KernelRun(name, "", op, time, 0, ((2, 3),)) for name, op, time in names])
+    assert (spent.units, spent.conversions, spent.layouts, spent.rest) == ({"first": 8, "silu": 4}, 2, 1, 0.5)
+    assert spent.total == 15.5
+    assert spent.sizes == {"first": 6, "silu": 6}
+
+
+# ---------------------------------------------------------------------------------------------------------- costs
+
+
+def test_a_signature_is_of_shapes_and_attributes_not_of_names() -> None:
+    made, other = model(), model()
+    for node in other.graph:
+        node.name = f"other_{node.name}"
+    shapes = {"x": (1, 16, 8, 8), "a": (1, 16, 8, 8), "b": (1, 16, 8, 8)}
+
+    def keys(of: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        facts = facts_of(of)
+        return [signature(unit, facts.nodes, shapes) for unit in choose_by(facts, of).units]
+
+    first, gate, second = keys(made, shapes)
+    assert keys(other, shapes) == [first, gate, second]
+    assert first == second != gate
+    assert set(keys(made, {name: (2, *shape[1:]) for name, shape in shapes.items()})).isdisjoint({first, gate})
+    made.graph.node("second").attributes["pads"] = ir.AttrInt64s("pads", [0, 0, 2, 2])
+    assert keys(made, shapes)[2] != second
+
+
+def test_costs_survive_a_file_and_keep_the_least(tmp_path: Path) -> None:
+    costs = Costs(Machine("1.2", "a cpu", 1))
+    for microseconds in (5.0, 3.0, 4.0):
+        costs.put("Conv-1", Impl.U8, microseconds)
+    store.save(costs, tmp_path / "c.json")
+    assert store.read(tmp_path / "c.json") == costs
+    assert costs.of("Conv-1", Impl.U8) == 3.0
+    assert costs.of("Conv-1", Impl.FLOAT) is costs.of("Conv-2", Impl.U8) is None
+
+
+BROKEN = {
+    "no JSON": "{",
+    "schema": '{"schema": 2}',
+    "KeyError": '{"schema": 1}',
+    "ValueError": '{"schema": 1, "runtime": "", "cpu": "", "threads": 1, "costs": {"a": {"int4": 1}}}',
+    "finite": '{"schema": 1, "runtime": "", "cpu": "", "threads": 1, "costs": {"a": {"float": -1}}}',
+}
+
+
+@pytest.mark.parametrize(("said", "text"), BROKEN.items(), ids=BROKEN)
+def test_files_that_hold_no_costs(tmp_path: Path, said: str, text: str) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(RequantError, match=rf"c\.json: .*{said}"):
+        store.read(tmp_path / "c.json")
+
+
+def test_what_is_kept_is_of_one_machine(tmp_path: Path) -> None:
+    here, there = Machine("1", "a", 1), Machine("1", "a", 2)
+    store.keep(Costs(here, {"x": {"float": 2.0}}))
+    store.keep(Costs(here, {"x": {"float": 1.0}, "y": {"u8->u8": 3.0}}))
+    assert store.load(here).rows == {"x": {"float": 1.0}, "y": {"u8->u8": 3.0}}
+    assert store.load(there).rows == {}
+    store.path_of(here).write_text("not JSON")
+    assert store.load(here).rows == {}  # what cannot be read is measured again
+    assert store.clear() == 1
+    assert store.kept() == []
+
+
+def test_costs_are_measured_and_place(tmp_path: Path) -> None:
+    path, data = saved(tmp_path, side=32)
+    costs = measure_costs(path, str(data))
+    assert {key.partition("-")[0] for key in costs.rows} == {"Conv", "gate"}
+    assert all({"float", "u8->u8"} <= set(row) for row in costs.rows.values())
+    for fastest in ("float", "u8->u8"):  # costs that leave no doubt
+        sure = Costs(
+            costs.machine, {key: {impl: 1e3 * (impl != fastest) for impl in row} for key, row in costs.rows.items()}
+        )
+        store.save(sure, tmp_path / "c.json")
+        options = Options(place="estimated", costs=tmp_path / "c.json", force=True, force_int8=True, seconds=0.1)
+        found = quantize_model(path, str(data), tmp_path / "o.onnx", options)
+        assert found.int8_nodes == (0 if fastest == "float" else 4)
+        assert found.placement.how == "estimated"
+
+
+# --------------------------------------------------------------------------------------------------------- plans
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return result.exit_code, result.stderr
+
+
+def test_every_run_writes_its_plan_which_can_be_edited_and_used_again(tmp_path: Path) -> None:
+    path, data = saved(tmp_path)
+    output, plan = tmp_path / "o.onnx", tmp_path / "o.plan.json"
+    base = ("quantize", path, "--data", data, "-o", output, "--force-int8")
+    assert invoke(*base, "--place", "rules")[0] == 0
+    units = json.loads(plan.read_text())["units"]
+    assert {name: row["implementation"] for name, row in units.items()} == {
+        "first": "u8->u8",
+        "silu": "float",
+        "second": "u8->u8",
+    }
+    assert "float" in units["silu"]["reason"]
+    units["silu"]["implementation"], units["second"]["implementation"] = "u8->u8", "float"
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps({"schema": 1, "units": units}))
+    assert invoke(*base, "--plan", edited, "--force")[0] == 0
+    again = json.loads(plan.read_text())["units"]
+    assert [again[name]["implementation"] for name in ("first", "silu", "second")] == ["u8->u8", "u8->u8", "float"]
+    assert "edited.json says so" in again["second"]["reason"]
+    edited.write_text(
+        json.dumps({"schema": 1, "units": {"second": "float"}})
+    )  # what it does not name follows the rules
+    assert invoke(*base, "--plan", edited, "--force")[0] == 0
+    assert json.loads(plan.read_text())["units"]["silu"]["implementation"] == "float"
+
+
+REFUSED = {
+    "no unit of": '{"schema": 1, "units": {"secund": "float"}}',
+    "cannot be 'u8->float'; it can be: float, u8->u8": '{"schema": 1, "units": {"second": "u8->float"}}',
+    "no plan": '{"schema": 3, "units": {}}',
+    "no JSON": "]",
+    "cannot be read": None,
+}
+
+
+@pytest.mark.parametrize(("said", "text"), REFUSED.items(), ids=REFUSED)
+def test_plans_that_do_not_fit(tmp_path: Path, said: str, text: str | None) -> None:
+    path, data = saved(tmp_path)
+    if text is not None:
+        (tmp_path / "p.json").write_text(text)
+    code, stderr = invoke("quantize", path, "--data", data, "-o", tmp_path / "o.onnx", "--plan", tmp_path / "p.json")
+    assert code == 2
+    assert said in stderr
+    assert "p.json" in stderr
+    assert stderr.count("\n") == 1
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_a_plan_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    path, data = saved(tmp_path)
+    (tmp_path / "o.plan.json").write_text("mine")
+    code, stderr = invoke("quantize", path, "--data", data, "-o", tmp_path / "o.onnx")
+    assert (code, (tmp_path / "o.plan.json").read_text()) == (2, "mine")
+    assert "o.plan.json" in stderr
+
+
+# ------------------------------------------------------------------------------------------------------- measured
+
+
+@pytest.mark.parametrize("place", ["measured", "estimated", "rules", "all"])
+def test_all_ways_of_placing_give_a_model_that_agrees(tmp_path: Path, place: str) -> None:
+    path, data = saved(tmp_path, side=128)
+    options = Options(place=place, force_int8=True, seconds=0.2)
+    found = quantize_model(path, str(data), tmp_path / "o.onnx", options)
+    assert found.placement.how == place
+    assert found.accuracy.worst_sqnr_db > 20  # two layers of 8 bits: about 40 dB each, less their gains
+    if place == "all":
+        assert found.forms == {"u8->u8": 3}
+    if place == "measured":
+        assert {"rules", "all"} <= set(found.placement.tried)
+        assert found.predicted_ms is not None
+        assert found.predicted_ms > 0
+        assert store.load(Machine.here(1)).rows  # and what was measured is kept
+
+
+def test_what_is_too_small_to_time_is_placed_by_rules(tmp_path: Path) -> None:
+    path, data = saved(tmp_path, side=4)
+    found = quantize_model(path, str(data), tmp_path / "o.onnx", Options(force_int8=True, seconds=0.1))
+    assert found.placement.how == "rules"
+
+
+def test_noise_has_a_price(tmp_path: Path) -> None:
+    path, data = saved(tmp_path)
+    options = Options(place="estimated", force=True, force_int8=True, seconds=0.1)
+    dear = quantize_model(path, str(data), tmp_path / "o.onnx", replace(options, noise_weight=1e9))
+    assert dear.int8_nodes == 0

@@ -1,0 +1,81 @@
+"""The minimum cut: never dearer than any other placement, whatever the costs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from requant.quantize.placement.cut import Item, Problem, cheapest, every, total
+from requant.transforms.plan import Impl
+
+FORMS = (
+    (Impl.FLOAT,),
+    (Impl.U8,),
+    (Impl.U8_FLOAT,),
+    (Impl.DYNAMIC,),
+    (Impl.FLOAT, Impl.U8),
+    (Impl.FLOAT, Impl.U8_FLOAT),
+    (Impl.FLOAT, Impl.U8, Impl.U8_FLOAT),
+)
+QUARTERS = st.integers(0, 80).map(lambda n: n / 4)  # sums of which are exact
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Up to seven units, each of which reads one or two tensors made before, and writes one."""
+    tensors, items = ["x0", "x1"], []
+    for index in range(draw(st.integers(1, 7))):
+        inputs = draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=2, unique=True))
+        forms = draw(st.sampled_from(FORMS))
+        costs = {impl: draw(QUARTERS) for impl in forms}
+        items.append(Item(f"u{index}", tuple(inputs), (f"t{index}",), costs))
+        tensors.append(f"t{index}")
+    prices = [{tensor: draw(QUARTERS) for tensor in tensors} for _ in range(2)]
+    shown = draw(st.sets(st.sampled_from(tensors), max_size=2))
+    return Problem(items, prices[0], prices[1], frozenset(shown))
+
+
+@given(problems())
+@settings(max_examples=300, deadline=None)
+def test_no_placement_is_cheaper(problem: Problem) -> None:
+    found = cheapest(problem)
+    assert found in every(problem)
+    assert total(problem, found) == min(total(problem, chosen) for chosen in every(problem))
+
+
+def chain(*costs: dict[Impl, float], price: float) -> Problem:
+    """Units one after the other."""
+    items = [Item(f"u{i}", (f"t{i}",), (f"t{i + 1}",), each) for i, each in enumerate(costs)]
+    prices = dict.fromkeys((f"t{i}" for i in range(len(costs) + 1)), price)
+    return Problem(items, prices, prices, frozenset({f"t{len(costs)}"}))
+
+
+COMPUTE = {Impl.FLOAT: 10.0, Impl.U8: 4.0}
+SLOW = {Impl.FLOAT: 1.0, Impl.U8: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("price", "expected"),
+    [
+        (0.5, [Impl.U8, Impl.FLOAT, Impl.U8]),  # in and out of float around what is slow costs 1, and saves 2
+        (2.0, [Impl.U8, Impl.U8, Impl.U8]),  # here it costs 4
+        (6.0, [Impl.FLOAT, Impl.FLOAT, Impl.FLOAT]),  # both ends cost 12 and all that int8 saves is 10
+    ],
+)
+def test_conversions_decide(price: float, expected: list[Impl]) -> None:
+    assert list(cheapest(chain(COMPUTE, SLOW, COMPUTE, price=price)).values()) == expected
+
+
+@pytest.mark.parametrize("readers", [1, 2, 5])
+def test_a_conversion_is_paid_once_however_many_read_it(readers: int) -> None:
+    items = [Item(f"u{i}", ("x",), (f"t{i}",), {Impl.FLOAT: 3.0, Impl.U8_FLOAT: 1.0}) for i in range(readers)]
+    prices = dict.fromkeys(("x", *(f"t{i}" for i in range(readers))), 5.0)
+    found = cheapest(Problem(items, prices, prices))
+    assert set(found.values()) == {Impl.U8_FLOAT if 2 * readers > 5 else Impl.FLOAT}
+
+
+def test_a_thousand_units_are_no_matter() -> None:
+    problem = chain(*[COMPUTE, SLOW] * 500, price=0.75)
+    found = cheapest(problem)
+    assert total(problem, found) == 500 * (4 + 1) + 1000 * 0.75
