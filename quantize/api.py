@@ -154,7 +154,7 @@ def _emit(job: Job, found: Found, kept_float: Mapping[str, str]) -> Candidate:
     """Place and write."""
     facts, rules, write = _choices(job, found, kept_float)
     if job.options.plan is not None:
-        return replace(write(read_plan(job.options.plan, facts, rules)), placement=Placement("plan"))
+        return replace(write(read_plan(job.options.plan, facts, rules, strict=False)), placement=Placement("plan"))
     candidate, placement = place(job, facts, rules, write, first_feed(job))
     return replace(candidate, placement=placement)
 

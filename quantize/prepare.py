@@ -21,6 +21,8 @@ from .files import Weights, about, load_model, serialize
 from .generated import generated_source
 from .job import Job
 from .options import Options
+from .placement.costs import read as read_costs
+from .placement.files import read_plan
 from .placement.search import everything
 from .planner import choose, choose_by, facts_of
 from .progress import Progress, silent
@@ -73,6 +75,10 @@ def prepare(
     static = data is not None or supply.ranges is not None
     facts = replace(facts_of(simple, selection, types, options.scheme.activation), static=static)
     widest = choose_by(facts, simple)
+    if options.plan is not None:
+        read_plan(options.plan, facts, widest)  # what does not fit is refused before anything is observed
+    if options.costs is not None:
+        read_costs(options.costs)
     if options.place != "rules" and static:
         widest = everything(facts, widest)
     return Job(

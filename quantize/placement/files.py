@@ -36,8 +36,15 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     write_atomically(path, (json.dumps({"schema": SCHEMA, "units": units}, indent=1) + "\n").encode())
 
 
-def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan) -> Plan:
+def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict: bool = True) -> Plan:
     """Return a plan in which the units of a file become what it says, and all others what the rules say.
+
+    Args:
+        path: The file.
+        facts: What the rules look at.
+        rules: The plan by rules.
+        strict: Whether a unit that cannot be what the file says is refused; else the rules decide of it, as where
+            ranges that are known by now have taken a form away.
 
     Raises:
         RequantError: The file cannot be read, or asks for what a unit cannot be.
@@ -50,6 +57,8 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan) -> Plan:
             raise UnknownNameError(f"unit of {os.fspath(path)} in the model", name, options)
         asked = row.get("implementation") if isinstance(row, Mapping) else row
         possible = {impl.value for impl in options[name]} | {Impl.FLOAT.value}
+        if asked not in possible and not strict:
+            continue
         if asked not in possible:
             raise RequantError(
                 f"{os.fspath(path)}: unit {name!r} cannot be {asked!r}; it can be: {', '.join(sorted(possible))}"
