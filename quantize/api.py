@@ -73,6 +73,8 @@ def quantize_model(
     options = options or Options()
     check_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)
+    if options.plan is not None and os.path.realpath(options.plan) == os.path.realpath(plan_path(output)):
+        raise RequantError(f"{options.plan}: is where the plan of {output} goes; give the edited one another name")
     if data is None:
         _check_without_data(model, options)
     with staging(output) as folder:
@@ -229,6 +231,8 @@ def _why_not(job: Job, found: Trial) -> str:
     """Say why the INT8 model is not worth having; empty when it is."""
     plan = found.candidate.plan
     if not any(plan.impl(unit).int8 for unit in plan.units):
+        if found.candidate.placement.how != "rules":
+            return "the placement leaves everything in float"
         more = any(plan.choices[unit.name].reason in EXPECTED for unit in plan.units)
         return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.judged:  # random inputs are no evidence against a model
@@ -249,7 +253,7 @@ def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: 
     }
     model = job.simple.clone()
     describe_origin(model, (), {}, job.asked())
-    kept = Candidate(model, plan.with_choices(choices), {}, job.float_source)
+    kept = Candidate(model, plan.with_choices(choices), {}, job.float_source, placement=found.candidate.placement)
     before = any(choice.reason in EXPECTED for choice in plan.choices.values())
     verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
     if not any(plan.impl(unit).int8 for unit in plan.units):  # what was judged and timed is this very model
@@ -269,8 +273,12 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
         runs: tuple[KernelRun, ...] = ()
     else:
         runs = executed(candidate.source, feed, threads=job.options.threads)
-    size = save_model(candidate.model, output, external=job.options.external_data)
     write_plan(plan, plan_path(output))
+    try:
+        size = save_model(candidate.model, output, external=job.options.external_data)
+    except BaseException:
+        plan_path(output).unlink(missing_ok=True)
+        raise
     floats = [u for u in plan.units if not plan.impl(u).int8]
     types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
     return Result(

@@ -91,6 +91,8 @@ class Options:
             raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
         if not 0 <= self.noise_weight < float("inf"):
             raise RequantError(f"the weight of noise must be 0 or more, not {self.noise_weight}")
+        if self.costs is not None and (self.place in ("rules", "all") or self.plan is not None):
+            raise RequantError("costs decide nothing with the placements rules and all, or with a plan")
         if self.calibration is not None:
             parse_rule(self.calibration)
 

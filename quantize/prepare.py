@@ -78,8 +78,10 @@ def prepare(
     if options.plan is not None:
         read_plan(options.plan, facts, widest)  # what does not fit is refused before anything is observed
     if options.costs is not None:
-        read_costs(options.costs)
-    if options.place != "rules" and static:
+        costs = read_costs(options.costs)
+        if costs.machine.threads != options.threads:
+            raise RequantError(f"{options.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
+    if (options.place != "rules" or options.plan is not None) and static:
         widest = everything(facts, widest)
     return Job(
         path=Path(path),

@@ -271,3 +271,41 @@ def test_noise_has_a_price(tmp_path: Path) -> None:
     options = Options(place="estimated", force=True, force_int8=True, seconds=0.1)
     dear = quantize_model(path, str(data), tmp_path / "o.onnx", replace(options, noise_weight=1e9))
     assert dear.int8_nodes == 0
+
+
+# -------------------------------------------------------------------------------------------------------- refused
+
+
+def test_a_plan_goes_with_every_way_of_placing(tmp_path: Path) -> None:
+    path, data = saved(tmp_path)
+    options = Options(place="all", force=True, force_int8=True, seconds=0.1)
+    quantize_model(path, str(data), tmp_path / "o.onnx", options)
+    again = replace(options, place="rules", plan=tmp_path / "o.plan.json")
+    assert quantize_model(path, str(data), tmp_path / "p.onnx", again).forms == {"u8->u8": 3}
+    with pytest.raises(RequantError, match="give the edited one another name"):
+        quantize_model(path, str(data), tmp_path / "o.onnx", again)
+
+
+@pytest.mark.parametrize("others", [{"place": "rules"}, {"place": "all"}, {"plan": "p.json"}], ids=str)
+def test_costs_that_would_decide_nothing(others: dict[str, Any]) -> None:
+    with pytest.raises(RequantError, match="costs decide nothing"):
+        Options(costs="c.json", **others)
+
+
+def test_costs_of_other_threads(tmp_path: Path) -> None:
+    path, data = saved(tmp_path)
+    store.save(Costs(Machine("1", "a", 8)), tmp_path / "c.json")
+    with pytest.raises(RequantError, match=r"c\.json: measured on 8 threads, not 1"):
+        quantize_model(path, str(data), tmp_path / "o.onnx", Options(costs=tmp_path / "c.json"))
+
+
+def test_shapes_of_free_axes_come_from_the_feed(tmp_path: Path) -> None:
+    keys = []
+    for side in (32, 64):
+        made = model(side)
+        made.graph.inputs[0].shape = ir.Shape(["N", 16, "H", "W"])
+        made.graph.outputs[0].shape = ir.Shape(["N", 16, "H", "W"])
+        ir.save(made, tmp_path / "m.onnx")
+        np.savez(tmp_path / "d.npz", x=np.ones((2, 16, side, side), np.float32))
+        keys.append(set(measure_costs(tmp_path / "m.onnx", str(tmp_path / "d.npz")).rows))
+    assert keys[0].isdisjoint(keys[1])

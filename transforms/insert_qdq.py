@@ -101,6 +101,7 @@ def insert_qdq(
     for unit in plan.units:
         if plan.impl(unit) is Impl.FLOAT and unit.op in FUSED and plan.read_u8.issuperset(unit.outputs):
             _hold_apart(nodes[unit.nodes[-1]], weights.writer)
+    _import_runtime_domain(model)  # without which no shape behind its operators is inferred
     values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
     for unit in integer:
         node = nodes[unit.nodes[0]]
@@ -112,9 +113,14 @@ def insert_qdq(
             to_qattention(node)
         elif unit.op == "MatMul" and plan.impl(unit) is Impl.U8_FLOAT and would_merge(node):
             to_integer_product(node)
+    _import_runtime_domain(model)
+    return Inserted(applied, weights.relieved)
+
+
+def _import_runtime_domain(model: ir.Model) -> None:
+    """Declare the runtime's own domain where a node is of it."""
     if any(node.domain == MS for graph in model.graphs() for node in graph):
         model.opset_imports[MS] = 1
-    return Inserted(applied, weights.relieved)
 
 
 def _rewrite_unit(node: ir.Node, unit: Unit, impl: Impl, weights: WeightWriter) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ... import RequantError
+from ...calibration.files import write_atomically
 from ...transforms.plan import Impl, Unit
 
 SCHEMA = 1
@@ -111,9 +112,13 @@ class Costs:
 
 def folder() -> Path:
     """Return where costs are kept."""
-    named = os.environ.get(FOLDER)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return Path(named) if named else (Path(home) if home else Path.home() / ".cache") / "requant"
+    named, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named)
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "requant"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "requant"
 
 
 def path_of(machine: Machine) -> Path:
@@ -153,17 +158,16 @@ def save(costs: Costs, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=target.parent, prefix=target.name, delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(costs.to_json(), file, indent=1, sort_keys=True)
-        os.replace(file.name, target)
     except OSError as error:
         raise RequantError(f"{target}: cannot be written: {error.strerror}") from error
+    write_atomically(target, json.dumps(costs.to_json(), indent=1, sort_keys=True).encode())
 
 
 def keep(costs: Costs) -> None:
-    """Add costs to those that are kept of the machine; where they cannot be kept, they are not."""
+    """Add costs to those that are kept of the machine; where they cannot be kept, they are not.
+
+    Of two that do so at once, one may lose; it is measured again.
+    """
     merged = load(costs.machine)
     for key, row in costs.rows.items():
         for impl, microseconds in row.items():

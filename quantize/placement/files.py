@@ -56,6 +56,8 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         if name not in options:
             raise UnknownNameError(f"unit of {os.fspath(path)} in the model", name, options)
         asked = row.get("implementation") if isinstance(row, Mapping) else row
+        if not isinstance(asked, str):
+            raise RequantError(f"{os.fspath(path)}: unit {name!r}: the name of an implementation is expected")
         possible = {impl.value for impl in options[name]} | {Impl.FLOAT.value}
         if asked not in possible and not strict:
             continue

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+import onnx_ir as ir
+
 from ... import RequantError
 from ...calibration.session import Array, ModelSource
 from ...transforms.graph import inferred
@@ -30,7 +32,6 @@ from .noise import noise
 PROFILED = 3e5  # microseconds of one profile, between so many runs:
 LEAST_TIMES, MOST_TIMES = 3, 30
 TURNS = 2  # profiles of each model, one after the other
-ABSORBED = 0.0  # what a unit takes that has no kernel of its own in float
 ROUNDS = 4  # plans that are measured and improved upon
 LEAST_MS = 0.5  # of a faster model the clock tells too little
 CLEAR = 0.99  # what another plan must take of the time of the plan by rules
@@ -55,6 +56,7 @@ class Search:
         sizes: Elements by tensor.
         stretch: By how much conversions take longer than estimated.
         times: Runs of each profile.
+        absorbed: Units that have no kernel of their own in float: the runtime makes them a part of the one before.
     """
 
     job: Job
@@ -69,6 +71,7 @@ class Search:
     keys: dict[str, str] = field(default_factory=dict)
     stretch: float = 1.0
     times: int = 3
+    absorbed: set[str] = field(default_factory=set)
 
     @property
     def owners(self) -> Owners:
@@ -95,7 +98,8 @@ def place(
     Raises:
         RequantError: A plan that was given does not fit.
     """
-    how = job.options.place
+    given = job.options.costs
+    how = job.options.place if given is None else "estimated"
     if how == "all":
         return write(everything(facts, rules)), Placement("all")
     options = able(facts, rules)
@@ -103,11 +107,10 @@ def place(
     looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
     if how == "rules" or not free or looped or (how == "measured" and (feed is None or job.weights.large)):
         return write(rules), Placement("rules")
-    given = job.options.costs
     machine = Machine.here(job.options.threads)
     known = store.read(given) if given is not None else store.load(machine) if how == "measured" else Costs(machine)
     search = _begun(job, facts, rules, write, feed, known)
-    if how == "estimated" or given is not None:
+    if how == "estimated":
         plan = _solved(search)
         return write(plan), Placement("estimated", _predicted(search, plan))
     return _measured(search)
@@ -141,28 +144,22 @@ def _measure(search: Search, fresh: Costs) -> Candidate:
     wide = search.write(everything(search.facts, search.rules))
     whole, all_ = _profiles(search, [search.job.float_source, wide.source])
     _take(search, fresh, whole, dict.fromkeys(search.options, Impl.FLOAT))
-    absorbed = [] if whole is None else [key for name, key in search.keys.items() if name not in whole.units]
-    for key in absorbed:  # the runtime has made it a part of the unit before
-        for costs in (search.costs, fresh):
-            costs.put(key, Impl.FLOAT, ABSORBED)
     _watch(search, fresh, wide, all_)
     return wide
 
 
 def _learn_shapes(search: Search) -> None:
     """Learn the shapes of tensors, as far as the model and the feed tell, and with them the keys of units."""
-    symbols: dict[str, int] = {}
-    for value in search.job.simple.graph.inputs:
+    fed = search.job.simple.clone()
+    for value in fed.graph.inputs:
         array = search.feed.get(str(value.name))
-        if array is not None and value.shape is not None:
-            pairs = zip(value.shape, array.shape, strict=False)
-            symbols |= {str(axis.value): length for axis, length in pairs if not isinstance(axis, int) and axis.value}
-    for name, value in inferred(search.job.simple).items():
-        if value.shape is None:
-            continue
-        axes = [axis if isinstance(axis, int) else symbols.get(str(axis.value)) for axis in value.shape]
-        if None not in axes:
-            search.shapes[name] = tuple(axis for axis in axes if axis is not None)
+        value.shape = value.shape if array is None else ir.Shape(array.shape)
+    for node in fed.graph:
+        for value in node.outputs:
+            value.shape = None  # with free axes, that of the feed does not reach
+    for name, value in inferred(fed).items():
+        if value.shape is not None and all(isinstance(axis, int) for axis in value.shape):
+            search.shapes[name] = tuple(axis for axis in value.shape if isinstance(axis, int))
             search.sizes[name] = math.prod(search.shapes[name])
     for unit in search.rules.units:
         if len(search.options[unit.name]) > 1:
@@ -180,10 +177,14 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     fresh = Costs(search.costs.machine)
     steps = 3 + ROUNDS
     tell(1, steps)
-    missing = any(search.costs.of(search.keys[name], Impl.FLOAT) is None for name in search.keys)
+    search.absorbed = search.keys.keys() - whole.units.keys()
+    known = search.keys.keys() - search.absorbed
+    missing = any(search.costs.of(search.keys[name], Impl.FLOAT) is None for name in known)
     candidates = {"rules": by_rules}
     if missing or any(_u8_cost(search, name) is None for name in search.keys):
         candidates["all"] = _measure(search, fresh)
+    else:
+        candidates["all"] = search.write(everything(search.facts, search.rules))
     tell(2, steps)
     for index in range(ROUNDS):
         plan = _solved(search)
@@ -276,6 +277,8 @@ def _u8_cost(search: Search, name: str) -> float | None:
 
 def _cost(search: Search, unit: Unit, impl: Impl) -> float:
     """Return what a unit takes: as measured, else as the other integer form does, else about."""
+    if impl is Impl.FLOAT and unit.name in search.absorbed:
+        return 0.0
     guess = estimate(unit, search.facts.nodes, search.sizes, impl)
     if unit.name not in search.keys:
         return guess
@@ -301,7 +304,7 @@ def _solved(search: Search) -> Plan:
     prices = {tensor: search.stretch * _conversion(search, tensor) for tensor in tensors}
     back = dict(prices)
     for unit in search.rules.units:  # behind an integer kernel, what float absorbs is a kernel of its own
-        if unit.name in search.keys and search.costs.of(search.keys[unit.name], Impl.FLOAT) == ABSORBED:
+        if unit.name in search.absorbed:
             back[unit.inputs[0]] += estimate(unit, search.facts.nodes, search.sizes, Impl.FLOAT)
     shown = frozenset(str(value.name) for value in search.job.simple.graph.outputs) & tensors
     chosen = cheapest(Problem(items, prices, back, shown))
