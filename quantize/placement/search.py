@@ -188,14 +188,19 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     tell(2, steps)
     for index in range(ROUNDS):
         plan = _solved(search)
-        same = next((name for name, other in candidates.items() if other.plan.choices == plan.choices), None)
-        if same is not None or not any(plan.impl(unit).int8 for unit in plan.units):
+        there = any(_impls(other.plan) == _impls(plan) for other in candidates.values())
+        if there or not any(impl.int8 for impl in _impls(plan)):
             break  # that float is faster is for the whole models to tell
         found = candidates[f"cut {index + 1}"] = search.write(plan)
         _watch(search, fresh, found, _profiles(search, [found.source])[0])
         tell(3 + index, steps)
     store.keep(fresh)
     return _fastest(search, candidates)
+
+
+def _impls(plan: Plan) -> list[Impl]:
+    """Return what the units of a plan become."""
+    return [plan.impl(unit) for unit in plan.units]
 
 
 def _fastest(search: Search, candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
