@@ -116,7 +116,8 @@ class Recipe:
         """Return the settings that `image_recipe` reads."""
         left_out = {name for name in KEYS if getattr(self, name) in (None, ())}
         left_out |= set() if self.pad else {"fill", "place"}
-        left_out |= {"scale"} if self.scale == 1 else set()
+        if self.scale == 1 and not self.mean and not self.std:  # else that pixels stay 0 to 255 must be said
+            left_out.add("scale")
         return " ".join(f"{name}={_written(getattr(self, name))}" for name in KEYS if name not in left_out)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -153,6 +153,7 @@ SCALED: st.SearchStrategy[dict[str, Any]] = st.one_of(
 
 @settings(deadline=None)
 @given(SETTINGS, SCALED)
+@example({"scale": 1.0, "filter": "nearest", "mean": (0.0, 0.0, 0.0)}, {})
 def test_a_recipe_prints_as_what_it_is_read_from(values: dict[str, Any], sizes: dict[str, Any]) -> None:
     written = " ".join(f"{name}={images._written(value)}" for name, value in (values | sizes).items())
     recipe = images.image_recipe(written, spec("N", 3, "H", "W"))
