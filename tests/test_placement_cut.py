@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.quantize.placement.cut import Item, Problem, cheapest, every, total
+from requant.quantize.placement.cut import Item, Problem, cheapest, total
 from requant.transforms.plan import Impl
 
 FORMS = (
@@ -34,6 +36,12 @@ def problems(draw: st.DrawFn) -> Problem:
     prices = [{tensor: draw(QUARTERS) for tensor in tensors} for _ in range(2)]
     shown = draw(st.sets(st.sampled_from(tensors), max_size=2))
     return Problem(items, prices[0], prices[1], frozenset(shown))
+
+
+def every(problem: Problem) -> list[dict[str, Impl]]:
+    """Return all placements."""
+    names = [item.name for item in problem.items]
+    return [dict(zip(names, row, strict=True)) for row in product(*(item.costs for item in problem.items))]
 
 
 @given(problems())

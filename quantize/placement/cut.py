@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from ...transforms.plan import Impl
@@ -94,12 +93,6 @@ def cheapest(problem: Problem) -> dict[str, Impl]:
         _add_tensor(graph, problem, tensor, written.get(tensor), variables)
     _, (ones, _) = networkx.minimum_cut(graph, SOURCE, SINK, flow_func=boykov_kolmogorov)
     return {item.name: _read_off(item, ones) for item in problem.items}
-
-
-def every(problem: Problem) -> list[dict[str, Impl]]:
-    """Return all placements; for tests on a few units."""
-    names = [item.name for item in problem.items]
-    return [dict(zip(names, row, strict=True)) for row in product(*(item.costs for item in problem.items))]
 
 
 def _domains(impl: Impl) -> tuple[int, int]:

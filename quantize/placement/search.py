@@ -56,6 +56,7 @@ class Search:
         sizes: Elements by tensor.
         stretch: By how much conversions take longer than estimated.
         times: Runs of each profile.
+        owners: Which unit a kernel belongs to.
         absorbed: Units that have no kernel of their own in float: the runtime makes them a part of the one before.
     """
 
@@ -72,11 +73,11 @@ class Search:
     stretch: float = 1.0
     times: int = 3
     absorbed: set[str] = field(default_factory=set)
+    owners: Owners = field(init=False)
 
-    @property
-    def owners(self) -> Owners:
-        """Which unit a kernel belongs to."""
-        return Owners(self.job.simple, self.rules.units)
+    def __post_init__(self) -> None:
+        """Learn which unit a kernel belongs to."""
+        self.owners = Owners(self.job.simple, self.rules.units)
 
 
 def everything(facts: Facts, plan: Plan) -> Plan:
