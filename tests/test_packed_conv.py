@@ -55,7 +55,7 @@ def written(model: ir.Model, scheme: Scheme | None = None, *, exact: bool = True
             known[name].type, known[name].shape = value.type, value.shape
     found = units(model.graph)
     plan = Plan(found, {u.name: Choice(Impl.FLOAT if u.name in float_units else Impl.U8) for u in found})
-    steps = {tensor: np.asarray(0.03 if tensor == "x" else 0.05, np.float32) for tensor in plan.observed}
+    steps = {tensor: np.asarray(0.03 if tensor == "x" else 0.3, np.float32) for tensor in plan.observed}
     zero = ZEROS[scheme.activation]
     qparams = {tensor: QParams(scale=step, zero_point=zero) for tensor, step in steps.items()}
     insert_qdq(model, plan=plan, qparams=qparams, scheme=scheme, exact=exact)
@@ -104,7 +104,7 @@ def check_same(model: ir.Model, shape: tuple[int, ...], scheme: Scheme | None = 
     for after, before in zip(run(made, x), run(other, x), strict=True):
         assert after.shape == before.shape
         assert after.tobytes() == before.tobytes()
-        assert np.unique(before).size > min(4, before.size - 1)  # there is something to compare
+        assert np.ptp(before) > 0  # there is something to compare
 
 
 SIDES = st.integers(1, 6).map(lambda half: 2 * half)
@@ -113,7 +113,6 @@ SCHEMES = {
     "s8 weights": Scheme(),
     "u8 weights": Scheme(weight="u8"),
     "symmetric": Scheme(symmetric=True),
-    "s8 activations": Scheme(activation="s8"),
 }
 
 
@@ -235,6 +234,14 @@ def test_what_is_left_alone(case: str) -> None:
 def test_a_convolution_in_float_is_left_alone() -> None:
     model = build(nodes="[conv] t = Conv(x, w, b) [other] y = Conv(x, w, b)", outputs="t y")
     assert proto(written(model, float_units="conv")) == proto(plain(model, float_units="conv"))
+
+
+def test_activations_of_int8_are_left_alone() -> None:
+    """The runtime would run the convolution in float."""
+    scheme = Scheme(activation="s8")
+    assert proto(written(build(), scheme)) == proto(plain(build(), scheme))
+    runs = executed(proto(written(build(), scheme)), {"x": draw((2, 3, 8, 8))})
+    assert {run.op for run in runs if run.macs} == {"QLinearConv"}
 
 
 def test_where_sums_are_of_16_bits_the_weights_stay_as_they_were_relieved() -> None:

@@ -60,7 +60,7 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer) -
              strides [1, 1]
     The sums are the same, of the same integers. The integer kernel gathers the channels of one pixel at a time: of
     three at a time it takes most of the run, and of twelve 0.5 to 0.7 times as long.
-    Left alone: more than `THIN` channels, groups, dilations, other strides, odd or unknown sides.
+    Left alone: activations of int8, more than `THIN` channels, groups, dilations, other strides, odd or unknown sides.
 
     Args:
         node: A convolution between pairs.
@@ -107,10 +107,12 @@ def _planned(
     source = origin.inputs[0] if origin is not None and origin.op_type == "QuantizeLinear" else None
     known = [values.get(str(value.name)) if value is not None else None for value in (source, node.outputs[0])]
     shapes = [value.shape if value is not None else None for value in known]
-    integers = constant(weights.inputs[0])
+    integers, zero = constant(weights.inputs[0]), constant(dq.inputs[2]) if len(dq.inputs) > 2 else None
     usual = node.attributes.get_ints("strides", ()) == (BLOCK, BLOCK) and node.attributes.get_int("group", 1) == 1
     usual = usual and all(step == 1 for step in node.attributes.get_ints("dilations", (1, 1)))
     usual = usual and node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+    # ONNX Runtime runs SpaceToDepth of int8, and then the convolution, in float.
+    usual = usual and zero is not None and zero.dtype == ir.DataType.UINT8
     if not usual or integers is None or len(integers.shape) != 4 or None in shapes:
         return None
     before, after = ([axis for axis in tuple(shape or ())[-3:] if isinstance(axis, int)] for shape in shapes)
