@@ -183,6 +183,9 @@ class Calibrator:
         Raises:
             RequantError: The two saw statistics of different kinds, or parts of data that do not go together.
         """
+        if self.histogram and other.histogram and self._values != other._values:
+            mine, theirs = (seen._values or "all" for seen in (self, other))
+            raise RequantError(f"histograms of {mine} and of {theirs} values per sample cannot be merged")
         shards = self._shards
         if not self._described:
             shards = other._shards
@@ -198,6 +201,11 @@ class Calibrator:
         self._shards = shards
         self._described += other._described
         return self
+
+    @property
+    def _values(self) -> int | None:
+        """How many values of a tensor the histograms count per sample at most; None for all, or without histograms."""
+        return self.execution.histogram_values if self.histogram else None
 
     def _joined(self, other: Calibrator) -> tuple[tuple[int, int], ...]:
         """Return the shards of both; none when these are all."""
@@ -228,7 +236,7 @@ class Calibrator:
             self.seen,
             parse_rule(rule),
             model=fingerprint(loaded),
-            data=Data(" + ".join(sorted(set(self._described))), self.execution.batch, self._shards),
+            data=Data(" + ".join(sorted(set(self._described))), self.execution.batch, self._shards, self._values),
             digests=tensor_digests(loaded, self.tensors),
             precision=precision,
         )

@@ -152,7 +152,7 @@ def _identity(execution: Execution, setup: Setup, first: Sample, data: object) -
     told = (
         ort.__version__,
         model_stamp(setup.model.load() if isinstance(setup.model, Stored) else setup.model),
-        (wanted.tensors, wanted.histogram, sorted(wanted.channel_axis.items()), wanted.few),
+        (wanted.tensors, wanted.histogram, sorted(wanted.channel_axis.items()), wanted.few, wanted.values),
         (setup.groups, setup.stacks, setup.first, execution.batch, execution.shard),
         (data, first.where, digest_of(first.feed)),
     )

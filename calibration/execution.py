@@ -10,6 +10,9 @@ from pathlib import Path
 
 from .. import RequantError
 
+HISTOGRAM_VALUES = 1 << 14
+"""Values of a tensor that a histogram counts per sample: eight times as many as it has bins."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
@@ -33,6 +36,8 @@ class Execution:
             anew, and removed when it ends; None for none. The same run is one of the same model, settings and data:
             what a path names counts by the sizes and times of all its files. Of Python objects, and of what the code of
             FILE.py:NAME reads, only the first sample and the length can be checked: remove the file if others change.
+        histogram_values: How many values of a tensor a histogram counts per sample, besides the tails; None for all. Of
+            a tensor with more an evenly strided part is counted. Extremes and tails are exact all the same.
         kept: Called in the end with the path of the checkpoint, which then holds all that was seen and gives it at once
             to a run that is the same; whoever has stored the result removes it. None removes it at the end of the run.
     """
@@ -46,6 +51,7 @@ class Execution:
     shard: tuple[int, int] = (1, 1)
     scratch: Path | None = None
     checkpoint: Path | None = None
+    histogram_values: int | None = HISTOGRAM_VALUES
     kept: Callable[[Path], object] | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +60,12 @@ class Execution:
         Raises:
             RequantError: A number is out of range.
         """
-        for name, number in (("batch", self.batch), ("workers", self.workers), ("memory limit", self.memory_limit)):
+        for name, number in (
+            ("batch", self.batch),
+            ("workers", self.workers),
+            ("memory limit", self.memory_limit),
+            ("histogram values", self.histogram_values),
+        ):
             if number is not None and number < 1:
                 raise RequantError(f"{name} must be at least 1, not {number}")
         if self.first < 0:

@@ -40,11 +40,13 @@ class Data:
         description: The data, in words.
         batch: Samples per run.
         shards: The parts of the run that are in here, as ``(i, n)``, ascending; empty when all are.
+        histogram_values: How many values of a tensor histograms count per sample at most; None for all.
     """
 
     description: str
     batch: int = 1
     shards: tuple[tuple[int, int], ...] = ()
+    histogram_values: int | None = None
 
     def __post_init__(self) -> None:
         """Bring the shards into the only form that there is for each set of them.
@@ -208,6 +210,9 @@ def _check_alike(one: RangeFile, other: RangeFile) -> None:
         names = {*one.overrides.tensors, *other.overrides.tensors}
         differing = sorted(n for n in names if one.overrides.tensors.get(n) != other.overrides.tensors.get(n))
         raise RequantError(f"ranges with different overrides cannot be merged: tensor {differing[0]!r} has two")
+    values = [file.data.histogram_values or "all" for file in (one, other)]
+    if values[0] != values[1]:
+        raise RequantError(f"histograms of {values[0]} and of {values[1]} values per sample cannot be merged")
 
 
 def _joined(description: str, files: Sequence[RangeFile]) -> Data:
@@ -239,6 +244,7 @@ def save_ranges(path: str | os.PathLike[str], file: RangeFile) -> None:
     """
     seen = observations_to_json(file.seen)
     overrides = file.overrides.to_json()
+    limit = file.data.histogram_values
     tensors = {}
     for name in sorted({*seen["tensors"], *file.digests, *file.ranges, *overrides}):
         row: dict[str, Any] = {}
@@ -257,6 +263,7 @@ def save_ranges(path: str | os.PathLike[str], file: RangeFile) -> None:
             "samples": file.samples,
             "batch": file.data.batch,
             "shards": list(map(shard_text, file.data.shards)),
+            **({"histogram_values": limit} if limit is not None else {}),
         },
         "rule": str(file.rule),
         "precision": {"bits": file.precision.bits, "symmetric": file.precision.symmetric},
@@ -320,7 +327,12 @@ def _from_json(document: Mapping[str, Any], name: str) -> RangeFile:
     wanted = typed(document, "precision", dict)
     return RangeFile(
         model=typed(document, "model", str),
-        data=Data(typed(told, "description", str), natural(told, "batch"), shards),
+        data=Data(
+            typed(told, "description", str),
+            natural(told, "batch"),
+            shards,
+            natural(told, "histogram_values") if "histogram_values" in told else None,
+        ),
         rule=parse_rule(typed(document, "rule", str)),
         seen=seen,
         ranges=ranges,

@@ -71,7 +71,7 @@ def observe(
     execution = execution or Execution()
     samples = length_of(source)
     few = (samples or FEW + 1) <= FEW
-    wanted = Wanted(tuple(dict.fromkeys(tensors)), histogram, dict(channel_axis or {}), few)
+    wanted = Wanted(tuple(dict.fromkeys(tensors)), histogram, dict(channel_axis or {}), few, execution.histogram_values)
     first, source = _peeked(source)
     if first is None:
         Taps(Setup(model, wanted))  # what is wrong with the model comes first

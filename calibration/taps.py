@@ -41,12 +41,14 @@ class Wanted:
         histogram: Whether as histograms, where they are in the main graph.
         channel_axis: Whose channels, along which axis.
         few: Whether the model is run so rarely that packing large weights does not pay.
+        values: How many values of a tensor a histogram counts per sample at most; None for all.
     """
 
     tensors: tuple[str, ...]
     histogram: bool = False
     channel_axis: Mapping[str, int] = field(default_factory=dict)
     few: bool = False
+    values: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,9 +69,9 @@ class Tap:
         order: The names in `reduced`, without a channel axis first.
         inside: Whether these live in bodies, (tensors,) bool.
         known: What is known before a run of those without a channel axis: min, max, sum and size, (tensors, 4) float64.
-        times: By what the sizes are multiplied, (tensors,) float64.
-        slots: What outputs tell of these, as flat indices.
+        slots: What scalar outputs tell of these, as flat indices.
         ends: These outputs.
+        planes: The images among these, and the values of a plane of each.
     """
 
     session: InferenceSession
@@ -80,9 +82,9 @@ class Tap:
     order: tuple[str, ...] = field(init=False)
     inside: Array = field(init=False)
     known: Array = field(init=False)
-    times: Array = field(init=False)
     slots: Array = field(init=False)
     ends: tuple[str, ...] = field(init=False)
+    planes: tuple[tuple[int, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """Put the reductions in order."""
@@ -90,12 +92,14 @@ class Tap:
         object.__setattr__(self, "order", tuple(order))
         object.__setattr__(self, "inside", np.array([self.reduced[name].inside for name in order], np.bool_))
         rows = [self.reduced[name] for name in order if self.reduced[name].axis is None]
-        parts = [part for row in rows for part in (0 if row.lo is None else row.lo, row.hi, row.total, row.size)]
-        known = [0.0 if isinstance(part, str) else float(part) for part in parts]
+        parts = [part for row in rows for part in (row.lo, row.hi, row.total, row.size)]
+        known = [float(part) if isinstance(part, int) else 0.0 for part in parts]
         object.__setattr__(self, "known", np.array(known, np.float64).reshape(-1, 4))
-        object.__setattr__(self, "times", np.array([row.times for row in rows], np.float64))
-        object.__setattr__(self, "ends", tuple(part for part in parts if isinstance(part, str)))
-        slots = [index for index, part in enumerate(parts) if isinstance(part, str)]
+        planes = [(index, row.area) for index, row in enumerate(rows) if row.size is None]
+        object.__setattr__(self, "planes", tuple(planes))
+        pooled = {index for index, _ in planes}
+        slots = [at for at, part in enumerate(parts) if isinstance(part, str) and at // 4 not in pooled]
+        object.__setattr__(self, "ends", tuple(parts[at] for at in slots))
         object.__setattr__(self, "slots", np.array(slots, np.intp))
 
     def run(self, sample: Sample) -> dict[str, Array]:
@@ -116,7 +120,14 @@ class Tap:
         """Return min, max, sum and size of each tensor of a run that is reduced to scalars, (tensors, 4) float64."""
         table = self.known.copy()
         table.reshape(-1)[self.slots] = [results[name].item() for name in self.ends]
-        table[:, 3] *= self.times
+        if self.planes:
+            rows, areas = np.array(self.planes).T
+            pooled = [results[self.reduced[self.order[row]].hi].reshape(2, -1) for row in rows.tolist()]
+            sizes = np.array([part.shape[1] for part in pooled])
+            starts = np.cumsum(sizes) - sizes
+            highest, means = np.concatenate([*pooled, np.zeros((2, 1))], axis=1)  # one more, which a start may be
+            table[rows, 1], table[rows, 2] = np.maximum.reduceat(highest, starts), np.add.reduceat(means, starts)
+            table[rows, 3] = sizes * areas
         return table
 
 
@@ -160,9 +171,13 @@ def open_tap(
     graph.outputs.extend(values[name] for name in fetched if name not in outputs)
     reduced: dict[str, Reduced] = {}
     prefix = free_prefix(graph, "requant_tap")
-    for name in dict.fromkeys(others):
+    places = {name: place for place, name in enumerate(values)}
+    # What is appended last is run first, as soon as its tensor is there: while that is in the cache, and before memory
+    # is taken for all the others.
+    for name in sorted(dict.fromkeys(others), key=places.__getitem__, reverse=True):
         if name not in whole and types[name] in OBSERVABLE:
             reduced[name] = reduce(graph, values[name], f"{prefix}{len(reduced)}", axes.get(name))
+    reduced = {name: reduced[name] for name in others if name in reduced}
     for name, (lo, hi, total, size) in carry_out(copy, inside, f"{prefix}_body").items():
         reduced[name] = Reduced(lo, hi, total, size, inside=True)
     ends = [end for row in reduced.values() for end in row.ends]

@@ -213,14 +213,14 @@ def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
     for unit in units:
         for position, sample in unit:
             gathered.take_feed(first + position, sample)
-        for position, sample in _runs(unit, stacks=taps.setup.stacks):
+        for position, sample, count in _runs(unit, stacks=taps.setup.stacks):
             for tap in taps.taps:
-                _look(gathered, taps, tap, first + position, sample)
+                _look(gathered, taps, tap, Place(first + position, sample.where), sample, count)
     return gathered.observations(taps.setup.wanted)
 
 
-def _runs(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample]]:
-    """Stack neighbours of a batch as far as their shapes agree."""
+def _runs(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
+    """Stack neighbours of a batch as far as their shapes agree: position of the first, the stack, its samples."""
 
     def layout(entry: tuple[int, Sample]) -> object:
         position, sample = entry
@@ -228,16 +228,16 @@ def _runs(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample]]:
 
     for _, group in groupby(unit, layout):
         (position, first), *others = group
-        yield position, stacked([replace(sample, label=None) for sample in (first, *(other for _, other in others))])
+        group_of = [replace(sample, label=None) for sample in (first, *(other for _, other in others))]
+        yield position, stacked(group_of), len(group_of)
 
 
-def _look(gathered: Gathered, taps: Taps, tap: Tap, position: int, sample: Sample) -> None:
-    """Run one sample or stack of samples and take what it shows."""
+def _look(gathered: Gathered, taps: Taps, tap: Tap, place: Place, sample: Sample, count: int) -> None:
+    """Run a stack of `count` samples and take what it shows."""
     results = tap.run(sample)
-    place = Place(position, sample.where)
     for name in tap.whole:
         array = results[name]
-        if array.size and not gathered.take_whole(name, array, taps, place):
+        if array.size and not gathered.take_whole(name, array, taps, place, count):
             gathered.mark(name, place)
     channels = {name: _Ends.of(row, results) for name, row in tap.reduced.items() if row.axis is not None}
     table = np.concatenate([tap.extremes(results), *(end.row for end in channels.values())])
@@ -261,7 +261,7 @@ def _look(gathered: Gathered, taps: Taps, tap: Tap, position: int, sample: Sampl
     broken = tap.outputs.intersection(gathered.broken)
     if broken and taps.setup.strict:
         raise _not_finite(min(broken), taps, sample)
-    gathered.tables.setdefault(tap.order, []).append((position, table))
+    gathered.tables.setdefault(tap.order, []).append((place.position, table))
     for name, end in channels.items():
         if end.size and name not in gathered.broken:
             gathered.take_channels(name, end)
@@ -295,7 +295,7 @@ class _Ends:
         """Read the outputs of a run."""
         assert row.lo is not None
         lo, hi, total = (results[end].astype(np.float64) for end in (row.lo, row.hi, row.total))
-        return cls(lo, hi, total, int(results[row.size].item()) if isinstance(row.size, str) else row.size)
+        return cls(lo, hi, total, int(results[row.size].item()) if isinstance(row.size, str) else row.size or 0)
 
     @classmethod
     def summed(cls, array: Array, axis: int) -> _Ends:
@@ -351,8 +351,8 @@ class Gathered:
             first, times = self.repeated.get(digest, (place, 0))
             self.repeated[digest] = (min(first, place), times + 1)
 
-    def take_whole(self, name: str, array: Array, taps: Taps, place: Place) -> bool:
-        """Take a tensor; tell whether it is finite."""
+    def take_whole(self, name: str, array: Array, taps: Taps, place: Place, count: int) -> bool:
+        """Take a tensor of a run of so many samples; tell whether it is finite."""
         wanted = taps.setup.wanted
         axis = wanted.channel_axis.get(name)
         if axis is not None and not -array.ndim <= axis < array.ndim:
@@ -361,7 +361,7 @@ class Gathered:
             finite = bool(np.isfinite(array).all())
         else:
             try:
-                lo, hi = self._count(name, array, histogram=wanted.histogram)
+                lo, hi = self._count(name, array, wanted, count)
                 finite = True
             except ValueError:
                 finite = False
@@ -371,20 +371,20 @@ class Gathered:
             self.take_channels(name, _Ends.summed(array, axis))
         return finite
 
-    def _count(self, name: str, array: Array, *, histogram: bool) -> tuple[float, float]:
+    def _count(self, name: str, array: Array, wanted: Wanted, samples: int) -> tuple[float, float]:
         """Add the values of a tensor to its statistic and return their extremes.
 
         Raises:
             ValueError: A value is not finite.
         """
-        if not histogram:
+        if not wanted.histogram:
             seen = MinMax.of(array)
             before = self.counters.get(name)
             self.counters[name] = before | seen if isinstance(before, MinMax) else seen
             return seen.lo, seen.hi
-        counter = self.counters.setdefault(name, Counter())
+        counter = self.counters.setdefault(name, Counter(wanted.values))
         assert isinstance(counter, Counter)
-        return counter.add(array)
+        return counter.add(array, samples)
 
     def mark(self, name: str, place: Place) -> None:
         """Remember that a tensor was not finite."""

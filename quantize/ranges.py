@@ -62,11 +62,12 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
     execution = replace(job.options.execution, strict=bool(model))
     if rule is None or source is None:
         raise AssertionError("where ranges are observed there are data and a rule")
+    histogram = rule.needs_histogram or job.supply.overrides.needs_histogram
     seen = observe(
         job.float_source,
         job.widest.quantized,  # not only those that give their scale to others now: a later plan may split a group
         source,
-        histogram=rule.needs_histogram or job.supply.overrides.needs_histogram,
+        histogram=histogram,
         channel_axis=channels_of(job),
         execution=execution,
         progress=partial(job.progress, "calibrate"),
@@ -75,7 +76,12 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
         seen,
         rule,
         model=model,
-        data=Data(source.description, execution.batch, () if execution.shard == (1, 1) else (execution.shard,)),
+        data=Data(
+            source.description,
+            execution.batch,
+            () if execution.shard == (1, 1) else (execution.shard,),
+            execution.histogram_values if histogram else None,
+        ),
         digests=tensor_digests(job.simple, job.widest.quantized) if model else {},
         precision=precision_of(job.scheme),
     )

@@ -64,10 +64,12 @@ A = np.array([-1.5, 0.1, 3e38], np.float32)
 RULES = ["minmax", "percentile(99.9)"]
 
 
-@given(array=arrays, rule=st.sampled_from(RULES))
-def test_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, array: Array, rule: str) -> None:
+@given(array=arrays, rule=st.sampled_from(RULES), limit=st.none() | st.integers(1, 2**40))
+def test_round_trip_is_exact(
+    tmp_path_factory: pytest.TempPathFactory, array: Array, rule: str, limit: int | None
+) -> None:
     path = tmp_path_factory.getbasetemp() / "ranges.json"
-    written = file(rule, {"a": array, 'b"\n/é': -array}, shards=((2, 3),), batch=4)
+    written = file(rule, {"a": array, 'b"\n/é': -array}, shards=((2, 3),), batch=4, histogram_values=limit)
     own = {"a": Override(range=(0.0, 6.0)), "empty": Override(keep_float=True), "other": Override(range=(-1.0, 1.0))}
     written = replace(written, precision=Precision(symmetric=True)).overridden(Overrides(own))
     save_ranges(path, written)
@@ -179,6 +181,7 @@ WRONG_MERGES = {
     "rule": ([file("percentile", {"a": A})], r"different rules cannot be merged: minmax and percentile\(99.99\)"),
     "kind": ([replace(file(), seen=seen("percentile", {"a": A}))], "tensor 'a': a histogram cannot be merged"),
     "batch": ([file(batch=4)], "runs of batches of 1 and of 4 cannot be merged"),
+    "values": ([file(histogram_values=64)], "histograms of all and of 64 values per sample cannot be merged"),
     "precision": ([replace(file(), precision=Precision(symmetric=True))], "different precisions cannot be merged"),
     "overrides": (
         [file().overridden(Overrides({"a": Override(keep_float=True)}))],
@@ -229,6 +232,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"model": 3}, "malformed range file: 'model' must be of type str, not int"),
     ({"data": DATA | {"samples": "3"}}, "'samples' must be of type int, not str"),
     ({"data": DATA | {"batch": 0}}, "'batch' must be at least 1, not 0"),
+    ({"data": DATA | {"histogram_values": 0}}, "'histogram_values' must be at least 1, not 0"),
     ({"data": DATA | {"shards": ["2"]}}, "'shards' must be texts like \"1/2\", not '2'"),
     ({"data": DATA | {"shards": ["3/2"]}}, "no parts of one whole: 3/2"),
     ({"data": DATA | {"shards": ["1/2", "1/3"]}}, "no parts of one whole: 1/2, 1/3"),

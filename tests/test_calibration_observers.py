@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 
 from requant import RequantError
 from requant.calibration import Channels, Histogram, MinMax, Moments, Runs, merge
-from requant.calibration.observers import MAX_BINS, Statistic
+from requant.calibration.observers import MAX_BINS, TAIL, Counter, Statistic, stride_of
+from requant.calibration.ranges import percentile
 from requant.calibration.session import Array
 
 KINDS = [MinMax, Histogram]
@@ -61,6 +62,94 @@ def test_histogram_counts_every_value_in_its_bin(batch: Array) -> None:
     assert seen.count == batch.size
     assert (seen.lo, seen.hi) == (batch.min(), batch.max())
     assert seen.counts.size <= MAX_BINS
+
+
+# ------------------------------------------------------------------------------------- histograms of some of the values
+
+
+@st.composite
+def large(draw: st.DrawFn) -> tuple[Array, int]:
+    """An array of up to four axes, and a limit below the number of its values."""
+    shape = draw(hnp.array_shapes(min_dims=1, max_dims=4, max_side=9).filter(lambda shape: math.prod(shape) > 1))
+    array = draw(hnp.arrays(np.float32, shape, elements=floats32 | st.sampled_from([0.0, -0.0, 1.0, -1e-40, 1e30])))
+    return array, draw(st.integers(1, array.size - 1))
+
+
+def counted(*values: Array, limit: int, samples: int = 1) -> Histogram:
+    counter = Counter(limit)
+    for array in values:
+        counter.add(array, samples)
+    return counter.histogram()
+
+
+@given(drawn=large())
+def test_tails_are_exact_and_what_is_between_is_estimated(drawn: tuple[Array, int]) -> None:
+    array, limit = drawn[0], min(drawn[1], TAIL - 1)  # so few that none of them is of a tail
+    seen, full = counted(array, limit=limit), Histogram.of(array)
+    assert (seen.lo, seen.hi, seen.exponent, seen.count) == (full.lo, full.hi, full.exponent, array.size)
+    stride = stride_of(array.shape, limit)
+    values = array.reshape(-1)[stride // 2 :: stride].astype(float).tolist()
+    picked = np.array([math.floor(Fraction(value) / Fraction(seen.width)) for value in values]) - seen.first
+    assert 0 < picked.size <= limit
+    inner = slice(int(picked.min()), int(picked.max()) + 1)
+    outer = np.ones(full.counts.size, np.bool_)
+    outer[inner] = False
+    assert seen.counts[outer].tolist() == full.counts[outer].tolist()
+    inside = int(full.counts[inner].sum())
+    own = np.bincount(picked, minlength=full.counts.size)[inner]
+    most = -(-inside // picked.size)
+    assert ((inside // picked.size * own <= seen.counts[inner]) & (seen.counts[inner] <= most * own)).all()
+
+
+@pytest.mark.parametrize("p", [99.9, 99.99, 99.999])
+def test_percentiles_in_the_tails_are_those_of_all_values(p: float) -> None:
+    values = np.random.default_rng(5).standard_t(3, (1, 24, 64, 81)).astype(np.float32)
+    seen, full = counted(values, limit=4096), Histogram.of(values)
+    assert seen != full
+    assert percentile(seen, p) == percentile(full, p)
+
+
+@given(data=st.lists(large(), min_size=1, max_size=4), draw=st.data())
+def test_any_merge_tree_of_parts_that_were_counted_in_part_equals_one_pass(
+    data: list[tuple[Array, int]], draw: st.DataObject
+) -> None:
+    limit = min(limit for _, limit in data)
+    arrays = [array for array, _ in data]
+    whole = counted(*arrays, limit=limit)
+    assert merged_as_drawn([counted(array, limit=limit) for array in arrays], draw) == whole
+    assert counted(*draw.draw(st.permutations(arrays)), limit=limit) == whole
+
+
+@given(drawn=large(), samples=st.integers(2, 4))
+def test_a_stack_is_counted_as_its_samples_are(drawn: tuple[Array, int], samples: int) -> None:
+    array, limit = drawn
+    parts = [array * np.float32(0.5**index) for index in range(samples)]
+    assert counted(np.concatenate(parts), limit=limit, samples=samples) == counted(*parts, limit=limit)
+
+
+@given(drawn=large())
+def test_what_is_counted_does_not_depend_on_the_layout_in_memory(drawn: tuple[Array, int]) -> None:
+    array, limit = drawn
+    assert counted(np.asfortranarray(array), limit=limit) == counted(array, limit=limit)
+
+
+@pytest.mark.parametrize("limit", [1, 64, 4095, 1 << 14])
+@pytest.mark.parametrize("shape", [(1, 32, 112, 112), (1, 197, 768), (3, 480, 640), (100_000,), (1, 2, 30030)])
+def test_all_columns_are_counted_alike(shape: tuple[int, ...], limit: int) -> None:
+    stride = stride_of(shape, limit)
+    places = np.arange(math.prod(shape))[stride // 2 :: stride]
+    columns = np.bincount(places % shape[-1], minlength=shape[-1])
+    assert 0 < places.size <= limit
+    # multiples of a number prime to the length of a row come to each column once in as many steps as there are columns
+    assert columns.max() - columns.min() <= 1
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_seen_where_nothing_is_counted(odd: float) -> None:
+    values = np.zeros(1000, np.float32)
+    values[0] = odd  # the first stride's middle is what is counted
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        Counter(10).add(values)
 
 
 @given(lo=st.floats(-100, 100, width=32), span=st.floats(1, 1000, width=32))

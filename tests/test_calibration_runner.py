@@ -109,17 +109,21 @@ def test_any_split_over_machines_gives_the_same(histogram: bool) -> None:
     assert (merged.ranges, merged.moments, merged.samples) == (whole.ranges, whole.moments, whole.samples)
 
 
-@histograms
+@pytest.mark.parametrize(
+    ("histogram", "values"), [(False, None), (True, None), (True, 5)], ids=["minmax", "histogram", "of some values"]
+)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("shards", [2, 5])
 @pytest.mark.parametrize("sized", [True, False], ids=["sized", "iterable"])
-def test_shards_merge_to_the_whole_bit_by_bit(histogram: bool, batch: int, shards: int, sized: bool) -> None:
+def test_shards_merge_to_the_whole_bit_by_bit(
+    histogram: bool, values: int | None, batch: int, shards: int, sized: bool
+) -> None:
     arrays = data(*[(1, 3, 4)] * 7, (1, 3, 9), *[(2, 3, 4)] * 4)
     axes = {"a": 1, "y": -2}
 
     def run(**options: Any) -> Observations:
         feeds = source(arrays) if sized else open_source(lambda: iter([{"x": x} for x in arrays]), SPECS)
-        execution = Execution(batch=batch, **options)
+        execution = Execution(batch=batch, histogram_values=values, **options)
         return observe(model(), TENSORS, feeds, histogram=histogram, channel_axis=axes, execution=execution)
 
     whole = run(workers=1)
@@ -129,6 +133,25 @@ def test_shards_merge_to_the_whole_bit_by_bit(histogram: bool, batch: int, shard
     assert sum(part.samples for part in parts) == len(arrays)
     for order in (parts, parts[::-1]):
         assert reduce(or_, order) == whole
+
+
+def test_neither_batch_nor_groups_change_which_values_are_counted() -> None:
+    arrays = data(*[(1, 3, 40)] * 7, (1, 3, 9))
+
+    def run(**options: Any) -> Observations:
+        tensors = [name for name in TENSORS if name != "w"]  # which a run has once, whatever its batch
+        return observe(model(), tensors, source(arrays), histogram=True, execution=Execution(**options))
+
+    whole = run(histogram_values=50)
+    assert run(histogram_values=50, batch=3).ranges == whole.ranges  # every operation of the model is exact
+    assert run(histogram_values=50, memory_limit=1).ranges == whole.ranges
+    full = run(histogram_values=None)
+    for name, statistic in whole.ranges.items():
+        assert isinstance(statistic, Histogram)
+        found = full.ranges[name]
+        assert (statistic.lo, statistic.hi, statistic.count) == (found.lo, found.hi, getattr(found, "count", 0))
+    assert whole.ranges["a"] != full.ranges["a"]
+    assert whole.runs == full.runs
 
 
 @histograms
@@ -222,7 +245,7 @@ def images(opset: int = 17, low: float = 0, root: str = "Identity") -> bytes:
 @pytest.mark.parametrize("low", [0, -1, 2])
 def test_images_between_convolutions_are_reduced_where_they_are(opset: int, low: float) -> None:
     # The same session gives the tensors whole and reduced: the extremes are those of the very same values.
-    samples = [Sample({"x": x}, None, "here") for x in data((1, 3, 6, 6), (2, 3, 6, 6))]
+    samples = [Sample({"x": x}, None, "here") for x in data((1, 3, 6, 6), (0, 3, 6, 6), (2, 3, 6, 6), (0, 3, 6, 6))]
     names = ("c", "a", "d", "b", "e", "p")
     reduced = observe(images(opset, low), names, samples, histogram=False)
     whole = observe(images(opset, low), names, samples, histogram=True)
@@ -234,9 +257,10 @@ def test_images_between_convolutions_are_reduced_where_they_are(opset: int, low:
 def test_nan_is_found_in_images() -> None:
     x = np.ones((1, 3, 6, 6), np.float32)
     x[0, 1, 2, 3] = -1
-    samples = [Sample({"x": x}, None, "here")]
+    good = np.ones((4, 3, 6, 6), np.float32)
+    samples = [Sample({"x": array}, None, where) for array, where in ((good, "good"), (x, "bad"))]
     seen = observe(images(root="Sqrt"), ["a"], samples, histogram=False, execution=Execution(strict=False))
-    assert "a" in seen.broken
+    assert seen.broken["a"] == Place(1, "bad")
 
 
 @histograms
