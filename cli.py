@@ -73,6 +73,7 @@ data_option = click.option("--data", required=True, metavar="SRC", help=SOURCES)
 
 def reading_options(command: Command) -> Command:
     """Declare how ``--data`` is read; the command gets a `DataSpec` as its `data` where something is said of that."""
+METRICS = "top1, top5, agreement, sqnr, psnr, perplexity, miou, auroc, or FILE.py:NAME; see docs/metrics.md."
 
     @click.option(
         "--preprocess",
@@ -357,7 +358,16 @@ def quantize(
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Time runs of this many items too.")
 @threads_option
 @json_option
-def compare(float_model: Path, int8_model: Path, data: str | DataSpec, batch: int, threads: int, as_json: bool) -> None:
+def compare(
+    float_model: Path,
+    int8_model: Path,
+    data: str | DataSpec,
+    metric: str | None,
+    lower: bool,
+    batch: int,
+    threads: int,
+    as_json: bool,
+) -> None:
     """Compare INT8 with FLOAT: agreement, broken and fixed items, SQNR, latency.
 
     \b
@@ -367,11 +377,15 @@ def compare(float_model: Path, int8_model: Path, data: str | DataSpec, batch: in
     from requant.quantize import compare_models
 
     with _progress() as progress:
-        found = compare_models(float_model, int8_model, data, batch=batch, threads=threads, progress=progress)
+        found = compare_models(
+            float_model, int8_model, data, batch=batch, threads=threads, progress=progress, metric=chosen
+        )
     if as_json:
         _print_json(found.to_json())
     else:
         from requant.quantize.tables import print_comparison
+@click.option("--metric", metavar="M", help=METRICS)
+@click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
 
         print_comparison(found)
 
@@ -381,9 +395,15 @@ def compare(float_model: Path, int8_model: Path, data: str | DataSpec, batch: in
 @click.option("--data", metavar="SRC", help=SOURCES)
 @reading_options
 @click.option("-o", "--output", type=PATH, help="The range file to write.")
+    requant compare model.onnx model_int8.onnx --data test.npz --metric perplexity
+    requant compare model.onnx model_int8.onnx --data test.npz --metric mine.py:error --lower
 @click.option("--log", type=PATH, help="The min/max log to write, of a float model or one made by insert_logging.")
 @click.option("--merge", is_flag=True, help="Merge range files, given in the place of MODEL, instead of a run.")
+    from requant.quantize.metrics import metric_named
 @rule_option
+    if lower and metric is None:
+        raise click.UsageError("--lower is of a --metric")
+    chosen = None if metric is None else metric_named(metric, lower=lower)
 @click.option("--symmetric", is_flag=True, help="Choose ranges for zero points in the middle of the type.")
 @overrides_option
 @samples_option

@@ -15,6 +15,7 @@ from ..transforms.ops import MS
 from ..transforms.plan import Impl
 from .accuracy import Accuracy
 from .compare import Comparison
+from .comparison import Versus
 from .operators import OperatorFacts
 from .placement.costs import Costs
 from .result import Result
@@ -76,10 +77,36 @@ def print_comparison(found: Comparison) -> None:
         table.add_row(
             "items", f"{labelled.broken} broken, {labelled.fixed} fixed (exact binomial p = {labelled.p_value:.3g})"
         )
+        low, high = labelled.drop_interval
+        table.add_row("drop", f"{100 * (before - after):.2f} points, 95 % interval {100 * low:.2f} to {100 * high:.2f}")
+    if found.metric is not None:
+        _metric_rows(table, found.metric)
     _accuracy_rows(table, found.accuracy, f"on {found.accuracy.samples} samples")
     for timed in found.latencies:
         _latency_row(table, timed)
     console.print(table)
+
+
+def _metric_rows(table: Table, found: Versus) -> None:
+    """Add the scores in a metric, the drop with its interval, and the items behind it."""
+    scale, unit, digits = (100, " points", 2) if found.metric.unit == "share" else (1, "", 4)
+    unit = " dB" if found.metric.unit == "dB" else unit
+    before, after = (
+        (f"{found.before:.2%}", f"{found.after:.2%}") if scale == 100 else (f"{found.before:.4f}", f"{found.after:.4f}")
+    )
+    table.add_row(escape(found.metric.name), f"{before} -> {after}")
+    relative = "" if found.relative_drop is None else f" ({found.relative_drop:.2%} of the float model's)"
+    within = (
+        "; no interval"
+        if found.interval is None
+        else "; 95 % interval {:.{d}f} to {:.{d}f}".format(*(scale * end for end in found.interval), d=digits)
+    )
+    table.add_row("drop", f"{scale * found.drop:.{digits}f}{unit}{relative}{within} ({found.method})")
+    if found.broken is not None:
+        counted = f"{found.broken} broken, {found.fixed} fixed of {found.items}"
+        table.add_row("items", f"{counted} (exact binomial p = {found.p_value:.3g})")
+    for note in found.notes:
+        table.add_row("note", escape(note))
 
 
 def print_costs(found: Sequence[Costs]) -> None:

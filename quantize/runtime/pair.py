@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Array, ModelSource
-from ..accuracy import Accuracy, Outputs, compare_outputs, measure
+from ..accuracy import Accuracy, Outputs, Watch, compare_outputs, measure
 from ..files import Weights
 from .session import Runner
 from .timing import Latency, interleave, latency, summary
@@ -24,6 +24,7 @@ def judge_pair(
     progress: Callable[[int], None] | None = None,
     *,
     weights: Weights,
+    watch: Watch | None = None,
 ) -> Accuracy:
     """Run two models over samples and compare them.
 
@@ -36,18 +37,19 @@ def judge_pair(
         samples: The samples, with labels where they are to be compared with.
         progress: Called with how many samples are done.
         weights: The size of the float model.
+        watch: Called with the outputs of both for each sample; see `compare_outputs`.
 
     Raises:
         RequantError: A model cannot be loaded or run, or the labels of a sample do not fit the predictions.
     """
     if not weights.large:
-        return measure(Runner(before), Runner(after), samples, progress)
+        return measure(Runner(before), Runner(after), samples, progress, watch)
     gc.collect()  # models that are no longer used are cycles, and would stay
     rest = iter(samples)
     head = list(islice(rest, FEW + 1))
     lean = len(head) <= FEW or weights.lumpy
     return compare_outputs(
-        _in_turns(partial(Runner, before, lean=lean), partial(Runner, after), chain(head, rest)), progress
+        _in_turns(partial(Runner, before, lean=lean), partial(Runner, after), chain(head, rest)), progress, watch
     )
 
 
