@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from requant.calibration import DataSpec, Execution
-    from requant.quantize import Calibration
+    from requant.quantize import Calibration, Goal
 
     Command = Callable[..., Any]
     Begin = Callable[..., Execution]
@@ -62,18 +62,23 @@ def _names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def _optional_names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Split names at commas, where any are given; an empty string is none of them."""
+    return None if value is None else _names(ctx, param, value)
+
+
 def names_option(flag: str, text: str) -> Callable[[Command], Command]:
     """Declare an option of names separated by commas."""
     return click.option(flag, default="", callback=_names, metavar="A,B", help=text)
 
 
 SOURCES = "FILE.npz[:SPLIT], a folder, FILE.csv, FILE.jsonl or FILE.py:NAME; see docs/data.md."
+METRICS = "top1, top5, agreement, sqnr, psnr, perplexity, miou, auroc, or FILE.py:NAME; see docs/metrics.md."
 data_option = click.option("--data", required=True, metavar="SRC", help=SOURCES)
 
 
 def reading_options(command: Command) -> Command:
     """Declare how ``--data`` is read; the command gets a `DataSpec` as its `data` where something is said of that."""
-METRICS = "top1, top5, agreement, sqnr, psnr, perplexity, miou, auroc, or FILE.py:NAME; see docs/metrics.md."
 
     @click.option(
         "--preprocess",
@@ -186,7 +191,7 @@ external_option = click.option("--external-data", is_flag=True, help="Write the 
 rule_option = click.option(
     "--calibration",
     metavar="RULE",
-    help="minmax, percentile(99.99), mean_minmax, mse, aciq, entropy or auto. [default: minmax]",
+    help="minmax, percentile(99.99), mean_minmax, mse, aciq, entropy or auto. [default: auto]",
 )
 overrides_option = click.option(
     "--overrides", type=PATH, metavar="FILE", help="Your own ranges of single tensors, TOML or JSON, which win."
@@ -255,6 +260,26 @@ def main() -> None:
     metavar="US",
     help="Microseconds per unit of noise.",
 )
+@click.option(
+    "--effort",
+    type=click.Choice(["low", "medium", "high"]),
+    default="medium",
+    show_default=True,
+    help="How much is done for accuracy; low also has --calibration minmax. See docs/accuracy.md.",
+)
+@click.option("--corrections", callback=_optional_names, metavar="A,B", help="Only these: means, bias, rounding.")
+@click.option(
+    "--max-drop", metavar="D", help="Search the fastest model that loses at most D of --metric: 0.003 or 0.5%."
+)
+@click.option("--metric", metavar="M", help=f"For --max-drop: {METRICS}")
+@click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
+@click.option("--eval-data", metavar="SRC", help="For --max-drop: the data to judge by; other than --data.")
+@click.option(
+    "--time-budget",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="For --max-drop: seconds after which no further model is tried. [default: 600]",
+)
 @external_option
 @click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having: exit code 0.")
 @threads_option
@@ -284,6 +309,13 @@ def quantize(
     costs: Path | None,
     plan: Path | None,
     noise_weight: float,
+    effort: str,
+    corrections: tuple[str, ...] | None,
+    max_drop: str | None,
+    metric: str | None,
+    lower: bool,
+    eval_data: str | None,
+    time_budget: float | None,
     external_data: bool,
     force_int8: bool,
     threads: int,
@@ -300,6 +332,8 @@ def quantize(
     requant quantize model.onnx --ranges ranges.json -o out.onnx --overrides mine.toml
     requant quantize bert.onnx --dynamic -o bert_int8.onnx
     requant quantize model.onnx --data reader.py:feeds -o out.onnx --executor processes --workers 8
+    requant quantize model.onnx --data calib.npz -o out.onnx --effort high
+    requant quantize model.onnx --data calib.npz -o out.onnx --max-drop 0.5% --metric top1 --eval-data test.npz
     requant quantize model.onnx --data calib.npz -o out.onnx --plan edited.plan.json --force
     requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
 
@@ -312,6 +346,7 @@ def quantize(
     selection = Selection(frozenset(exclude_nodes), frozenset(exclude_ops), frozenset(include_ops), overall, by_node)
     if data is None and ranges is None and overall not in ("dynamic", "weight-only"):
         raise click.UsageError("give --data SRC, a sample of the model's inputs; only --ranges and --dynamic need none")
+    goal = _goal(max_drop, metric, lower, eval_data, time_budget)
     observing = data is not None and ranges is None
     if not observing and (idle := next(filter(_given, WORKERS), None)):
         raise click.UsageError(f"{_flag(idle)} would do nothing: no ranges are observed")
@@ -329,6 +364,8 @@ def quantize(
         costs=costs,
         plan=plan,
         noise_weight=noise_weight,
+        effort=effort,
+        corrections=corrections,
         external_data=external_data,
         force_int8=force_int8,
         threads=threads,
@@ -338,16 +375,49 @@ def quantize(
         check_output(output, model, force=force, external=external_data)
         options = replace(options, execution=begin(output))
     with _progress() as progress:
-        result = quantize_model(model, data, output, options, progress)
+        if goal is None:
+            result = quantize_model(model, data, output, options, progress)
+        elif data is None:
+            raise click.UsageError("a search wants --data SRC, which give the ranges and what is corrected by them")
+        else:
+            from requant.quantize import search_model
+
+            result = search_model(model, data, output, goal, options, progress)
     if as_json:
         _print_json(result.to_json())
     else:
-        from requant.quantize.tables import print_findings, print_result
+        from requant.quantize.tables import print_findings, print_frontier, print_result
 
         print_result(result)
         print_findings(result.findings)
+        if result.search is not None:
+            print_frontier(result.search)
     if result.verdict and not force_int8:
         click.get_current_context().exit(1)
+
+
+def _goal(
+    max_drop: str | None, metric: str | None, lower: bool, eval_data: str | None, time_budget: float | None
+) -> Goal | None:
+    """Return what a search must keep; None where none is asked for."""
+    given = {"--metric": metric, "--eval-data": eval_data, "--lower": lower or None, "--time-budget": time_budget}
+    if max_drop is None:
+        if idle := next((name for name, value in given.items() if value is not None), None):
+            raise click.UsageError(f"{idle} is of a search, which --max-drop asks for")
+        return None
+    if metric is None or eval_data is None:
+        missing = "--metric M" if metric is None else "--eval-data SRC"
+        raise click.UsageError(f"--max-drop searches for a model: give {missing}")
+    from requant.quantize import Goal
+    from requant.quantize.comparison import parse_drop
+    from requant.quantize.metrics import metric_named
+
+    return Goal(
+        metric=metric_named(metric, lower=lower),
+        allowance=parse_drop(max_drop),
+        data=eval_data,
+        seconds=600.0 if time_budget is None else time_budget,
+    )
 
 
 @main.command()
@@ -355,6 +425,8 @@ def quantize(
 @click.argument("int8_model", metavar="INT8", type=PATH)
 @data_option
 @reading_options
+@click.option("--metric", metavar="M", help=METRICS)
+@click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Time runs of this many items too.")
 @threads_option
 @json_option
@@ -373,9 +445,15 @@ def compare(
     \b
     requant compare model.onnx model_int8.onnx --data test.npz --batch 128
     requant compare model.onnx model_int8.onnx --data test.py:samples --json
+    requant compare model.onnx model_int8.onnx --data test.npz --metric perplexity
+    requant compare model.onnx model_int8.onnx --data test.npz --metric mine.py:error --lower
     """
     from requant.quantize import compare_models
+    from requant.quantize.metrics import metric_named
 
+    if lower and metric is None:
+        raise click.UsageError("--lower is of a --metric")
+    chosen = None if metric is None else metric_named(metric, lower=lower)
     with _progress() as progress:
         found = compare_models(
             float_model, int8_model, data, batch=batch, threads=threads, progress=progress, metric=chosen
@@ -384,8 +462,6 @@ def compare(
         _print_json(found.to_json())
     else:
         from requant.quantize.tables import print_comparison
-@click.option("--metric", metavar="M", help=METRICS)
-@click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
 
         print_comparison(found)
 
@@ -395,15 +471,9 @@ def compare(
 @click.option("--data", metavar="SRC", help=SOURCES)
 @reading_options
 @click.option("-o", "--output", type=PATH, help="The range file to write.")
-    requant compare model.onnx model_int8.onnx --data test.npz --metric perplexity
-    requant compare model.onnx model_int8.onnx --data test.npz --metric mine.py:error --lower
 @click.option("--log", type=PATH, help="The min/max log to write, of a float model or one made by insert_logging.")
 @click.option("--merge", is_flag=True, help="Merge range files, given in the place of MODEL, instead of a run.")
-    from requant.quantize.metrics import metric_named
 @rule_option
-    if lower and metric is None:
-        raise click.UsageError("--lower is of a --metric")
-    chosen = None if metric is None else metric_named(metric, lower=lower)
 @click.option("--symmetric", is_flag=True, help="Choose ranges for zero points in the middle of the type.")
 @overrides_option
 @samples_option
@@ -870,6 +940,81 @@ def explain(
         from requant.quantize.explain_tables import print_explanation
 
         print_explanation(found, everything=everything)
+
+
+@main.command()
+@click.argument("model", type=PATH)
+@data_option
+@reading_options
+@click.option(
+    "--samples", type=click.IntRange(1), default=4, show_default=True, help="Samples of each trial, picked evenly."
+)
+@click.option(
+    "--calibration-samples", type=click.IntRange(1), metavar="N", help="Samples that give the ranges. [default: all]"
+)
+@rule_option
+@click.option("--units", "only_units", is_flag=True, help="Try units only.")
+@click.option("--tensors", "only_tensors", is_flag=True, help="Try tensors only.")
+@click.option("--all", "everything", is_flag=True, help="Every row, instead of the worst.")
+@click.option("--fresh", is_flag=True, help="Make all trials anew.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="A JSON file to write too.")
+@json_option
+@force_option
+def sensitivity(
+    model: Path,
+    data: str | DataSpec,
+    samples: int,
+    calibration_samples: int | None,
+    calibration: str | None,
+    only_units: bool,
+    only_tensors: bool,
+    everything: bool,
+    fresh: bool,
+    output: Path | None,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Tell which units and tensors of MODEL lose most in integers, each tried alone, and why.
+
+    \b
+    requant sensitivity model.onnx --data calib.npz
+    requant sensitivity model.onnx --data folder/ --samples 8 --tensors --all
+    requant sensitivity model.onnx --data calib.npz -o evidence.json --json
+
+    What was tried is kept in the user's cache folder: a run that was interrupted goes on; see docs/sensitivity.md.
+    """
+    from requant.quantize import Options, measure_sensitivity
+    from requant.quantize.files import check_output
+
+    if only_units and only_tensors:
+        raise click.UsageError("--units and --tensors each leave the other out; give one, or none for both")
+    if as_json and everything:
+        raise click.UsageError("--all is of the tables; --json has every row")
+    if output is not None:
+        check_output(output, model, force=force)
+    kinds = [kind for kind, asked in (("units", only_units), ("tensors", only_tensors)) if asked]
+    options = Options(samples=calibration_samples, calibration=calibration)
+    with _progress() as progress:
+        found = measure_sensitivity(
+            model,
+            data,
+            options,
+            samples=samples,
+            kinds=kinds or ("units", "tensors"),
+            fresh=fresh,
+            progress=progress,
+        )
+    if output is not None:
+        from requant.calibration.files import write_atomically
+
+        write_atomically(output, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
+        click.echo(f"{output}: {len(found.units)} units, {len(found.tensors)} tensors", err=True)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        from requant.quantize.sensitivity_tables import print_sensitivity
+
+        print_sensitivity(found, everything=everything)
 
 
 def _strategies(given: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:

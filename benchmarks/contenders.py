@@ -177,8 +177,8 @@ def batch(name: str, size: int, feeds: str) -> dict[str, Any]:
     return {}
 
 
-def task(kit: str, name: str, model: str, feeds: str, samples: int) -> dict[str, Any]:
-    """Copy the model of a task of a kit of real models, and write the first of its calibration feeds."""
+def task(kit: str, name: str, model: str, feeds: str, samples: int | None = None) -> dict[str, Any]:
+    """Copy the model of a task of a kit of real models, and write the first of its calibration feeds, or all."""
     import shutil
 
     sys.path.insert(0, kit)
@@ -205,14 +205,26 @@ def _operators(model: str) -> dict[str, Any]:
 
 
 def static(
-    model: str, feeds: str, output: str, operators: Sequence[str] | None = None, fuse: bool = False
+    model: str,
+    feeds: str,
+    output: str,
+    operators: Sequence[str] | None = None,
+    fuse: bool = False,
+    percentile: float | None = None,
 ) -> dict[str, Any]:
     """Quantize with ONNX Runtime's `quantize_static`: QDQ, per channel, uint8 activations and int8 weights.
 
-    Scales per channel are of opset 13; an older model gets one scale per weight.
+    Scales per channel are of opset 13; an older model gets one scale per weight. Ranges are those of minima and maxima,
+    or of a percentile.
     """
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        CalibrationMethod,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -231,6 +243,8 @@ def static(
             per_channel=next(o.version for o in onnx.load(model).opset_import if not o.domain) >= 13,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax if percentile is None else CalibrationMethod.Percentile,
+            extra_options=None if percentile is None else {"CalibPercentile": percentile},
         )
     return {}
 
@@ -312,6 +326,102 @@ def ours(
         "verdict": told["verdict"],
         "mac_share_int8": told["mac_share_int8"],
     }
+
+
+def configured(model: str, feeds: str, output: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Quantize with this project, with options; return what it says of the result."""
+    from requant.quantize import Options, quantize_model
+
+    given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
+    told = quantize_model(model, load_feeds(feeds), output, Options(force=True, **given)).to_json()
+    return {name: told[name] for name in ("verdict", "mac_share_int8", "float_nodes")}
+
+
+def clocked(what: str, **arguments: Any) -> dict[str, Any]:
+    """Call another function, and add the ``seconds`` that it took."""
+    import time
+
+    start = time.perf_counter()
+    found = FUNCTIONS[what](**arguments)
+    return {**found, "seconds": time.perf_counter() - start}
+
+
+def evaluated(kit: str, name: str, model: str, items: int | None, reference: str) -> dict[str, Any]:
+    """Measure a model on the evaluation data of a task of a kit of real models, against the float model.
+
+    Args:
+        kit: The kit.
+        name: The task.
+        model: The model.
+        items: How many items; None for all.
+        reference: Where the float model's result is kept, which is written when it is not there: then `model` is it.
+
+    Returns:
+        ``metric``, ``lower``, ``value``, ``items``; against the float model ``drop``, ``agreement`` and ``sqnr_db`` of
+        the worst output (None where they are equal); ``broken``, ``fixed``, ``p_value`` and ``interval`` where the task
+        tells of single items; and ``invalid``, why the model is none, or nothing.
+    """
+    import pickle
+
+    sys.path.insert(0, kit)
+    from kitlib.compare import output_sqnr  # type: ignore[import-not-found]
+    from kitlib.task import open_session  # type: ignore[import-not-found]
+    from realkit import TASKS
+
+    row = TASKS[name]
+    found = row.evaluate(model, items)
+    if not os.path.exists(reference):
+        with open(reference, "wb") as file:
+            pickle.dump((model, found), file)
+    with open(reference, "rb") as file:
+        float_model, before = pickle.load(file)  # written above
+    feeds = list(row.eval_feeds(min(16, found["n"])))
+    noise = output_sqnr(open_session(float_model), open_session(model), feeds)
+    worst = min((-math.inf if math.isnan(value) else value for value in noise.values()), default=math.inf)
+    one, two = before[row.metric], found[row.metric]
+    return {
+        "metric": row.metric,
+        "lower": row.lower_is_better,
+        "value": found[row.metric],
+        "items": found["n"],
+        "drop": two - one if row.lower_is_better else one - two,
+        "agreement": row.agreement(before, found),
+        "sqnr_db": None if worst == math.inf else worst,
+        "invalid": _invalid(model),
+        **_paired(row.metric, before, found),
+    }
+
+
+def _paired(metric: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what single items tell of two results of a kit."""
+    import numpy as np
+
+    from requant.quantize.accuracy import binomial_p, paired_interval
+    from requant.quantize.metrics import METRICS
+    from requant.quantize.metrics.intervals import bootstrap
+
+    if "quality" in before:
+        ones = np.ones(len(before["quality"]))
+        one, two = (np.stack([result["quality"], ones], axis=1) for result in (before, after))
+        return {"interval": bootstrap(METRICS["psnr"], one, two)}
+    if "correct" not in before:
+        return {}
+    broken = int((before["correct"] & ~after["correct"]).sum())
+    fixed = int((after["correct"] & ~before["correct"]).sum())
+    found = {"broken": broken, "fixed": fixed, "p_value": binomial_p(broken, fixed)}
+    share = metric == "top1"  # of other metrics the items are not those that are judged
+    return {**found, "interval": paired_interval(broken, fixed, len(before["correct"])) if share else None}
+
+
+def _invalid(model: str) -> str:
+    """Return what is wrong with a model by the checker of onnx; nothing where it is valid."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:  # noqa: BLE001 - the checker has several kinds
+        return " ".join(str(error).split())[:200]
+    return ""
 
 
 def timed(cases: Sequence[Mapping[str, str]], feeds: str, threads: int, seconds: float) -> dict[str, Any]:
@@ -399,7 +509,12 @@ LOADERS: Mapping[str, Callable[[str, dict[str, Any], int], Callable[[], list[Any
 }
 
 FUNCTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function for function in (network, batch, task, tasks, static, dynamic, nncf, ours, timed)
+    function.__name__: function
+    for function in (
+        *(network, batch, task, tasks, evaluated),
+        *(static, dynamic, nncf, ours, configured),
+        *(clocked, timed),
+    )
 }
 
 

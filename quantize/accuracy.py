@@ -203,7 +203,7 @@ def class_scores(outputs: Outputs) -> Array | None:
     for value in outputs.values():
         if not is_float(value) or value.ndim < 2 or value.size == 0:
             continue
-        axis = 1 if value.ndim == 4 and value.shape[1] < value.shape[-1] else -1
+        axis = class_axis(value)
         if value.shape[axis] > 1:
             return np.moveaxis(value, axis, -1)
     return None
@@ -234,6 +234,57 @@ def powers(exact: Array, other: Array) -> tuple[float, float]:
 def is_float(value: object) -> bool:
     """Whether an output is a tensor of floats; the runtime also gives integers, strings, sequences and maps."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+QUIET = 1e-3
+"""A channel counts as no quieter than this share of the loudest one: of what hardly ever speaks, noise tells little."""
+
+ROWS = 32
+"""Of fewer values of a channel its power is chance."""
+
+
+def balance(outputs: Sequence[Array]) -> Array | None:
+    """Return weights of the channels of an output with which all of them have the same power, (C,) float64.
+
+    The channels are those of `class_axis`. With the weights the power of the whole output is what it was.
+
+    Args:
+        outputs: The output, an array per sample.
+
+    Returns:
+        None where an output has no channels, or is not finite, or has less than `ROWS` values of each channel.
+    """
+    parts = [_by_channel(each) for each in outputs]
+    if len({part.shape for part in parts}) != 1 or not parts[0].size:
+        return None
+    squares = np.sum(parts, axis=0)
+    if sum(each.size for each in outputs) < ROWS * len(squares) or not np.isfinite(squares).all() or not squares.any():
+        return None
+    loud = np.maximum(squares, QUIET * squares.max())
+    return np.asarray(squares.sum() / (len(squares) * loud))
+
+
+def balanced_noise(exact: Array, other: Array, weights: Array | None) -> float:
+    """Return the sum of squares of a difference with weights for channels; 0 without weights or for other shapes."""
+    if weights is None or exact.shape != other.shape:
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.vdot(_by_channel(exact.astype(np.float64) - other), weights))
+
+
+def class_axis(output: Array) -> int:
+    """Return the axis of classes: the last one; of a map (N, ?, ?, ?) the shorter of the second and the last."""
+    return 1 if output.ndim == 4 and output.shape[1] < output.shape[-1] else output.ndim - 1
+
+
+def _by_channel(output: Array) -> Array:
+    """Return the sum of squares of each channel, (C,) float64; of a vector there are none."""
+    if output.ndim < 2:
+        return np.zeros(0)
+    axis = class_axis(output)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.square(output, dtype=np.float64)
+    return np.asarray(squares.sum(axis=tuple(i for i in range(output.ndim) if i != axis)))
 
 
 def decibels(signal: float, noise: float) -> float:

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from itertools import islice
+from pathlib import Path
 
 from .. import RequantError
 from ..calibration.sources import DataSource
-from ..transforms import METADATA_KEY, signature, verify
-from ..transforms.existing import drop_round_trips
-from ..transforms.fuse_silu import fuse_silus
+from ..transforms import METADATA_KEY
 from ..transforms.graph import nodes_by_name
-from ..transforms.insert_qdq import insert_qdq
-from ..transforms.ops import GATE, INTEGER
-from ..transforms.plan import Impl, Plan
-from ..transforms.qdq_to_qoperator import qdq_to_qoperator
-from ..transforms.qparams import QParams
-from .data_dependent import selected_from, showing
-from .evidence import RUIN_DB, alone, ruinous
-from .files import check_output, save_model, serialize, size_on_disk, staging
-from .job import Candidate, Job, Trial
+from ..transforms.ops import INTEGER
+from ..transforms.plan import Impl
+from .emit import choices, each_alone, emit, gathered
+from .evidence import RUIN_DB, ruinous
+from .files import check_output, save_model, size_on_disk, staging
+from .frontier import Goal, opened, search
+from .job import Candidate, Evidence, Job, Trial
 from .metadata import describe_origin
 from .options import Options
-from .placement import Placement
 from .placement.attribution import Owners
 from .placement.costs import Costs
-from .placement.files import plan_path, read_plan, write_plan
-from .placement.search import Write, measured_costs, place
-from .planner import ALREADY, Facts, choose_by, facts_of
+from .placement.files import plan_path, write_plan
+from .placement.search import measured_costs
+from .planner import ALREADY
 from .prepare import prepare
 from .progress import Progress, silent
 from .ranges import Found, find_ranges
@@ -41,7 +34,6 @@ from .trial import UNMEASURED, first_feed, judge, trial
 
 LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
-EVIDENCE = 4  # samples for each tensor tried alone
 EXPECTED = (ALREADY, INTEGER)  # why units of which the plan makes nothing compute in integers
 
 
@@ -83,6 +75,59 @@ def quantize_model(
         return replace(_proven(job, ranges, output), findings=ranges.findings)
 
 
+def search_model(
+    model: str | os.PathLike[str],
+    data: DataSource,
+    output: str | os.PathLike[str],
+    goal: Goal,
+    options: Options | None = None,
+    progress: Progress = silent,
+) -> Result:
+    """Find the fastest INT8 model that keeps a metric, and write it.
+
+    The best model found is always written: where none keeps the bar, the one with the best score, and the result says
+    so. `Result.search` has everything that was tried. An interrupted search goes on when it is asked for again.
+
+    Args:
+        model: Path of the float model.
+        data: The data that give the ranges and corrections, as `quantize_model` takes them.
+        output: Path of the model to write; what was tried is kept beside it until the search is done.
+        goal: The metric, how much of it may be lost, and the data to judge by.
+        options: See `Options`.
+        progress: As for `quantize_model`.
+
+    Raises:
+        RequantError: The request cannot be met; nothing was written.
+    """
+    options = options or Options()
+    check_output(output, model, force=options.force, external=options.external_data)
+    check_output(plan_path(output), model, force=options.force)
+    if options.plan is not None or options.noise_weight:
+        raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
+    state = Path(f"{os.fspath(output)}.search.json")
+    with staging(output) as folder:
+        job = prepare(model, data, options, folder, progress)
+        source = opened(job, goal)
+        ranges = find_ranges(job)
+        candidate, found = search(job, ranges, goal, source, state)
+        if candidate is None:
+            candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
+            result = _keep_float(
+                job, Trial(candidate, UNMEASURED, None), output, "nothing in this model can become int8"
+            )
+        else:
+            result = _finish(job, trial(job, candidate), output)
+    result = replace(result, search=found, findings=ranges.findings)
+    if found.interrupted:
+        raise KeyboardInterrupt(f"{os.fspath(output)} is the best model so far; the same command goes on with --force")
+    state.unlink(missing_ok=True)
+    if found.best is None and not result.verdict:
+        best = max(found.points, key=lambda point: point.value if found.higher_is_better else -point.value)
+        verdict = f"no int8 model keeps {found.metric} at {found.bar:.6g}: the output has {best.value:.6g}"
+        return replace(result, verdict=verdict)
+    return result
+
+
 def measure_costs(
     model: str | os.PathLike[str], data: DataSource, options: Options | None = None, progress: Progress = silent
 ) -> Costs:
@@ -100,7 +145,7 @@ def measure_costs(
     options = replace(options or Options(), place="measured", costs=None, plan=None)
     with staging(None) as folder:
         job = prepare(model, data, options, folder, progress)
-        facts, rules, write = _choices(job, find_ranges(job), {})
+        facts, rules, write = choices(job, find_ranges(job), Evidence())
         return measured_costs(job, facts, rules, write, first_feed(job))
 
 
@@ -110,12 +155,13 @@ def _proven(job: Job, ranges: Found, output: str | os.PathLike[str]) -> Result:
     Raises:
         RequantError: The output cannot be written.
     """
-    candidate = _emit(job, ranges, {})
+    candidate = emit(job, ranges, gathered(job, ranges))
     try:
         found = trial(job, candidate)
     except RequantError as error:
         return _keep_float(job, Trial(candidate, UNMEASURED, None), output, f"the int8 model does not run: {error}")
-    if job.judged and found.accuracy.worst_sqnr_db < RUIN_DB:
+    looked = candidate.evidence.noise
+    if job.judged and not looked and found.accuracy.worst_sqnr_db < RUIN_DB:
         found = _mended(job, ranges, found)
     reason = _why_not(job, found)
     if reason and not job.options.force_int8:
@@ -152,77 +198,12 @@ def _check_without_data(model: str | os.PathLike[str], options: Options) -> None
         raise RequantError(f"{model}: no data, so that there are no ranges, and {asked} would do nothing")
 
 
-def _emit(job: Job, found: Found, kept_float: Mapping[str, str]) -> Candidate:
-    """Place and write."""
-    facts, rules, write = _choices(job, found, kept_float)
-    if job.options.plan is not None:
-        return replace(write(read_plan(job.options.plan, facts, rules, strict=False)), placement=Placement("plan"))
-    candidate, placement = place(job, facts, rules, write, first_feed(job))
-    return replace(candidate, placement=placement)
-
-
-def _choices(job: Job, found: Found, kept_float: Mapping[str, str]) -> tuple[Facts, Plan, Write]:
-    """Return what may be decided, the plan by rules, and what writes a plan."""
-    facts = replace(
-        facts_of(job.simple, job.selection, job.types, job.scheme.activation),
-        static=job.static,
-        ranges=found.ranges,
-        kept_float={**found.without, **kept_float},
-    )
-    return facts, choose_by(facts, job.simple), partial(_write, job, found)
-
-
-def _write(job: Job, found: Found, plan: Plan) -> Candidate:
-    """Write a plan into a model."""
-    ranges = found.ranges
-    dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
-    given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
-    qparams = {
-        name: given[name]
-        if name in given and name not in found.overridden and _covers(given[name], ranges.get(name))
-        else job.scheme.activation_params(*ranges[name])
-        for name in plan.observed
-    }
-    model = job.simple.clone()
-    steps = ["insert_qdq"]
-    floats = {u.name for u in plan.units if u.op == GATE and not plan.impl(u).int8 and plan.produced_u8 & {*u.inputs}}
-    if floats and fuse_silus(model, floats).applied:
-        steps.insert(0, "fuse_silu")
-    written = insert_qdq(model, plan=plan, qparams=qparams, means=found.means, scheme=job.scheme, exact=job.exact)
-    if job.given:
-        drop_round_trips(model)
-    if job.options.format == "qoperator":
-        qdq_to_qoperator(model)
-        steps.append("qdq_to_qoperator")
-    describe_origin(model, steps, qparams, job.asked())
-    verify(model, like=signature(job.simple))
-    return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)
-
-
-def _covers(params: QParams, span: tuple[float, float] | None) -> bool:
-    """Whether a tensor of this range keeps its values with these parameters: a pair may clip for some readers only."""
-    if span is None:
-        return True
-    (least, most), step = params.range, float(params.scale)
-    return least - step <= span[0] and span[1] <= most + step
-
-
 def _mended(job: Job, ranges: Found, found: Trial) -> Trial:
     """Leave the tensors in float that alone ruin the outputs, where that helps; else return what there is."""
-    if job.source is None:
-        return found
-    samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
-    values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
-    outside = {name: params for name, params in found.candidate.qparams.items() if name in values}
-    compared = found.accuracy.sqnr_db
-    sources = [source for source in selected_from(job.simple) if source[-1] in compared]
-    unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
-    judged = showing(job.simple, sources, unlike) if sources else job.simple
-    told = partial(job.progress, "look for ruinous tensors")
-    kept = ruinous(alone(judged, outside, samples, optimize=not job.given, progress=told))
+    kept = ruinous(each_alone(job, found.candidate, found.accuracy))
     if not kept:
         return found
-    mended = _emit(job, ranges, kept)
+    mended = emit(job, ranges, Evidence(kept))
     accuracy = judge(job, mended)
     return found if accuracy.worst_sqnr_db <= found.accuracy.worst_sqnr_db else trial(job, mended, accuracy)
 

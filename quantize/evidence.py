@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from .. import RequantError
 from ..calibration.samples import Sample
-from ..calibration.session import open_session, runtime_message
-from ..transforms.graph import add_initializer, fresh_name
 from ..transforms.qparams import QParams
-from .accuracy import decibels, powers
-from .files import Weights, serialize
+from .accuracy import decibels
+from .switchboard import Switch, noises, tensor_switches
 
 # A tensor ruins a model when it alone leaves less than RUIN_DB at an output and stands out from the others: the
 # tensors of a network that is merely hard to quantize are all alike, and none of them is worth a float unit.
 RUIN_DB = 20.0
 STANDS_OUT_DB = 10.0
-FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
-SWITCH = "requant_switch"
 
 
-def ruinous(sqnr_db: Mapping[str, float]) -> dict[str, str]:
-    """Return the tensors that must stay float, with the reason, from the SQNR that each alone leaves."""
+def ruinous(sqnr_db: Mapping[str, float], least: float = RUIN_DB) -> dict[str, str]:
+    """Return the tensors that must stay float, with the reason, from the SQNR that each alone leaves.
+
+    Args:
+        sqnr_db: By tensor, in dB.
+        least: With so much or more no tensor ruins anything, in dB.
+    """
 
     def limit(name: str) -> float:
         others = [value for other, value in sqnr_db.items() if other != name]
-        return min(RUIN_DB, statistics.median(others) - STANDS_OUT_DB) if others else RUIN_DB
+        return min(least, statistics.median(others) - STANDS_OUT_DB) if others else least
 
     return {
         name: f"in uint8 {name!r} alone leaves {value:.1f} dB at an output"
@@ -45,96 +45,42 @@ def alone(
     samples: Sequence[Sample],
     *,
     optimize: bool = True,
+    seconds: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """Return the least SQNR, in dB, of the float outputs when one tensor at a time goes through uint8.
 
-    One session serves all tensors: a further input selects which of them is quantized.
+    One session serves all tensors.
 
     Args:
         model: A float model.
         qparams: uint8 scale and zero point of each tensor to try.
         samples: A few samples; tensors times samples inferences are made.
-        optimize: Whether the runtime may rewrite the graph: ONNX Runtime 1.31 aborts where it finds a DequantizeLinear,
-            a Transpose or the like, and a reader in one of the bodies that are put in.
+        optimize: Whether the runtime may rewrite the graph, see `tensor_switches`.
+        seconds: About how long it may take: of the samples, fewer are tried. Where one alone takes longer, nothing is.
         progress: Called with how many tensors are done, and how many there are.
+
+    Returns:
+        In dB, by tensor; empty where `seconds` are too few.
+
+    Raises:
+        RequantError: The model fails on a sample.
     """
-    session = open_session(serialize(_with_switches(model, qparams)), optimize=optimize, lean=Weights.of(model).lumpy)
-    outputs = [o.name for o in session.get_outputs() if o.type in FLOATS]
-    if not outputs:
+    board = tensor_switches(model, qparams, optimize=optimize)
+    if not board.outputs:
         return dict.fromkeys(qparams, math.inf)
-
-    def run(sample: Sample, index: int) -> list[np.ndarray]:
-        feed = {**sample.feed, SWITCH: np.asarray(index)}
-        try:
-            return [np.asarray(value) for value in session.run(outputs, feed)]
-        except Exception as error:  # the runtime's exceptions share no base class of their own
-            raise RequantError(f"{sample.where}: the model fails: {runtime_message(error)}") from error
-
-    references = [run(sample, -1) for sample in samples]
+    if qparams and seconds < math.inf:
+        board.run(samples[0].feed)  # the first run plans the memory
+        start = time.perf_counter()
+        board.run(samples[0].feed)
+        each = len(qparams) * (time.perf_counter() - start)
+        if each > seconds:
+            return {}
+        samples = samples[: max(1, int(min(seconds / each, len(samples))))] if each > 0 else samples
     found = {}
-    for index, name in enumerate(qparams):
-        signal, noise = [0.0] * len(outputs), [0.0] * len(outputs)
-        for sample, reference in zip(samples, references, strict=True):
-            for position, (exact, value) in enumerate(zip(reference, run(sample, index), strict=True)):
-                more = powers(exact, value)
-                signal[position] += more[0]
-                noise[position] += more[1]
-        found[name] = min(decibels(s, n) for s, n in zip(signal, noise, strict=True))
+    trials = ({Switch("", name)} for name in qparams)
+    for name, outputs in zip(qparams, noises(board, trials, samples), strict=True):
+        found[name] = min(decibels(*sums) for sums in outputs.values())
         if progress is not None:
-            progress(index + 1, len(qparams))
+            progress(len(found), len(qparams))
     return found
-
-
-def _with_switches(model: ir.Model, qparams: Mapping[str, QParams]) -> ir.Model:
-    """Return a copy in which tensor i is quantized and dequantized when the input `SWITCH` is i."""
-    copy = model.clone()
-    graph = copy.graph
-    switch = ir.val(SWITCH, dtype=ir.DataType.INT64, shape=[])
-    graph.inputs.append(switch)
-    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
-    for index, (name, params) in enumerate(qparams.items()):
-        _insert_switch(copy, values[name], switch, index, params)
-    return copy
-
-
-def _insert_switch(model: ir.Model, value: ir.Value, switch: ir.Value, index: int, params: QParams) -> None:
-    """Let the readers of `value` read its quantized copy when `switch` equals `index`."""
-    graph, stem = model.graph, f"requant_switch_{index}"
-    constants = [
-        add_initializer(graph, fresh_name(model, f"{stem}_{part}"), np.asarray(array))
-        for part, array in (("index", np.int64(index)), ("scale", params.scale), ("zero_point", params.zero_point))
-    ]
-    uses, producer = list(value.uses()), value.producer()
-    equal = ir.node("Equal", [switch, constants[0]], name=f"{stem}_equal")
-    branches = {"then_branch": _branch(value, stem, constants[1:]), "else_branch": _branch(value, stem, [])}
-    choose = ir.node("If", [equal.outputs[0]], branches, name=stem)
-    equal.outputs[0].name, choose.outputs[0].name = f"{stem}_chosen", f"{stem}_output"
-    choose.outputs[0].type, choose.outputs[0].shape = value.type, value.shape
-    if producer is None:
-        graph.insert_before(graph[0], [equal, choose])
-    else:
-        graph.insert_after(producer, [equal, choose])
-    for use in uses:
-        use.node.replace_input_with(use.idx, choose.outputs[0])
-    if value.is_graph_output():
-        position = list(graph.outputs).index(value)
-        graph.outputs[position] = choose.outputs[0]
-        choose.outputs[0].name, value.name = value.name, f"{stem}_input"
-
-
-def _branch(value: ir.Value, stem: str, parameters: Sequence[ir.Value]) -> ir.Graph:
-    """Return a body that gives `value`, through uint8 when there are parameters."""
-    if parameters:
-        q = ir.node("QuantizeLinear", [value, *parameters], name=f"{stem}_q")
-        last = ir.node("DequantizeLinear", [q.outputs[0], *parameters], name=f"{stem}_dq")
-        q.outputs[0].name, nodes = f"{stem}_quantized", [q, last]
-    else:
-        last = ir.node("Identity", [value], name=f"{stem}_same")
-        nodes = [last]
-    output = last.outputs[0]
-    output.name, output.type = (
-        f"{stem}_{'then' if parameters else 'else'}",
-        value.type or ir.TensorType(ir.DataType.FLOAT),
-    )
-    return ir.Graph([], [output], nodes=nodes, name=f"{stem}_body")

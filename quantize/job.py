@@ -9,13 +9,15 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ..calibration.ranges import parse_rule
 from ..calibration.session import ModelSource
 from ..calibration.sources import Source
 from ..transforms.plan import Plan
 from ..transforms.qparams import QParams, Scheme
 from .accuracy import Accuracy
+from .corrections import EFFORTS, chosen
 from .files import Weights
-from .options import DEFAULT_RULE, Options
+from .options import Options
 from .placement import Placement
 from .progress import Progress
 from .runtime.timing import Latency
@@ -71,6 +73,11 @@ class Job:
         return self.options.scheme
 
     @property
+    def corrections(self) -> frozenset[str]:
+        """What makes the INT8 model more accurate, by name."""
+        return chosen(self.options.effort, self.options.corrections)
+
+    @property
     def static(self) -> bool:
         """Whether ranges are given, or can be taken from the data."""
         return self.judged or self.supply.ranges is not None
@@ -78,10 +85,23 @@ class Job:
     def asked(self) -> dict[str, Any]:
         """Return what shapes the model, as plain JSON values, without what is at its default."""
         asked, calibration = self.options.to_json(), self.supply.calibration
-        if calibration != DEFAULT_RULE:
+        if calibration != str(parse_rule(EFFORTS[self.options.effort].rule)):
             asked["calibration"] = calibration
         overrides = self.supply.overrides.to_json()
         return {**asked, "overrides": overrides} if overrides else asked
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What each tensor alone does to the outputs in uint8.
+
+    Attributes:
+        kept_float: Tensors that must not be uint8, with the reason.
+        noise: By tensor, the power of the noise at the worst output over that of the output; empty where nobody looked.
+    """
+
+    kept_float: Mapping[str, str] = field(default_factory=dict)
+    noise: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,7 @@ class Candidate:
         source: The model as the runtime opens it.
         relieved: By unit, output channels whose weights lost range for the target's sake.
         placement: How the plan was found.
+        evidence: What was known of the tensors when it was.
     """
 
     model: ir.Model
@@ -103,6 +124,7 @@ class Candidate:
     source: ModelSource
     relieved: Mapping[str, int] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from ..calibration.files import RangeFile
 from ..calibration.overrides import Overrides
 from ..calibration.ranges import parse_rule
 from ..transforms.qparams import Scheme
+from .corrections import EFFORTS, chosen
 from .selection import Selection
 
-DEFAULT_RULE = "minmax"
 FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
 PLACES = ("measured", "estimated", "rules", "all")
@@ -27,8 +27,8 @@ class Options:
     Attributes:
         samples: How many samples calibrate, picked evenly; None for all.
         batch: Items per run while the latency is measured.
-        calibration: Range rule, a key of `RULES`, or ``percentile(99.99)``; None for `DEFAULT_RULE` or, of a range
-            file, for the ranges as they were chosen.
+        calibration: Range rule, a key of `RULES`, or ``percentile(99.99)``; None for that of the effort or,
+            of a range file, for the ranges as they were chosen.
         ranges: A range file, or a min/max log, whose ranges are used; data then only measure.
         overrides: A file with the user's own ranges of single tensors, which win, or what it holds.
         execution: How the model is run over the data to calibrate.
@@ -41,6 +41,8 @@ class Options:
         costs: A file of costs, measured on the machine that the model is for; places by them.
         plan: A plan file; what it names is done as it says.
         noise_weight: Microseconds that a unit of noise as strong as its result is worth.
+        effort: How much is done for accuracy: ``low``, ``medium`` or ``high``, see `CORRECTIONS`.
+        corrections: Keys of `CORRECTIONS`, instead of those of the effort.
         external_data: Whether the weights go into one file beside the output; above 2 GB they do anyway.
         force_int8: Write the INT8 model even where it is not worth having.
         threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
@@ -62,6 +64,8 @@ class Options:
     costs: str | os.PathLike[str] | None = None
     plan: str | os.PathLike[str] | None = None
     noise_weight: float = 0.0
+    effort: str = "medium"
+    corrections: tuple[str, ...] | None = None
     external_data: bool = False
     force_int8: bool = False
     threads: int = 1
@@ -78,6 +82,7 @@ class Options:
             ("format", self.format, FORMATS),
             ("instruction set", self.isa, TARGETS),
             ("placement", self.place, PLACES),
+            ("effort", self.effort, tuple(EFFORTS)),
         )
         for kind, name, known in named:
             if name not in known:
@@ -93,6 +98,7 @@ class Options:
             raise RequantError(f"the weight of noise must be 0 or more, not {self.noise_weight}")
         if self.costs is not None and (self.place in ("rules", "all") or self.plan is not None):
             raise RequantError("costs decide nothing with the placements rules and all, or with a plan")
+        chosen(self.effort, self.corrections)
         if self.calibration is not None:
             parse_rule(self.calibration)
 
@@ -108,12 +114,14 @@ class Options:
             for name, value in asdict(self.selection).items()
         }
         return {
-            "calibration": str(parse_rule(self.calibration or DEFAULT_RULE)),
+            "calibration": str(parse_rule(self.calibration or EFFORTS[self.effort].rule)),
             "samples": self.samples,
             "format": self.format,
             "isa": self.isa,
             "place": self.place,
             "noise_weight": self.noise_weight,
+            "effort": self.effort,
+            "corrections": sorted(chosen(self.effort, self.corrections)),
             **asdict(self.scheme),
             **selection,
         }

@@ -10,6 +10,7 @@ from typing import Any
 from ..calibration.checks import Finding
 from ..calibration.files import RangeFile
 from .accuracy import Accuracy
+from .frontier import Frontier
 from .placement import Placement
 from .runtime.timing import Latency
 
@@ -63,6 +64,7 @@ class Result:
         rejected: Accuracy and latency of the INT8 model that was not kept, if any.
         findings: What the data that gave the ranges are found to be, warnings first.
         placement: How it was decided what is int8.
+        search: The models that were tried for the sake of a metric; None where none was asked for.
     """
 
     output: str
@@ -86,6 +88,7 @@ class Result:
     rejected: tuple[Accuracy, Latency] | None = None
     findings: tuple[Finding, ...] = ()
     placement: Placement = field(default_factory=Placement)
+    search: Frontier | None = None
 
     @property
     def predicted_ms(self) -> float | None:
@@ -125,6 +128,7 @@ class Result:
             "data": self.data,
             "pipeline": self.pipeline,
             "placement": self.placement.to_json(),
+            "search": self.search and self.search.to_json(),
             "rejected": self.rejected
             and {**accuracy_json(self.rejected[0]), "latency": latency_json(self.rejected[1])},
         }

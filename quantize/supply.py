@@ -16,7 +16,8 @@ from ..calibration.overrides import Overrides, load_overrides
 from ..calibration.precision import Precision
 from ..calibration.ranges import Rule, parse_rule
 from ..transforms.qparams import Scheme
-from .options import DEFAULT_RULE, Options
+from .corrections import EFFORTS
+from .options import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def load_supply(options: Options) -> Supply:
     overrides = read_overrides(options.overrides)
     asked = None if options.calibration is None else parse_rule(options.calibration)
     if options.ranges is None:
-        return Supply(None, "", overrides, asked or parse_rule(DEFAULT_RULE))
+        return Supply(None, "", overrides, asked or parse_rule(EFFORTS[options.effort].rule))
     if isinstance(options.ranges, RangeFile):
         return _of_file(options.ranges, "ranges", overrides, asked, options.scheme)
     source = os.fspath(options.ranges)

@@ -16,6 +16,7 @@ from ..transforms.plan import Impl
 from .accuracy import Accuracy
 from .compare import Comparison
 from .comparison import Versus
+from .frontier import Frontier
 from .operators import OperatorFacts
 from .placement.costs import Costs
 from .result import Result
@@ -107,6 +108,29 @@ def _metric_rows(table: Table, found: Versus) -> None:
         table.add_row("items", f"{counted} (exact binomial p = {found.p_value:.3g})")
     for note in found.notes:
         table.add_row("note", escape(note))
+
+
+def print_frontier(found: Frontier) -> None:
+    """Print the models that a search tried: speed against the metric, which of them are worth having, and the best."""
+    console = Console(stderr=True, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("speed-up", found.metric, "int8 units", "price of noise", ""):
+        table.add_column(title, justify="left" if not title else "right")
+    worth, best = set(found.frontier), found.best
+    table.add_row("1.00x", f"{found.before:.6g}", "0", "", "float")
+    for point in found.points:
+        marks = ["best"] if point == best else []
+        marks += [] if point.kept else ["misses the bar"]
+        marks += [] if point in worth else ["another is faster and better"]
+        row = (f"{point.speedup:.2f}x", f"{point.value:.6g}", str(point.int8_units), f"{point.price:.3g}")
+        table.add_row(*row, ", ".join(marks))
+    console.print(table)
+    more = "" if found.done else "; the time is up, or it was interrupted: the same command with more goes on"
+    console.print(f"bar: {found.metric} {found.bar:.6g}, {len(found.points)} models in {found.seconds:.0f} s{more}")
+    if found.same_data:
+        console.print(
+            f"note: {found.same_data:.0%} of the evaluation data are calibration data too: they judge too well"
+        )
 
 
 def print_costs(found: Sequence[Costs]) -> None:

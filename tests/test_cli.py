@@ -327,7 +327,8 @@ def test_compare_prints_its_table_on_stderr(tmp_path: Path, model: Path) -> None
 def test_calibrate_writes_ranges_and_merges_them(tmp_path: Path, model: Path) -> None:
     for name, part in (("a", images()[:2]), ("b", images()[2:]), ("all", images())):
         np.savez(tmp_path / f"{name}.npz", image=part)
-        succeed("calibrate", model, "--data", tmp_path / f"{name}.npz", "-o", tmp_path / f"{name}.json")
+        arguments = ["--data", tmp_path / f"{name}.npz", "--calibration", "minmax"]
+        succeed("calibrate", model, *arguments, "-o", tmp_path / f"{name}.json")
     result = succeed("calibrate", "--merge", tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / "merged.json")
     assert result.stdout == ""
     merged, whole = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("merged", "all"))

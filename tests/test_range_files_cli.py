@@ -136,7 +136,7 @@ def test_ranges_from_a_file_give_the_same_model_as_the_data(tmp_path: Path, mode
 
 def test_ranges_from_a_log_give_the_same_parameters_as_the_data(tmp_path: Path, model: Path, data: Path) -> None:
     succeed("calibrate", model, "--data", data, "--log", tmp_path / "min_max.log")
-    quantized(model, tmp_path / "direct.onnx", "--data", data)
+    quantized(model, tmp_path / "direct.onnx", "--data", data, "--calibration", "minmax")
     logged = quantized(model, tmp_path / "logged.onnx", "--data", data, "--ranges", tmp_path / "min_max.log")
     direct, through = onnx.load(tmp_path / "direct.onnx"), onnx.load(tmp_path / "logged.onnx")
     assert logged["calibration"] == "log"
@@ -149,15 +149,15 @@ def test_another_rule_chooses_from_the_statistics_of_the_file(tmp_path: Path, mo
     quantized(model, tmp_path / "anew.onnx", "--data", data, *anew)
     quantized(model, tmp_path / "direct.onnx", "--data", data, "--calibration", "percentile(90)", "--symmetric")
     assert (tmp_path / "anew.onnx").read_bytes() == (tmp_path / "direct.onnx").read_bytes()
-    succeed("calibrate", model, "--data", data, "-o", tmp_path / "extremes.json")
+    succeed("calibrate", model, "--data", data, "--calibration", "minmax", "-o", tmp_path / "extremes.json")
     arguments = ["quantize", model, "--ranges", tmp_path / "extremes.json", "-o", tmp_path / "out"]
     refused(tmp_path, [*arguments, "--calibration", "percentile"], "extremes.json: ", "needs histograms")
 
 
 def test_without_data_the_ranges_are_used_and_the_result_is_not_judged(tmp_path: Path, model: Path, data: Path) -> None:
     succeed("calibrate", model, "--data", data, "-o", tmp_path / "r.json")
-    quantized(model, tmp_path / "direct.onnx", "--data", data)
-    found = quantized(model, tmp_path / "out.onnx", "--ranges", tmp_path / "r.json")
+    quantized(model, tmp_path / "direct.onnx", "--data", data, "--calibration", "auto", "--effort", "low")
+    found = quantized(model, tmp_path / "out.onnx", "--ranges", tmp_path / "r.json", "--effort", "low")
     assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "direct.onnx").read_bytes()
     assert any("give data to judge the model by" in note for note in found["notes"])
     arguments = ["quantize", model, "--ranges", tmp_path / "r.json", "-o", tmp_path / "other", "--samples", "3"]

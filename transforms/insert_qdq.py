@@ -20,7 +20,7 @@ from .int8_forms import (
     to_qattention,
     would_merge,
 )
-from .int8_weights import WeightWriter
+from .int8_weights import Adjustment, WeightWriter, shift_behind
 from .ops import GATE, MS, OPS, RELUS
 from .packed_conv import pack_pixels
 from .plan import Domain, Impl, Plan, Unit
@@ -52,6 +52,7 @@ def insert_qdq(
     plan: Plan,
     qparams: Mapping[str, QParams],
     means: Mapping[str, Array] | None = None,
+    adjusted: Mapping[str, Adjustment] | None = None,
     scheme: Scheme | None = None,
     exact: bool = True,
 ) -> Inserted:
@@ -72,6 +73,8 @@ def insert_qdq(
         qparams: Scale and zero point of every tensor in ``plan.observed``.
         means: Mean per channel, (C,), of tensors that integer units read; biases are corrected by them
             (`bias_correction.mean_shift`).
+        adjusted: By unit, weights and corrections of biases that were found on data, which win; of a MatMul the Add
+            behind it has the bias.
         scheme: The types of weights; of activations `qparams` has them. int8, symmetric, when None.
         exact: Whether the target adds products of 8 bits exactly; if not, weights lose range where 16 bits could
             saturate (`saturation`).
@@ -79,8 +82,11 @@ def insert_qdq(
     scheme = scheme or Scheme()
     if plan.quantized:
         pad_every_axis(model)
-    weights = WeightWriter(Writer.of(model, scheme), scheme.weight_params, means or {}, exact)
+    weights = WeightWriter(Writer.of(model, scheme), scheme.weight_params, means or {}, adjusted or {}, exact)
     nodes = nodes_by_name(model)
+    for name, found in weights.adjusted.items():
+        if found.shift is not None and nodes[name].op_type == "MatMul":
+            shift_behind(nodes[name], found.shift)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     lookups = [node for unit in integer for node in map(nodes.__getitem__, unit.nodes) if node.op_type == "HardSigmoid"]
     qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}

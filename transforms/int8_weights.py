@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .bias_correction import mean_shift
-from .graph import constant, release
+from .graph import add_initializer, constant, drop_unused, release, sole_reader
 from .ops import OPS, Op
 from .plan import Unit
 from .qparams import Array, QParams, fit_bias, quantize, quantize_bias
@@ -17,6 +17,34 @@ from .saturation import relieve
 from .writer import Writer
 
 WeightParams = Callable[[Array, "int | None"], QParams]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjustment:
+    """What was found for the weights of a unit on data.
+
+    Attributes:
+        shift: What its bias is raised by, float32 (M,); None where that is left to `bias_correction.mean_shift`.
+        stored: Its weights as integers, in the node's layout; None for the nearest ones.
+    """
+
+    shift: Array | None = None
+    stored: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatWeights:
+    """The weights of a unit before they become integers.
+
+    Attributes:
+        array: The weights, in the node's layout.
+        params: The parameters that they will have.
+        bias: The bias, (M,); None where there is none.
+    """
+
+    array: Array
+    params: QParams
+    bias: Array | None
 
 
 @dataclass(frozen=True)
@@ -27,6 +55,7 @@ class WeightWriter:
         writer: Where they are written.
         params: Scale and zero point of an array, along an axis or as a whole.
         means: Mean per channel of tensors that integer units read, for bias correction.
+        adjusted: By unit, what takes the place of the nearest integers and of the correction by `means`.
         exact: Whether the target adds products in 32 bits; if not, channels that can saturate 16 bits lose range.
         relieved: Filled with the number of such channels by unit.
     """
@@ -34,11 +63,33 @@ class WeightWriter:
     writer: Writer
     params: WeightParams
     means: Mapping[str, Array] = field(default_factory=dict)
+    adjusted: Mapping[str, Adjustment] = field(default_factory=dict)
     exact: bool = True
     relieved: dict[str, int] = field(default_factory=dict)
 
     def static(self, node: ir.Node, unit: Unit, input_scale: float) -> int:
-        """Give the node of a unit with uint8 inputs integer weights and an int32 bias; return how many changed.
+        """Give the node of a unit with uint8 inputs integer weights and an int32 bias; return how many changed."""
+        found = self.weights(node, unit, input_scale)
+        array, params, bias = found.array, found.params, found.bias
+        adjusted = self.adjusted.get(unit.name, Adjustment())
+        stored = quantize(array, params) if adjusted.stored is None else adjusted.stored
+        self.writer.replace_constant(node, 1, stored, params, own=adjusted.stored is not None)
+        shift = adjusted.shift
+        mean = self.means.get(unit.inputs[0])
+        if OPS[unit.op].bias is None:
+            return 1
+        if shift is None and mean is not None:
+            shift = mean_shift(node, _rounding_error(array, stored, params), mean)
+        if shift is not None:
+            bias = shift if bias is None else bias + shift
+        if bias is None:
+            return 1
+        bias_params = quantize_bias(bias, input_scale, params.scale)
+        self.writer.replace_constant(node, 2, quantize(bias, bias_params), bias_params)
+        return 2
+
+    def weights(self, node: ir.Node, unit: Unit, input_scale: float) -> FloatWeights:
+        """Return the weights of a unit with uint8 inputs, and the parameters that they will have.
 
         A stack of matrices gets one scale: the kernels want a single one there.
         """
@@ -49,17 +100,7 @@ class WeightWriter:
         if bias is not None:
             params = fit_bias(params, bias, input_scale)
         params = self.within(unit, array, params, OPS[unit.op].channel_axis(node), _group(node))
-        stored = quantize(array, params)
-        self.writer.replace_constant(node, 1, stored, params)
-        mean = self.means.get(unit.inputs[0])
-        if mean is not None and OPS[unit.op].bias is not None:
-            shift = mean_shift(node, _rounding_error(array, stored, params), mean)
-            bias = bias if shift is None else shift if bias is None else bias + shift
-        if bias is None:
-            return 1
-        bias_params = quantize_bias(bias, input_scale, params.scale)
-        self.writer.replace_constant(node, 2, quantize(bias, bias_params), bias_params)
-        return 2
+        return FloatWeights(array, params, bias)
 
     def within(self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1) -> QParams:
         """Return parameters with which no pair of products leaves 16 bits, where the target adds in 16 bits."""
@@ -102,3 +143,37 @@ def _bias(node: ir.Node, row: Op) -> Array | None:
     tensor = constant(node.inputs[row.bias])
     assert tensor is not None  # the planner leaves a unit with a computed bias in float
     return tensor.numpy().reshape(-1)
+
+
+def bias_behind(node: ir.Node) -> tuple[ir.Node, int] | None:
+    """Return the Add that gives the result of a MatMul its bias, and which of its inputs that is; None without one."""
+    add = sole_reader(node.outputs[0])
+    if add is None or add.op_type != "Add" or add.domain:
+        return None
+    index = 1 if add.inputs[0] is node.outputs[0] else 0
+    tensor, weight = constant(add.inputs[index]), constant(node.inputs[1])
+    if tensor is None or weight is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.shape:
+        return None
+    columns = weight.shape[-1]
+    return (add, index) if tensor.size == columns == tensor.shape[-1] else None
+
+
+def shift_behind(node: ir.Node, shift: Array) -> None:
+    """Raise the bias behind a MatMul.
+
+    Args:
+        node: The MatMul; `bias_behind` finds the bias.
+        shift: By how much, float32 (N,).
+    """
+    found = bias_behind(node)
+    assert found is not None  # only biases that are there are corrected
+    add, index = found
+    tensor = constant(add.inputs[index])
+    assert tensor is not None and isinstance(add.graph, ir.Graph)
+    array = tensor.numpy()
+    name = f"{add.inputs[index].name}/{node.name}/corrected"  # type: ignore[union-attr]
+    corrected = add_initializer(add.graph, name, array + shift.astype(np.float32).reshape(array.shape))
+    old = add.inputs[index]
+    add.replace_input_with(index, corrected)
+    if old is not None and isinstance(old.graph, ir.Graph):
+        drop_unused(old.graph, (old,))

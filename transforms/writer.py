@@ -60,13 +60,22 @@ class Writer:
             made.append(self.stored[key])
         return made[0], made[1]
 
-    def replace_constant(self, node: ir.Node, index: int, array: Array, params: QParams) -> None:
-        """Let input `index` of `node` read a DequantizeLinear of integers; equal ones of a graph are stored once."""
+    def replace_constant(self, node: ir.Node, index: int, array: Array, params: QParams, *, own: bool = False) -> None:
+        """Let input `index` of `node` read a DequantizeLinear of integers; equal ones of a graph are stored once.
+
+        Args:
+            node: The node.
+            index: Which of its inputs.
+            array: The integers.
+            params: Their scale and zero point.
+            own: Whether they are made for this node: not the nearest integers to weights that others may read too.
+        """
         graph = node.graph
         assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
         old = node.inputs[index] if index < len(node.inputs) else None
         name = str(old.name) if old is not None else f"{node_name(node)}/bias"
         content = array.tobytes() if array.dtype == np.int32 else b""  # of a bias; its source and scale tell a weight
+        content = node_name(node).encode() if own else content
         key = (graph, old or name, params.axis, params.scale.tobytes(), params.zero_point.tobytes(), content)
         if key not in self.stored:
             self.stored[key] = self._dequantized(graph, name, array, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ...calibration.session import Array, ModelSource
 from ...transforms.graph import inferred
 from ...transforms.ops import OPS
 from ...transforms.plan import Choice, Impl, Plan, Unit
+from ..corrections import EFFORTS
 from ..job import Candidate, Job
 from ..planner import Facts, able
 from ..runtime.execution import KernelRun, profiled
@@ -54,6 +56,8 @@ class Search:
         feed: What models are timed on.
         costs: What units take.
         sizes: Elements by tensor.
+        noise: What each unit in integers adds to the noise at the outputs; empty where it is estimated from weights.
+        weight: Microseconds that a unit of noise is worth.
         stretch: By how much conversions take longer than estimated.
         times: Runs of each profile.
         owners: Which unit a kernel belongs to.
@@ -70,6 +74,8 @@ class Search:
     sizes: dict[str, int] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    noise: Mapping[str, float] = field(default_factory=dict)
+    weight: float = 0.0
     stretch: float = 1.0
     times: int = 3
     absorbed: set[str] = field(default_factory=set)
@@ -92,9 +98,22 @@ def everything(facts: Facts, plan: Plan) -> Plan:
 
 
 def place(
-    job: Job, facts: Facts, rules: Plan, write: Write, feed: Mapping[str, Array] | None
+    job: Job,
+    facts: Facts,
+    rules: Plan,
+    write: Write,
+    feed: Mapping[str, Array] | None,
+    noise: Mapping[str, float] | None = None,
 ) -> tuple[Candidate, Placement]:
     """Find the placement that the options ask for and emit it.
+
+    Args:
+        job: The job.
+        facts: What the rules look at.
+        rules: The plan by rules.
+        write: Emits a plan.
+        feed: What models are timed on; None where there is nothing.
+        noise: What each tensor in uint8 adds to the noise at the outputs, where that is known.
 
     Raises:
         RequantError: A plan that was given does not fit.
@@ -111,10 +130,68 @@ def place(
     machine = Machine.here(job.options.threads)
     known = store.read(given) if given is not None else store.load(machine) if how == "measured" else Costs(machine)
     search = _begun(job, facts, rules, write, feed, known)
+    search.noise = _by_unit(search, noise or {})
     if how == "estimated":
+        _weigh(search, math.fsum(_cost(search, unit, Impl.FLOAT) for unit in rules.units))
         plan = _solved(search)
         return write(plan), Placement("estimated", _predicted(search, plan))
     return _measured(search)
+
+
+def priced(
+    job: Job,
+    facts: Facts,
+    rules: Plan,
+    write: Write,
+    feed: Mapping[str, Array] | None,
+    worth: tuple[Mapping[str, float], float],
+) -> Plan:
+    """Return the cheapest plan where noise has a price.
+
+    Costs are those of the cache or a file; those that the cache has not yet are measured, and kept. Where there is
+    nothing to measure or to weigh, as in models with control flow, tensors are left in float, the noisiest first.
+
+    Args:
+        job: The job.
+        facts: What the rules look at.
+        rules: The plan by rules.
+        write: Emits a plan.
+        feed: What models are timed on; None where there is nothing.
+        worth: What each tensor in uint8 adds to the noise at the outputs, and what share of the float model's run time
+            all of it is worth.
+    """
+    noise, exchange = worth
+    placed = job.options.place in ("measured", "estimated")
+    looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
+    if not placed or looped or feed is None or job.weights.large or not noise:
+        return _without_noisy(rules if job.options.place == "rules" else everything(facts, rules), noise, exchange)
+    given = job.options.costs
+    known = store.read(given) if given is not None else store.load(Machine.here(job.options.threads))
+    search = _begun(job, facts, rules, write, feed, known)
+    if given is None and any(_u8_cost(search, name) is None for name in search.keys):
+        fresh = Costs(search.costs.machine)
+        _measure(search, fresh)
+        store.keep(fresh)
+    search.noise = _by_unit(search, noise)
+    total = math.fsum(search.noise.values())
+    spent = math.fsum(_cost(search, unit, Impl.FLOAT) for unit in rules.units)
+    search.weight = exchange * spent / total if total > 0 else 0.0
+    return _solved(search)
+
+
+def _without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> Plan:
+    """Return a plan without the units whose tensors have more noise than ``1 / exchange`` times the mean of all."""
+    known = [noise[tensor] for tensor in plan.quantized if tensor in noise]
+    if not known or exchange <= 0:
+        return plan
+    limit = math.fsum(known) / len(known) / exchange
+    noisy = {tensor for tensor in plan.quantized if noise.get(tensor, 0.0) > limit}
+    changed = {
+        unit.name: Choice(Impl.FLOAT, "its tensors carry too much of the noise")
+        for unit in plan.units
+        if plan.impl(unit).reads_u8 and noisy.intersection((*unit.inputs, *unit.outputs))
+    }
+    return _without_idle(plan.with_choices(changed))
 
 
 def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write, feed: Mapping[str, Array] | None) -> Costs:
@@ -175,6 +252,7 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     whole = _profiles(search, [job.float_source], turns=1)[0]
     if whole is None or whole.total < 1e3 * LEAST_MS:
         return by_rules, Placement("rules")
+    _weigh(search, whole.total)
     fresh = Costs(search.costs.machine)
     steps = 3 + ROUNDS
     tell(1, steps)
@@ -221,8 +299,9 @@ def _fastest(search: Search, candidates: Mapping[str, Candidate]) -> tuple[Candi
     seconds = max(1.0, job.options.seconds * SHARE)
     times = dict(zip(runners, interleave(list(runners.values()), seconds=seconds), strict=True))
     tried = {name: 1e3 * min(each) for name, each in times.items()}
-    best = min(tried, key=tried.__getitem__)
-    if "rules" in tried and tried[best] > CLEAR * tried["rules"]:
+    worth = {name: each + search.weight * _noise(search, candidates[name].plan) / 1e3 for name, each in tried.items()}
+    best = min(worth, key=worth.__getitem__)
+    if "rules" in tried and worth[best] > CLEAR * worth["rules"]:
         best = "rules"
     spent = _profiles(search, [candidates[best].source])[0]
     predicted = spent.total / 1e3 if spent is not None else None
@@ -296,14 +375,13 @@ def _cost(search: Search, unit: Unit, impl: Impl) -> float:
 
 def _solved(search: Search) -> Plan:
     """Return the cheapest plan by the costs known so far."""
-    weight = search.job.options.noise_weight
     items = []
     for unit in search.rules.units:
         forms = search.options[unit.name]
         if len(forms) == 1:  # its own cost is none of the choices
             items.append(Item(unit.name, unit.inputs, unit.outputs, {forms[0]: 0.0}))
             continue
-        extra = weight * noise(unit, search.facts.nodes) if weight else 0.0
+        extra = search.weight * _noise_of(search, unit) if search.weight else 0.0
         costs = {impl: _cost(search, unit, impl) + (extra if impl.reads_u8 else 0.0) for impl in forms}
         items.append(Item(unit.name, unit.inputs, unit.outputs, costs))
     tensors = {tensor for unit in search.rules.units for tensor in (*unit.inputs, *unit.outputs)}
@@ -318,6 +396,34 @@ def _solved(search: Search) -> Plan:
     return _without_idle(search.rules.with_choices({n: c for n, c in changed.items() if len(search.options[n]) > 1}))
 
 
+def _by_unit(search: Search, noise: Mapping[str, float]) -> dict[str, float]:
+    """Return what each unit that may be int8 adds to the noise: that of what it reads, shared with the others."""
+    readers = Counter(t for u in search.rules.units if len(search.options[u.name]) > 1 for t in {*u.inputs})
+    return {
+        u.name: math.fsum(noise.get(t, 0.0) / readers[t] for t in {*u.inputs})
+        for u in search.rules.units
+        if noise and len(search.options[u.name]) > 1
+    }
+
+
+def _weigh(search: Search, microseconds: float) -> None:
+    """Set what noise is worth: what the options say, or with measured noise, all of it a share of the float model."""
+    asked, total = search.job.options.noise_weight, math.fsum(search.noise.values())
+    exchange = EFFORTS[search.job.options.effort].exchange
+    search.weight = asked or (exchange * microseconds / total if total > 0 else 0.0)
+
+
+def _noise_of(search: Search, unit: Unit) -> float:
+    """Return what a unit in integers adds to the noise, as measured or about."""
+    return search.noise.get(unit.name, 0.0) if search.noise else noise(unit, search.facts.nodes)
+
+
+def _noise(search: Search, plan: Plan) -> float:
+    """Return the noise of a plan."""
+    units = (u for u in plan.units if plan.impl(u).reads_u8 and len(search.options[u.name]) > 1)
+    return math.fsum(_noise_of(search, unit) for unit in units) if search.weight else 0.0
+
+
 def _choice(search: Search, unit: Unit, impl: Impl) -> Choice:
     """Return a choice with its reason."""
     before = search.rules.choices[unit.name]
@@ -326,6 +432,8 @@ def _choice(search: Search, unit: Unit, impl: Impl) -> Choice:
     slow, fast = (_cost(search, unit, form) for form in search.options[unit.name][:2])
     if slow <= fast:
         return Choice(Impl.FLOAT, f"float takes {slow:.0f} us here, int8 {fast:.0f} us")
+    if search.weight and search.weight * _noise_of(search, unit) > slow - fast:
+        return Choice(Impl.FLOAT, f"int8 saves {slow - fast:.0f} us here, less than its noise is worth")
     return Choice(Impl.FLOAT, f"int8 saves {slow - fast:.0f} us here, less than its conversions take")
 
 

@@ -1,0 +1,151 @@
+"""A model run piece by piece over a few samples, so that every piece sees what was made of those before it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ... import RequantError
+from ...calibration.session import Array, open_session, runtime_message
+from ...transforms.graph import constant
+from ..files import serialize
+
+
+class Stream:
+    """The tensors of a model for some samples, each computed when it is first asked for and kept while it is read."""
+
+    def __init__(self, model: ir.Model, feeds: Sequence[Mapping[str, Array]], stops: Collection[ir.Value]) -> None:
+        """Begin at the inputs of a model.
+
+        Args:
+            model: The model; it does not change while the stream lasts.
+            feeds: One feed per sample.
+            stops: Tensors that are not computed here, but `put`.
+        """
+        self._model, self._stops, self._samples = model, frozenset(stops), len(feeds)
+        self._known: dict[ir.Value, list[Any]] = {}
+        for value in model.graph.inputs:
+            if all(value.name in feed for feed in feeds):
+                self._known[value] = [feed[str(value.name)] for feed in feeds]
+        self._done: set[ir.Node] = set()
+        self._needed: dict[ir.Node, None] = {}
+        self._pending: Counter[ir.Value] = Counter()
+
+    def plan(self, targets: Sequence[ir.Value]) -> None:
+        """Say which tensors will be taken, each as often as it is listed: nothing else is kept."""
+        self._needed = dict.fromkeys(self._ancestors(targets, ()))
+        self._pending = Counter(targets)
+        self._forget()
+
+    def take(self, value: ir.Value) -> list[Any]:
+        """Return a tensor, an array per sample.
+
+        Raises:
+            RequantError: The runtime does not run what it is made of.
+        """
+        if value not in self._known:
+            self._advance(value)
+        arrays = self._known[value]
+        self._pending[value] -= 1
+        self._forget()
+        return arrays
+
+    def put(self, value: ir.Value, arrays: list[Array]) -> None:
+        """Set one of the `stops`."""
+        self._known[value] = arrays
+        self._forget()
+
+    def shorten(self, samples: int) -> None:
+        """Go on with the first samples only."""
+        self._samples = min(self._samples, samples)
+        self._known = {value: arrays[:samples] for value, arrays in self._known.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that are kept."""
+        kept = (each for arrays in self._known.values() for each in arrays)
+        return sum(int(getattr(a, "nbytes", 0)) for each in kept for a in (each if isinstance(each, list) else [each]))
+
+    def _ancestors(self, targets: Iterable[ir.Value], known: Collection[ir.Value]) -> list[ir.Node]:
+        """Return the nodes that tensors are made of, back to what is known or put."""
+        found: dict[ir.Node, None] = {}
+        waiting = [value for value in targets if value not in known]
+        while waiting:
+            node = waiting.pop().producer()
+            if node is None or node in found or self._stops.intersection(node.outputs):
+                continue
+            found[node] = None
+            waiting += [value for value in _reads(node) if value not in known]
+        return list(found)
+
+    def _advance(self, value: ir.Value) -> None:
+        """Compute a tensor, and with it those that others will be made of."""
+        nodes = set(self._ancestors([value], self._known))
+        made = {output for node in nodes for output in node.outputs}
+        wanted = {
+            each for node in self._needed if node not in nodes and node not in self._done for each in _reads(node)
+        }
+        wanted.update(each for each, times in self._pending.items() if times > 0)
+        outputs = [each for node in self._model.graph if node in nodes for each in node.outputs if each in wanted]
+        outputs += [] if value in outputs else [value]
+        reads = dict.fromkeys(each for node in nodes for each in _reads(node) if each not in made)
+        inputs = [each for each in reads if each in self._known]
+        for each, arrays in zip(outputs, self._run(inputs, outputs), strict=True):
+            self._known[each] = arrays
+        self._done |= nodes
+
+    def _forget(self) -> None:
+        """Drop the tensors that nothing will read or take."""
+        wanted = {each for node in self._needed if node not in self._done for each in _reads(node)}
+        wanted.update(value for value, times in self._pending.items() if times > 0)
+        self._known = {value: arrays for value, arrays in self._known.items() if value in wanted}
+
+    def _run(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> list[list[Any]]:
+        """Compute outputs from inputs; one list of arrays per output."""
+        graph = ir.convenience.extract(self._model.graph, inputs, outputs)
+        for value in graph.inputs:
+            first = next(arrays[0] for known, arrays in self._known.items() if known.name == value.name)
+            if isinstance(first, np.ndarray):
+                value.shape = ir.Shape([None] * first.ndim)
+                if first.dtype.kind not in "OSU":  # of strings, and of a sequence of tensors, the model has the type
+                    value.type = ir.TensorType(ir.DataType.from_numpy(first.dtype))
+        for value in graph.outputs:
+            value.shape = None
+        piece = ir.Model(graph, ir_version=self._model.ir_version, functions=tuple(self._model.functions.values()))
+        piece.opset_imports.update(self._model.opset_imports)
+        names = [str(value.name) for value in outputs]
+        try:
+            session = open_session(serialize(piece), optimize=False, lean=True)
+            rows = [
+                session.run(names, {str(value.name): self._known[value][index] for value in inputs})
+                for index in range(self._samples if inputs else 1)
+            ]
+        except RequantError:
+            raise
+        except Exception as error:  # the runtime's exceptions share no base class of their own
+            raise RequantError(f"{self._model.graph.name}: the model fails: {runtime_message(error)}") from error
+        if not inputs:  # of constants alone
+            rows *= self._samples
+        return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _reads(node: ir.Node) -> list[ir.Value]:
+    """Return the tensors that a node reads, those that its bodies capture included, but for constants."""
+    found = [value for value in node.inputs if value is not None]
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            found += _captured(attribute.as_graph())
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            found += [value for graph in attribute.as_graphs() for value in _captured(graph)]
+    return [value for value in found if constant(value) is None and not value.is_initializer()]
+
+
+def _captured(graph: ir.Graph) -> list[ir.Value]:
+    """Return the tensors of the graphs around it that a body reads."""
+    own = {*graph.inputs, *(output for node in graph for output in node.outputs)}
+    read = [value for node in graph for value in _reads(node)]
+    return [value for value in (*read, *graph.outputs) if value is not None and value not in own]
