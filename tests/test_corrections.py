@@ -40,6 +40,7 @@ from requant.quantize.ranges import find_ranges
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.int8_weights import Adjustment
 from requant.transforms.plan import Impl, Plan
+from requant.transforms.qparams import quantize
 
 Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]
@@ -143,15 +144,13 @@ def test_channel_means_agree_after_correction(model: Path, samples: int) -> None
 
 
 def _nearest(step: Step) -> Array:
-    shape = (-1, *[1] * (step.weights.array.ndim - 1))
-    return np.rint(step.weights.array / step.weights.params.scale.reshape(shape)).astype(np.int8)
+    return quantize(step.weights.array, step.weights.params)
 
 
 def _reach(step: Step) -> Array:
     """Return what a hundredth of the integers that a unit reads can change of its means, if one step off."""
-    return (
-        0.01 * float(step.params.scale) * np.abs(step.weights.array).sum(axis=tuple(range(1, step.weights.array.ndim)))
-    )
+    taps = tuple(range(1, step.weights.array.ndim))
+    return np.asarray(0.01 * float(step.params.scale) * np.abs(step.weights.array).sum(axis=taps))
 
 
 # -------------------------------------------------------------------------------------------------------- options
@@ -168,7 +167,7 @@ def test_each_effort_takes_its_corrections() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UnknownNameError, match="no correction named 'roundin'.*rounding"):
+    with pytest.raises(UnknownNameError, match=r"no correction named 'roundin'.*rounding"):
         Options(corrections=("bias", "roundin"))
     with pytest.raises(RequantError, match="no effort 'lo'; there are: low, medium, high"):
         Options(effort="lo")
@@ -225,16 +224,23 @@ def test_a_correction_works_alone(model: Path) -> None:
         assert {key.rpartition("/")[2] for key in made if made[key] != plain[key]} == {kind}
 
 
-def test_what_rounding_may_cost_is_kept_to(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit that is too dear is rounded plainly, and those behind it are not."""
+@pytest.mark.parametrize(
+    ("needed", "learned"),
+    [((1e9, 1e13, 1e9), "first third"), ((9e11, 9e11, 9e11), "first second"), ((3e12, 1e13, 1e13), "")],
+    ids=["one-too-dear", "all-together-too-dear", "each-too-dear"],
+)
+def test_what_rounding_may_cost_is_kept_to(
+    model: Path, monkeypatch: pytest.MonkeyPatch, needed: tuple[float, float, float], learned: str
+) -> None:
+    """A unit that is too dear, of the 2e12 multiplications that are left, is rounded plainly; others behind it are not."""
     job, _, plan, write = begun(model, feeds())
-    monkeypatch.setattr("requant.quantize.corrections.adjust.operations", lambda step: 1e13 * ("c" in step.unit.name))
+    dear = dict(zip(("first", "second", "third"), needed, strict=True))
+    monkeypatch.setattr("requant.quantize.corrections.adjust.operations", lambda step: dear[step.unit.name])
+    monkeypatch.setattr("requant.quantize.corrections.adjust.learn_rounding", lambda step, shifted: _nearest(step))
     found = find_adjustments(job, write(plan))
-    assert {name: adjustment.stored is not None for name, adjustment in found.items()} == {
-        "first": True,
-        "second": False,
-        "third": True,
-    }
+    assert EFFORTS["medium"].operations == 2e12
+    assert list(found) == ["first", "second", "third"]
+    assert [name for name, adjustment in found.items() if adjustment.stored is not None] == learned.split()
 
 
 def test_a_piece_that_does_not_run_ends_the_corrections(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +284,7 @@ INT8_US = {"first": 100.0, "second": 300.0, "third": 100.0}
 
 def planted(model: Path, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Plan], Candidate]]:
     """Return what is to be placed by costs that leave no doubt: `second` gains 50 us of 2,350, the others 900 each."""
-    job, facts, rules, _ = begun(model, feeds())
+    _, facts, rules, _ = begun(model, feeds())
     shapes = {"x": (1, 16, 8, 8), "r": (1, 12, 8, 8), "c": (1, 10, 8, 8), "y": (1, 8, 8, 8), "a": (1, 12, 8, 8)}
     costs = Costs(Machine.here(1))
     for unit in rules.units:
@@ -348,5 +354,4 @@ def test_more_effort_is_more_accurate_on_other_data(name: str, tmp_path: Path) -
         options = Options(place="rules", effort=effort, seconds=0.01, force_int8=True)
         quantize_model(float_model, f"{data}:calib", output, options)
         found[effort] = compare_models(float_model, output, str(data)).accuracy.worst_sqnr_db
-    print(name, found)
     assert found["medium"] > found["low"]

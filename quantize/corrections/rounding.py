@@ -61,9 +61,9 @@ def learn_rounding(step: Step, *, shifted: bool = True) -> Array | None:
     """Return the weights of a unit as integers, rounded for the sake of its result.
 
     On three quarters of the samples two roundings are found: one for the result on the integer layers' input, and one
-    that also makes up for what these have lost. The other samples tell whether the first is surely better for the
-    result than plain rounding, and whether the second is better still for what the float layer gives: a layer of many
-    weights and few positions learns its samples by heart.
+    that also makes up for what these have lost. The other samples tell whether each is surely better than plain
+    rounding, the first for the result on their input and the second for what the float layer gives, and of two that are
+    which gives more of that: a layer of many weights and few positions learns its samples by heart.
 
     Args:
         step: The unit.
@@ -92,10 +92,10 @@ def learn_rounding(step: Step, *, shifted: bool = True) -> Array | None:
         own = [(x, x @ weights) for x, _ in parts[1]]
         for index, (test, which) in enumerate(((own, 0), (own, 1), (parts[1], 0), (parts[1], 1), (parts[1], 2))):
             lost[index] = lost[index] + losses(test, steps[group] * (made[which][group] - zero), centred)
-    best = int(surely(lost[0] - lost[1]))
-    best = 2 if surely(lost[2 + best] - lost[4]) else best
-    if best == 0:
+    better = [which for which, gains in ((1, lost[0] - lost[1]), (2, lost[2] - lost[4])) if surely(gains)]
+    if not better:
         return None
+    best = min(better, key=lambda which: float(lost[2 + which].sum()))
     return _unmatrix(step, made[best]).astype(params.zero_point.dtype)
 
 
