@@ -267,7 +267,9 @@ def main() -> None:
     show_default=True,
     help="How much is done for accuracy; low also has --calibration minmax. See docs/accuracy.md.",
 )
-@click.option("--corrections", callback=_optional_names, metavar="A,B", help="Only these: means, bias, rounding.")
+@click.option(
+    "--corrections", callback=_optional_names, metavar="A,B", help="Only these: equalize, means, bias, rounding."
+)
 @click.option(
     "--max-drop", metavar="D", help="Search the fastest model that loses at most D of --metric: 0.003 or 0.5%."
 )

@@ -12,7 +12,7 @@ from ..transforms import METADATA_KEY
 from ..transforms.graph import nodes_by_name
 from ..transforms.ops import INTEGER
 from ..transforms.plan import Impl
-from .emit import choices, each_alone, emit, gathered
+from .emit import choices, each_alone, emit, gathered, scaled
 from .evidence import RUIN_DB, ruinous
 from .files import check_output, save_model, size_on_disk, staging
 from .frontier import Goal, opened, search
@@ -70,7 +70,7 @@ def quantize_model(
     if data is None:
         _check_without_data(model, options)
     with staging(output) as folder:
-        job = prepare(model, data, options, folder, progress)
+        job = scaled(prepare(model, data, options, folder, progress))
         ranges = find_ranges(job)
         return replace(_proven(job, ranges, output), findings=ranges.findings)
 
@@ -106,7 +106,7 @@ def search_model(
         raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
     state = Path(f"{os.fspath(output)}.search.json")
     with staging(output) as folder:
-        job = prepare(model, data, options, folder, progress)
+        job = scaled(prepare(model, data, options, folder, progress))
         source = opened(job, goal)
         ranges = find_ranges(job)
         candidate, found = search(job, ranges, goal, source, state)

@@ -21,6 +21,7 @@ from ..transforms.qparams import QParams
 from .accuracy import Accuracy
 from .corrections import ADJUSTING, EFFORTS
 from .corrections.adjust import find_adjustments
+from .corrections.equalization import equalized
 from .data_dependent import selected_from, showing
 from .evidence import alone, ruinous
 from .files import serialize
@@ -35,6 +36,11 @@ from .trial import first_feed, judge
 
 EVIDENCE = 4  # samples for each tensor tried alone
 FINE_DB = 45.0  # a model with less noise than this is as good as float: none of its tensors is worth a look
+
+
+def scaled(job: Job) -> Job:
+    """Return a job whose simplified model is equalized, where that is asked for."""
+    return equalized(job) if "equalize" in job.corrections else job
 
 
 def gathered(job: Job, ranges: Found) -> Evidence:

@@ -17,6 +17,7 @@ OUTPUT = "# output\n"
 EXPECTED_TRANSFORMS = (
     "convert_opset",
     "einsum_to_matmul",
+    "equalize_weights",
     "fold_batch_norms",
     "fold_constants",
     "freeze_max",

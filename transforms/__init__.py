@@ -7,6 +7,7 @@ transform.
 from . import (
     convert_opset,
     einsum_to_matmul,
+    equalize_weights,
     fold_batch_norms,
     fold_constants,
     freeze_ranges,
@@ -48,6 +49,7 @@ __all__ = [
     "VerifyError",
     "convert_opset",
     "einsum_to_matmul",
+    "equalize_weights",
     "fold_batch_norms",
     "fold_constants",
     "freeze_ranges",

@@ -57,6 +57,9 @@ class Correction:
 
 
 CORRECTIONS: Mapping[str, Correction] = {
+    "equalize": Correction(
+        "channels scaled and shifted between layers, so that few steps of a range are lost", ("high",)
+    ),
     "means": Correction("biases by what rounded weights take from the mean input of each channel", tuple(EFFORTS)),
     "bias": Correction("biases layer by layer, on what the integer layers before give", ("medium", "high")),
     "rounding": Correction("weights rounded up or down by what is best for the layer's result", ("medium", "high")),

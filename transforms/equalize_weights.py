@@ -1,0 +1,71 @@
+"""Equal ranges of weights on both sides of an activation, from the weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from .channel_scales import Floats, Fold
+from .equalize import Group, Scaling, equalize, find
+from .graph import constant, release
+from .registry import Change, transform
+
+SWEEPS = 64
+"""A group's scales change the weights of its neighbours, so that all are looked at again, at most so often."""
+FARTHEST = 8
+"""A channel is scaled by at most two to this power."""
+
+
+@transform("equalize_weights", after=("fold_constants", "fold_batch_norms"))
+def equalize_weights(model: ir.Model) -> Change:
+    """Scale channels between two layers so that the weights before and after them have equal ranges.
+
+    Before:  y = Conv(Relu(Conv(x, V, a)), W, b)
+    After:   y = Conv(Relu(Conv(x, V / s, a / s)), W * s, b),  s_c = sqrt(max |V_c| / max |W_c|), shape (C,)
+        with every s rounded to a power of two, so that no result changes by a bit (Nagel et al., Data-Free Quantization
+        Through Weight Equalization and Bias Correction, 2019, section 4.1). Before and after may stand Conv,
+        ConvTranspose, Gemm, MatMul, a BatchNormalization or a Mul by a constant, before also a normalisation, several
+        of them where they share an activation; between them Relu, LeakyRelu, PRelu, poolings, sums and what moves
+        values. Weights that other nodes read get a copy.
+    Left alone: a tensor that is an input or output of the graph, is read in a body, or is next to an operator that
+        does not pass a scale on; a Clip with an upper bound in between; constants that would not be finite.
+    """
+    changed: set[str] = set()
+    found, skipped = find(model)
+    bounded = [group for group in found if np.isfinite(group.ceiling)]
+    skipped.update({"clip-with-a-bound": len(bounded)} if bounded else {})
+    for _ in range(SWEEPS):
+        done = 0
+        for group in find(model)[0]:
+            scale = _equalizing(group)
+            if not np.isfinite(group.ceiling) and (scale != 1).any():
+                change = equalize(model, {group.tensor: Scaling(scale)})
+                done += change.applied
+                changed.update([group.tensor] * change.applied)
+        if not done:
+            break
+    return Change(len(changed), skipped)
+
+
+def _equalizing(group: Group) -> Floats:
+    """Return the powers of two that bring the ranges before and after a group closest to each other."""
+    before, after = _ranges(group.producers, group.channels), _ranges(group.readers, group.channels)
+    live = (before > 0) & (after > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponents = np.where(live, np.rint((np.log2(before) - np.log2(after)) / 2), 0.0)
+    return np.asarray(2.0 ** np.clip(exponents, -FARTHEST, FARTHEST))
+
+
+def _ranges(folds: Iterable[Fold], channels: int) -> Floats:
+    """Return the greatest magnitude that constants have for each channel, (C,)."""
+    widest = np.zeros(channels)
+    for fold in folds:
+        tensor = constant(fold.node.inputs[fold.index])
+        assert tensor is not None  # it is a fold
+        array = np.abs(np.asarray(tensor.numpy(), np.float64))
+        release(tensor)
+        split = np.moveaxis(array.reshape(fold.groups, -1, *array.shape[1:]), fold.axis, 1)
+        widest = np.maximum(widest, split.max(axis=tuple(range(2, split.ndim))).reshape(-1))
+    return widest
