@@ -206,6 +206,36 @@ threads_option = click.option(
 )
 
 
+def search_options(command: Command) -> Command:
+    """Declare what a search must keep; the command gets it as its `goal`, None where no search is asked for."""
+
+    @click.option(
+        "--max-drop", metavar="D", help="Search the fastest model that loses at most D of --metric: 0.003 or 0.5%."
+    )
+    @click.option("--metric", metavar="M", help=f"For --max-drop: {METRICS}")
+    @click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
+    @click.option("--eval-data", metavar="SRC", help="For --max-drop: the data to judge by; other than --data.")
+    @click.option(
+        "--time-budget",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="For --max-drop: seconds after which no further model is tried. [default: 600]",
+    )
+    @functools.wraps(command)
+    def searching(
+        *,
+        max_drop: str | None,
+        metric: str | None,
+        lower: bool,
+        eval_data: str | None,
+        time_budget: float | None,
+        **others: Any,
+    ) -> Any:
+        return command(goal=_goal(max_drop, metric, lower, eval_data, time_budget), **others)
+
+    return searching
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="requant", message="%(prog)s %(version)s")
 def main() -> None:
@@ -270,18 +300,7 @@ def main() -> None:
 @click.option(
     "--corrections", callback=_optional_names, metavar="A,B", help="Only these: equalize, means, bias, rounding."
 )
-@click.option(
-    "--max-drop", metavar="D", help="Search the fastest model that loses at most D of --metric: 0.003 or 0.5%."
-)
-@click.option("--metric", metavar="M", help=f"For --max-drop: {METRICS}")
-@click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
-@click.option("--eval-data", metavar="SRC", help="For --max-drop: the data to judge by; other than --data.")
-@click.option(
-    "--time-budget",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    help="For --max-drop: seconds after which no further model is tried. [default: 600]",
-)
+@search_options
 @external_option
 @click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having: exit code 0.")
 @threads_option
@@ -313,11 +332,7 @@ def quantize(
     noise_weight: float,
     effort: str,
     corrections: tuple[str, ...] | None,
-    max_drop: str | None,
-    metric: str | None,
-    lower: bool,
-    eval_data: str | None,
-    time_budget: float | None,
+    goal: Goal | None,
     external_data: bool,
     force_int8: bool,
     threads: int,
@@ -348,7 +363,6 @@ def quantize(
     selection = Selection(frozenset(exclude_nodes), frozenset(exclude_ops), frozenset(include_ops), overall, by_node)
     if data is None and ranges is None and overall not in ("dynamic", "weight-only"):
         raise click.UsageError("give --data SRC, a sample of the model's inputs; only --ranges and --dynamic need none")
-    goal = _goal(max_drop, metric, lower, eval_data, time_budget)
     observing = data is not None and ranges is None
     if not observing and (idle := next(filter(_given, WORKERS), None)):
         raise click.UsageError(f"{_flag(idle)} would do nothing: no ranges are observed")
@@ -644,36 +658,49 @@ def _tell_ranges(found: Calibration, output: Path | None, log: Path | None, as_j
 @main.command()
 @click.argument("source", metavar="IN", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
-@click.option("--transforms", "pipeline", required=True, metavar="'...'", help="What to do, in order.")
+@click.option("--transforms", "pipeline", metavar="'...'", help="What to do, in order.")
+@click.option(
+    "--group", "group", metavar="'...'", help="Groups instead: simplify, 'freeze(min_max_log_file=a.log) fuse'."
+)
 @names_option("--inputs", "Where strip_unused_nodes cuts the graph off.")
 @names_option("--outputs", "What strip_unused_nodes keeps.")
+@click.option(
+    "--dump-dir", type=PATH, metavar="DIR", help="Write the model after each step: DIR/01_fold_constants.onnx."
+)
 @external_option
 @json_option
 @force_option
 def transform(
     source: Path,
     target: Path,
-    pipeline: str,
+    pipeline: str | None,
+    group: str | None,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
+    dump_dir: Path | None,
     external_data: bool,
     as_json: bool,
     force: bool,
 ) -> None:
-    """Rewrite the model IN by named transforms and write it to OUT.
+    """Rewrite the model IN by named transforms, or by groups of them, and write it to OUT.
 
     \b
     requant transform in.onnx out.onnx --transforms 'fold_constants fold_batch_norms'
     requant transform in.onnx out.onnx --transforms 'remove_nodes(op=Identity, op=Dropout)'
     requant transform in.onnx out.onnx --transforms 'strip_unused_nodes' --outputs features
+    requant transform in.onnx out.onnx --group simplify --dump-dir steps
     """
+    from requant.quantize.dumps import begin_dumps
     from requant.quantize.files import about, check_output, load_model, save_model
-    from requant.transforms import load_plugins, parse, run
+    from requant.transforms import load_plugins, parse, parse_groups, run
 
     load_plugins()
+    if (pipeline is None) == (group is None):
+        raise click.UsageError("give --transforms '...' or --group NAME" + (", not both" if pipeline else ""))
     check_output(target, source, force=force, external=external_data)
-    steps = parse(pipeline)
+    steps = parse(pipeline) if pipeline is not None else parse_groups(group or "")
     model = load_model(source)
+    keep = None if dump_dir is None else begin_dumps(dump_dir, steps, source, target, force=force)
     count = itertools.count()
     with _progress() as progress, about(source):
         result = run(
@@ -682,6 +709,7 @@ def transform(
             inputs=inputs,
             outputs=outputs,
             progress=lambda step: progress(f"{source.name}: {step.name}", next(count), len(steps.steps)),
+            keep=keep,
         )
     save_model(result.model, target, external=external_data)
     for step in result.applied:
@@ -698,20 +726,33 @@ def transform(
 
 @main.command()
 @click.argument("name", required=False)
+@click.option("--groups", is_flag=True, help="The groups, each with the pipeline that it stands for.")
+@click.option("--markdown", is_flag=True, help="All pages as one Markdown document, which docs/transforms.md is.")
 @json_option
-def transforms(name: str | None, as_json: bool) -> None:
+def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) -> None:
     """List the transforms, or describe the one called NAME.
 
     \b
     requant transforms
     requant transforms fold_batch_norms
+    requant transforms --groups
+    requant transforms --json
     """
-    from requant.transforms import REGISTRY, load_plugins, lookup
-    from requant.transforms.describe import describe, page
+    from requant.transforms import GROUPS, REGISTRY, load_plugins, lookup, parse_groups
+    from requant.transforms.describe import describe, describe_group, page, reference
 
     load_plugins()
+    if sum((name is not None, groups, markdown)) > 1 or (markdown and as_json):
+        raise click.UsageError("NAME, --groups and --markdown each ask for something else; give one")
     found = [lookup(name)] if name else [REGISTRY[key] for key in sorted(REGISTRY)]
-    if as_json:
+    if groups and as_json:
+        _print_json({group: describe_group(group) for group in sorted(GROUPS)})
+    elif groups:
+        for group in sorted(GROUPS):
+            click.echo(f"{group}: {parse_groups(group)}")
+    elif markdown:
+        click.echo(reference(found), nl=False)
+    elif as_json:
         _print_json({transform.name: describe(transform) for transform in found})
     elif name:
         click.echo(page(found[0]))

@@ -550,9 +550,7 @@ class Counter:
         parts = samples if values.ndim and values.shape[0] % samples == 0 else 1
         size = values.size // parts
         if self._limit is None or size <= self._limit:
-            return self._add_all(
-                floats.ravel(order="K")
-            )  # the order is of no matter, and "K" copies no transposed array
+            return self._add_all(floats.ravel(order="K"))  # in any order: "K" copies no transposed array
         stride = stride_of((values.shape[0] // parts, *values.shape[1:]) if values.ndim else (), self._limit)
         ends = [self._add_strided(part, stride) for part in floats.reshape(parts, size)]
         return min(lo for lo, _ in ends), max(hi for _, hi in ends)

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from ..calibration.samples import Sample
 from ..transforms.qparams import QParams
 from .accuracy import decibels
-from .switchboard import Switch, noises, tensor_switches
+from .switch_graph import Switch
+from .switchboard import noises, tensor_switches
 
 # A tensor ruins a model when it alone leaves less than RUIN_DB at an output and stands out from the others: the
 # tensors of a network that is merely hard to quantize are all alike, and none of them is worth a float unit.

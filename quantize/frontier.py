@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from .emit import choices, corrected, gathered
 from .job import Candidate, Evidence, Job
 from .metrics import Metric, Reference, check_label, score
 from .placement import Placement
-from .placement.search import Write, priced
-from .planner import Facts
+from .placement.search import Write, pricing
 from .ranges import Found
 from .runtime.pair import time_pair
 from .trial import first_feed
@@ -69,7 +68,7 @@ class Point:
     """A model on the way.
 
     Attributes:
-        price: What all noise was worth, as a share of the float model's run time; infinite for the float model.
+        price: What all noise was worth, as a share of the float model's run time.
         value: The score.
         speedup: How many times faster than the float model.
         int8_units: Units that compute in integers.
@@ -122,6 +121,11 @@ class Frontier:
         """The points than which no other is both faster and better, the fastest first."""
         return undominated(self.points, higher=self.higher_is_better)
 
+    @property
+    def most_accurate(self) -> Point | None:
+        """The point with the best score; None where nothing was tried."""
+        return max(self.points, key=lambda point: point.value if self.higher_is_better else -point.value, default=None)
+
     def to_json(self) -> dict[str, Any]:
         """Return the search as plain JSON values."""
         return {
@@ -156,8 +160,7 @@ class _Walk:
     ranges: Found
     goal: Goal
     evidence: Evidence
-    facts: Facts
-    rules: Plan
+    plan_at: Callable[[float], Plan]
     write: Write
     source: Source
     reference: Reference
@@ -215,18 +218,19 @@ def search(
     frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
     evidence = gathered(job, ranges)
     facts, rules, write = choices(job, ranges, evidence)
-    walk = _Walk(job, ranges, goal, evidence, facts, rules, write, source, reference, Path(state), frontier, start)
+    plan_at = pricing(job, facts, rules, write, first_feed(job), evidence.noise)
+    walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
     _recall(walk)
-    stopped = False
+    done = interrupted = False
     try:
-        _bisect(walk)
+        done = _bisect(walk)
     except KeyboardInterrupt:
         if not walk.frontier.points:
             raise
-        stopped = True
-    best = walk.frontier.best or _most_accurate(walk)
-    walk.frontier = replace(walk.frontier, seconds=time.monotonic() - start, done=not (walk.late or stopped))
-    walk.frontier = replace(walk.frontier, interrupted=stopped)
+        interrupted = True
+    seconds = time.monotonic() - start
+    walk.frontier = replace(walk.frontier, seconds=seconds, done=done, interrupted=interrupted)
+    best = walk.frontier.best or walk.frontier.most_accurate
     if best is None:
         return None, walk.frontier
     if best.digest not in walk.candidates:  # found by an earlier run
@@ -234,31 +238,30 @@ def search(
     return walk.candidates[best.digest], walk.frontier
 
 
-def _bisect(walk: _Walk) -> None:
-    """Find the least price that keeps the bar, first among `PRICES`, then between two of them."""
+def _bisect(walk: _Walk) -> bool:
+    """Find the least price that keeps the bar, among `PRICES`, then between two; return whether there was time."""
     low, high = -1, len(PRICES)  # the highest that misses, the least that keeps
     middle = FIRST
-    while high - low > 1 and not walk.late:
-        point = _try(walk, PRICES[middle])
-        low, high = (low, middle) if point.kept else (middle, high)
+    while high - low > 1:
+        if walk.late:
+            return False
+        low, high = (low, middle) if _try(walk, PRICES[middle]).kept else (middle, high)
         middle = (low + high) // 2
-    if not low >= 0 or not high < len(PRICES):
-        return
+    if low < 0 or high == len(PRICES):
+        return True
     least, most = PRICES[low], PRICES[high]
     for _ in range(FINER):
         if walk.late:
-            return
+            return False
         between = math.sqrt(least * most) if least else most / 2
-        if _try(walk, between).kept:
-            most = between
-        else:
-            least = between
+        least, most = (least, between) if _try(walk, between).kept else (between, most)
+    return True
 
 
 def _try(walk: _Walk, price: float) -> Point:
     """Emit, judge and time the model of a price, unless one of its plan was tried before."""
     candidate = _emitted(walk, price)
-    digest = _digest(candidate)
+    digest = _digest(candidate.plan)
     known = next((point for point in walk.frontier.points if point.digest == digest), None)
     if known is not None:
         return known
@@ -276,21 +279,16 @@ def _try(walk: _Walk, price: float) -> Point:
 
 
 def _emitted(walk: _Walk, price: float) -> Candidate:
-    """Return the corrected model of a price, made once."""
-    plan = priced(walk.job, walk.facts, walk.rules, walk.write, first_feed(walk.job), (walk.evidence.noise, price))
-    digest = _digest_of(plan)
+    """Return the corrected model of a price; that of a plan is made once."""
+    plan = walk.plan_at(price)
+    digest = _digest(plan)
     if digest not in walk.candidates:
         made = corrected(walk.job, walk.ranges, walk.write(plan))
         walk.candidates[digest] = replace(made, placement=Placement("search"), evidence=walk.evidence)
     return walk.candidates[digest]
 
 
-def _digest(candidate: Candidate) -> str:
-    """Return what tells a candidate's plan from another."""
-    return _digest_of(candidate.plan)
-
-
-def _digest_of(plan: Plan) -> str:
+def _digest(plan: Plan) -> str:
     """Return what tells a plan from another."""
     text = json.dumps([[unit.name, plan.impl(unit).value] for unit in plan.units])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -312,12 +310,6 @@ def _speedup(walk: _Walk, candidate: Candidate) -> float:
         seconds=min(TIMED, options.seconds),
     )
     return told.speedup
-
-
-def _most_accurate(walk: _Walk) -> Point | None:
-    """Return the point with the best score."""
-    sign = 1.0 if walk.frontier.higher_is_better else -1.0
-    return max(walk.frontier.points, key=lambda point: sign * point.value, default=None)
 
 
 def _so_far(walk: _Walk) -> str:

@@ -27,21 +27,23 @@ from ..transforms.plan import Plan
 from .accuracy import decibels
 from .corrections import EFFORTS
 from .data_dependent import selected_from, showing
+from .emit import choices
 from .files import staging
-from .job import Job
+from .job import Evidence, Job
 from .options import Options
 from .placement.costs import Machine
 from .placement.costs import folder as cache_folder
 from .placement.files import read_plan
 from .placement.search import everything
-from .planner import choose_by, facts_of
 from .prepare import prepare
 from .progress import Progress, silent
 from .ranges import Found, channels_of, find_ranges
 from .sensitivity_cache import PREFIX, Trials, digest, forget_old, trials_of
 from .sensitivity_verdicts import Traits, traits, unit_verdict
 from .supply import precision_of
-from .switchboard import Switch, Switchboard, integer_constants, noises, switchboard
+from .switch_constants import integer_constants
+from .switch_graph import Switch
+from .switchboard import Switchboard, noises, switchboard
 
 SCHEMA = 1
 KINDS = ("units", "tensors")
@@ -501,13 +503,7 @@ def _selected(board: Switchboard, samples: Sequence[Sample]) -> list[str]:
 
 def _plan(job: Job, found: Found) -> Plan:
     """Return the plan whose integers are tried."""
-    facts = replace(
-        facts_of(job.simple, job.selection, job.types, job.scheme.activation),
-        static=job.static,
-        ranges=found.ranges,
-        kept_float=found.without,
-    )
-    rules = choose_by(facts, job.simple)
+    facts, rules, _ = choices(job, found, Evidence())
     if job.options.plan is not None:
         return read_plan(job.options.plan, facts, rules, strict=False)
     return rules if job.options.place == "rules" else everything(facts, rules)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..calibration.samples import Sample
 from .placement.costs import Machine, folder
-from .switchboard import Powers, Switch, Switchboard
+from .switch_graph import Switch
+from .switchboard import Powers, Switchboard
 
 SCHEMA = 1
 PREFIX = "sensitivity-"

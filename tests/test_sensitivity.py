@@ -34,7 +34,9 @@ from requant.quantize.prepare import make_plain
 from requant.quantize.progress import silent
 from requant.quantize.sensitivity_cache import digest, forget_old, trials_of
 from requant.quantize.sensitivity_verdicts import traits, unit_verdict
-from requant.quantize.switchboard import Powers, Switch, Switchboard, integer_constants, noises, switchboard
+from requant.quantize.switch_constants import integer_constants
+from requant.quantize.switch_graph import Switch
+from requant.quantize.switchboard import Powers, Switchboard, noises, switchboard
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.plan import Choice, Impl, Plan
 from requant.transforms.qparams import QParams, asymmetric_u8, dequantize, quantize, symmetric_s8

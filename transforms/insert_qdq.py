@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -148,21 +148,23 @@ def _insert_gate(nodes: Sequence[ir.Node], scheme: Scheme, qparams: Mapping[str,
 
 def _constants(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, weights: WeightWriter) -> int:
     """Make the constants of a unit on uint8 integers; return how many there were."""
-    row = OPS[unit.op]
-    if row.kind == "compute":
+    if OPS[unit.op].kind == "compute":
         return weights.static(node, unit, float(x.scale)) if constant(node.inputs[1]) is not None else 0
-    if row.kind != "arith":
-        return 0
-    count = 0
-    for index in row.activations or range(len(node.inputs)):
+    operands = list(constant_operands(node, unit, scheme))
+    for index, stored, params in operands:
+        weights.writer.replace_constant(node, index, stored, params)
+    return len(operands)
+
+
+def constant_operands(node: ir.Node, unit: Unit, scheme: Scheme) -> Iterator[tuple[int, Array, QParams]]:
+    """Yield the constants that a unit of arithmetic reads as activations: index, integers, and their parameters."""
+    row = OPS[unit.op]
+    for index in (row.activations or range(len(node.inputs))) if row.kind == "arith" else ():
         tensor = constant(node.inputs[index])
-        if tensor is None:
-            continue
-        array = tensor.numpy()
-        params = scheme.activation_params(float(array.min()), float(array.max()))
-        weights.writer.replace_constant(node, index, quantize(array, params), params)
-        count += 1
-    return count
+        if tensor is not None:
+            array = tensor.numpy()
+            params = scheme.activation_params(float(array.min()), float(array.max()))
+            yield index, quantize(array, params), params
 
 
 def _insert_pairs(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams], writer: Writer) -> int:

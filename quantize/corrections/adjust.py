@@ -9,7 +9,6 @@ from itertools import islice
 from ... import RequantError
 from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
-from ...transforms.qparams import quantize
 from ..job import Candidate, Job
 from . import EFFORTS
 from .bias import correct_bias
@@ -25,28 +24,21 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
         return {}
     feeds = [sample.feed for sample in islice(job.source.samples(SAMPLES), SAMPLES)]
     total = sum(candidate.plan.impl(unit).reads_u8 for unit in candidate.plan.units)
-    left = EFFORTS[job.options.effort].operations if "rounding" in job.corrections else 0.0
-    if job.options.corrections is not None and left == 0 and "rounding" in job.corrections:
-        left = math.inf  # asked for by name
+    left = EFFORTS[job.options.effort].operations or math.inf  # with little effort it is asked for by name
     found: dict[str, Adjustment] = {}
 
     def correct(step: Step) -> tuple[Adjustment, list[Array]]:
         nonlocal left
         stored, needed = None, operations(step)
-        if needed <= left and job.exact:
+        if "rounding" in job.corrections and needed <= left and job.exact:
             left -= needed
             stored = learn_rounding(step, shifted="bias" in job.corrections)
         if "bias" in job.corrections:
             return correct_bias(step, stored)
-        return Adjustment(stored=stored), step.run(plain(step) if stored is None else stored)
+        return Adjustment(stored=stored), step.run(stored)
 
     with suppress(RequantError):  # what is behind a piece that does not run on its own is left as it is
         for name, adjustment in walk(job, candidate, feeds, correct):
             found[name] = adjustment
             job.progress("correct weights", len(found), total)
     return found
-
-
-def plain(step: Step) -> Array:
-    """Return the nearest integers to the weights of a unit."""
-    return quantize(step.weights.array, step.weights.params)

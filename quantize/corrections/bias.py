@@ -6,7 +6,6 @@ import numpy as np
 
 from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
-from ...transforms.qparams import quantize
 from .walk import Step, channel_means
 
 FEW = 2
@@ -15,9 +14,9 @@ FEW = 2
 def mean_error(wanted: list[Array], given: list[Array], axis: int) -> Array:
     """Return what the channels of a result have lost of their means, as far as the samples prove it.
 
-    A mean over few samples is itself uncertain; with m the mean over samples and v its variance, ``m (1 - v / m**2)``,
-    and nothing where that is negative, has the least expected error (positive-part James-Stein, per channel; James and
-    Stein, Estimation with quadratic loss, 1961).
+    A mean over few samples is itself uncertain: with m the mean over samples and v its variance it is shrunk to
+    ``m (1 - v / m**2)``, and to nothing where that is negative (after James and Stein, Estimation with quadratic loss,
+    1961; here per channel, with v in the place of the known variance).
 
     Args:
         wanted: What is to be, one array per sample.
@@ -48,7 +47,7 @@ def correct_bias(step: Step, stored: Array | None = None) -> tuple[Adjustment, l
         step: The unit.
         stored: Its weights as integers; None for the nearest ones.
     """
-    given = step.run(quantize(step.weights.array, step.weights.params) if stored is None else stored)
+    given = step.run(stored)
     if not step.has_bias:
         return Adjustment(stored=stored), given
     own = [step.product(x, step.weights.array, step.weights.bias) for x in step.rough]

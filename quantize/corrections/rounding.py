@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.qparams import QParams, quantize
+from ...transforms.qparams import QParams
 from .walk import Step
 
 ROWS = 16384
@@ -78,24 +78,27 @@ def learn_rounding(step: Step, *, shifted: bool = True) -> Array | None:
     if len(rows) < FOLDS or SPARSE * sum(x.shape[1] for x, _ in rows) < matrix.shape[1]:
         return None
     zero = float(params.zero_point.reshape(-1)[0])
-    nearest = _matrix(step, quantize(step.weights.array, params).astype(np.float32))
-    lost = [np.zeros(1)] * 5
-    made, centred = [nearest, np.empty_like(nearest), np.empty_like(nearest)], step.has_bias and shifted
+    nearest = _matrix(step, step.nearest.astype(np.float32))
+    made = {name: nearest.copy() for name in ("nearest", "for its input", "for the float result")}
+    on_input, on_result = ({name: np.zeros(1) for name in made} for _ in range(2))  # squared errors of unseen samples
+    centred = step.has_bias and shifted
     for group, weights in enumerate(matrix):
-        parts: list[list[tuple[Array, Array]]] = [[], []]
-        for index, (x, y) in enumerate(rows):
-            parts[int(index % FOLDS == FOLDS - 1)].append((x[group], y[group]))
-        train = moments_of(parts[0], weights, centred)
+        seen = [(x[group], y[group]) for index, (x, y) in enumerate(rows) if index % FOLDS != FOLDS - 1]
+        unseen = [(x[group], y[group]) for x, y in rows[FOLDS - 1 :: FOLDS]]
+        moments = moments_of(seen, weights, centred)
+        alone = replace(moments, residual=0 * moments.residual)
         exact = weights / steps[group] + zero
-        for index, moments in enumerate((replace(train, residual=0 * train.residual), train), start=1):
-            made[index][group] = round_columns(moments, exact, nearest[group], steps[group], params)
-        own = [(x, x @ weights) for x, _ in parts[1]]
-        for index, (test, which) in enumerate(((own, 0), (own, 1), (parts[1], 0), (parts[1], 1), (parts[1], 2))):
-            lost[index] = lost[index] + losses(test, steps[group] * (made[which][group] - zero), centred)
-    better = [which for which, gains in ((1, lost[0] - lost[1]), (2, lost[2] - lost[4])) if surely(gains)]
+        for name, known in (("for its input", alone), ("for the float result", moments)):
+            made[name][group] = round_columns(known, exact, nearest[group], steps[group], params)
+        for name, each in made.items():
+            rounded = steps[group] * (each[group] - zero)
+            on_input[name] = on_input[name] + losses([(x, x @ weights) for x, _ in unseen], rounded, centred)
+            on_result[name] = on_result[name] + losses(unseen, rounded, centred)
+    judged = {"for its input": on_input, "for the float result": on_result}
+    better = [name for name, lost in judged.items() if surely(lost["nearest"] - lost[name])]
     if not better:
         return None
-    best = min(better, key=lambda which: float(lost[2 + which].sum()))
+    best = min(better, key=lambda name: float(on_result[name].sum()))
     return _unmatrix(step, made[best]).astype(params.zero_point.dtype)
 
 

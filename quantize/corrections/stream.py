@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.analysis import analyze_implicit_usage
 
 from ... import RequantError
 from ...calibration.session import Array, open_session, runtime_message
@@ -31,6 +32,8 @@ class Stream:
         for value in model.graph.inputs:
             if all(value.name in feed for feed in feeds):
                 self._known[value] = [feed[str(value.name)] for feed in feeds]
+        captured = analyze_implicit_usage(model.graph)
+        self._reads = {node: _read_by(node, captured) for node in model.graph}
         self._done: set[ir.Node] = set()
         self._needed: dict[ir.Node, None] = {}
         self._pending: Counter[ir.Value] = Counter()
@@ -79,20 +82,17 @@ class Stream:
             if node is None or node in found or self._stops.intersection(node.outputs):
                 continue
             found[node] = None
-            waiting += [value for value in _reads(node) if value not in known]
+            waiting += [value for value in self._reads[node] if value not in known]
         return list(found)
 
     def _advance(self, value: ir.Value) -> None:
         """Compute a tensor, and with it those that others will be made of."""
         nodes = set(self._ancestors([value], self._known))
         made = {output for node in nodes for output in node.outputs}
-        wanted = {
-            each for node in self._needed if node not in nodes and node not in self._done for each in _reads(node)
-        }
-        wanted.update(each for each, times in self._pending.items() if times > 0)
+        wanted = self._wanted(nodes)
         outputs = [each for node in self._model.graph if node in nodes for each in node.outputs if each in wanted]
         outputs += [] if value in outputs else [value]
-        reads = dict.fromkeys(each for node in nodes for each in _reads(node) if each not in made)
+        reads = dict.fromkeys(each for node in nodes for each in self._reads[node] if each not in made)
         inputs = [each for each in reads if each in self._known]
         for each, arrays in zip(outputs, self._run(inputs, outputs), strict=True):
             self._known[each] = arrays
@@ -100,15 +100,20 @@ class Stream:
 
     def _forget(self) -> None:
         """Drop the tensors that nothing will read or take."""
-        wanted = {each for node in self._needed if node not in self._done for each in _reads(node)}
-        wanted.update(value for value, times in self._pending.items() if times > 0)
+        wanted = self._wanted(())
         self._known = {value: arrays for value, arrays in self._known.items() if value in wanted}
+
+    def _wanted(self, nodes: Collection[ir.Node]) -> set[ir.Value]:
+        """Return the tensors that will be taken, or read by what is not computed yet, but for some nodes."""
+        later = (node for node in self._needed if node not in nodes and node not in self._done)
+        taken = (value for value, times in self._pending.items() if times > 0)
+        return {*taken, *(value for node in later for value in self._reads[node])}
 
     def _run(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> list[list[Any]]:
         """Compute outputs from inputs; one list of arrays per output."""
         graph = ir.convenience.extract(self._model.graph, inputs, outputs)
-        for value in graph.inputs:
-            first = next(arrays[0] for known, arrays in self._known.items() if known.name == value.name)
+        for value, source in zip(graph.inputs, inputs, strict=True):
+            first = self._known[source][0]
             if isinstance(first, np.ndarray):
                 value.shape = ir.Shape([None] * first.ndim)
                 if first.dtype.kind not in "OSU":  # of strings, and of a sequence of tensors, the model has the type
@@ -133,19 +138,12 @@ class Stream:
         return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _reads(node: ir.Node) -> list[ir.Value]:
+def _read_by(node: ir.Node, captured: Mapping[ir.Graph, set[ir.Value]]) -> list[ir.Value]:
     """Return the tensors that a node reads, those that its bodies capture included, but for constants."""
     found = [value for value in node.inputs if value is not None]
     for attribute in node.attributes.values():
         if attribute.type is ir.AttributeType.GRAPH:
-            found += _captured(attribute.as_graph())
+            found += captured[attribute.as_graph()]
         elif attribute.type is ir.AttributeType.GRAPHS:
-            found += [value for graph in attribute.as_graphs() for value in _captured(graph)]
+            found += [value for graph in attribute.as_graphs() for value in captured[graph]]
     return [value for value in found if constant(value) is None and not value.is_initializer()]
-
-
-def _captured(graph: ir.Graph) -> list[ir.Value]:
-    """Return the tensors of the graphs around it that a body reads."""
-    own = {*graph.inputs, *(output for node in graph for output in node.outputs)}
-    read = [value for node in graph for value in _reads(node)]
-    return [value for value in (*read, *graph.outputs) if value is not None and value not in own]

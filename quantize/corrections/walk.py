@@ -13,7 +13,7 @@ from ...transforms.graph import constant, nodes_by_name
 from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind
 from ...transforms.ops import OPS
 from ...transforms.plan import Plan, Unit
-from ...transforms.qparams import QParams, dequantize
+from ...transforms.qparams import QParams, dequantize, quantize
 from ...transforms.writer import Writer
 from ..files import serialize
 from ..job import Candidate, Job
@@ -59,9 +59,14 @@ class Step:
         """The axis of the output channels in what the node gives."""
         return 1 if self.node.op_type == "Conv" else -1
 
-    def run(self, stored: Array) -> list[Array]:
-        """Return what the node gives in the INT8 model with these integers as weights."""
-        weights = dequantize(stored, self.weights.params)
+    @property
+    def nearest(self) -> Array:
+        """The nearest integers to its weights."""
+        return quantize(self.weights.array, self.weights.params)
+
+    def run(self, stored: Array | None) -> list[Array]:
+        """Return what the node gives in the INT8 model with these integers as weights; None for the nearest."""
+        weights = dequantize(self.nearest if stored is None else stored, self.weights.params)
         return [self.product(x, weights, self.weights.bias) for x in self.rough]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import RequantError, UnknownNameError
-from ...calibration.objects import named
+from ...calibration.objects import failing_at, named, on_path
 from ...calibration.samples import Sample
 from ..accuracy import Array, Outputs
 from . import items
@@ -262,8 +262,6 @@ def own_value(metric: Metric, *arguments: object) -> tuple[float, Array | None]:
     Raises:
         RequantError: It fails, or returns neither a number nor numbers.
     """
-    from ...calibration.objects import failing_at, on_path
-
     assert metric.own is not None
     place = f"metric {metric.name}"
     with failing_at(place), on_path(metric.own.folder):

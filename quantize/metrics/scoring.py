@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -207,22 +207,28 @@ def score(
         with as_file(model) as path:
             value, parts = own_value(metric, path)
         return Score(metric, value, parts)
-    if metric.reference and reference is None:
-        raise RequantError(f"{metric.name} compares outputs with those of the float model, which is not given")
-    against = reference if isinstance(reference, Reference) or not metric.reference else _of_model(metric, reference)
+    against = _reference(metric, reference)
     scorer, run = Scorer(metric), None
     for count, sample in enumerate(data, 1):
         check_label(metric, sample)  # before the first run
         run = run or Runner(model, threads=threads)
-        expected = against(sample) if metric.reference and isinstance(against, Reference) else NOTHING
+        expected = NOTHING if against is None else against(sample)
         scorer.add(run(sample.feed), sample, expected)
         progress(metric.name, count, data.length)
     return scorer.result()
 
 
-def _of_model(metric: Metric, model: Any) -> Reference:
-    """Return the outputs of a model that are not kept: they are wanted once."""
-    return Reference(metric, model, room=0)
+def _reference(metric: Metric, given: Against) -> Reference | None:
+    """Return the outputs that a metric compares with; None where it compares with none.
+
+    Raises:
+        RequantError: It compares, and there is nothing to compare with.
+    """
+    if not metric.reference:
+        return None
+    if given is None:
+        raise RequantError(f"{metric.name} compares outputs with those of the float model, which is not given")
+    return given if isinstance(given, Reference) else Reference(metric, given, room=0)  # wanted once
 
 
 def of_reference(found: Score) -> Score:

@@ -118,38 +118,33 @@ def place(
     Raises:
         RequantError: A plan that was given does not fit.
     """
-    given = job.options.costs
-    how = job.options.place if given is None else "estimated"
+    how = _how(job)
     if how == "all":
         return write(everything(facts, rules)), Placement("all")
-    options = able(facts, rules)
-    free = any(len(forms) > 1 for forms in options.values())
-    looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
-    if how == "rules" or not free or looped or (how == "measured" and (feed is None or job.weights.large)):
+    free = any(len(forms) > 1 for forms in able(facts, rules).values())
+    if not free or not _costs_decide(job, facts, feed, how):
         return write(rules), Placement("rules")
-    machine = Machine.here(job.options.threads)
-    known = store.read(given) if given is not None else store.load(machine) if how == "measured" else Costs(machine)
-    search = _begun(job, facts, rules, write, feed, known)
+    search = _begun(job, facts, rules, write, feed, _known(job, how))
     search.noise = _by_unit(search, noise or {})
     if how == "estimated":
-        _weigh(search, math.fsum(_cost(search, unit, Impl.FLOAT) for unit in rules.units))
+        _weigh(search, _float_time(search), EFFORTS[job.options.effort].exchange)
         plan = _solved(search)
         return write(plan), Placement("estimated", _predicted(search, plan))
     return _measured(search)
 
 
-def priced(
+def pricing(
     job: Job,
     facts: Facts,
     rules: Plan,
     write: Write,
     feed: Mapping[str, Array] | None,
-    worth: tuple[Mapping[str, float], float],
-) -> Plan:
-    """Return the cheapest plan where noise has a price.
+    noise: Mapping[str, float],
+) -> Callable[[float], Plan]:
+    """Return what finds the cheapest plan for a price of noise: the share of the float time that all of it is worth.
 
-    Costs are those of the cache or a file; those that the cache has not yet are measured, and kept. Where there is
-    nothing to measure or to weigh, as in models with control flow, tensors are left in float, the noisiest first.
+    Costs are those that `place` takes; what the cache has not yet is measured now, and kept. Where costs do not decide,
+    as in models with control flow, or with nothing to weigh, units are left in float, the noisiest first.
 
     Args:
         job: The job.
@@ -157,26 +152,54 @@ def priced(
         rules: The plan by rules.
         write: Emits a plan.
         feed: What models are timed on; None where there is nothing.
-        worth: What each tensor in uint8 adds to the noise at the outputs, and what share of the float model's run time
-            all of it is worth.
+        noise: What each tensor in uint8 adds to the noise at the outputs.
     """
-    noise, exchange = worth
-    placed = job.options.place in ("measured", "estimated")
-    looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
-    if not placed or looped or feed is None or job.weights.large or not noise:
-        return _without_noisy(rules if job.options.place == "rules" else everything(facts, rules), noise, exchange)
-    given = job.options.costs
-    known = store.read(given) if given is not None else store.load(Machine.here(job.options.threads))
-    search = _begun(job, facts, rules, write, feed, known)
-    if given is None and any(_u8_cost(search, name) is None for name in search.keys):
+    how = _how(job)
+    if not noise or not _costs_decide(job, facts, feed, how):
+        return partial(_without_noisy, rules if how == "rules" else everything(facts, rules), noise)
+    search = _begun(job, facts, rules, write, feed, _known(job, how))
+    if how == "measured" and any(_u8_cost(search, name) is None for name in search.keys):
         fresh = Costs(search.costs.machine)
         _measure(search, fresh)
         store.keep(fresh)
+    search.absorbed = {
+        name
+        for name, key in search.keys.items()
+        if search.costs.of(key, Impl.FLOAT) is None and _u8_cost(search, name) is not None
+    }
     search.noise = _by_unit(search, noise)
-    total = math.fsum(search.noise.values())
-    spent = math.fsum(_cost(search, unit, Impl.FLOAT) for unit in rules.units)
-    search.weight = exchange * spent / total if total > 0 else 0.0
+    return partial(_priced, search, _float_time(search))
+
+
+def _priced(search: Search, microseconds: float, exchange: float) -> Plan:
+    """Return the cheapest plan where all noise is worth a share of some time."""
+    _weigh(search, microseconds, exchange)
     return _solved(search)
+
+
+def _how(job: Job) -> str:
+    """Return what decides where int8 pays."""
+    return job.options.place if job.options.costs is None else "estimated"
+
+
+def _costs_decide(job: Job, facts: Facts, feed: Mapping[str, Array] | None, how: str) -> bool:
+    """Whether costs decide: not in models with control flow, and not by a clock with nothing to time."""
+    looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
+    timed = feed is not None and not job.weights.large
+    return not looped and (how == "estimated" or (how == "measured" and timed))
+
+
+def _known(job: Job, how: str) -> Costs:
+    """Return the costs that are known before anything is measured: those of a file, of the cache, or none."""
+    if job.options.costs is not None:
+        return store.read(job.options.costs)
+    machine = Machine.here(job.options.threads)
+    return store.load(machine) if how == "measured" else Costs(machine)
+
+
+def _float_time(search: Search) -> float:
+    """Return what all units take in float, in microseconds."""
+    return math.fsum(_cost(search, unit, Impl.FLOAT) for unit in search.rules.units)
 
 
 def _without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> Plan:
@@ -252,7 +275,7 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     whole = _profiles(search, [job.float_source], turns=1)[0]
     if whole is None or whole.total < 1e3 * LEAST_MS:
         return by_rules, Placement("rules")
-    _weigh(search, whole.total)
+    _weigh(search, whole.total, EFFORTS[job.options.effort].exchange)
     fresh = Costs(search.costs.machine)
     steps = 3 + ROUNDS
     tell(1, steps)
@@ -406,11 +429,10 @@ def _by_unit(search: Search, noise: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _weigh(search: Search, microseconds: float) -> None:
-    """Set what noise is worth: what the options say, or with measured noise, all of it a share of the float model."""
-    asked, total = search.job.options.noise_weight, math.fsum(search.noise.values())
-    exchange = EFFORTS[search.job.options.effort].exchange
-    search.weight = asked or (exchange * microseconds / total if total > 0 else 0.0)
+def _weigh(search: Search, microseconds: float, exchange: float) -> None:
+    """Set what noise is worth: what the options say, or with measured noise, all of it a share of some time."""
+    total = math.fsum(search.noise.values())
+    search.weight = search.job.options.noise_weight or (exchange * microseconds / total if total > 0 else 0.0)
 
 
 def _noise_of(search: Search, unit: Unit) -> float:
