@@ -22,6 +22,7 @@ Watch = Callable[[Outputs, Outputs, Sample], None]
 Interval: TypeAlias = tuple[float, float]
 
 NO_CLASS = -1  # no label that is judged is negative
+HUGE = 1e300
 Z = NormalDist().inv_cdf(0.975)  # two-sided, 95 %
 
 
@@ -73,12 +74,23 @@ class Accuracy:
         agreement: Share of equal top-1 predictions, 0..1; None when no output is a score per class.
         sqnr_db: Signal to quantization noise of each float output in dB; infinite where the outputs are equal.
         labelled: Counts against the labels, None without labels.
+        predicted_drop: What INT8 should lose of the top-1 accuracy if the float model's probabilities are right, -1..1:
+            the mean over predictions of the probability of the float model's class less that of the INT8 model's. No
+            labels are used. None when no output is a score per class.
+        predictions: How many predictions there are of those.
     """
 
     samples: int
     agreement: float | None
     sqnr_db: Mapping[str, float]
     labelled: Labelled | None = None
+    predicted_drop: float | None = None
+    predictions: int = 0
+
+    @property
+    def agreement_interval(self) -> Interval | None:
+        """The 95 % confidence interval of the agreement; predictions count as independent of each other."""
+        return None if self.agreement is None else score_interval(self.agreement, self.predictions)
 
     @property
     def worst_sqnr_db(self) -> float:
@@ -94,6 +106,7 @@ class _Tally:
     samples: int = 0
     predictions: int = 0
     equal: int = 0
+    lost: float = 0.0
     signal: dict[str, float] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     right: list[tuple[bool, bool]] = field(default_factory=list)
@@ -112,6 +125,7 @@ class _Tally:
                 after = np.full_like(before, NO_CLASS - 1)  # agrees with nothing
             self.predictions += before.size
             self.equal += int((before == after).sum())
+            self.lost += _expected_loss(reference, before, after)
         if label is not None:
             self._judge(before, after, np.asarray(label).reshape(-1), where)
 
@@ -129,8 +143,27 @@ class _Tally:
     def result(self) -> Accuracy:
         """Return what the sums say."""
         sqnr = {name: decibels(self.signal[name], self.noise[name]) for name in self.signal}
-        agreement = self.equal / self.predictions if self.predictions else None
-        return Accuracy(self.samples, agreement, sqnr, _labelled(self.right))
+        count = self.predictions
+        agreement, lost = (self.equal / count, self.lost / count) if count else (None, None)
+        return Accuracy(self.samples, agreement, sqnr, _labelled(self.right), lost, count)
+
+
+def _expected_loss(outputs: Outputs, before: Array, after: Array) -> float:
+    """Return the sum of the probabilities of the float model's classes, less those of others that were predicted.
+
+    Scores that are no probabilities (not negative, of sum 1) are logits.
+    """
+    scores, differs = class_scores(outputs), (before != after) & (before != NO_CLASS)
+    if scores is None or not differs.any():
+        return 0.0
+    rows = np.clip(scores[differs].astype(np.float64), -HUGE, HUGE)  # of infinities no difference is taken
+    slack = rows.shape[1] * float(np.finfo(scores.dtype).eps)  # of a sum of so many rounded quotients
+    if (rows < 0).any() or (np.abs(rows.sum(axis=1) - 1) > slack).any():
+        rows = np.exp(rows - rows.max(axis=1, keepdims=True))
+        rows /= rows.sum(axis=1, keepdims=True)
+    index, other = np.arange(len(rows)), after[differs]
+    given = np.where(other >= 0, rows[index, other], 0.0)
+    return float((rows[index, before[differs]] - given).sum())
 
 
 def _labelled(right: Sequence[tuple[bool, bool]]) -> Labelled | None:
@@ -306,6 +339,21 @@ def binomial_p(broken: int, fixed: int) -> float:
         outcomes = outcomes * (total - k) // (k + 1)
         tail += outcomes
     return min(1.0, float(2 * tail / 2**total))
+
+
+def score_interval(share: float, items: int) -> Interval:
+    """Return the 95 % confidence interval of a share of items.
+
+    Wilson, "Probable inference, the law of succession, and statistical inference", Journal of the American Statistical
+    Association 22 (1927) 209-212: ``(p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)``.
+
+    >>> tuple(round(end, 4) for end in score_interval(1.0, 64))
+    (0.9434, 1.0)
+    """
+    square = Z * Z / items
+    reach = math.sqrt(Z * Z * share * (1 - share) / items + square * square / 4)
+    middle = share + square / 2
+    return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
 
 
 def paired_interval(broken: int, fixed: int, items: int) -> Interval:

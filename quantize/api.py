@@ -12,6 +12,7 @@ from ..transforms import METADATA_KEY
 from ..transforms.graph import nodes_by_name
 from ..transforms.ops import INTEGER
 from ..transforms.plan import Impl
+from .corrections import CORRECTIONS
 from .emit import choices, each_alone, emit, gathered, scaled
 from .evidence import RUIN_DB, ruinous
 from .files import check_output, save_model, size_on_disk, staging
@@ -25,7 +26,7 @@ from .placement.files import plan_path, write_plan
 from .placement.search import measured_costs
 from .planner import ALREADY
 from .prepare import prepare
-from .progress import Progress, silent
+from .progress import Progress, Stopwatch, silent
 from .ranges import Found, find_ranges
 from .result import FloatNode, Result
 from .runtime.execution import KernelRun, executed, integer_share
@@ -69,10 +70,11 @@ def quantize_model(
         raise RequantError(f"{options.plan}: is where the plan of {output} goes; give the edited one another name")
     if data is None:
         _check_without_data(model, options)
+    watch = Stopwatch(progress)
     with staging(output) as folder:
-        job = scaled(prepare(model, data, options, folder, progress))
+        job = scaled(prepare(model, data, options, folder, watch))
         ranges = find_ranges(job)
-        return replace(_proven(job, ranges, output), findings=ranges.findings)
+        return replace(_proven(job, ranges, output), findings=ranges.findings, seconds=watch.seconds())
 
 
 def search_model(
@@ -104,27 +106,30 @@ def search_model(
     check_output(plan_path(output), model, force=options.force)
     if options.plan is not None or options.noise_weight:
         raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
-    state = Path(f"{os.fspath(output)}.search.json")
+    state, watch = Path(f"{os.fspath(output)}.search.json"), Stopwatch(progress)
     with staging(output) as folder:
-        job = scaled(prepare(model, data, options, folder, progress))
+        job = scaled(prepare(model, data, options, folder, watch))
         source = opened(job, goal)
         ranges = find_ranges(job)
         candidate, found = search(job, ranges, goal, source, state)
         if candidate is None:
-            candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
-            result = _keep_float(
-                job, Trial(candidate, UNMEASURED, None), output, "nothing in this model can become int8"
+            tried = (
+                "nothing in this model can become int8" if found.done else "the time was up before a model was tried"
             )
+            candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
+            result = _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
         else:
             result = _finish(job, trial(job, candidate), output)
-    result = replace(result, search=found, findings=ranges.findings)
+    result = replace(result, search=found, findings=ranges.findings, seconds=watch.seconds())
     if found.interrupted:
         raise KeyboardInterrupt(f"{os.fspath(output)} is the best model so far; the same command goes on with --force")
-    state.unlink(missing_ok=True)
-    if found.best is None and not result.verdict:
-        best = max(found.points, key=lambda point: point.value if found.higher_is_better else -point.value)
-        verdict = f"no int8 model keeps {found.metric} at {found.bar:.6g}: the output has {best.value:.6g}"
-        return replace(result, verdict=verdict)
+    if found.done:
+        state.unlink(missing_ok=True)
+    if found.best is None and found.most_accurate is not None:
+        best = found.most_accurate.value
+        return replace(
+            result, verdict=f"no int8 model keeps {found.metric} at {found.bar:.6g}: the output has {best:.6g}"
+        )
     return result
 
 
@@ -282,6 +287,8 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
         int8_bytes=size,
         pipeline=candidate.model.metadata_props[METADATA_KEY],
         placement=candidate.placement,
+        effort=job.options.effort,
+        corrections=tuple(name for name in CORRECTIONS if name in job.corrections),
         notes=(*job.notes, *_unused(job, found), *_deviations(job, found, runs)),
     )
 

@@ -42,17 +42,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; what needs labels is null without them."""
-        labelled = self.accuracy.labelled
         return {
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
-            "items": labelled and labelled.items,
-            "float_accuracy": labelled and labelled.float_accuracy,
-            "int8_accuracy": labelled and labelled.int8_accuracy,
-            "broken": labelled and labelled.broken,
-            "fixed": labelled and labelled.fixed,
-            "p_value": labelled and labelled.p_value,
-            "drop_interval": labelled and list(labelled.drop_interval),
             "metric": self.metric and self.metric.to_json(),
             "latency": latency_json(self.latencies[0]),
             "latency_at_batch": latency_json(self.latencies[1]) if len(self.latencies) > 1 else None,

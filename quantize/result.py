@@ -10,6 +10,7 @@ from typing import Any
 from ..calibration.checks import Finding
 from ..calibration.files import RangeFile
 from .accuracy import Accuracy
+from .corrections import CORRECTIONS, EFFORTS
 from .frontier import Frontier
 from .placement import Placement
 from .runtime.timing import Latency
@@ -65,6 +66,9 @@ class Result:
         findings: What the data that gave the ranges are found to be, warnings first.
         placement: How it was decided what is int8.
         search: The models that were tried for the sake of a metric; None where none was asked for.
+        effort: How much was done for accuracy.
+        corrections: What was corrected, by name.
+        seconds: How long each stage took.
     """
 
     output: str
@@ -89,6 +93,9 @@ class Result:
     findings: tuple[Finding, ...] = ()
     placement: Placement = field(default_factory=Placement)
     search: Frontier | None = None
+    effort: str = ""
+    corrections: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def predicted_ms(self) -> float | None:
@@ -128,6 +135,12 @@ class Result:
             "data": self.data,
             "pipeline": self.pipeline,
             "placement": self.placement.to_json(),
+            "effort": {
+                "name": self.effort,
+                "summary": EFFORTS[self.effort].summary if self.effort else "",
+                "corrections": {name: CORRECTIONS[name].summary for name in self.corrections},
+            },
+            "seconds": dict(self.seconds),
             "search": self.search and self.search.to_json(),
             "rejected": self.rejected
             and {**accuracy_json(self.rejected[0]), "latency": latency_json(self.rejected[1])},
@@ -135,9 +148,19 @@ class Result:
 
 
 def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
-    """Return agreement and the worst SQNR, and the SQNR per output."""
+    """Return agreement, what follows from it, and counts against labels, null where there are none; and SQNR."""
+    labelled, agreed = accuracy.labelled, accuracy.agreement_interval
     return {
         "agreement": accuracy.agreement,
+        "agreement_interval": agreed and list(agreed),
+        "predicted_drop": accuracy.predicted_drop,
+        "items": labelled and labelled.items,
+        "float_accuracy": labelled and labelled.float_accuracy,
+        "int8_accuracy": labelled and labelled.int8_accuracy,
+        "broken": labelled and labelled.broken,
+        "fixed": labelled and labelled.fixed,
+        "p_value": labelled and labelled.p_value,
+        "drop_interval": labelled and list(labelled.drop_interval),
         "sqnr_db": _finite(accuracy.worst_sqnr_db),
         "sqnr_db_by_output": {name: _finite(value) for name, value in accuracy.sqnr_db.items()},
     }

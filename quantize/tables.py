@@ -23,6 +23,7 @@ from .result import Result
 from .runtime.timing import Latency
 
 DEAREST = 30  # units whose costs are shown
+SLOWEST = 3  # stages whose time is told
 REASONS = 12  # lines about what stayed float; the rest is counted
 
 
@@ -42,6 +43,7 @@ def print_result(result: Result) -> None:
     if result.latency is not None:
         _latency_row(table, result.latency)
     _placement_row(table, result)
+    _effort_row(table, result)
     if result.relieved:
         channels = sum(result.relieved.values())
         table.add_row("16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range")
@@ -57,6 +59,16 @@ def print_result(result: Result) -> None:
         console.print(f"[bold]not int8:[/bold] {escape(result.verdict)}")
 
 
+def _effort_row(table: Table, result: Result) -> None:
+    """Say what was done for accuracy, and where the time went."""
+    if not result.seconds:
+        return
+    spent = sorted(((took, stage) for stage, took in result.seconds.items() if took >= 1), reverse=True)
+    most = f" ({', '.join(f'{stage} {took:.0f}' for took, stage in spent[:SLOWEST])})" if spent else ""
+    done = f": {', '.join(result.corrections)}" if result.corrections else ""
+    table.add_row("effort", f"{result.effort}{done}; {sum(result.seconds.values()):.0f} s{most}")
+
+
 def _placement_row(table: Table, result: Result) -> None:
     """Say how it was decided what is int8, and what was foretold of it."""
     placement = result.placement
@@ -69,17 +81,6 @@ def print_comparison(found: Comparison) -> None:
     """Print what `compare_models` found."""
     console = Console(stderr=True, highlight=False)
     table = _headless()
-    labelled = found.accuracy.labelled
-    if labelled is not None:
-        before, after = labelled.float_accuracy, labelled.int8_accuracy
-        table.add_row(
-            "top-1", f"{before:.2%} -> {after:.2%} ({100 * (after - before):+.2f} points, {labelled.items} items)"
-        )
-        table.add_row(
-            "items", f"{labelled.broken} broken, {labelled.fixed} fixed (exact binomial p = {labelled.p_value:.3g})"
-        )
-        low, high = labelled.drop_interval
-        table.add_row("drop", f"{100 * (before - after):.2f} points, 95 % interval {100 * low:.2f} to {100 * high:.2f}")
     if found.metric is not None:
         _metric_rows(table, found.metric)
     _accuracy_rows(table, found.accuracy, f"on {found.accuracy.samples} samples")
@@ -125,7 +126,7 @@ def print_frontier(found: Frontier) -> None:
         row = (f"{point.speedup:.2f}x", f"{point.value:.6g}", str(point.int8_units), f"{point.price:.3g}")
         table.add_row(*row, ", ".join(marks))
     console.print(table)
-    more = "" if found.done else "; the time is up, or it was interrupted: the same command with more goes on"
+    more = "" if found.done else "; the time was up: the same command with --force goes on"
     console.print(f"bar: {found.metric} {found.bar:.6g}, {len(found.points)} models in {found.seconds:.0f} s{more}")
     if found.same_data:
         console.print(
@@ -206,9 +207,22 @@ def _headless() -> Table:
 
 
 def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
-    """Add agreement and SQNR."""
-    if accuracy.agreement is not None:
-        table.add_row("top-1 agreement", f"{accuracy.agreement:.2%} {where}")
+    """Add counts against labels, agreement, what it foretells, and SQNR."""
+    labelled, agreed = accuracy.labelled, accuracy.agreement_interval
+    if labelled is not None:
+        before, after = labelled.float_accuracy, labelled.int8_accuracy
+        table.add_row(
+            "top-1", f"{before:.2%} -> {after:.2%} ({100 * (after - before):+.2f} points, {labelled.items} items)"
+        )
+        table.add_row(
+            "items", f"{labelled.broken} broken, {labelled.fixed} fixed (exact binomial p = {labelled.p_value:.3g})"
+        )
+        low, high = labelled.drop_interval
+        table.add_row("drop", f"{100 * (before - after):.2f} points, 95 % interval {100 * low:.2f} to {100 * high:.2f}")
+    if accuracy.agreement is not None and agreed is not None:
+        table.add_row("top-1 agreement", f"{accuracy.agreement:.2%} {where}; 95 % interval from {agreed[0]:.2%}")
+    if accuracy.predicted_drop:
+        table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels")
     for name, value in accuracy.sqnr_db.items():
         table.add_row(
             "SQNR", f"{'no difference' if math.isinf(value) and value > 0 else f'{value:.1f} dB'} at {escape(name)}"

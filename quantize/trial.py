@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
+from ..calibration.samples import Sample
 from ..calibration.session import FEW, Array, ModelSource
-from .accuracy import Accuracy
+from .accuracy import Accuracy, Outputs
 from .data import stacked
 from .data_dependent import selected_from, showing, unlike
 from .files import serialize
@@ -45,10 +45,12 @@ def _judged(job: Job, before: ModelSource, after: ModelSource) -> Accuracy:
         return UNMEASURED
     most = FEW if job.weights.large else JUDGED
     total = min(most, job.source.length or most)
-    # labels may be of a kind that only the caller understands; `compare_models` is there to judge by them
-    samples = (replace(sample, label=None) for sample in job.source.samples(most))
     told = partial(_tell, job, total)
-    return judge_pair(before, after, samples, told, weights=job.weights)
+    return judge_pair(before, after, job.source.samples(most), told, weights=job.weights, watch=_ignore)
+
+
+def _ignore(before: Outputs, after: Outputs, sample: Sample) -> None:
+    """Take labels that do not fit the predictions for ones that only the caller understands."""
 
 
 def _tell(job: Job, total: int, done: int) -> None:

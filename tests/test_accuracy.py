@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.calibration import Sample
 from requant.calibration.session import Array
-from requant.quantize.accuracy import NO_CLASS, Accuracy, Labelled, binomial_p, decibels, measure, powers, predictions
+from requant.quantize.accuracy import (
+    NO_CLASS,
+    Accuracy,
+    Labelled,
+    binomial_p,
+    decibels,
+    measure,
+    powers,
+    predictions,
+    score_interval,
+)
 
 counts = st.integers(0, 400)
 
@@ -143,6 +153,40 @@ def test_without_labels_there_is_nothing_to_count() -> None:
     found = compared(one_hot(0, 1), one_hot(0, 1))
     assert found.labelled is None
     assert (found.agreement, found.worst_sqnr_db) == (1.0, math.inf)
+
+
+LOGITS = np.log([[0.5, 0.25, 0.125, 0.125]])
+
+
+@pytest.mark.parametrize("scores", [np.exp(LOGITS), LOGITS, LOGITS + 7], ids=["probabilities", "logits", "shifted"])
+def test_the_predicted_drop_is_what_the_float_model_gives_less_to_the_other_class(scores: Array) -> None:
+    scores = scores.astype(np.float32)
+    found = compared([scores, scores], [scores, scores[:, ::-1]])  # the second item: class 0, then class 3
+    assert found.predicted_drop == pytest.approx(
+        (0.5 - 0.125) / 2, rel=8 * 7 * float(np.finfo(np.float32).eps)
+    )  # of logits up to 7
+    assert found.predictions == 2
+
+
+def test_what_has_no_class_is_foretold_to_lose_all_of_its_probability() -> None:
+    scores = np.array([[0.75, 0.25]], np.float32)
+    assert compared([scores], [np.full_like(scores, np.nan)]).predicted_drop == 0.75
+
+
+def test_without_scores_no_drop_is_foretold() -> None:
+    found = compared([np.ones(3, np.float32)], [np.ones(3, np.float32)])
+    assert (found.agreement, found.agreement_interval, found.predicted_drop) == (None, None, None)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_interval_of_a_share_holds_it_and_mirrors(counted: tuple[int, int]) -> None:
+    right, items = counted
+    low, high = score_interval(right / items, items)
+    ulps = 8 * np.finfo(float).eps
+    assert -ulps <= low - right / items <= ulps or low < right / items
+    assert -ulps <= right / items - high <= ulps or right / items < high
+    mirrored = score_interval((items - right) / items, items)
+    np.testing.assert_allclose((1 - high, 1 - low), mirrored, atol=ulps, rtol=0)
 
 
 @pytest.mark.parametrize(

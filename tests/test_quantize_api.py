@@ -344,6 +344,22 @@ def test_progress_names_its_stages(tmp_path: Path, product: Path) -> None:
     assert ("calibrate", 6, 6) in told
 
 
+def test_the_result_says_what_was_done_for_accuracy_and_how_long_each_stage_took(tmp_path: Path, product: Path) -> None:
+    result = quantize_model(product, feeds(x=(1, 64)), tmp_path / "out.onnx", Options(seconds=0.0, effort="low"))
+    found = result.to_json()
+    assert found["effort"]["name"] == "low"
+    assert list(found["effort"]["corrections"]) == ["means"]
+    assert all(seconds >= 0 for seconds in found["seconds"].values())
+    assert {"calibrate", "compare", "time", "inspect"} <= found["seconds"].keys()
+
+
+def test_labels_that_fit_the_predictions_are_counted(tmp_path: Path) -> None:
+    data, samples = SAMPLE_MODELS / "digits.npz", 32
+    result = quantize_model(SAMPLE_MODELS / "digits.onnx", data, tmp_path / "out.onnx", Options(samples=samples))
+    assert result.accuracy.labelled is not None
+    assert result.to_json()["items"] == result.accuracy.labelled.items == samples
+
+
 def test_the_same_request_gives_the_same_bytes(tmp_path: Path, quantized: Quantized, int8_wins: None) -> None:
     for name in NAMES:
         again = tmp_path / f"{name}.onnx"
