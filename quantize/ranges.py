@@ -21,6 +21,7 @@ from ..calibration.session import Array
 from ..transforms.bias_correction import mean_axis
 from ..transforms.graph import nodes_by_name
 from ..transforms.ops import OPS
+from .corrections.results import ranges_by_results
 from .job import Job
 from .supply import precision_of
 
@@ -38,6 +39,7 @@ class Found:
         means: The channel means by which biases are corrected.
         overridden: Tensors that have their range from the user.
         findings: What the data are found to be, where they were observed.
+        seen: What was observed, or what a range file tells of it.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Found:
     means: Mapping[str, Array] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
     findings: tuple[Finding, ...] = ()
+    seen: Observations = field(default_factory=Observations)
 
 
 def observe_plan(job: Job, model: str = "") -> RangeFile:
@@ -165,12 +168,16 @@ def find_ranges(job: Job) -> Found:
     without |= dict.fromkeys(own.floats, f"kept float by {own.source}")
     ranges = {name: span for name, span in ranges.items() if name not in own.floats}
     channels = {**_channels(job, ranges.keys() - seen.channels.keys()), **seen.channels}
+    if "results" in job.corrections and not isinstance(given, Log) and file.rule.name == "auto":
+        chosen = {name: span for name, span in ranges.items() if name not in own.ranges}
+        ranges |= ranges_by_results(job, seen.ranges, chosen)
     return Found(
         ranges,
         {name: without[name] for name in planned if name not in ranges},
         {name: channel.mean for name, channel in channels.items()},
         frozenset(own.ranges),
         told,
+        seen,
     )
 
 
