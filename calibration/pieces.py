@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, repeat
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from .observations import Observations
 from .samples import Sample
 from .session import Serialized
 from .sources import Source
 from .work import Setup, Stored, Taps, Task, Unit, run_task, run_units, taken
+
+T = TypeVar("T")
 
 PIECE = 8
 """Batches of one piece of work at most: their statistics are merged with the others' at once."""
@@ -26,16 +29,16 @@ PIECE_ELSEWHERE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some batches.
+class Piece(Generic[T]):
+    """Some of the work.
 
     Attributes:
-        units: Their numbers.
-        work: Runs them, wherever it is called.
+        units: The numbers of the batches or samples that it is of.
+        work: Does it, wherever it is called.
     """
 
     units: tuple[int, ...]
-    work: Callable[[], Observations]
+    work: Callable[[], T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Shares:
             del some  # before the next one is read
 
 
-def here(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece]:
+def here(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
     """Yield pieces of work for threads of this process.
 
     Where reading can begin anywhere, and is not the user's own code, the threads read; elsewhere they are given what
@@ -122,7 +125,7 @@ def _read_and_run(taps: Taps, source: Source, batches: Sequence[tuple[int, range
     return run_units(taps, (tuple(zip(batch, taken(samples, len(batch), source), strict=True)) for _, batch in batches))
 
 
-def elsewhere(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece]:
+def elsewhere(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
     """Yield pieces of work for other processes: by reference, unless the data exist in this process alone."""
     source = shares.source
     if isinstance(source, Source) and source.reference is not None and shares.length is not None:

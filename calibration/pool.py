@@ -6,20 +6,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from .. import RequantError
-from .observations import Observations
 from .pieces import Piece
 
 ATTEMPTS = 3
 """How often a piece of work is begun before its failure is the user's: a worker can die for reasons of its own."""
-Results: TypeAlias = Iterator[tuple[tuple[int, ...], Observations]]
-"""The numbers of some batches, and what was seen of them; each batch once."""
+T = TypeVar("T")
+Results: TypeAlias = Iterator[tuple[tuple[int, ...], T]]
+"""The numbers of some batches, and what came of them; each batch once."""
 
 
 @contextmanager
-def run_all(pieces: Iterable[Piece], executor: Executor | Callable[[], Executor], workers: int) -> Iterator[Results]:
+def run_all(
+    pieces: Iterable[Piece[T]], executor: Executor | Callable[[], Executor], workers: int
+) -> Iterator[Results[T]]:
     """Run pieces of work, in no order; those in flight when this is left are waited for, and count for nothing.
 
     A piece whose worker dies is begun again: it counts when it is done, once. An executor that breaks by that is made
@@ -33,23 +35,23 @@ def run_all(pieces: Iterable[Piece], executor: Executor | Callable[[], Executor]
     Raises:
         RequantError: A piece failed, or it failed `ATTEMPTS` times for another reason than the request.
     """
-    pool = _Pool(executor)
+    pool: _Pool[T] = _Pool(executor)
     try:
         yield _results(iter(pieces), pool, workers + 1)
     finally:
         pool.close()
 
 
-class _Pool:
+class _Pool(Generic[T]):
     """An executor, or what makes one, and the work that it has."""
 
     def __init__(self, executor: Executor | Callable[[], Executor]) -> None:
         self._make = None if isinstance(executor, Executor) else executor
         self._executor = executor if isinstance(executor, Executor) else executor()
         self.threads = isinstance(self._executor, ThreadPoolExecutor)  # which do not die
-        self.flying: dict[Future[Observations], tuple[Piece, int]] = {}
+        self.flying: dict[Future[T], tuple[Piece[T], int]] = {}
 
-    def submit(self, piece: Piece, attempt: int) -> None:
+    def submit(self, piece: Piece[T], attempt: int) -> None:
         """Begin a piece of work."""
         try:
             future = self._executor.submit(piece.work)
@@ -79,9 +81,9 @@ class _Pool:
             wait(future for future in self.flying if not future.cancelled())
 
 
-def _results(pieces: Iterator[Piece], pool: _Pool, most: int) -> Results:
+def _results(pieces: Iterator[Piece[T]], pool: _Pool[T], most: int) -> Results[T]:
     """Keep the executor busy and yield what is done."""
-    again: deque[tuple[Piece, int]] = deque()
+    again: deque[tuple[Piece[T], int]] = deque()
     while True:
         while len(pool.flying) < most:
             if again:

@@ -96,7 +96,7 @@ def observe(
 
 
 @contextmanager
-def _results(setup: Setup, shares: Shares, execution: Execution, room: int) -> Iterator[Results]:
+def _results(setup: Setup, shares: Shares, execution: Execution, room: int) -> Iterator[Results[Observations]]:
     """Run what is due, and give what comes of it as it comes."""
     workers = execution.workers or width(execution.executor) or cpus()
     if execution.executor is None:

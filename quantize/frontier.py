@@ -14,13 +14,14 @@ from typing import Any
 
 from .. import RequantError
 from ..calibration.files import write_atomically
+from ..calibration.session import ModelSource
 from ..calibration.sources import DataSource, Source
 from ..transforms.plan import Plan
 from .comparison import Allowance, reaches, same_data
 from .data import open_data
 from .emit import choices, corrected, gathered
 from .job import Candidate, Evidence, Job
-from .metrics import Metric, Reference, check_label, score
+from .metrics import Metric, Reference, can_leave, check_label, score, score_with
 from .placement import Placement
 from .placement.search import Write, pricing
 from .ranges import Found
@@ -212,7 +213,7 @@ def search(
     """
     start = time.monotonic()
     reference = Reference(goal.metric, job.reference)
-    before = score(goal.metric, job.reference, source, reference=reference, progress=job.progress).value
+    before = _scored(job, job.reference, source, reference)
     bar = goal.allowance.bar(goal.metric, before)
     overlap = same_data(job.source, source) if job.source is not None else 0.0
     frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
@@ -267,7 +268,7 @@ def _try(walk: _Walk, price: float) -> Point:
         return known
     walk.job.progress(_so_far(walk), len(walk.frontier.points), None)
     metric = walk.goal.metric
-    value = score(metric, candidate.source, walk.source, reference=walk.reference, progress=walk.job.progress).value
+    value = _scored(walk.job, candidate.source, walk.source, walk.reference)
     plan = candidate.plan
     units = sum(plan.impl(unit).int8 for unit in plan.units)
     point = Point(price, value, _speedup(walk, candidate), units, reaches(metric, value, walk.frontier.bar), digest)
@@ -276,6 +277,14 @@ def _try(walk: _Walk, price: float) -> Point:
     walk.frontier = replace(walk.frontier, points=points, best=best)
     _remember(walk)
     return point
+
+
+def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) -> float:
+    """Return the score of a model, on the executor that was asked for."""
+    execution, metric = job.options.execution, reference.metric
+    if can_leave(execution, metric, source):
+        return score_with(execution, metric, model, source, reference=job.reference, progress=job.progress).value
+    return score(metric, model, source, reference=reference, progress=job.progress).value
 
 
 def _emitted(walk: _Walk, price: float) -> Candidate:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
@@ -13,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from requant import RequantError
+from requant.calibration import DataSpec, Execution, input_specs, open_session, open_source
 from requant.cli import main
 from requant.quantize import Goal, Latency, Options, Point, frontier, search_model
 from requant.quantize.comparison import parse_drop
 from requant.quantize.frontier import undominated
-from requant.quantize.metrics import Metric, Score, metric_named, score
+from requant.quantize.metrics import Metric, Score, can_leave, metric_named, score, score_with
 
 SAMPLE_MODELS = Path(__file__).parents[1] / "sample_models"
 MODEL = SAMPLE_MODELS / "digits.onnx"
@@ -180,3 +185,32 @@ def test_what_is_refused(given: list[str], says: str, tmp_path: Path) -> None:
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(RequantError, match="time budget"):
         goal("1%", seconds=0.0)
+
+
+@pytest.mark.parametrize("metric", ["sqnr", "top1"])
+def test_the_score_of_an_executors_workers_is_that_of_this_process(metric: str) -> None:
+    """Two thread pools in the place of a cluster: parts of the data, opened by name, joined in their order."""
+    chosen, opened = metric_named(metric), open_source(DataSpec(f"{DATA}"), input_specs(open_session(MODEL)))
+    source = opened.samples(50)
+    execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
+    other = SAMPLE_MODELS / "digits_mobile.onnx"  # any model of the same inputs and outputs
+    assert can_leave(execution, chosen, source)
+    assert not can_leave(Execution(), chosen, source)
+    here = score(chosen, other, source, reference=MODEL, threads=1)
+    there = score_with(execution, chosen, other, source, reference=MODEL)
+    assert (there.value, there.samples) == (here.value, here.samples)
+    assert here.parts is not None
+    assert there.parts is not None
+    np.testing.assert_array_equal(there.parts, here.parts)
+
+
+def test_a_search_scores_on_the_executor_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = []
+    monkeypatch.setattr(
+        frontier, "score_with", lambda *given, **named: scored.append(given) or score(*given[1:], **named)
+    )
+    execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
+    options = replace(OPTIONS, execution=execution)
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)
+    assert result.search is not None
+    assert len(scored) == 1 + len(result.search.points)

@@ -1,5 +1,6 @@
 """Metrics by name, and the score of a model in one of them over data."""
 
+from .elsewhere import can_leave, score_with
 from .named import METRICS, Metric, area, ideal, metric_named, mid_ranks
 from .scoring import Reference, Score, Scorer, as_file, by_row, check_label, join, of_reference, score
 
@@ -12,6 +13,7 @@ __all__ = [
     "area",
     "as_file",
     "by_row",
+    "can_leave",
     "check_label",
     "ideal",
     "join",
@@ -19,4 +21,5 @@ __all__ = [
     "mid_ranks",
     "of_reference",
     "score",
+    "score_with",
 ]

@@ -153,7 +153,7 @@ class Reference:
         """
         self._load: Callable[[], Runner] = lambda: Runner(model, threads=threads)
         self._run: Runner | None = None
-        self._metric = metric
+        self.metric = metric
         self._room = room
         self._kept: dict[str, Outputs] = {}
 
@@ -166,7 +166,7 @@ class Reference:
         if sample.where in self._kept:
             return self._kept[sample.where]
         self._run = self._run or self._load()
-        found = self._metric.keep(self._run(sample.feed), sample.where)
+        found = self.metric.keep(self._run(sample.feed), sample.where)
         size = sum(getattr(value, "nbytes", 0) for value in found.values())
         if size <= self._room:
             self._kept[sample.where] = found
@@ -272,8 +272,8 @@ def join(scores: Sequence[Score]) -> Score:
 
 
 @contextmanager
-def as_file(model: ModelSource) -> Iterator[str]:
-    """Return the path of a model; one in memory is written for a while.
+def as_file(model: ModelSource, folder: Path | None = None) -> Iterator[str]:
+    """Return the path of a model; one in memory is written for a while, into a folder of `folder`.
 
     Raises:
         RequantError: There is no such file.
@@ -283,8 +283,8 @@ def as_file(model: ModelSource) -> Iterator[str]:
             raise RequantError(f"{os.fspath(model)}: no such file")
         yield os.fspath(model)
         return
-    with tempfile.TemporaryDirectory(prefix="requant-") as folder:
-        path = os.path.join(folder, "model.onnx")
+    with tempfile.TemporaryDirectory(prefix="requant-", dir=folder) as scratch:
+        path = os.path.join(scratch, "model.onnx")
         if isinstance(model, bytes) or (model.folder is None and not model.weights):
             Path(path).write_bytes(model if isinstance(model, bytes) else model.data)
         else:
