@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import secrets
 import tempfile
@@ -20,23 +21,30 @@ from onnx import numpy_helper
 from onnx_ir.passes.common import NameFixPass
 
 from .. import RequantError
-from ..calibration.files import write_atomically
+from ..calibration.files import replacing
 from ..calibration.session import LARGE, Serialized
 from ..transforms import VerifyError
+from ..transforms.externalize_weights import EXTERNAL, external_threshold
 from ..transforms.graph import quiet, release
 from ..transforms.tensors import external_tensors, load_tensors, tensors
 from .runtime.guard import refuse_foreign
+from .wire import MalformedError, with_weights, without_weights
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # what protobuf can hold in one message, less the graph itself
 SMALL = 2**10  # bytes of a tensor that shape inference may want to see, and that is always stored inside the model
 INSIDE = 2**26  # bytes of weights that a model in memory holds itself: four copies exist while a session opens
+APART = 2**16  # bytes of a tensor from which on it is read where it lies in a large file, and written by itself
 ALIGNMENT = 64  # bytes; a vector register's worth, so that a mapped tensor can be computed on as it is
 
 PathLike = str | os.PathLike[str]
 
 
-def load_model(path: PathLike) -> ir.Model:
+def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
     """Read an ONNX model; tensors in external files stay there until they are needed.
+
+    Args:
+        path: The file.
+        in_place: Whether the large weights of a large file stay in it too, as if it were a file of external data.
 
     Raises:
         RequantError: No such file, not a whole ONNX model, compiled for another machine, or an external data file is
@@ -47,7 +55,7 @@ def load_model(path: PathLike) -> ir.Model:
         raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
     try:
         with quiet():  # what onnx-ir would log is found, and said with the file's name, when the model is verified
-            proto = onnx.load_model(file, load_external_data=False)
+            proto = _in_place(file) if in_place and _can_stay(file) else onnx.load_model(file, load_external_data=False)
             _make_dense(proto.graph)
             model = ir.from_proto(proto)
     except Exception as error:  # protobuf and onnx_ir raise nothing in common
@@ -73,6 +81,28 @@ def about(path: PathLike) -> Iterator[None]:
         yield
     except VerifyError as error:
         raise RequantError(f"{path}: {error}") from error
+
+
+def _can_stay(file: Path) -> bool:
+    """Whether weights can stay in a model: it is large, and no link, which `_check_external` would not follow."""
+    status = file.stat()
+    return status.st_size > INSIDE and status.st_nlink == 1 and not file.is_symlink()
+
+
+def _in_place(file: Path) -> onnx.ModelProto:
+    """Read a model whose large weights are external data in its own file."""
+    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            small, cuts = without_weights(data, APART)
+        except MalformedError:  # protobuf says what is wrong, or can read it all the same
+            small, cuts = data[:], []
+    proto: onnx.ModelProto = onnx.ModelProto.FromString(small)
+    for cut in cuts:
+        tensor = proto.graph.initializer[cut.index]
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", file.name), ("offset", cut.offset), ("length", cut.length)):
+            tensor.external_data.add(key=key, value=str(value))
+    return proto
 
 
 def _make_dense(graph: onnx.GraphProto) -> None:
@@ -289,14 +319,14 @@ def _move(weights: Sequence[ir.Value], folder: Path) -> None:
 def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> int:
     """Write a model, and return its bytes; it appears whole or not at all.
 
-    Into a side file weights are written one at a time. A model that holds its weights itself is one message, of at
-    most 2 GB, that is made in memory.
+    Weights are written one at a time. A model that holds its weights itself is one message, of at most 2 GB.
 
     Args:
         model: The model; it does not change.
         path: Where it is written.
-        external: Whether weights go into `side_file`; those that one ONNX message cannot hold do in any case. A model
-            and side file that are there already are both set aside before the new ones take their names.
+        external: Whether weights go into `side_file`; those that one ONNX message cannot hold do in any case, and those
+            that `externalize_weights` has marked. A model and side file that are there already are both set aside
+            before the new ones take their names.
 
     Raises:
         RequantError: It cannot be written; what was there before is untouched.
@@ -306,16 +336,53 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
     if any(Path(os.path.realpath(tensor.path)) in taken for tensor in external_tensors(model)):
         raise RequantError(f"{path}: the model's own weights lie there; choose another path")
     copy = model.clone()
-    weights = _weights(copy)
+    least = external_threshold(copy)
+    copy.metadata_props.pop(EXTERNAL, None)
+    weights = _weights(copy, least or SMALL)
     try:
-        if external or sum(tensor.nbytes for tensor in tensors(copy)) > PROTOBUF_LIMIT:
+        if external or least is not None or sum(tensor.nbytes for tensor in tensors(copy)) > PROTOBUF_LIMIT:
             return _save_pair(copy, weights, target)
-        load_tensors(copy, keep=lambda _: False)
-        data = ir.to_proto(copy).SerializeToString()
-        write_atomically(target, data)
-        return len(data)
+        return _save_whole(copy, target)
     except OSError as error:
         raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _save_whole(copy: ir.Model, target: Path) -> int:
+    """Write a model that holds its weights itself, and return its bytes: those of ``SerializeToString``."""
+    apart = [
+        (value, value.const_value)
+        for value in copy.graph.initializers.values()
+        if isinstance(value.const_value, (ir.ExternalTensor, ir.LazyTensor, ir.Tensor))
+        and value.const_value.nbytes >= APART
+        and value.const_value.dtype is not ir.DataType.STRING
+    ]
+    for value, tensor in apart:
+        value.const_value = _stand_in(value, tensor)
+    stand_ins = {id(value.const_value) for value, _ in apart}
+    load_tensors(copy, keep=lambda tensor: id(tensor) in stand_ins)
+    proto = ir.to_proto(copy)
+    weights = {str(value.name): tensor for value, tensor in apart}
+    held = [weights.get(tensor.name) for tensor in proto.graph.initializer]
+    for one, other in zip(proto.graph.initializer, held, strict=True):
+        if other is not None:
+            one.ClearField("external_data")
+            one.ClearField("data_location")
+    data = proto.SerializeToString()
+    with replacing(target) as file:
+        for part in with_weights(data, [None if tensor is None else tensor.nbytes for tensor in held]):
+            weight = None if isinstance(part, bytes) else held[part]
+            if weight is not None:
+                _write_tensor(file, weight)
+            elif isinstance(part, bytes):
+                file.write(part)
+        return file.tell()
+
+
+def _stand_in(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """Return what stands for a weight in a message that is written without it."""
+    shape = ir.Shape(tensor.shape.numpy())
+    name, said = str(value.name), tensor.doc_string
+    return ir.ExternalTensor("", 0, tensor.nbytes, ir.DataType(tensor.dtype), shape=shape, name=name, doc_string=said)
 
 
 def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int:
@@ -354,15 +421,15 @@ def _exchange(places: Sequence[Path], fresh: Path, old: Path) -> None:
         raise
 
 
-def _weights(model: ir.Model) -> list[ir.Value]:
-    """Return the initializers, in bodies too, whose bytes may be stored outside the model."""
+def _weights(model: ir.Model, least: int = SMALL) -> list[ir.Value]:
+    """Return the initializers of at least so many bytes, in bodies too, which may be stored outside the model."""
     values = (value for graph in model.graphs() for value in graph.initializers.values())
     return [
         value
         for value in values
         if value.const_value is not None
         and value.const_value.dtype is not ir.DataType.STRING
-        and value.const_value.nbytes >= SMALL
+        and value.const_value.nbytes >= least
     ]
 
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..calibration.ranges import parse_rule
 from ..calibration.session import ModelSource
 from ..calibration.sources import Source
+from ..transforms import StepResult
 from ..transforms.plan import Plan
 from ..transforms.qparams import QParams, Scheme
 from .accuracy import Accuracy
@@ -39,6 +40,7 @@ class Job:
         types: Operator types by node name before it was simplified.
         selection: What the user allows, by the names in `simple`.
         widest: The plan with everything in int8 that might be; any later plan takes units away from it.
+        steps: What each transform did that simplified the model.
         given: Parameters that pairs in the user's model gave to tensors.
         exact: Whether the target adds products of 8 bits exactly.
         notes: What could not be done as asked so far.
@@ -58,6 +60,7 @@ class Job:
     types: Mapping[str, str]
     selection: Selection
     widest: Plan
+    steps: tuple[StepResult, ...]
     given: Mapping[str, QParams]
     exact: bool
     notes: tuple[str, ...]

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from .. import RequantError
 from ..calibration.session import Array, ModelSource, newest_ir_version, open_session
 from ..calibration.sources import DataSource, Source
+from ..transforms import PipelineResult, StepResult
 from ..transforms.existing import given_params, release_weights
 from ..transforms.graph import node_name, nodes_by_name, separate_bodies
 from ..transforms.inline_functions import ORIGIN
@@ -29,7 +30,7 @@ from .progress import Progress, silent
 from .runtime.isa import resolve
 from .runtime.pair import timing_note
 from .runtime.session import Runner
-from .simplify import INLINE, LITTLE, SIMPLIFY, WIDEN, simplify
+from .simplify import LITTLE, WIDEN, pipelines, simplify
 from .supply import load_supply
 from .typed import add_types
 
@@ -93,6 +94,7 @@ def prepare(
         types=types,
         selection=selection,
         widest=widest,
+        steps=tuple(plain.steps),
         given=given_params(simple),
         exact=resolve(options.isa).exact,
         notes=tuple(notes),
@@ -113,12 +115,14 @@ class Plain:
         notes: What went wrong.
         renamed: The old names of renamed nodes.
         origins: Pairs of the name of a node that came out of a function and a name it had.
+        steps: What each transform did.
     """
 
     model: ir.Model
     notes: Sequence[str]
     renamed: Mapping[str, str]
     origins: Sequence[tuple[str, str]]
+    steps: Sequence[StepResult]
 
 
 def make_plain(path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress) -> Plain:
@@ -129,9 +133,9 @@ def make_plain(path: str | os.PathLike[str], original: ir.Model, folder: Path, p
     """
     with about(path):
         inlined, origins = _inlined(original, progress)
-        simple, notes, renamed = _plainer(inlined, folder, progress)
-    add_types(simple, folder)
-    return Plain(simple, notes, renamed, origins)
+        done, notes, renamed = _plainer(inlined.model, folder, progress)
+    add_types(done.model, folder)
+    return Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
 
 
 def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
@@ -153,10 +157,13 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
     return serialize(widened, folder), ["the runtime has no kernels for bfloat16: float is float32 here"]
 
 
-def _plainer(original: ir.Model, folder: Path, progress: Progress) -> tuple[ir.Model, list[str], Mapping[str, str]]:
+def _plainer(
+    original: ir.Model, folder: Path, progress: Progress
+) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
     """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
     notes: list[str] = []
-    for pipeline in (SIMPLIFY, LITTLE):
+    _, plain = pipelines()
+    for pipeline in (plain, LITTLE):
         done = simplify(original, progress, pipeline=pipeline)
         notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
         model = done.model
@@ -171,17 +178,18 @@ def _plainer(original: ir.Model, folder: Path, progress: Progress) -> tuple[ir.M
             notes.append(f"the simplified model does not load, so that the model is taken as it is ({error})")
         else:
             break
-    return model, notes, renamed
+    return done, notes, renamed
 
 
-def _inlined(original: ir.Model, progress: Progress) -> tuple[ir.Model, list[tuple[str, str]]]:
+def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, list[tuple[str, str]]]:
     """Return a copy without functions, and pairs of the name of a node that came out of one and a name it had."""
-    model = simplify(original, progress, pipeline=INLINE).model
+    inline, _ = pipelines()
+    done = simplify(original, progress, pipeline=inline)
     origins = []
-    for node in model.graph.all_nodes():
+    for node in done.model.graph.all_nodes():
         names = json.loads(node.metadata_props.pop(ORIGIN, "[]"))
         origins += [(node_name(node), name) for name in names]
-    return model, origins
+    return done, origins
 
 
 def _first(source: Source, batch: int) -> Mapping[str, Array]:

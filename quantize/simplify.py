@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..transforms import PipelineResult, run
+from ..transforms import Pipeline, PipelineResult, parse_groups, run
 from .progress import Progress
-
-SIMPLIFY = (
-    "convert_opset(ignore_errors=true) widen_floats fold_constants "
-    "unfuse_operators remove_nodes(op=Identity, op=Dropout) einsum_to_matmul normalize_gemm fold_batch_norms "
-    "fuse_pad_and_conv sum_to_add merge_duplicate_nodes strip_unused_nodes"
-)
-
 
 INLINE = "inline_functions(ignore_errors=true)"
 WIDEN = f"{INLINE} widen_floats"
 LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
 
 
-def simplify(model: ir.Model, progress: Progress, *, pipeline: str = SIMPLIFY) -> PipelineResult:
-    """Run `SIMPLIFY`, or another pipeline, on a copy of `model`."""
-    return run(pipeline, model, progress=lambda step: progress(f"simplify: {step.name}", 0, None))
+def pipelines() -> tuple[str, str]:
+    """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions."""
+    steps = parse_groups("simplify").steps
+    cut = 1 + [step.name for step in steps].index("inline_functions")
+    return str(Pipeline(steps[:cut])), str(Pipeline(steps[cut:]))
+
+
+def simplify(model: ir.Model, progress: Progress, *, pipeline: str | None = None) -> PipelineResult:
+    """Run a pipeline on a copy of `model`; None is what the group `simplify` does without functions."""
+    chosen = pipelines()[1] if pipeline is None else pipeline
+    return run(chosen, model, progress=lambda step: progress(f"simplify: {step.name}", 0, None))

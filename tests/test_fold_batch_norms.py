@@ -132,3 +132,77 @@ def test_constants_along_another_axis_stay(constant: np.ndarray, reason: str) ->
     constants = {"w": np.ones((1, 1, 1, 1), np.float32), "s": constant}
     made = model([("Conv", ["x", "w"], "c", {}), ("Mul", ["c", "s"], "y", {})], constants, [1, 1, 2, 2])
     assert fold_batch_norms(made) == Change(skipped={reason: 1})  # type: ignore[arg-type]
+
+
+@given(
+    op=st.sampled_from(["Conv", "ConvTranspose"]),
+    groups=st.integers(1, 3),
+    per_group=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    shift=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_norm_before_a_convolution_of_any_grouping_gives_the_same(
+    op: str, groups: int, per_group: tuple[int, int], shift: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    channels_in, channels = groups * per_group[0], groups * per_group[1]
+    shape = (channels, per_group[0], 2, 2) if op == "Conv" else (channels_in, per_group[1], 2, 2)
+    zero = np.zeros(channels_in)
+    constants = {
+        "w": random.normal(size=shape),
+        "b": random.normal(size=channels),
+        "gamma": random.normal(size=channels_in),
+        "beta": random.normal(size=channels_in) if shift else zero,
+        "mean": random.normal(size=channels_in) if shift else zero,
+        "var": random.uniform(0.1, 2, channels_in),
+    }
+    made = model(
+        [
+            ("BatchNormalization", ["x", "gamma", "beta", "mean", "var"], "n", {"epsilon": 1e-3}),
+            (op, ["n", "w", "b"], "y", {"group": groups}),
+        ],
+        {name: array.astype(np.float32) for name, array in constants.items()},
+        [2, channels_in, 4, 4],
+    )
+    x = random.normal(size=(2, channels_in, 4, 4)).astype(np.float32)
+    expected = result(made, x)
+    if op == "ConvTranspose" and shift:
+        assert fold_batch_norms(made).skipped == {"padding": 1}
+        return
+    assert fold_batch_norms(made).applied == 1
+    assert [node.op_type for node in made.graph] == [op]
+    products = int(np.prod(shape))
+    gain = np.max(np.abs(constants["gamma"] / np.sqrt(constants["var"])))
+    read = gain * (np.max(np.abs(x)) + np.max(np.abs(constants["mean"]))) + np.max(np.abs(constants["beta"]))
+    terms = products * read * np.max(np.abs(constants["w"])) + np.max(np.abs(constants["b"]))
+    assert np.max(np.abs(result(made, x) - expected)) <= (products + 8) * EPS * terms
+
+
+@pytest.mark.parametrize(("op", "transposed"), [("Gemm", 0), ("Gemm", 1), ("MatMul", 0)])
+def test_what_normalises_the_input_goes_into_a_product(op: str, transposed: int) -> None:
+    constants = {"w": np.arange(6.0).reshape((3, 2) if transposed else (2, 3)), "s": np.array([[2.0, 4.0]])}
+    nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [("Div", ["x", "s"], "e", {}), (op, ["e", "w"], "y", {})]
+    if op == "Gemm":
+        constants |= {"t": np.array([1.0, -3.0]), "c": np.arange(1.0, 4.0)}
+        nodes = [
+            ("Sub", ["x", "t"], "d", {}),
+            ("Div", ["d", "s"], "e", {}),
+            ("Gemm", ["e", "w", "c"], "y", {"alpha": 0.5, "beta": 2.0, "transB": transposed}),
+        ]
+    made = model(nodes, {name: array.astype(np.float32) for name, array in constants.items()}, [2, 2])
+    x = np.array([[1, 2], [-3, 4]], np.float32)
+    expected = result(made, x)
+    assert fold_batch_norms(made).applied == len(nodes) - 1
+    assert [node.op_type for node in made.graph] == [op]
+    assert np.array_equal(result(made, x), expected)  # whole numbers times powers of two: nothing is rounded
+
+
+def test_a_norm_over_the_rows_of_a_stack_of_matrices_stays() -> None:
+    constants = {"w": np.eye(2)} | {key: np.array([1.0, 2.0]) for key in ("gamma", "beta", "mean", "var")}
+    made = model(
+        [("MatMul", ["x", "w"], "c", {}), ("BatchNormalization", ["c", "gamma", "beta", "mean", "var"], "y", {})],
+        {name: array.astype(np.float32) for name, array in constants.items()},
+        [3, 2, 2],
+    )
+    assert fold_batch_norms(made).skipped == {"not-per-channel": 1}

@@ -133,9 +133,9 @@ def between_products(runs: str, name: str, node: str, of: str = "", *, width: in
     return int8(runs, name, body, f"{ROWS}; w {width}x12; {of}", **facts)
 
 
-def between_floats(op: str, name: str, node: str, of: str = "", opset: int = 21) -> Example:
+def between_floats(op: str, name: str, node: str, of: str = "", opset: int = 21, before: str = "") -> Example:
     """The same for an operator that stays float."""
-    body = f"[first] a = MatMul(x, v) [op] b = {node.replace('OP', op)} [last] y = MatMul(b, w)"
+    body = f"[first] a = MatMul(x, v) {before} [op] b = {node.replace('OP', op)} [last] y = MatMul(b, w)"
     return floats(OPS[op].slow or OPS[op].why, name, body, f"{ROWS}; w 24x12; {of}", y="float[a,b,c]", opset=opset)
 
 
@@ -555,7 +555,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "Clip": [between_floats("Clip", "without zero", "OP(a, low, high)", "low =0.25; high =3.0")],
     "Sub": [between_floats("Sub", "two activations", "OP(a, x2)", "x2 2x6x24")],
-    "Div": [between_floats("Div", "by a constant", "OP(a, c)", "c =3.0")],
+    "Div": [between_floats("Div", "by a constant", "OP(h, c)", "c =3.0", before="h = Tanh(a)")],
     "ReduceMean": [between_floats("ReduceMean", "an axis", "OP(a, i)", "i =1")],
     ms("Gelu"): [between_floats(ms("Gelu"), "exact", "OP(a)")],
     ms("BiasGelu"): [between_floats(ms("BiasGelu"), "a bias", "OP(a, c)", "c 24")],
@@ -568,7 +568,7 @@ EXAMPLES: dict[str, list[Example]] = {
         floats(
             OPS["BatchNormalization"].why,
             "in front",
-            "n = Exp(s) [op] a = BatchNormalization(x, g, c, m, n) y = Conv(a, w)",
+            "n = Exp(s) [op] a = BatchNormalization(x, g, c, m, n) y = Conv <pads=[1,1,1,1]> (a, w)",
             "x 2x8x6x6; g 8; c 8; m 8; s 8; w 4x8x1x1",
         ),
     ],

@@ -1,5 +1,6 @@
 """Each operator between DequantizeLinear and QuantizeLinear, and the operator on integers that takes its place."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import onnxruntime as ort
 import pytest
 
 from requant.transforms import REGISTRY, Change, verify
+from requant.transforms.qoperator_to_qdq import QOPS
 
 Array = npt.NDArray[Any]
 qdq_to_qoperator = REGISTRY["qdq_to_qoperator"]
+qoperator_to_qdq = REGISTRY["qoperator_to_qdq"]
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
 CONSTANTS: dict[str, Array] = {
@@ -289,3 +292,45 @@ def test_a_dequantized_tensor_that_somebody_else_reads_stays() -> None:
     assert qdq_to_qoperator(model) == Change(applied=1)
     assert sorted(node.op_type for node in model.graph) == ["DequantizeLinear", "Flatten", "Neg"]
     verify(model)
+
+
+def fused(model: ir.Model, feeds: dict[str, Array]) -> dict[str, Array]:
+    """Run a model as the runtime optimises it."""
+    session = ort.InferenceSession(written(model), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return {name: np.asarray(result) for name, result in zip(names, session.run(names, feeds), strict=True)}
+
+
+BACK = {
+    key: row
+    for key, row in TABLE.items()
+    if row[2][0] in {name.rpartition(".")[2] for name in QOPS} | {"QLinearConcat"}
+}
+
+
+@pytest.mark.parametrize(("body", "shapes", "expected"), BACK.values(), ids=BACK.keys())
+def test_there_and_back_is_the_same_operator_with_the_same_bits(
+    body: str, shapes: tuple[tuple[int, ...], ...], expected: list[str]
+) -> None:
+    model = graph(body, shapes)
+    qdq_to_qoperator(model)
+    integer = run(model, feed(shapes))["y"]
+    assert qoperator_to_qdq(model) == Change(applied=1)
+    verify(model)
+    kinds = [node.op_type for node in model.graph if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
+    assert len(kinds) == len(expected)
+    assert not any(kind in expected[:1] for kind in kinds)
+    assert fused(model, feed(shapes))["y"].tobytes() == integer.tobytes()  # the runtime fuses the pairs again
+    assert qdq_to_qoperator(model) == Change(applied=1)
+    assert [node.op_type for node in model.graph] == expected
+    assert run(model, feed(shapes))["y"].tobytes() == integer.tobytes()
+
+
+def test_pairs_can_be_taken_away() -> None:
+    body, shapes, _ = TABLE["Conv-Relu"]
+    model = graph(body, shapes)
+    model.graph.outputs[0].type = ir.TensorType(ir.DataType.UINT8)
+    assert REGISTRY["remove_qdq"](model) == Change(applied=2, skipped=Counter({"not-a-pair": 1}))
+    assert [node.op_type for node in model.graph] == ["DequantizeLinear", "Conv", "Relu", "QuantizeLinear"]
+    weight = model.graph.node(1).inputs[1].const_value.numpy()  # type: ignore[union-attr]
+    assert np.array_equal(weight, CONSTANTS["w"] * CONSTANTS["ws"].reshape(-1, 1, 1, 1))

@@ -54,6 +54,24 @@ def test_names_that_cannot_be_met_are_refused(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(("shape", "expected"), [("", []), ("N, 4", ["N", 4])])
+def test_a_tensor_of_unknown_type_becomes_an_input_of_the_type_that_is_said(
+    shape: str, expected: list[str | int]
+) -> None:
+    cut = model()
+    strip_unused_nodes(cut, inputs=("a", "z", "x"), type="float", shape=shape)
+    verify(cut)
+    first = cut.graph.inputs[0]
+    assert (first.name, first.dtype) == ("a", ir.DataType.FLOAT)
+    assert first.shape == ir.Shape(expected)
+    assert cut.graph.inputs[1].shape == ir.Shape(["N", 4])  # what is known stays
+
+
+def test_a_type_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="no type named 'flaot'; did you mean 'float'"):
+        strip_unused_nodes(model(), inputs=("a", "z", "x"), type="flaot")
+
+
 def test_a_weight_can_become_an_input() -> None:
     cut = model()
     strip_unused_nodes(cut, inputs=("b", "w"), outputs=("c",))

@@ -1,14 +1,21 @@
-"""A transform's page, made from its signature and docstring."""
+"""Pages about transforms and groups, made from signatures and docstrings."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from .registry import REQUIRED, Transform
+from .groups import GROUPS, groups_of, members
+from .pipeline import parse_groups
+from .registry import REQUIRED, Option, Transform
+
+SECTION = re.compile(r"^(Before|After|Left alone|Options|Raises|Note|Notes):[ ]*(.*)$")
 
 
 def describe(transform: Transform) -> dict[str, Any]:
     """Return a transform as plain JSON values."""
+    said = sections(transform.doc)
     options = [
         {
             "name": option.name,
@@ -22,11 +29,31 @@ def describe(transform: Transform) -> dict[str, Any]:
         "name": transform.name,
         "summary": transform.doc.splitlines()[0],
         "doc": transform.doc,
+        "before": said.get("Before"),
+        "result": said.get("After"),
+        "left_alone": said.get("Left alone"),
         "options": options,
         "after": list(transform.after),
+        "groups": dict(groups_of(transform.name)),
         "changes_io": transform.changes_io,
         "changes_values": transform.changes_values,
     }
+
+
+def sections(doc: str) -> dict[str, str]:
+    """Return the text of each section of a docstring by its title, and what stands before the first under ``""``.
+
+    >>> sections("Do it.\\n\\nBefore:  a\\nAfter:   b\\n    c\\nLeft alone: d.")
+    {'': 'Do it.', 'Before': 'a', 'After': 'b\\n    c', 'Left alone': 'd.'}
+    """
+    found: dict[str, list[str]] = {"": []}
+    title = ""
+    for line in doc.splitlines():
+        match = SECTION.match(line)
+        if match is not None:
+            title = match[1]
+        found.setdefault(title, []).append(match[2] if match is not None else line)
+    return {title: "\n".join(lines).strip("\n") for title, lines in found.items()}
 
 
 def page(transform: Transform) -> str:
@@ -34,13 +61,89 @@ def page(transform: Transform) -> str:
     lines = [f"{transform.name}", "", transform.doc]
     if transform.options:
         lines += ["", "Types and defaults:"]
-        for option in transform.options.values():
-            kind = "names, may be repeated" if option.type is tuple else option.type.__name__
-            default = "required" if option.default is REQUIRED else f"default {_shown(option.default)}"
-            lines.append(f"  {option.name}: {kind}, {default}")
+        lines += [f"  {_typed(option)}" for option in transform.options.values()]
+    lines += [f"\n{sentence}" for sentence in _promises(transform)]
+    if runs := groups_of(transform.name):
+        lines += ["", "Groups: " + ", ".join(f"{group} (phase {phase})" for group, phase in runs)]
     if transform.after:
         lines += ["", "Comes after: " + ", ".join(transform.after)]
     return "\n".join(lines)
+
+
+def _typed(option: Option) -> str:
+    """Write the type and the default of an option."""
+    kind = "names, may be repeated" if option.type is tuple else option.type.__name__
+    return f"{option.name}: {kind}, " + (
+        "required" if option.default is REQUIRED else f"default {_shown(option.default)}"
+    )
+
+
+def _promises(transform: Transform) -> list[str]:
+    """Say what need not be the same afterwards."""
+    found = ["Inputs or outputs of the graph may differ afterwards."] if transform.changes_io else []
+    return found + (["Results may differ by more than float rounding."] if transform.changes_values else [])
+
+
+def describe_group(group: str) -> dict[str, Any]:
+    """Return a group as plain JSON values."""
+    steps = parse_groups(group)
+    pairs = zip(members(group), steps.steps, strict=True)
+    return {
+        "name": group,
+        "pipeline": str(steps),
+        "steps": [{"phase": member.phase, "step": str(step)} for member, step in pairs],
+    }
+
+
+REFERENCE = """\
+# Transforms
+
+<!-- Made by `requant transforms --markdown > docs/transforms.md` from the docstrings: edit these. -->
+
+`requant transform IN OUT --transforms 'NAME(option=value, ...) NAME'` runs transforms one after the other,
+`requant transforms NAME` prints one of these pages, `requant transforms --json` all of them as data. Every transform
+also has `ignore_errors=true`: where it fails, the run goes on with the model as it was before. Names that may be
+repeated are written `op=A, op=B` or `op="A,B"`. [tools.md](tools.md) says more of the grammar,
+[plugins.md](plugins.md) how to add a transform of your own.
+"""
+
+
+def reference(transforms: Iterable[Transform]) -> str:
+    """Return docs/transforms.md."""
+    found = sorted(transforms, key=lambda transform: transform.name)
+    lines = [REFERENCE, "## Groups", ""]
+    lines += [
+        "Each group stands for a pipeline, in the order of the phases; `requant transform IN OUT --group NAME` runs it."
+    ]
+    for group in sorted(GROUPS):
+        lines += ["", f"`{group}`:", "", *(f"    {step}" for step in parse_groups(group).steps)]
+    lines += ["", "## All transforms", "", "| transform | what it does |", "|---|---|"]
+    for transform in found:
+        summary = transform.doc.splitlines()[0].replace("|", "\\|")
+        lines.append(f"| [`{transform.name}`](#{transform.name}) | {summary} |")
+    for transform in found:
+        lines += ["", *_chapter(transform)]
+    return "\n".join(lines) + "\n"
+
+
+def _chapter(transform: Transform) -> list[str]:
+    """Return what docs/transforms.md says of a transform; code and formulas stay as the docstring lays them out."""
+    summary, _, rest = transform.doc.partition("\n")
+    lines = [f"### {transform.name}", "", summary, ""]
+    if rest.strip():
+        lines += ["```text", *rest.strip("\n").splitlines(), "```", ""]
+    if transform.options:
+        lines += ["| option | type | default |", "|---|---|---|"]
+        for option in transform.options.values():
+            kind, _, default = _typed(option).partition(": ")[2].rpartition(", ")
+            lines.append(f"| `{option.name}` | {kind} | {default.removeprefix('default ')} |")
+        lines.append("")
+    told = _promises(transform)
+    if runs := groups_of(transform.name):
+        told.append("Runs in " + ", ".join(f"`{group}` (phase {phase})" for group, phase in runs) + ".")
+    if transform.after:
+        told.append("Comes after " + ", ".join(f"[`{name}`](#{name})" for name in transform.after) + ".")
+    return [*lines, " ".join(told)] if told else lines[:-1]
 
 
 def _shown(value: Any) -> str:

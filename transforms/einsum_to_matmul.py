@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
+    computing_graphs,
     constant,
     derive_initializer,
     discard,
@@ -132,7 +133,9 @@ def einsum_to_matmul(model: ir.Model) -> Change:
         of one, when more than one of them has no fixed length (``dynamic``).
     """
     change = Change()
-    nodes = [node for graph in model.graphs() for node in graph if node.op_type == "Einsum" and not node.domain]
+    nodes = [
+        node for graph in computing_graphs(model) for node in graph if node.op_type == "Einsum" and not node.domain
+    ]
     if not nodes:
         return change
     shapes = {value: other.shape for value, other in stand_ins(model).items()}

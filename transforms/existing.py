@@ -27,23 +27,23 @@ def given_params(model: ir.Model) -> dict[str, QParams]:
     return found
 
 
-def _is_linear(node: ir.Node | None, op_type: str) -> bool:
+def is_linear(node: ir.Node | None, op_type: str) -> bool:
     """Whether `node` is a QuantizeLinear or DequantizeLinear of the standard or the runtime's domain."""
     return node is not None and node.op_type == op_type and node.domain in ("", MS)
 
 
 def _params(node: ir.Node) -> QParams | None:
     """Return the constant per-tensor parameters of a QuantizeLinear or DequantizeLinear of 8 bits, else None."""
-    if not (_is_linear(node, "QuantizeLinear") or _is_linear(node, "DequantizeLinear")):
+    if not (is_linear(node, "QuantizeLinear") or is_linear(node, "DequantizeLinear")):
         return None
-    scale, point = constant(node.inputs[1]), _zero_point(node)
+    scale, point = constant(node.inputs[1]), zero_point_of(node)
     if scale is None or point is None or scale.size != 1 or scale.dtype is not ir.DataType.FLOAT:
         return None
     point = point.reshape(())
     return QParams(scale=scale.numpy().reshape(()), zero_point=point) if point.dtype in QUANTIZED else None
 
 
-def _zero_point(node: ir.Node) -> Array | None:
+def zero_point_of(node: ir.Node) -> Array | None:
     """Return the constant zero point of a QuantizeLinear or DequantizeLinear, None where it is computed.
 
     Where it is left out it is 0: of the type of the data, or uint8 for a QuantizeLinear.
@@ -81,21 +81,21 @@ def release_weights(model: ir.Model) -> int:
 
 def _computes_in_integers(node: ir.Node) -> bool:
     """Whether the runtime fuses the pairs around an operator into an integer kernel."""
-    if not node.inputs or not _is_linear(node.inputs[0].producer() if node.inputs[0] else None, "DequantizeLinear"):
+    if not node.inputs or not is_linear(node.inputs[0].producer() if node.inputs[0] else None, "DequantizeLinear"):
         return False
     reader = sole_reader(node.outputs[0])
     if reader is not None and reader.op_type in RELUS and not reader.domain:
         reader = sole_reader(reader.outputs[0])
-    return node.op_type != "Conv" or _is_linear(reader, "QuantizeLinear")
+    return node.op_type != "Conv" or is_linear(reader, "QuantizeLinear")
 
 
 def _release(model: ir.Model, node: ir.Node, index: int) -> int:
     """Let input `index` of a node read a float constant instead of a DequantizeLinear of one."""
     value = node.inputs[index] if index < len(node.inputs) else None
     dq = value.producer() if value is not None else None
-    if value is None or dq is None or not _is_linear(dq, "DequantizeLinear"):
+    if value is None or dq is None or not is_linear(dq, "DequantizeLinear"):
         return 0
-    data, scale, zero = constant(dq.inputs[0]), constant(dq.inputs[1]), _zero_point(dq)
+    data, scale, zero = constant(dq.inputs[0]), constant(dq.inputs[1]), zero_point_of(dq)
     if data is None or scale is None or zero is None or "block_size" in dq.attributes:
         return 0
     if not isinstance(node.graph, ir.Graph) or scale.dtype is not ir.DataType.FLOAT:
@@ -120,7 +120,7 @@ def drop_round_trips(model: ir.Model) -> int:
     for graph in model.graphs():
         for node in list(graph):
             dq = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-            if dq is None or not _is_linear(node, "QuantizeLinear") or not _is_linear(dq, "DequantizeLinear"):
+            if dq is None or not is_linear(node, "QuantizeLinear") or not is_linear(dq, "DequantizeLinear"):
                 continue
             same = equal_parameters(node.inputs[1:], dq.inputs[1:])
             source, result = dq.inputs[0], node.outputs[0]

@@ -2,242 +2,200 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache, partial
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from .graph import (
-    add_initializer,
-    can_replace,
-    constant,
-    drop_unused,
-    fresh_name,
-    release,
-    remove,
-    replace,
-    sole_reader,
+from .graph import can_replace, computing_graphs, constant, remove, replace, sole_reader, stand_ins
+from .linear import (
+    AFFINE,
+    BY_CONSTANT,
+    LINEAR,
+    affine,
+    channel_place,
+    distinct,
+    scaled_inputs,
+    scaled_outputs,
+    set_constants,
+    weights_of,
 )
 from .registry import Change, LeftAlone, transform
 
-Floats = npt.NDArray[np.float64]
-
-LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """The constants of a linear node, as ``y = linear(x, weight) + bias``.
-
-    Attributes:
-        node: Conv, ConvTranspose, Gemm or MatMul.
-        weight: As stored.
-        axis: The axis of the weight along which its output channels lie.
-        groups: How many groups share that axis: channel ``g * length + i`` is at ``i`` of group ``g`` of axis 0.
-        bias: Float64, shape (M,), or None when the node has none.
-        channels: M, the number of output channels.
-    """
-
-    node: ir.Node
-    weight: np.ndarray
-    axis: int
-    groups: int
-    bias: Floats | None
-    channels: int
+Known = Mapping[ir.Value, ir.Value]
 
 
 @transform("fold_batch_norms", after=("fold_constants",))
 def fold_batch_norms(model: ir.Model, *, max_gain: float = inf) -> Change:
-    """Fold a BatchNormalization, or a Mul or Add of one constant per channel, into the linear operator before it.
+    """Fold a BatchNormalization, or a Mul, Div, Add or Sub of one constant per channel, into a linear operator.
 
     Before:  y = BatchNormalization(Conv(x, W, b), gamma, beta, mean, var)
-             y = Add(Mul(Conv(x, W, b), s), t)
+             y = Add(Mul(Conv(x, W, b), s), t);           y = Conv(BatchNormalization(x, ...), W, b)
     After:   y = Conv(x, W * g, (b - mean) * g + beta),  g = gamma / sqrt(var + epsilon), shape (M,)
-             y = Conv(x, W * s, b * s + t)
-        The same for ConvTranspose and Gemm, and for MatMul where nothing needs a bias. The arithmetic is done in
-        float64, and the result is stored in the weight's type. Shared weights get a copy.
-    Left alone: a linear output with other readers, or that is a graph output; a parameter that is not constant or
-        not one per channel; BatchNormalization in training mode or without a linear operator directly before it; a
-        channel that would be scaled by more than max_gain; results that are not finite.
+             y = Conv(x, W * s, b * s + t);               y = Conv(x, W * g, b + sum of W * (beta - mean * g)), g (C,)
+        The same for ConvTranspose, depthwise convolutions and Gemm, for MatMul where nothing needs a bias, and through
+        a Concat of the results of several of them. Before the linear operator also a Mul, Div, Add or Sub of an input
+        of the graph, which is how images are normalised. The arithmetic is done in float64, and the result is stored
+        in the weight's type. Shared weights get a copy. In bodies too.
+    Left alone: a tensor between the two with other readers, or that is a graph output; a parameter that is not constant
+        or not one per channel; BatchNormalization in training mode or without a linear operator directly beside it; a
+        shift before a convolution that pads, because the zeros that it pads with are not shifted, and before a
+        ConvTranspose; a channel that would be scaled by more than max_gain; results that are not finite.
 
     Options:
         max_gain: The largest factor by which a channel's weights may grow.
     """
+    return fold(model, AFFINE, max_gain)
+
+
+def fold(model: ir.Model, kinds: AbstractSet[str], max_gain: float = inf, *, numbers: bool = False) -> Change:
+    """Fold the operators of some kinds into linear ones.
+
+    Args:
+        model: The model.
+        kinds: Some of `AFFINE`.
+        max_gain: The largest factor by which a channel's weights may grow.
+        numbers: Whether only constants of a single number are folded, and only behind a convolution.
+    """
     change = Change()
-    for node in tuple(model.graph):
-        if node.domain != "" or node.op_type not in ("BatchNormalization", "Mul", "Add"):
-            continue
-        linear = _linear_before(node)
-        if linear is None:
-            if node.op_type == "BatchNormalization":
-                change.skip("no-linear-operator-before")
-            continue
-        try:
-            if node.op_type == "BatchNormalization" and _is_training(model, node):
-                raise LeftAlone("training-mode")
-            _fold(model, linear, node, max_gain)
-        except LeftAlone as left:
-            change.skip(str(left))
-        else:
-            change.applied += 1
+    known = cache(partial(stand_ins, model))
+    progress = True
+    while progress:  # what was folded into is beside the next one
+        progress = False
+        change.skipped.clear()
+        for graph in computing_graphs(model):
+            for node in tuple(graph):
+                if node.domain or node.op_type not in kinds or not _is_candidate(node, numbers):
+                    continue
+                try:
+                    _fold(model, node, max_gain, None if numbers else known)
+                except LeftAlone as left:
+                    if str(left):
+                        change.skip(str(left))
+                else:
+                    change.applied += 1
+                    progress = True
     return change
 
 
-def _linear_before(node: ir.Node) -> ir.Node | None:
-    """Return the linear operator whose output `node` may scale; a Mul or Add has a constant on the other side."""
-    for value, other in ((0, 1), (1, 0)) if node.op_type != "BatchNormalization" else ((0, 0),):
-        source = node.inputs[value]
-        linear = source.producer() if source is not None else None
-        if linear is None or linear.domain != "" or linear.op_type not in LINEAR:
-            continue
-        if value == other or constant(node.inputs[other]) is not None:
-            return linear
-    return None
+def _is_candidate(node: ir.Node, numbers: bool) -> bool:
+    """Whether a node scales a tensor by constants."""
+    if node.op_type == "BatchNormalization":
+        return True
+    tensors = [tensor for value in node.inputs if (tensor := constant(value)) is not None]
+    return len(node.inputs) == 2 and len(tensors) == 1 and (not numbers or tensors[0].size == 1)
 
 
-def _fold(model: ir.Model, linear: ir.Node, node: ir.Node, max_gain: float) -> None:
-    """Rewrite `linear` so that it gives what `node` gives, and remove `node`.
+def _fold(model: ir.Model, node: ir.Node, max_gain: float, known: Callable[[], Known] | None) -> None:
+    """Fold one operator into the linear ones before it, or into the one behind it where types are `known`.
 
     Raises:
-        LeftAlone: That cannot be done exactly; nothing was changed.
+        LeftAlone: Neither can be done exactly; nothing was changed.
     """
-    output = linear.outputs[0]
-    if sole_reader(output) is not node or not can_replace(node.outputs[0], output):
+    data = node.inputs[:1] if node.op_type == "BatchNormalization" else node.inputs
+    value = next((each for each in data if each is not None and constant(each) is None), None)
+    if value is None:
+        raise LeftAlone("")
+    before = _linears_before(value)
+    if before and (known is not None or before[0].op_type == "Conv"):
+        _fold_back(model, before, node, value, max_gain)
+        return
+    behind = _linear_behind(node) if known is not None else None
+    norm = node.op_type == "BatchNormalization"
+    if known is None or behind is None or not (norm or _normalises_input(model, value)):
+        raise LeftAlone("no-linear-operator-beside" if norm else "")
+    if not norm and _stretches(behind, node, known().get(value, value)):
+        raise LeftAlone("not-per-channel")
+    _fold_forward(model, behind, node, value, max_gain)
+
+
+def _linear_behind(node: ir.Node) -> ir.Node | None:
+    """Return the linear operator that alone reads what a node gives, as its activation."""
+    reader = sole_reader(node.outputs[0])
+    fits = reader is not None and reader.op_type in LINEAR and not reader.domain
+    return reader if reader is not None and fits and reader.inputs[0] is node.outputs[0] else None
+
+
+def _linears_before(value: ir.Value) -> tuple[ir.Node, ...]:
+    """Return the linear operator that gives a tensor, or those whose results it joins channel by channel."""
+    node = value.producer()
+    if node is None or node.domain:
+        return ()
+    if node.op_type in LINEAR:
+        return (node,)
+    if node.op_type != "Concat":
+        return ()
+    parts = [each.producer() if each is not None else None for each in node.inputs]
+    found = [part for part in parts if part is not None and part.op_type in LINEAR and not part.domain]
+    return tuple(found) if len(found) == len(parts) and distinct(found) else ()
+
+
+def _normalises_input(model: ir.Model, value: ir.Value | None) -> bool:
+    """Whether a tensor is an input of the graph, or one that is scaled and shifted by constants."""
+    while value is not None and not value.is_graph_input():
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in BY_CONSTANT or len(node.inputs) != 2:
+            return False
+        inner = [each for each in node.inputs if each is not None and constant(each) is None]
+        value = inner[0] if len(inner) == 1 else None
+    return value is not None and any(value is each for each in model.graph.inputs)
+
+
+def _fold_back(model: ir.Model, linears: tuple[ir.Node, ...], node: ir.Node, value: ir.Value, max_gain: float) -> None:
+    """Rewrite linear operators so that they give what `node` makes of their joined results, and remove it."""
+    joined = value.producer()
+    if sole_reader(value) is not node or not can_replace(node.outputs[0], value):
         raise LeftAlone("output-shared")
-    weights = _weights(linear)
-    scale, shift = _affine(node, weights, output)
+    if linears[0] is not joined and not all(sole_reader(each.outputs[0]) is joined for each in linears):
+        raise LeftAlone("output-shared")
+    weights = [weights_of(linear) for linear in linears]
+    places = {channel_place(linear, value) for linear in linears}
+    place = places.pop()
+    rank, last = place
+    if places or (joined is not None and linears[0] is not joined and not _joins(joined, rank, last)):
+        raise LeftAlone("not-per-channel")
+    ends = np.cumsum([each.channels for each in weights])
+    scale, shift = affine(node, value, int(ends[-1]), place, model.opset_imports.get("", 0))
     if np.max(np.abs(scale), initial=0) > max_gain:
         raise LeftAlone("gain-above-maximum")
-    weight, bias = _scaled(weights, scale, shift)
-    if weight is not weights.weight:
-        _set_constant(model, linear, 1, weight, f"{_stem(linear)}_weight")
-    if bias is not None:
-        _set_constant(model, linear, 2, bias, f"{_stem(linear)}_bias")
-        linear.attributes.pop("beta", None)
+    parts = zip(weights, np.split(scale, ends[:-1]), np.split(shift, ends[:-1]), strict=True)
+    for linear, constants in [(each.node, scaled_outputs(each, by, plus)) for each, by, plus in parts]:
+        set_constants(model, linear, constants)
     name = node.outputs[0].name
-    replace(node.outputs[0], output)
+    replace(node.outputs[0], value)
     remove(node)
-    output.name = name  # a name stands for the same values before and after
+    value.name = name  # a name stands for the same values before and after
 
 
-def _weights(linear: ir.Node) -> _Weights:
-    """Read the weight and the bias of a linear operator."""
-    tensor = constant(linear.inputs[1])
-    if tensor is None:
-        raise LeftAlone("weight-not-constant")
-    if not tensor.dtype.is_floating_point():
-        raise LeftAlone("weight-not-float")
-    weight = tensor.numpy()
-    release(tensor)
-    if linear.op_type == "MatMul" and weight.ndim != 2:
-        raise LeftAlone("weight-not-a-matrix")
-    transposed = linear.attributes.get_int("transB", 0)
-    axis = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0 if transposed else 1, "MatMul": 1}[linear.op_type]
-    groups = linear.attributes.get_int("group", 1) if linear.op_type == "ConvTranspose" else 1
-    channels = weight.shape[axis] * groups
-    return _Weights(linear, weight, axis, groups, _bias(linear, channels), channels)
+def _joins(concat: ir.Node, rank: int, last: int) -> bool:
+    """Whether a Concat joins channels."""
+    axis = concat.attributes.get_int("axis", 0)
+    return rank > 0 and axis % rank == rank - last
 
 
-def _bias(linear: ir.Node, channels: int) -> Floats | None:
-    """Return what a linear operator adds, shape (channels,)."""
-    value = linear.inputs[2] if len(linear.inputs) > 2 else None
-    if value is None:
-        return None
-    tensor = constant(value)
-    if tensor is None:
-        raise LeftAlone("bias-not-constant")
-    beta = linear.attributes.get_float("beta", 1.0) if linear.op_type == "Gemm" else 1.0
-    return _per_channel(tensor.numpy(), 1, channels, "bias-not-per-channel") * beta
-
-
-def _per_channel(array: np.ndarray, last: int, channels: int, reason: str) -> Floats:
-    """Return a constant that broadcasts along one axis only, as one value per channel.
-
-    Args:
-        array: The constant.
-        last: Which axis of the output holds the channels, counted from the end: 1 for the last.
-        channels: The length of that axis.
-        reason: Why the candidate is left when the constant varies along another axis.
-    """
-    along = array.shape[-last] if array.ndim >= last else 1
-    if array.size != along or along not in (1, channels):
-        raise LeftAlone(reason)
-    return np.broadcast_to(array.astype(np.float64).reshape(-1), (channels,))
-
-
-def _affine(node: ir.Node, weights: _Weights, output: ir.Value) -> tuple[Floats, Floats]:
-    """Return scale and shift, both of shape (M,), such that `node` computes ``x * scale + shift``."""
-    if node.op_type == "BatchNormalization":
-        return _normalization(node, weights.channels)
-    tensor = constant(node.inputs[0]) or constant(node.inputs[1])
-    if tensor is None:
-        raise LeftAlone("not-constant")
-    array = tensor.numpy()
-    convolution = weights.node.op_type in ("Conv", "ConvTranspose")
-    rank = weights.weight.ndim if weights.node.op_type != "MatMul" else len(output.shape or (0,))
-    if array.ndim > rank:  # the constant would give the output more dimensions
+def _fold_forward(model: ir.Model, linear: ir.Node, node: ir.Node, value: ir.Value, max_gain: float) -> None:
+    """Rewrite a linear operator so that it reads what `node` reads, and remove that."""
+    if linear.attributes.get_int("transA", 0):
         raise LeftAlone("not-per-channel")
-    values = _per_channel(array, rank - 1 if convolution else 1, weights.channels, "not-per-channel")
-    if node.op_type == "Mul":
-        return values, np.zeros(weights.channels)
-    return np.ones(weights.channels), values
+    weights = weights_of(linear)
+    place = channel_place(linear, value)
+    scale, shift = affine(node, value, weights.inputs, place, model.opset_imports.get("", 0))
+    if np.max(np.abs(scale), initial=0) > max_gain:
+        raise LeftAlone("gain-above-maximum")
+    set_constants(model, linear, scaled_inputs(weights, scale, shift))
+    linear.replace_input_with(0, value)
+    remove(node)
 
 
-def _is_training(model: ir.Model, node: ir.Node) -> bool:
-    """Whether a BatchNormalization uses the statistics of the batch, or gives statistics that somebody may read."""
-    if model.opset_imports.get("", 0) < 7:
-        return node.attributes.get_int("is_test", 0) == 0
-    return bool(node.attributes.get_int("training_mode", 0)) or any(value.name for value in node.outputs[1:])
-
-
-def _normalization(node: ir.Node, channels: int) -> tuple[Floats, Floats]:
-    """Return scale and shift of a BatchNormalization in inference mode (onnx's Operators.md, BatchNormalization)."""
-    if node.attributes.get_int("spatial", 1) == 0:  # up to opset 8: one set of parameters per element
-        raise LeftAlone("not-per-channel")
-    tensors = [constant(value) for value in node.inputs[1:5]]
-    arrays = [tensor.numpy().astype(np.float64) for tensor in tensors if tensor is not None]
-    if len(arrays) != 4:
-        raise LeftAlone("not-constant")
-    gamma, beta, mean, variance = (_per_channel(array, 1, channels, "not-per-channel") for array in arrays)
-    with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-    return scale, beta - mean * scale
-
-
-def _scaled(weights: _Weights, scale: Floats, shift: Floats) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the weight times `scale`, itself when that is 1, and the bias that goes with it, in the weight's type."""
-    kind = weights.weight.dtype
-    shape = weights.weight.shape
-    split = (weights.groups, shape[0] // weights.groups, *shape[1:])
-    factors = [1] * len(split)
-    factors[0], factors[weights.axis + 1] = weights.groups, weights.channels // weights.groups
-    with np.errstate(all="ignore"):
-        weight = (weights.weight.astype(np.float64).reshape(split) * scale.reshape(factors)).reshape(shape)
-        bias = shift if weights.bias is None else weights.bias * scale + shift
-        stored = (weights.weight if (scale == 1).all() else weight.astype(kind)), bias.astype(kind)
-    if not all(np.isfinite(array.astype(np.float64)).all() for array in stored):
-        raise LeftAlone("not-finite")
-    if weights.bias is None and not shift.any():
-        return stored[0], None
-    if weights.node.op_type == "MatMul":
-        raise LeftAlone("no-bias-input")
-    return stored
-
-
-def _stem(linear: ir.Node) -> str:
-    """Return the name that new constants of a node start with."""
-    weight = linear.inputs[1]
-    return linear.name or (weight.name if weight is not None else None) or linear.op_type
-
-
-def _set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray, stem: str) -> None:
-    """Give `node` a new constant as input `index`: under the old name when nothing else reads the old one."""
-    old = node.inputs[index] if index < len(node.inputs) else None
-    if index >= len(node.inputs):
-        node.resize_inputs(index + 1)
-    node.replace_input_with(index, None)
-    name = old.name if old is not None and old.is_initializer() and not old.uses() else None
-    drop_unused(model.graph, (old,))
-    node.replace_input_with(index, add_initializer(model.graph, name or fresh_name(model, stem), array))
+def _stretches(linear: ir.Node, node: ir.Node, value: ir.Value) -> bool:
+    """Whether the constant of a node may give a tensor more axes, or more channels, than it has."""
+    tensor = next(tensor for each in node.inputs if (tensor := constant(each)) is not None)
+    if not len(tensor.shape):
+        return False
+    rank, last = channel_place(linear, value)
+    if value.shape is None or len(value.shape) != rank:
+        return True
+    return tensor.size > 1 and value.shape[-last] != weights_of(linear).inputs

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from .. import UnknownNameError
-from .graph import add_initializer, constant, drop_unused, inferred, release
+from .graph import add_initializer, computing_graphs, constant, discard, graph_of, release, stand_ins
 from .registry import Change, LeftAlone, transform
 
 RANDOM = frozenset(
@@ -20,7 +20,7 @@ RANDOM = frozenset(
 BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
-Values = Mapping[str, ir.Value]
+Values = Mapping[ir.Value, ir.Value]
 
 
 @transform("fold_constants")
@@ -36,8 +36,9 @@ def fold_constants(
     Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4)
     After:   w, n, s, d are initializers
     Left alone: random operators; QuantizeLinear and DequantizeLinear, which are the int8 weights themselves;
-        control flow, and what is inside it; operators of other domains; graph outputs; results larger than both
-        max_size_in_bytes and their inputs; what ``onnx.reference`` cannot compute or computes in another type.
+        control flow, but not what is inside it; operators of other domains; outputs of graphs and bodies; results
+        larger than both max_size_in_bytes and their inputs; what ``onnx.reference`` cannot compute or computes in
+        another type.
 
     Options:
         max_size_in_bytes: A larger result is stored only when it is no larger than what it was computed from.
@@ -47,7 +48,7 @@ def fold_constants(
     Raises:
         UnknownNameError: No node has a name in exclude_node.
     """
-    known = {node.name for node in model.graph if node.name}
+    known = {node.name for graph in computing_graphs(model) for node in graph if node.name}
     for name in exclude_node:
         if name not in known:
             raise UnknownNameError("node", name, known)
@@ -56,14 +57,14 @@ def fold_constants(
     while progress:  # a constant target shape of Reshape makes shapes behind it known
         progress = False
         change.skipped.clear()
-        shapes = inferred(model)
-        for node in tuple(model.graph):
+        shapes = stand_ins(model)
+        for node in [node for graph in computing_graphs(model) for node in graph]:
             if not _is_candidate(node):
                 continue
             try:
                 if node.op_type in exclude_op or node.name in exclude_node:
                     raise LeftAlone("excluded")
-                _store(model.graph, node, _folded(model, node, shapes, max_size_in_bytes))
+                _store(node, _folded(model, node, shapes, max_size_in_bytes))
             except LeftAlone as left:
                 change.skip(str(left))
             else:
@@ -117,7 +118,7 @@ def _folded(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[
 
 def _dimensions(value: ir.Value | None, shapes: Values) -> Sequence[int | ir.SymbolicDim]:
     """Return the lengths of a tensor, known or not."""
-    known = shapes.get(value.name or "", value) if value is not None else None
+    known = shapes.get(value, value) if value is not None else None
     if known is None or known.shape is None:
         raise LeftAlone("shape-unknown")
     return known.shape.dims
@@ -158,7 +159,7 @@ def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> li
     read = sum(tensor.nbytes for tensor in tensors.values() if tensor is not None)
     outputs = [value for value in node.outputs if value.name]
     for value in outputs:
-        _check_size(_expected_bytes(shapes.get(value.name or "")), read, limit)
+        _check_size(_expected_bytes(shapes.get(value)), read, limit)
     feeds = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
     for tensor in tensors.values():
         release(tensor)
@@ -192,20 +193,21 @@ def _checked(value: ir.Value, result: object, shapes: Values) -> np.ndarray:
     """Return a result as an array, if it is of the type that onnx infers for it."""
     if not isinstance(result, np.ndarray | np.generic) or result.dtype.kind in "OSU":
         raise LeftAlone("not-a-numeric-tensor")
-    expected = shapes.get(value.name or "")
+    expected = shapes.get(value)
     if expected is None or expected.dtype is None or ir.DataType.from_numpy(result.dtype) != expected.dtype:
         raise LeftAlone("type-unsure")
     return np.asarray(result)
 
 
-def _store(graph: ir.Graph, node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
+def _store(node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
     """Put initializers with the names of the node's outputs in the place of the node."""
+    graph = graph_of(node)
     inputs, outputs = tuple(node.inputs), tuple(node.outputs)
     for value, array in zip(outputs, arrays, strict=True):
         if value.name and value.uses():
             value.replace_all_uses_with(add_initializer(graph, value.name, array))
     graph.remove(node, safe=True)
-    drop_unused(graph, inputs)
+    discard(*inputs)
     for source in inputs:  # a Shape of which every length that was asked for is known now
         asked = source.producer() if source is not None else None
         if asked is not None and asked.domain == "" and asked.op_type == "Shape" and asked.graph is graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import constant, remove
+from .graph import computing_graphs, constant, remove
 from .registry import Change, LeftAlone, transform
 
 
@@ -20,7 +20,7 @@ def fuse_pad_and_conv(model: ir.Model) -> Change:
         output or has a reader other than the first input of a Conv with explicit pads (``other-reader``).
     """
     change = Change()
-    for node in tuple(model.graph):
+    for node in [node for graph in computing_graphs(model) for node in graph]:
         if node.op_type != "Pad" or node.domain:
             continue
         try:
@@ -64,13 +64,39 @@ def _spatial_pads(pad: ir.Node) -> list[int]:
     """
     if pad.attributes.get_string("mode", "constant") != "constant":
         raise LeftAlone("not-zeros")
+    pads = _lengths(pad)
+    rank = len(pads) // 2
+    if rank < 3 or min(pads) < 0 or any(pads[axis] or pads[axis + rank] for axis in (0, 1)):
+        raise LeftAlone("not-spatial")
+    return pads[2:rank] + pads[rank + 2 :]
+
+
+def _lengths(pad: ir.Node) -> list[int]:
+    """Return how far a Pad of zeros pads each axis, beginnings first."""
+    if len(pad.inputs) == 1:  # below opset 11
+        if pad.attributes.get_float("value", 0.0) != 0:
+            raise LeftAlone("not-zeros")
+        return list(pad.attributes.get_ints("pads", ()))
     lengths, value, axes = (constant(v) if v is not None else None for v in [*pad.inputs[1:4], None, None, None][:3])
     if lengths is None or any(v is not None and constant(v) is None for v in pad.inputs[2:]):
         raise LeftAlone("dynamic")
     if value is not None and value.size and value.numpy().item() != 0:
         raise LeftAlone("not-zeros")
     pads = [int(length) for length in lengths.numpy().reshape(-1)]
-    rank = len(pads) // 2
-    if axes is not None or rank < 3 or min(pads) < 0 or any(pads[axis] or pads[axis + rank] for axis in (0, 1)):
-        raise LeftAlone("not-spatial")
-    return pads[2:rank] + pads[rank + 2 :]
+    if axes is None:
+        return pads
+    rank = _rank(pad)
+    full = [0] * (2 * rank)
+    for place, axis in enumerate(int(axis) % rank for axis in axes.numpy().reshape(-1)):
+        full[axis], full[axis + rank] = pads[place], pads[place + len(pads) // 2]
+    return full
+
+
+def _rank(pad: ir.Node) -> int:
+    """Return how many axes a tensor has that a convolution reads: as many as its weight."""
+    weights = [use.node.inputs[1] for use in pad.outputs[0].uses() if use.node.op_type == "Conv"]
+    tensor = constant(weights[0]) if weights else None
+    shape = tensor.shape if tensor is not None else weights[0].shape if weights and weights[0] is not None else None
+    if shape is None:
+        raise LeftAlone("other-reader")
+    return len(shape)

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
-from .graph import remove, sole_reader, take_place
+from .graph import computing_graphs, remove, sole_reader, take_place
 from .ops import MS
 from .registry import Change, transform
 
@@ -27,7 +27,7 @@ def fuse_silu(model: ir.Model) -> Change:
 def fuse_silus(model: ir.Model, only: AbstractSet[str] | None = None) -> Change:
     """Do what `fuse_silu` does, with the products of these names alone."""
     change = Change()
-    for mul in tuple(model.graph):
+    for mul in [node for graph in computing_graphs(model) for node in graph]:
         if mul.op_type != "Mul" or mul.domain or (only is not None and mul.name not in only):
             continue
         source = next((x for x, gate in (mul.inputs, reversed(mul.inputs)) if _is_sigmoid_of(gate, x)), None)

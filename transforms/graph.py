@@ -135,6 +135,29 @@ def computing_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
     return tuple(found)
 
 
+def code_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
+    """Return the `computing_graphs` of a model and those of its functions, which hold no initializers."""
+    found = [*computing_graphs(model)]
+    for function in model.functions.values():
+        opset = function.opset_imports.get("", 1)
+        own = [function.graph]
+        for graph in own:  # grows while it is read
+            own.extend(body for node in graph for body in bodies(node, opset))
+        found += own
+    return tuple(found)
+
+
+def every_graph(model: ir.Model) -> tuple[ir.Graph, ...]:
+    """Return the main graph, the functions and all bodies in them, those of operators of other domains too."""
+    functions = [graph for each in model.functions.values() for graph in (each.graph, *each.subgraphs())]
+    return (*model.graphs(), *functions)
+
+
+def every_node(model: ir.Model) -> tuple[ir.Node, ...]:
+    """Return all nodes, in bodies and functions too."""
+    return tuple(node for graph in every_graph(model) for node in graph)
+
+
 def nodes_by_name(model: ir.Model) -> dict[str, ir.Node]:
     """Return the nodes of the graph and of the bodies in it by name; names are unique (`separate_bodies`)."""
     return {node_name(node): node for graph in computing_graphs(model) for node in graph}
@@ -148,13 +171,13 @@ def separate_bodies(model: ir.Model) -> dict[str, str]:
     Returns:
         The old name of each renamed node.
     """
-    taken = {name for value in _own_values(model.graph) if (name := value.name)}
+    taken = {name for value in own_values(model.graph) if (name := value.name)}
     called = {node.name for node in model.graph if node.name}
     before = {}
     for graph in model.graphs():
         if graph is model.graph:
             continue
-        for value in _own_values(graph):
+        for value in own_values(graph):
             if value.name in taken:
                 value.name = take(taken, value.name)
             elif value.name:
@@ -167,7 +190,7 @@ def separate_bodies(model: ir.Model) -> dict[str, str]:
     return before
 
 
-def _own_values(graph: ir.Graph) -> list[ir.Value]:
+def own_values(graph: ir.Graph) -> list[ir.Value]:
     """Return the inputs, initializers and results of a graph, without those of bodies inside it."""
     results = (value for node in graph for value in node.outputs)
     return list(dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results]))
@@ -335,7 +358,7 @@ def stand_ins(model: ir.Model) -> Mapping[ir.Value, ir.Value]:
     with quiet():
         ShapeInferencePass(check_type=False, strict_mode=False)(copy)
     graphs = zip(model.graphs(), copy.graphs(), strict=True)
-    pairs = (zip(_own_values(graph), _own_values(other), strict=True) for graph, other in graphs)
+    pairs = (zip(own_values(graph), own_values(other), strict=True) for graph, other in graphs)
     return {value: stand_in for pair in pairs for value, stand_in in pair}
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass, DeduplicateHashedInitializersPass
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
+from .deduplicate_initializers import merge_initializers
 from .fold_constants import RANDOM
-from .graph import quiet, release
+from .graph import computing_graphs, quiet
 from .registry import Change, transform
 
 MARK = "requant_unique"
-LARGE = 2**12
-"""Elements of a tensor that is not read as a whole without need."""
+TYPES = frozenset({ir.AttributeType.TYPE_PROTO, ir.AttributeType.TYPE_PROTOS})
 
 
 @transform("merge_duplicate_nodes")
@@ -20,57 +20,38 @@ def merge_duplicate_nodes(model: ir.Model) -> Change:
 
     Before:  a = Sigmoid(x); b = Sigmoid(x); y = Mul(a, V); z = Mul(b, W), with V equal to W
     After:   a = Sigmoid(x); y = Mul(a, V); z = Identity(y), because a graph output keeps its name
-    Left alone: random operators; control flow, and nodes inside it; operators of other domains, which may have a
-        state; copies that only give a graph output its name; nodes that leave out an output; constants of strings.
+        In bodies too, where equal nodes are of one body.
+    Left alone: random operators; control flow; operators of other domains, which may have a state; copies that only
+        give a graph output its name; nodes that leave out an output; constants of strings.
     """
     change = Change()
     merged = -1
     while merged:  # equal initializers make equal nodes, and equal nodes make their readers equal
         with quiet():
-            merged = _merge_initializers(model) + _merge_nodes(model)
+            merged = merge_initializers(model) + sum(map(_merge_nodes, computing_graphs(model)))
         change.applied += merged
     return change
 
 
-def _merge_initializers(model: ir.Model) -> int:
-    """Merge equal initializers of each graph; return how many are gone."""
-    before = sum(len(graph.initializers) for graph in model.graphs())
-    DeduplicateHashedInitializersPass(size_limit=max(map(_most_to_read, model.graphs())))(model)
-    return before - sum(len(graph.initializers) for graph in model.graphs())
-
-
-def _most_to_read(graph: ir.Graph) -> int:
-    """Return the elements of the largest initializer that begins like another one, at least `LARGE`.
-
-    The pass reads all of an initializer, which takes long where it is large; most differ soon.
-    """
-    seen: set[object] = set()
-    most = LARGE
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and tensor.size > LARGE:
-            begin = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.numpy().reshape(-1)[:LARGE].tobytes())
-            release(tensor)
-            most = max(most, tensor.size if begin in seen else 0)
-            seen.add(begin)
-    return most
-
-
-def _merge_nodes(model: ir.Model) -> int:
-    """Merge equal nodes of the main graph; return how many are gone.
+def _merge_nodes(graph: ir.Graph) -> int:
+    """Merge equal nodes of a graph or body; return how many are gone.
 
     The pass takes no exclusions, so an attribute that differs keeps those nodes apart that must stay. It also drops
     the type of a graph output when another node comes to compute it.
     """
-    graph = model.graph
     nodes = set(graph)
     ports = [(value.type, value.shape) for value in graph.outputs]
     kept = [node for node in graph if _must_stay(node)]
+    types = [(node, each) for node in graph for each in node.attributes.values() if each.type in TYPES]
+    for node, each in types:
+        del node.attributes[each.name]
     for number, node in enumerate(kept):
         node.attributes.add(ir.AttrInt64(MARK, number))
-    CommonSubexpressionEliminationPass()(model)
+    CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))  # it looks at the main graph alone
     for node in kept:
         del node.attributes[MARK]
+    for node, each in types:
+        node.attributes.add(each)
     for value, (kind, shape) in zip(graph.outputs, ports, strict=True):
         value.type, value.shape = kind or value.type, shape or value.shape
     return len(nodes - set(graph))
@@ -80,6 +61,8 @@ def _must_stay(node: ir.Node) -> bool:
     """Whether a node may not stand for another, or another for it."""
     names_output = node.op_type == "Identity" and node.outputs[0].is_graph_output()
     partial = not all(value.name for value in node.outputs)
+    if any(each.type in TYPES for each in node.attributes.values()):  # the pass cannot compare types
+        return True
     tensors = (each.as_tensor() for each in node.attributes.values() if each.type is ir.AttributeType.TENSOR)
     if any(tensor.dtype is ir.DataType.STRING for tensor in tensors):  # the pass would compare addresses
         return True

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
+    computing_graphs,
     constant,
     derive_initializer,
     discard,
@@ -41,7 +42,7 @@ def normalize_gemm(model: ir.Model) -> Change:
     """
     change = Change()
     opset = model.opset_imports.get("", 0)
-    nodes = [node for graph in model.graphs() for node in graph if node.op_type == "Gemm" and not node.domain]
+    nodes = [node for graph in computing_graphs(model) for node in graph if node.op_type == "Gemm" and not node.domain]
     if opset < STRETCHES or not nodes:
         return change
     taken = names(model)

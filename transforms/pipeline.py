@@ -18,6 +18,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from .. import RequantError, near
+from .groups import members
+from .plugins import load_plugins
 from .registry import REQUIRED, Change, Option, Transform, TransformError, lookup
 from .verify import Signature, VerifyError, signature, verify
 
@@ -26,6 +28,7 @@ IGNORE_ERRORS = Option("ignore_errors", bool, False)
 
 Value = int | float | bool | str | tuple[str, ...]
 Progress = Callable[["Step"], None]
+Keep = Callable[["StepResult", ir.Model], None]
 
 
 class PipelineError(RequantError):
@@ -111,6 +114,25 @@ def parse(text: str) -> Pipeline:
     return Pipeline(steps)
 
 
+def parse_groups(text: str) -> Pipeline:
+    """Return the pipeline of named groups, written like steps: ``"freeze(min_max_log_file=my.log) fuse"``.
+
+    Options of a group go to each of its steps that has them, and win over what the group itself says.
+
+    Raises:
+        PipelineError: With the place: bad syntax, an unknown group, an option that no step of the group has or of the
+            wrong type, steps in an order that they do not allow.
+    """
+    load_plugins()
+    scanned = _scan(text)
+    if not scanned:
+        raise PipelineError("no group is named")
+    found = [pair for group in scanned for pair in _group_steps(text, group)]
+    steps = tuple(_resolve(text, step, transform) for step, transform in found)
+    _check_order(text, [step for step, _ in found], [transform for _, transform in found])
+    return Pipeline(steps)
+
+
 def run(
     pipeline: Pipeline | str,
     model: ir.Model,
@@ -119,6 +141,7 @@ def run(
     outputs: Sequence[str] = (),
     check: bool = True,
     progress: Progress | None = None,
+    keep: Keep | None = None,
 ) -> PipelineResult:
     """Run a pipeline on a copy of `model`, which shares its tensors; `model` itself does not change.
 
@@ -132,6 +155,7 @@ def run(
         outputs: Likewise for ``outputs``.
         check: Whether to `verify` the model, before the first step and after each.
         progress: Called with each step before it runs.
+        keep: Called with each step after it ran, and the model as it then is, which later steps go on with.
 
     Raises:
         PipelineError: The pipeline is wrong, or no step takes the given inputs or outputs.
@@ -139,9 +163,9 @@ def run(
         VerifyError: The model was not valid, or is not after a step.
     """
     steps = _with_ports(parse(str(pipeline)).steps, {"inputs": tuple(inputs), "outputs": tuple(outputs)})
-    if check:
+    if check and not lookup(steps[0].name).takes_unsorted:
         _verify_after("the model given", model, None)
-    model = _working_copy(model)
+    model = _working_copy(model, lookup(steps[0].name))
     history = _history(model)
     applied: list[StepResult] = []
     for step in steps:
@@ -153,6 +177,8 @@ def run(
             history.append(step.name)
             recorded = model.metadata_props.get(METADATA_KEY, "")
             model.metadata_props[METADATA_KEY] = f"{recorded} {step}".lstrip()
+        if keep is not None:
+            keep(result, model)
     return PipelineResult(model, tuple(applied))
 
 
@@ -160,7 +186,7 @@ def _run_step(step: Step, model: ir.Model, history: list[str], *, check: bool) -
     """Run one step in place; return the model, or its state before a step whose error is ignored."""
     transform = lookup(step.name)
     options: dict[str, Any] = dict(step.options)
-    backup = model.clone() if options.pop(IGNORE_ERRORS.name, False) else None
+    backup = _copy(model, transform) if options.pop(IGNORE_ERRORS.name, False) else None
     before = signature(model)
     notices = tuple(f"{step.name} wants {name} before it" for name in transform.after if name not in history)
     try:
@@ -182,12 +208,22 @@ def _verify_after(when: str, model: ir.Model, before: Signature | None) -> None:
         raise VerifyError(f"{when}: {error}") from error
 
 
-def _working_copy(model: ir.Model) -> ir.Model:
-    """Clone the model, with names by which its nodes can be told apart.
+def _copy(model: ir.Model, transform: Transform) -> ir.Model:
+    """Copy the model for a transform: onnx-ir cannot clone one whose nodes are not in order."""
+    if not transform.takes_unsorted:
+        return model.clone()
+    copy = ir.from_proto(ir.to_proto(model))
+    for name, weight in model.graph.initializers.items():  # lazy, and knowing in which folder its data lie
+        copy.graph.initializers[name].const_value = weight.const_value
+    return copy
+
+
+def _working_copy(model: ir.Model, transform: Transform) -> ir.Model:
+    """Copy the model for the first step, with names by which its nodes can be told apart.
 
     From IR version 4 on, only an initializer that a caller may override is also an input.
     """
-    model = model.clone()
+    model = _copy(model, transform)
     if "ai.onnx" in model.opset_imports:  # the long name of the standard domain; onnx-ir's nodes have the short one
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     names = [node.name for node in model.graph.all_nodes() if node.name]
@@ -322,6 +358,28 @@ def _lookup(text: str, step: _Scanned) -> Transform:
         return lookup(step.name)
     except RequantError as error:
         raise PipelineError(str(error), text, step.at) from error
+
+
+def _group_steps(text: str, group: _Scanned) -> list[tuple[_Scanned, Transform]]:
+    """Return the steps of a group, each with those of the group's options that it has, and their transforms."""
+    try:
+        texts = [member.step for member in members(group.name)]
+    except RequantError as error:
+        raise PipelineError(str(error), text, group.at) from error
+    parts = [(part, _lookup(one, part)) for one in texts for part in _scan(one)]
+    known = {IGNORE_ERRORS.name, *(option for _, transform in parts for option in transform.options)}
+    for given in group.parameters:
+        if given.key not in known:
+            message = f"no step of group {group.name} has a parameter {given.key!r}{near(given.key, known)}"
+            raise PipelineError(message, text, given.key_at)
+    found = []
+    for part, transform in parts:
+        has = {IGNORE_ERRORS.name, *transform.options}
+        given_here = [given for given in group.parameters if given.key in has]
+        keys = {given.key for given in given_here}
+        own = [given for given in part.parameters if given.key not in keys]
+        found.append((_Scanned(part.name, group.at, (*own, *given_here)), transform))
+    return found
 
 
 def _resolve(text: str, step: _Scanned, transform: Transform) -> Step:

@@ -74,6 +74,7 @@ class Transform:
         after: Transforms that must not come later in a pipeline than this one.
         changes_io: Whether the graph's inputs or outputs may differ afterwards.
         changes_values: Whether the graph's outputs may differ by more than float rounding.
+        takes_unsorted: Whether nodes of the model given may come before those that they read.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Transform:
     after: tuple[str, ...] = ()
     changes_io: bool = False
     changes_values: bool = False
+    takes_unsorted: bool = False
 
     @property
     def doc(self) -> str:
@@ -97,7 +99,12 @@ REGISTRY: dict[str, Transform] = {}
 
 
 def transform(
-    name: str, *, after: tuple[str, ...] = (), changes_io: bool = False, changes_values: bool = False
+    name: str,
+    *,
+    after: tuple[str, ...] = (),
+    changes_io: bool = False,
+    changes_values: bool = False,
+    takes_unsorted: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function as the transform `name`.
 
@@ -113,7 +120,8 @@ def transform(
             raise TypeError(f"two transforms named {name!r}")
         if not inspect.getdoc(function):
             raise TypeError(f"transform {name!r} has no docstring")
-        REGISTRY[name] = Transform(name, function, _options(name, function), after, changes_io, changes_values)
+        options = _options(name, function)
+        REGISTRY[name] = Transform(name, function, options, after, changes_io, changes_values, takes_unsorted)
         return function
 
     return register
@@ -147,19 +155,9 @@ def lookup(name: str) -> Transform:
         UnknownNameError: There is none; the message lists near names.
     """
     if name not in REGISTRY:
+        from .plugins import load_plugins
+
         load_plugins()
     if name not in REGISTRY:
         raise UnknownNameError("transform", name, REGISTRY)
     return REGISTRY[name]
-
-
-def load_plugins() -> None:
-    """Import what other distributions register under the entry-point group ``requant.transforms``."""
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group="requant.transforms"):
-        try:
-            entry.load()
-        except Exception as error:  # anything may go wrong in somebody else's module
-            message = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RequantError(f"plug-in {entry.name!r} ({entry.value}) cannot be loaded: {message}") from error

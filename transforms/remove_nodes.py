@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from .graph import can_replace, constant, inferred, remove, replace
+from .graph import can_replace, code_graphs, constant, remove, replace, stand_ins
 from .registry import Change, transform
 
-# Operators whose output is always their first input, once `_is_training` is ruled out.
+# Operators whose output is always their first input, once `is_training` is ruled out.
 COPIES = frozenset({"Identity", "Dropout"})
 
 
@@ -21,16 +21,16 @@ def remove_nodes(model: ir.Model, *, op: tuple[str, ...]) -> Change:
     After:   y = Relu(x), for (op=Identity)
     Left alone: a node whose input and output are not known to be of one type and shape (Identity and Dropout always
         are); one with several inputs, or with another output in use; Dropout in training mode; a node between a
-        graph input, an initializer or another graph output, and a graph output, because both names must stay; what
-        is inside control flow.
+        graph input, an initializer or another graph output, and a graph output, because both names must stay, of a
+        body or a function too.
 
     Options:
         op: The operator types to remove, for instance Identity, Dropout or Cast. Removing an operator that computes
             something is the caller's wish, and changes the outputs.
     """
     change = Change()
-    types = inferred(model)
-    for node in tuple(model.graph):
+    types = stand_ins(model)
+    for node in [node for graph in code_graphs(model) for node in graph]:
         if node.op_type not in op:
             continue
         reason = _why_not(model, node, types)
@@ -45,7 +45,7 @@ def remove_nodes(model: ir.Model, *, op: tuple[str, ...]) -> Change:
     return change
 
 
-def _why_not(model: ir.Model, node: ir.Node, types: Mapping[str, ir.Value]) -> str | None:
+def _why_not(model: ir.Model, node: ir.Node, types: Mapping[ir.Value, ir.Value]) -> str | None:
     """Return the reason why a node cannot be spliced out, or None when it can."""
     if not node.inputs or node.inputs[0] is None:
         return "no-input"
@@ -53,7 +53,7 @@ def _why_not(model: ir.Model, node: ir.Node, types: Mapping[str, ir.Value]) -> s
         return "several-inputs"
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return "other-output-used"
-    if node.op_type == "Dropout" and _is_training(model, node):
+    if node.op_type == "Dropout" and is_training(model, node):
         return "training-mode"
     if not (node.op_type in COPIES and node.domain == "") and not _same_type(node.inputs[0], node.outputs[0], types):
         return "type-or-shape-differs"
@@ -62,7 +62,7 @@ def _why_not(model: ir.Model, node: ir.Node, types: Mapping[str, ir.Value]) -> s
     return None
 
 
-def _is_training(model: ir.Model, node: ir.Node) -> bool:
+def is_training(model: ir.Model, node: ir.Node) -> bool:
     """Whether a Dropout may drop something: by its third input from opset 12 on, by ``is_test`` before opset 7."""
     if model.opset_imports.get("", 0) < 7:
         return node.attributes.get_int("is_test", 0) == 0
@@ -70,9 +70,9 @@ def _is_training(model: ir.Model, node: ir.Node) -> bool:
     return mode is not None and bool(mode.numpy())
 
 
-def _same_type(source: ir.Value, target: ir.Value, types: Mapping[str, ir.Value]) -> bool:
+def _same_type(source: ir.Value, target: ir.Value, types: Mapping[ir.Value, ir.Value]) -> bool:
     """Whether two values are known to be of one type and shape; a length without a name is not known."""
-    before, after = types.get(source.name or "", source), types.get(target.name or "", target)
+    before, after = types.get(source, source), types.get(target, target)
     if before.type is None or before.type != after.type or before.shape is None or before.shape != after.shape:
         return False
     return not any(isinstance(length, ir.SymbolicDim) and length.value is None for length in before.shape)

@@ -7,26 +7,30 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from .. import UnknownNameError
-from .graph import fresh_name, inferred
+from .graph import computing_graphs, fresh_name, inferred
 from .registry import Change, TransformError, transform
 
 
 @transform("strip_unused_nodes", changes_io=True)
-def strip_unused_nodes(model: ir.Model, *, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = ()) -> Change:
+def strip_unused_nodes(
+    model: ir.Model, *, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = (), type: str = "", shape: str = ""
+) -> Change:
     """Keep only what the outputs need, down to the inputs; any tensor may be named as an input or an output.
 
     Before:  t = Relu(x); y = Conv(t, W); z = Sin(x)
     After:   y = Conv(t, W), with input t and output y, for (inputs=t, outputs=y)
-    Left alone: without inputs, the graph's own inputs, read or not; what is inside control flow. Weights that nothing
-        reads any more go.
+        Weights that nothing reads any more go, and so does what the outputs of a body do not need.
+    Left alone: without inputs, the graph's own inputs, read or not; the inputs and outputs of bodies, and functions.
 
     Options:
         inputs: The inputs that the graph shall have, in this order. An inner tensor becomes an input of its type and
             shape.
         outputs: The outputs that the graph shall have, in this order; the graph's own when not given.
+        type: The type of new inputs of which onnx can infer none, as it calls it: ``float``, ``int64``.
+        shape: Their shape, lengths and names with commas between them: ``"N,299,299,3"``; none for a scalar.
 
     Raises:
-        UnknownNameError: No tensor of the graph has one of the names.
+        UnknownNameError: No tensor of the graph has one of the names, or there is no such type.
         TransformError: The type of a new input or output is not known, an output cannot be computed from the inputs,
             or a tensor is named as both.
     """
@@ -47,11 +51,28 @@ def strip_unused_nodes(model: ir.Model, *, inputs: tuple[str, ...] = (), outputs
         if wanted[1] != current[1]:
             _set_outputs(model.graph, [values[name] for name in outputs], types)
         if wanted[0] != current[0]:
-            _set_inputs(model, inputs, types)
-    change.applied += _remove_unused(model.graph)
+            _set_inputs(model, inputs, {**_asked(values, inputs, type, shape), **_known(types)})
+    change.applied += sum(map(_remove_unused, reversed(computing_graphs(model))))
     if inputs:
         _check_reachable(model.graph)
     return change
+
+
+def _known(types: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+    """Return the stand-ins of which the type is known."""
+    return {name: value for name, value in types.items() if value.type is not None}
+
+
+def _asked(values: Mapping[str, ir.Value], inputs: tuple[str, ...], kind: str, shape: str) -> dict[str, ir.Value]:
+    """Return stand-ins for the new inputs of the type and shape that the user says."""
+    if not kind:
+        return {}
+    known = {dtype.name.lower(): dtype for dtype in ir.DataType}
+    if kind.lower() not in known:
+        raise UnknownNameError("type", kind, known)
+    lengths = [int(part) if part.isdecimal() else part for part in shape.replace(" ", "").split(",") if part]
+    made = ir.TensorType(known[kind.lower()]), ir.Shape(lengths)
+    return {name: ir.Value(name=name, type=made[0], shape=made[1]) for name in inputs if values[name].type is None}
 
 
 def _typed(name: str, value: ir.Value, types: Mapping[str, ir.Value]) -> ir.Value:

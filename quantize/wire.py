@@ -1,0 +1,177 @@
+"""Large weights of an ONNX file where they lie in it: read without a copy, and written without one.
+
+An ONNX file is one protobuf message: https://protobuf.dev/programming-guides/encoding. Its weights are the field
+``raw_data`` of the tensors in ``graph.initializer``. What stands around them is small.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from mmap import mmap
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | mmap
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # numbers of fields of ModelProto, GraphProto, TensorProto
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field is encoded
+
+
+class MalformedError(ValueError):
+    """Bytes that are no message, or one that is written in an unusual way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a message.
+
+    Attributes:
+        number: Its number.
+        kind: How it is encoded.
+        start: Where its tag begins.
+        body: Where its value begins.
+        end: Where it ends.
+    """
+
+    number: int
+    kind: int
+    start: int
+    body: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Weights that were left out of a message.
+
+    Attributes:
+        index: Which of the graph's initializers they are of.
+        offset: Where they begin in the file.
+        length: How many bytes they are.
+    """
+
+    index: int
+    offset: int
+    length: int
+
+
+def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
+    """Yield the fields of the message between two offsets; values of strings and messages are not read.
+
+    Raises:
+        MalformedError: It is no message.
+    """
+    at = start
+    while at < end:
+        tag, body = _varint(data, at, end)
+        number, kind = tag >> 3, tag & 7
+        if kind == BYTES:
+            length, body = _varint(data, body, end)
+            after = body + length
+        elif kind == VARINT:
+            _, after = _varint(data, body, end)
+        elif kind in (FIXED64, FIXED32):
+            after = body + (8 if kind == FIXED64 else 4)
+        else:
+            raise MalformedError(f"field {number} at {at} is of a kind that ONNX has not")
+        if after > end or number == 0:
+            raise MalformedError(f"field {number} at {at} is longer than its message")
+        yield Field(number, kind, at, body, after)
+        at = after
+
+
+def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
+    """Read an integer of seven bits a byte, the lowest first; return it and where it ends."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if at >= end:
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise MalformedError(f"an integer at {at} does not end")
+
+
+def _written(value: int) -> bytes:
+    """Write an integer of seven bits a byte."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def without_weights(data: Buffer, least: int) -> tuple[bytes, list[Cut]]:
+    """Return a model without the weights of at least so many bytes, and where these are.
+
+    Raises:
+        MalformedError: The bytes are no model, or one of several graphs, which readers merge.
+    """
+    graphs = [field for field in fields(data, 0, len(data)) if field.number == GRAPH]
+    if len(graphs) != 1 or graphs[0].kind != BYTES:
+        raise MalformedError(f"{len(graphs)} graphs")
+    (graph,) = graphs
+    parts: list[bytes] = []
+    cuts: list[Cut] = []
+    count = itertools.count()
+    at = graph.body
+    for field in fields(data, graph.body, graph.end):
+        if field.number != INITIALIZER or field.kind != BYTES:
+            continue
+        index = next(count)
+        if field.end - field.body < least:
+            continue
+        raw = [part for part in fields(data, field.body, field.end) if part.number == RAW_DATA]
+        if len(raw) == 1 and raw[0].end - raw[0].body >= least:
+            rest = data[field.body : raw[0].start] + data[raw[0].end : field.end]
+            parts += [data[at : field.start], _message(INITIALIZER, len(rest)), rest]
+            cuts.append(Cut(index, raw[0].body, raw[0].end - raw[0].body))
+            at = field.end
+    parts.append(data[at : graph.end])
+    inner = b"".join(parts)
+    whole = data[: graph.start] + _message(GRAPH, len(inner)) + inner + data[graph.end : len(data)]
+    return whole, cuts
+
+
+def _message(number: int, length: int) -> bytes:
+    """Write what stands before the bytes of a string or a message."""
+    return _written(number << 3 | BYTES) + _written(length)
+
+
+def with_weights(data: bytes, lengths: Sequence[int | None]) -> Iterator[bytes | int]:
+    """Yield the parts of a model that was written without some weights, as if it had been written with them.
+
+    Args:
+        data: The model; in it each initializer that lacks its weights has no data at all.
+        lengths: Of each initializer how many bytes of weights it lacks; None where it lacks none.
+
+    Yields:
+        Bytes to write, and in between the index of the initializer whose weights are to be written there.
+    """
+    (graph,) = (field for field in fields(data, 0, len(data)) if field.number == GRAPH)
+    initializers = [field for field in fields(data, graph.body, graph.end) if field.number == INITIALIZER]
+    heads: list[bytes | None] = []
+    grown = graph.end - graph.body
+    for field, length in zip(initializers, lengths, strict=True):
+        if length is None:
+            heads.append(None)
+            continue
+        raw = _message(RAW_DATA, length)
+        size = field.end - field.body + len(raw) + length
+        heads.append(raw)
+        grown += len(_message(INITIALIZER, size)) + size - (field.end - field.start)
+    yield data[: graph.start] + _message(GRAPH, grown)
+    at = graph.body
+    for index, (field, length, head) in enumerate(zip(initializers, lengths, heads, strict=True)):
+        if length is None or head is None:
+            continue
+        place = next((p.start for p in fields(data, field.body, field.end) if p.number > RAW_DATA), field.end)
+        size = field.end - field.body + len(head) + length
+        yield data[at : field.start] + _message(INITIALIZER, size) + data[field.body : place] + head
+        yield index
+        yield data[place : field.end]
+        at = field.end
+    yield data[at:]

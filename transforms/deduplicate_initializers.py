@@ -1,0 +1,48 @@
+"""Store once what is stored twice."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import DeduplicateHashedInitializersPass
+
+from .graph import quiet, release
+from .registry import Change, transform
+
+LARGE = 2**12
+"""Elements of a tensor that is not read as a whole without need."""
+
+
+@transform("deduplicate_initializers")
+def deduplicate_initializers(model: ir.Model) -> Change:
+    """Merge the initializers of one type, shape and content, of the graph and of each body.
+
+    Before:  y = Add(MatMul(x, V), MatMul(z, W)), with V equal to W
+    After:   y = Add(MatMul(x, V), MatMul(z, V))
+    Left alone: initializers that a caller may override or gets as an output, and those of different graphs.
+    """
+    with quiet():
+        return Change(merge_initializers(model))
+
+
+def merge_initializers(model: ir.Model) -> int:
+    """Merge equal initializers of each graph; return how many are gone."""
+    before = sum(len(graph.initializers) for graph in model.graphs())
+    DeduplicateHashedInitializersPass(size_limit=max(map(_most_to_read, model.graphs())))(model)
+    return before - sum(len(graph.initializers) for graph in model.graphs())
+
+
+def _most_to_read(graph: ir.Graph) -> int:
+    """Return the elements of the largest initializer that begins like another one, at least `LARGE`.
+
+    The pass reads all of an initializer, which takes long where it is large; most differ soon.
+    """
+    seen: set[object] = set()
+    most = LARGE
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.size > LARGE:
+            begin = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.numpy().reshape(-1)[:LARGE].tobytes())
+            release(tensor)
+            most = max(most, tensor.size if begin in seen else 0)
+            seen.add(begin)
+    return most

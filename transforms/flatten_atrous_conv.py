@@ -1,0 +1,154 @@
+"""Spell a convolution between space-to-batch and batch-to-space as a dilated one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from .graph import can_replace, computing_graphs, remove, replace, sole_reader, stand_ins
+from .registry import Change, LeftAlone, transform
+
+TO_BATCH = [3, 5, 0, 1, 2, 4]
+TO_SPACE = [2, 3, 4, 0, 5, 1]
+Known = Mapping[ir.Value, ir.Value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A Reshape, Transpose and Reshape.
+
+    Attributes:
+        nodes: The three, in execution order.
+        source: What the first one reads.
+        shape: Between the first two, six lengths; the one of the batch is None.
+        result: What the last one gives, without the batch.
+    """
+
+    nodes: tuple[ir.Node, ir.Node, ir.Node]
+    source: ir.Value
+    shape: tuple[int | None, ...]
+    result: tuple[int | None, ...]
+
+
+@transform("flatten_atrous_conv", after=("fold_constants",))
+def flatten_atrous_conv(model: ir.Model) -> Change:
+    """Replace space-to-batch, Conv and batch-to-space by one Conv with dilations.
+
+    Before:  a = Reshape(Transpose(Reshape(x, [N, C, H/b, b, W/b, b]), [3, 5, 0, 1, 2, 4]), [b*b*N, C, H/b, W/b])
+             y = Reshape(Transpose(Reshape(Conv(a, W), [b, b, N, M, h, w]), [2, 3, 4, 0, 5, 1]), [N, M, h*b, w*b])
+    After:   y = Conv(x, W), dilations b
+        TensorFlow spells dilations so. A Pad before it then is `fuse_pad_and_conv`'s to fuse.
+    Left alone: a Conv with strides (``strides``) or implicit pads (``pads``); lengths that are not known
+        (``shape-unknown``) or do not belong together (``other-blocks``); results in between that others read, and other
+        orders of the axes, which are not taken for one.
+    """
+    change = Change()
+    known = stand_ins(model)
+    for conv in [node for graph in computing_graphs(model) for node in graph]:
+        if conv.op_type != "Conv" or conv.domain:
+            continue
+        nodes = _before(conv), _after(conv)
+        if nodes[0] is None or nodes[1] is None:
+            continue
+        try:
+            _flatten(conv, _moved(nodes[0], known, 0), _moved(nodes[1], known, 2), known)
+            change.applied += 1
+        except LeftAlone as left:
+            change.skip(str(left))
+    return change
+
+
+Three = tuple[ir.Node, ir.Node, ir.Node]
+
+
+def _is(node: ir.Node | None, op: str) -> bool:
+    return node is not None and node.op_type == op and not node.domain
+
+
+def _above(node: ir.Node | None) -> ir.Node | None:
+    """Return the node that gives the first input of another one."""
+    value = node.inputs[0] if node is not None and node.inputs else None
+    return value.producer() if value is not None else None
+
+
+def _before(conv: ir.Node) -> Three | None:
+    """Return the nodes of a space-to-batch before a Conv."""
+    last = _above(conv)
+    middle = _above(last)
+    first = _above(middle)
+    if first is None or middle is None or last is None:
+        return None
+    chain = sole_reader(first.outputs[0]) is middle and sole_reader(middle.outputs[0]) is last
+    fits = _is(first, "Reshape") and _is(last, "Reshape") and chain and sole_reader(last.outputs[0]) is conv
+    return (first, middle, last) if fits and _order(middle) == TO_BATCH else None
+
+
+def _after(conv: ir.Node) -> Three | None:
+    """Return the nodes of a batch-to-space behind a Conv."""
+    first = sole_reader(conv.outputs[0])
+    middle = sole_reader(first.outputs[0]) if first is not None else None
+    last = sole_reader(middle.outputs[0]) if middle is not None else None
+    if first is None or middle is None or last is None:
+        return None
+    fits = _is(first, "Reshape") and _is(last, "Reshape") and first.inputs[0] is conv.outputs[0]
+    return (first, middle, last) if fits and _order(middle) == TO_SPACE else None
+
+
+def _order(node: ir.Node) -> list[int]:
+    return list(node.attributes.get_ints("perm", ())) if _is(node, "Transpose") else []
+
+
+def _moved(nodes: Three, known: Known, batch: int) -> _Moved:
+    """Read the lengths of a space-to-batch, whose batch is on axis `batch` between Reshape and Transpose."""
+    source = nodes[0].inputs[0]
+    if source is None:
+        raise LeftAlone("shape-unknown")
+    lengths = list(_lengths(nodes[0].outputs[0], known))
+    if len(lengths) != 6 or any(length is None for axis, length in enumerate(lengths) if axis != batch):
+        raise LeftAlone("shape-unknown")
+    lengths[batch] = None
+    return _Moved(nodes, source, tuple(lengths), _lengths(nodes[2].outputs[0], known)[1:])
+
+
+def _lengths(value: ir.Value, known: Known) -> tuple[int | None, ...]:
+    """Return the lengths of a tensor, None where one is not known."""
+    shape = known.get(value, value).shape
+    if shape is None:
+        raise LeftAlone("shape-unknown")
+    return tuple(length if isinstance(length, int) else None for length in shape)
+
+
+def _flatten(conv: ir.Node, before: _Moved, after: _Moved, known: Known) -> None:
+    """Replace one group by a Conv with dilations.
+
+    Raises:
+        LeftAlone: The lengths do not say that it is one.
+    """
+    if any(stride != 1 for stride in conv.attributes.get_ints("strides", ())):
+        raise LeftAlone("strides")
+    if conv.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise LeftAlone("pads")
+    _, channels, rows, down, columns, across = (length or 0 for length in before.shape)
+    there, here, _, made, high, wide = (length or 0 for length in after.shape)
+    blocks = (there, here) == (down, across)
+    whole = _lengths(before.source, known)[1:] == (channels, rows * down, columns * across)
+    parts = before.result == (channels, rows, columns) and after.result == (made, high * down, wide * across)
+    if not (blocks and whole and parts and _lengths(conv.outputs[0], known)[1:] == (made, high, wide)):
+        raise LeftAlone("other-blocks")
+    result = after.nodes[2].outputs[0]
+    if not can_replace(result, conv.outputs[0]):
+        raise LeftAlone("other-blocks")
+    dilations = conv.attributes.get_ints("dilations", (1, 1))
+    pads = conv.attributes.get_ints("pads", (0, 0, 0, 0))
+    factors = (down, across)
+    wider = [("dilations", dilations, factors), ("pads", pads, factors * 2)]
+    for name, numbers, times in wider:
+        conv.attributes[name] = ir.AttrInt64s(name, [a * b for a, b in zip(numbers, times, strict=True)])
+    conv.attributes.pop("auto_pad", None)
+    conv.replace_input_with(0, before.source)
+    conv.outputs[0].shape = None
+    replace(result, conv.outputs[0])
+    for node in (*reversed(after.nodes), *reversed(before.nodes)):
+        remove(node)

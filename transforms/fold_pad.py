@@ -1,0 +1,155 @@
+"""Let poolings and other Pads do what a Pad does."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import (
+    add_initializer,
+    computing_graphs,
+    constant,
+    discard,
+    graph_of,
+    names,
+    node_name,
+    remove,
+    sole_reader,
+    take,
+)
+from .registry import Change, LeftAlone, transform
+
+PADS_ARE_INPUTS = 11  # the opset from which the lengths of a Pad are inputs
+KEEPS_SIGN = frozenset(
+    "AveragePool DepthToSpace Dropout Flatten GlobalAveragePool GlobalMaxPool Identity MaxPool Reshape Slice Squeeze "
+    "Transpose Unsqueeze".split()
+)
+
+
+@transform("fold_pad", after=("fold_constants", "fuse_pad_and_conv"))
+def fold_pad(model: ir.Model) -> Change:
+    """Fold a Pad into the pooling that alone reads it, and two Pads in a row into one.
+
+    Before:  y = MaxPool(Pad(Relu(x), pads=[0, 0, 1, 1, 0, 0, 1, 1])), pads 0;  z = Pad(Pad(x, p), q)
+    After:   y = MaxPool(Relu(x)), pads 1;                                      z = Pad(x, p + q)
+        A MaxPool pads with what no value is below: zeros do the same where no value is negative, and -inf always. An
+        AveragePool that pads by itself must count zeros, as it does where the Pad is not its own. `fuse_pad_and_conv`
+        does the same for convolutions.
+    Left alone: padding of the batch or channel axis (``not-spatial``), negative, with another value, or in another mode
+        (``not-zeros``), of lengths that are computed (``dynamic``); a Pad that another node reads too, or that is no
+        pooling's (``other-reader``); a pooling that rounds its size up, or has pads that it does not count
+        (``pooling``); windows that would see padding alone (``window``); zeros before a MaxPool of what may be negative
+        (``may-be-negative``); Pads in a row of different values (``not-alike``).
+    """
+    change = Change()
+    taken, opset = names(model), model.opset_imports.get("", 0)
+    if opset < PADS_ARE_INPUTS:
+        return change
+    for graph in computing_graphs(model):
+        for node in tuple(graph):
+            if node.op_type != "Pad" or node.domain:
+                continue
+            try:
+                _fold(node, taken)
+                change.applied += 1
+            except LeftAlone as reason:
+                change.skip(str(reason))
+    return change
+
+
+def _fold(pad: ir.Node, taken: set[str]) -> None:
+    """Fold one Pad into its reader.
+
+    Raises:
+        LeftAlone: It must stay.
+    """
+    reader = sole_reader(pad.outputs[0])
+    lengths, value = _lengths(pad), _value(pad)
+    if reader is None or reader.domain or reader.inputs[0] is not pad.outputs[0]:
+        raise LeftAlone("other-reader")
+    if reader.op_type == "Pad":
+        _merge(pad, reader, lengths, value, taken)
+    elif reader.op_type in ("MaxPool", "AveragePool"):
+        _into_pooling(pad, reader, lengths, value)
+    else:
+        raise LeftAlone("other-reader")
+
+
+def _lengths(pad: ir.Node) -> list[int]:
+    """Return how far a Pad of constants pads, beginnings first."""
+    if pad.attributes.get_string("mode", "constant") != "constant":
+        raise LeftAlone("not-zeros")
+    tensor = constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
+    if tensor is None or (len(pad.inputs) > 3 and pad.inputs[3] is not None):
+        raise LeftAlone("dynamic")
+    lengths = [int(length) for length in tensor.numpy().reshape(-1)]
+    if min(lengths, default=0) < 0:
+        raise LeftAlone("not-zeros")
+    return lengths
+
+
+def _value(pad: ir.Node) -> float:
+    """Return with which number a Pad fills."""
+    if len(pad.inputs) < 3 or pad.inputs[2] is None:
+        return 0.0
+    tensor = constant(pad.inputs[2])
+    if tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
+        raise LeftAlone("dynamic")
+    return float(tensor.numpy().reshape(()))
+
+
+def _merge(pad: ir.Node, reader: ir.Node, lengths: list[int], value: float, taken: set[str]) -> None:
+    """Let the second of two Pads pad for both."""
+    second = _lengths(reader)
+    if _value(reader) != value or len(second) != len(lengths):
+        raise LeftAlone("not-alike")
+    total = np.array(lengths, np.int64) + np.array(second, np.int64)
+    old, name = reader.inputs[1], take(taken, f"{node_name(reader)}/pads")
+    reader.replace_input_with(1, add_initializer(graph_of(reader), name, total))
+    reader.replace_input_with(0, pad.inputs[0])
+    discard(old)
+    remove(pad)
+
+
+def _into_pooling(pad: ir.Node, pool: ir.Node, lengths: list[int], value: float) -> None:
+    """Let a pooling pad by itself."""
+    rank = len(lengths) // 2
+    kernel = list(pool.attributes.get_ints("kernel_shape", ()))
+    if rank < 3 or any(lengths[axis] or lengths[axis + rank] for axis in (0, 1)) or len(kernel) != rank - 2:
+        raise LeftAlone("not-spatial")
+    extra = lengths[2:rank] + lengths[rank + 2 :]
+    own = list(pool.attributes.get_ints("pads", [0] * len(extra)))
+    explicit = pool.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    if not explicit or pool.attributes.get_int("ceil_mode", 0) != 0 or len(pool.outputs) > 1:
+        raise LeftAlone("pooling")
+    pads = [a + b for a, b in zip(own, extra, strict=True)]
+    if any(length >= size for length, size in zip(pads, kernel * 2, strict=True)):
+        raise LeftAlone("window")
+    if pool.op_type == "AveragePool":
+        if value != 0:
+            raise LeftAlone("not-zeros")
+        if any(own) and pool.attributes.get_int("count_include_pad", 0) == 0:
+            raise LeftAlone("pooling")
+        pool.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 1)
+    elif value == 0 and not _never_negative(pad.inputs[0]):
+        raise LeftAlone("may-be-negative")
+    elif value not in (0, -np.inf):
+        raise LeftAlone("not-zeros")
+    pool.attributes["pads"] = ir.AttrInt64s("pads", pads)
+    pool.attributes.pop("auto_pad", None)
+    pool.replace_input_with(0, pad.inputs[0])
+    remove(pad)
+
+
+def _never_negative(value: ir.Value | None) -> bool:
+    """Whether a tensor comes from a Relu or its like, through operators that make no negative values."""
+    node = value.producer() if value is not None else None
+    while node is not None and not node.domain and node.op_type in KEEPS_SIGN:
+        value = node.inputs[0]
+        node = value.producer() if value is not None else None
+    if node is None or node.domain:
+        return False
+    if node.op_type == "Clip":
+        low = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        return low is not None and bool((low.numpy() >= 0).all())
+    return node.op_type in ("Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus")

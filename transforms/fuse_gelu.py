@@ -1,0 +1,153 @@
+"""Name a GELU, so that nothing can come between its operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isclose, pi, sqrt
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import computing_graphs, constant, remove, sole_reader, take_place
+from .ops import MS
+from .registry import Change, transform
+
+HAS_GELU = 20  # the opset from which Gelu is a standard operator
+CUBE = 0.044715
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A GELU: its input, its last node, and whether it is the approximation by tanh."""
+
+    source: ir.Value
+    last: ir.Node
+    tanh: bool
+
+
+@transform("fuse_gelu", after=("fold_constants",))
+def fuse_gelu(model: ir.Model) -> Change:
+    """Replace the operators of a GELU by one.
+
+    Before:  y = 0.5 * x * (1 + Erf(x / sqrt(2)))
+             z = 0.5 * x * (1 + Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))
+    After:   y = Gelu(x);  z = Gelu(x), approximate tanh: the standard operator from opset 20 on; below it
+             com.microsoft.Gelu and com.microsoft.FastGelu
+        The factors may stand anywhere, as Mul or Div. ONNX Runtime does this by itself in a float graph, but not behind
+        a DequantizeLinear, of which it gives each reader its own copy.
+    Left alone: other constants (``other-constants``), a result in between with other readers, other types than float32,
+        and what is inside functions of the model.
+    """
+    change = Change()
+    for node in [node for graph in computing_graphs(model) for node in graph]:
+        if node.domain or node.op_type not in ("Erf", "Tanh"):
+            continue
+        found = _find(node)
+        if found is None:
+            change.skip("other-constants" if node.op_type == "Erf" else "no-gelu")
+            continue
+        _fuse(model, found)
+        change.applied += 1
+    change.skipped.pop("no-gelu", None)  # a Tanh may be anything
+    return change
+
+
+def _fuse(model: ir.Model, found: _Found) -> None:
+    """Put one operator in the place of a GELU."""
+    if model.opset_imports.get("", 0) >= HAS_GELU:
+        attributes = {"approximate": "tanh"} if found.tanh else {}
+        fused = ir.node("Gelu", [found.source], attributes, name=found.last.name)
+    else:
+        model.opset_imports[MS] = 1
+        fused = ir.node("FastGelu" if found.tanh else "Gelu", [found.source], domain=MS, name=found.last.name)
+    waiting = list(found.last.inputs)
+    take_place(found.last, fused)
+    while waiting:
+        value = waiting.pop()
+        node = value.producer() if value is not None else None
+        if value is None or value is found.source or value.uses() or value.is_graph_output():
+            continue
+        if node is None or node.graph is None:  # a constant, which went with its reader
+            continue
+        waiting.extend(node.inputs)
+        remove(node)
+
+
+def _find(node: ir.Node) -> _Found | None:
+    """Return the GELU of which an Erf or Tanh is part."""
+    tanh = node.op_type == "Tanh"
+    source = _cubic(node.inputs[0]) if tanh else _scaled(node.inputs[0], 1 / sqrt(2))
+    added = sole_reader(node.outputs[0])
+    if source is None or added is None or added.op_type != "Add" or _factor(added) != 1.0:
+        return None
+    last, factor, seen = added, 1.0, False
+    while not (seen and isclose(factor, 0.5, rel_tol=1e-3)):
+        value = last.outputs[0]
+        reader = sole_reader(value)
+        if reader is None or reader.domain or reader.op_type not in ("Mul", "Div"):
+            return None
+        number = _factor(reader)
+        if number is not None:
+            factor *= number
+        elif reader.op_type == "Mul" and not seen:
+            other = next((each for each in reader.inputs if each is not value), None)
+            scale = _multiple(other, source)
+            if scale is None:
+                return None
+            factor, seen = factor * scale, True
+        else:
+            return None
+        last = reader
+    return _Found(source, last, tanh)
+
+
+def _factor(node: ir.Node) -> float | None:
+    """Return the constant by which a Mul or Div multiplies, or that an Add adds; None where it has none."""
+    for index in (1,) if node.op_type == "Div" else (0, 1):
+        number = _number(node.inputs[index])
+        if number is not None:
+            return 1 / number if node.op_type == "Div" and number else number
+    return None
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """Return a constant of one number."""
+    tensor = constant(value)
+    if tensor is None or tensor.size != 1 or tensor.dtype is not ir.DataType.FLOAT:
+        return None
+    return float(np.asarray(tensor.numpy(), np.float64).reshape(()))
+
+
+def _scaled(value: ir.Value | None, factor: float) -> ir.Value | None:
+    """Return x where a tensor is `factor` times x."""
+    node = value.producer() if value is not None else None
+    if node is None or node.domain or node.op_type not in ("Mul", "Div"):
+        return None
+    number = _factor(node)
+    if number is None or not isclose(number, factor, rel_tol=1e-3):
+        return None
+    return next((each for each in node.inputs if constant(each) is None), None)
+
+
+def _multiple(value: ir.Value | None, source: ir.Value) -> float | None:
+    """Return how many times x a tensor is."""
+    if value is source:
+        return 1.0
+    node = value.producer() if value is not None else None
+    if node is None or node.domain or node.op_type not in ("Mul", "Div") or source not in node.inputs:
+        return None
+    return _factor(node)
+
+
+def _cubic(value: ir.Value | None) -> ir.Value | None:
+    """Return x where a tensor is ``sqrt(2 / pi) * (x + 0.044715 * x ** 3)``."""
+    total = _scaled(value, sqrt(2 / pi))
+    node = total.producer() if total is not None else None
+    if node is None or node.domain or node.op_type != "Add" or len(node.inputs) != 2:
+        return None
+    for x, cube in (node.inputs, node.inputs[::-1]):
+        powered = _scaled(cube, CUBE)
+        power = powered.producer() if powered is not None else None
+        if x is not None and power is not None and power.op_type == "Pow" and power.inputs[0] is x:
+            return x if _number(power.inputs[1]) == 3 else None
+    return None

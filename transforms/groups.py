@@ -1,0 +1,105 @@
+"""Named groups of transforms, whose steps run in the order of their phases."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .. import UnknownNameError
+from .registry import TransformError
+
+NAME = re.compile(r"[A-Za-z0-9_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One step of a group.
+
+    Attributes:
+        phase: When it runs: phases ascend, and steps of one phase run in the order in which they joined.
+        step: A transform as a pipeline writes it, with or without options.
+    """
+
+    phase: int
+    step: str
+
+    @property
+    def transform(self) -> str:
+        """The name of its transform."""
+        return self.step.partition("(")[0].strip()
+
+
+GROUPS: dict[str, list[Member]] = {}
+"""The members of each group, in the order in which they joined."""
+
+
+def join(group: str, phase: int, step: str) -> None:
+    """Let a step run in a group, which is new where nothing has joined it.
+
+    Args:
+        group: The group's name: letters, digits and ``_``.
+        phase: When it runs. The phases of this package's own steps are multiples of 10.
+        step: One transform as a pipeline writes it: ``"remove_nodes(op=Identity)"``.
+
+    Raises:
+        TransformError: No group can have this name, or the same step is in this phase of it already.
+    """
+    if not NAME.fullmatch(group):
+        raise TransformError(f"no group can be named {group!r}: a name is made of letters, digits and '_'")
+    member = Member(phase, step)
+    if member in GROUPS.get(group, ()):
+        raise TransformError(f"{step} is in phase {phase} of group {group!r} already")
+    GROUPS.setdefault(group, []).append(member)
+
+
+def members(group: str) -> tuple[Member, ...]:
+    """Return the steps of a group in the order in which they run.
+
+    Raises:
+        UnknownNameError: There is no such group; the message lists near names.
+    """
+    if group not in GROUPS:
+        raise UnknownNameError("group", group, GROUPS)
+    return tuple(sorted(GROUPS[group], key=lambda member: member.phase))
+
+
+def groups_of(transform: str) -> tuple[tuple[str, int], ...]:
+    """Return the groups and phases in which a transform runs, by name of the group."""
+    return tuple(
+        (group, member.phase) for group in sorted(GROUPS) for member in members(group) if member.transform == transform
+    )
+
+
+# The same outputs from a plainer graph: what `requant quantize` does before it decides anything.
+join("simplify", 0, "inline_functions(ignore_errors=true)")
+join("simplify", 10, "convert_opset(ignore_errors=true)")
+join("simplify", 20, "widen_floats")
+join("simplify", 30, "fold_constants")
+join("simplify", 40, "unfuse_operators")
+join("simplify", 50, "remove_no_ops")
+join("simplify", 60, "simplify_reshapes")
+join("simplify", 70, "sink_transposes")
+join("simplify", 80, "merge_transposes")
+join("simplify", 90, "merge_clips")
+join("simplify", 100, "fuse_hard_sigmoid")
+join("simplify", 110, "einsum_to_matmul")
+join("simplify", 120, "normalize_gemm")
+join("simplify", 130, "fold_batch_norms")
+join("simplify", 140, "fuse_pad_and_conv")
+join("simplify", 150, "fold_pad")
+join("simplify", 160, "reduce_mean_to_pool")
+join("simplify", 170, "sum_to_add")
+join("simplify", 180, "merge_duplicate_nodes")
+join("simplify", 190, "strip_unused_nodes")
+
+# The stages of docs/flow.md; `min_max.log` is what the log is called there.
+join("quantize", 10, "quantize_weights")
+join("quantize", 20, "quantize_nodes")
+
+join("freeze", 10, "freeze_max(min_max_log_file=min_max.log)")
+join("freeze", 20, "freeze_min(min_max_log_file=min_max.log)")
+join("freeze", 30, "freeze_requantization_ranges(min_max_log_file=min_max.log)")
+
+join("fuse", 10, "fuse_quantized_conv_and_requantize")
+join("fuse", 20, "fuse_quantized_matmul_and_requantize")
+join("fuse", 30, "strip_unused_nodes")

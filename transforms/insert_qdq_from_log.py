@@ -1,0 +1,183 @@
+"""Quantize a float model with the ranges that a log recorded, by rules that look at nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from .. import near
+from .existing import is_linear
+from .graph import constant, inferred, nodes_by_name, separate_bodies
+from .insert_qdq import insert_qdq
+from .min_max_log import REQUANT_MIN_MAX, high_percentile, low_percentile, read_log
+from .ops import OPS, Op, only_moves
+from .plan import Choice, Impl, Plan, Unit
+from .qparams import Scheme
+from .registry import Change, LeftAlone, TransformError, transform
+from .units import units
+
+FIRST_OPSET = 10  # with QuantizeLinear
+Ranges = Mapping[str, tuple[float, float]]
+
+
+@dataclass
+class _Chooser:
+    """Chooses an implementation for one unit after the other.
+
+    Attributes:
+        nodes: Every node of the graph by name.
+        values: Types of tensors by name.
+        ranges: Of which tensors a range is known.
+        ignore_op: Operator types that stay float.
+        made: Tensors that an integer kernel writes.
+    """
+
+    nodes: Mapping[str, ir.Node]
+    values: Mapping[str, ir.Value]
+    ranges: Ranges
+    ignore_op: tuple[str, ...]
+    made: set[str] = field(default_factory=set)
+
+    def choose(self, unit: Unit) -> Impl:
+        """Return how a unit computes.
+
+        Raises:
+            LeftAlone: It stays float though it has an integer form.
+        """
+        row, node = OPS.get(unit.op), self.nodes[unit.nodes[0]]
+        if row is None or row.kind == "float" or row.u8 is None or row.slow or unit.op == "HardSigmoid":
+            return Impl.FLOAT
+        if node.op_type in self.ignore_op:
+            raise LeftAlone("ignored")
+        known = self.made | self.ranges.keys()
+        if row.kind == "same":
+            follows = only_moves(node) and self.made.issuperset(unit.inputs) and len(unit.inputs) > 0
+            return Impl.U8 if follows else Impl.FLOAT
+        self._check_form(node, row)
+        if not unit.inputs or not known.issuperset(unit.inputs):
+            raise LeftAlone("not-in-the-log")
+        if known.issuperset(unit.outputs):
+            return Impl.U8
+        if row.u8_float is None:
+            raise LeftAlone("not-in-the-log")
+        return Impl.U8_FLOAT
+
+    def _check_form(self, node: ir.Node, row: Op) -> None:
+        """Leave an operator whose operands are not what its integer form takes."""
+        read = [value for value in node.inputs if value is not None]
+        if any((producer := value.producer()) and producer.op_type == "DequantizeLinear" for value in read):
+            raise LeftAlone("quantized-already")
+        kinds = {self.values.get(str(value.name), value).dtype for value in (*read, node.outputs[0])}
+        if row.kind != "compute":
+            if kinds - {ir.DataType.BOOL} != {ir.DataType.FLOAT}:
+                raise LeftAlone("not-float32")
+            return
+        if kinds != {ir.DataType.FLOAT}:
+            raise LeftAlone("not-float32")
+        weight, bias = (constant(node.inputs[index]) if len(node.inputs) > index else None for index in (1, 2))
+        if weight is None:
+            raise LeftAlone("weight-not-constant")
+        if node.op_type != "Conv" and len(weight.shape) != 2:
+            raise LeftAlone("batched-weights")
+        if len(node.inputs) > 2 and node.inputs[2] is not None and (bias is None or len(bias.shape) != 1):
+            raise LeftAlone("bias-form")
+        factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+        transposed = node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0
+        if node.op_type == "Gemm" and (factors != [1.0, 1.0] or transposed):
+            raise LeftAlone("gemm-form")
+
+
+@transform("insert_qdq", after=("fold_constants", "fold_batch_norms", "normalize_gemm"), changes_values=True)
+def insert_qdq_from_log(
+    model: ir.Model,
+    *,
+    min_max_log_file: str,
+    min_percentile: float = 5.0,
+    max_percentile: float = 5.0,
+    ignore_op: tuple[str, ...] = (),
+) -> Change:
+    """Put QuantizeLinear and DequantizeLinear around the operators of whose tensors a log has the ranges.
+
+    Before:  y = Relu(Conv(x, W, b))
+    After:   x' = DequantizeLinear(QuantizeLinear(x)),  W' = DequantizeLinear(int8 W, axis=0),
+             b' = DequantizeLinear(int32 b, scale s_x * s_w),
+             y = DequantizeLinear(QuantizeLinear(Relu(Conv(x', W', b'))))
+        Records are ``;<tensor>__print__;__requant_min_max:[min][max]``, as ``requant calibrate --log`` writes them; the
+        percentiles are those of `freeze_requantization_ranges`. Gemm and MatMul give floats where the log does not name
+        their result, and operators that only move values take over the scale of what they read. Nothing is measured:
+        ``requant quantize`` decides what pays.
+    Left alone: operators without an integer form, or with one that is slower; tensors that the log does not name
+        (``not-in-the-log``); weights that are computed (``weight-not-constant``) or more than a matrix
+        (``batched-weights``), a Gemm with factors (``gemm-form``) or a bias that is no constant vector (``bias-form``):
+        run `normalize_gemm` first; other types than float32 (``not-float32``); what is quantized
+        (``quantized-already``), and names of tensors that went with it (``not-in-the-graph``); ignored operators
+        (``ignored``); the bodies of control flow.
+
+    Options:
+        min_max_log_file: The log.
+        min_percentile: How many percent of the lowest minima are dropped.
+        max_percentile: How many percent of the highest maxima are dropped.
+        ignore_op: Operator types that stay float.
+
+    Raises:
+        TransformError: The log has no such record, or names a tensor that a graph without quantization does not have; a
+            percentile is not one; or the model's opset has no integer operators.
+    """
+    opset = model.opset_imports.get("", 0)
+    if opset < FIRST_OPSET:
+        raise TransformError(f"opset {opset} has no integer operators; run convert_opset first")
+    for name, percentile in (("min_percentile", min_percentile), ("max_percentile", max_percentile)):
+        if not 0 <= percentile <= 100:
+            raise TransformError(f"{name} must lie in 0..100, not {percentile:g}")
+    change = Change()
+    ranges = _ranges(model, min_max_log_file, (min_percentile, max_percentile), change)
+    plan = _plan(model, ranges, ignore_op, change)
+    if not plan.quantized:
+        return change
+    separate_bodies(model)
+    qparams = {name: Scheme().activation_params(*ranges[name]) for name in plan.observed}
+    change.applied += insert_qdq(model, plan=plan, qparams=qparams).applied
+    return change
+
+
+def _ranges(model: ir.Model, path: str, percentiles: tuple[float, float], change: Change) -> Ranges:
+    """Read the ranges of tensors of the graph."""
+    log = read_log(path, REQUANT_MIN_MAX)
+    values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    unknown = sorted(set(log.values) - set(values))
+    if unknown and any(is_linear(node, "QuantizeLinear") for node in model.graph):
+        change.skipped["not-in-the-graph"] = len(unknown)  # a quantized graph has lost some of the float one's tensors
+    elif unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        raise TransformError(f"{path}: no tensor named {unknown[0]!r}{more} in the graph{near(unknown[0], values)}")
+    if log.rejected:
+        change.skipped["unreadable-records"] = log.rejected
+    low, high = percentiles
+    return {
+        name: (
+            float(np.float32(low_percentile([record[0] for record in records], low))),
+            float(np.float32(high_percentile([record[1] for record in records], high))),
+        )
+        for name, records in log.values.items()
+        if name in values
+    }
+
+
+def _plan(model: ir.Model, ranges: Ranges, ignore_op: tuple[str, ...], change: Change) -> Plan:
+    """Choose for every unit of the graph, in execution order."""
+    chooser = _Chooser(nodes_by_name(model), inferred(model), ranges, ignore_op)
+    found = units(model.graph)
+    choices = {}
+    for unit in found:
+        try:
+            impl = chooser.choose(unit)
+        except LeftAlone as left:
+            change.skip(str(left))
+            impl = Impl.FLOAT
+        choices[unit.name] = Choice(impl)
+        if impl is Impl.U8:
+            chooser.made.update(unit.outputs)
+    return Plan(found, choices)

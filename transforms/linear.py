@@ -1,0 +1,285 @@
+"""Linear operators with constant weights, and what scales and shifts the channels that they read or write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .graph import add_initializer, constant, discard, fresh_name, graph_of, release
+from .registry import LeftAlone
+
+Floats = npt.NDArray[np.float64]
+
+LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+BY_CONSTANT = frozenset({"Add", "Div", "Mul", "Sub"})
+AFFINE = BY_CONSTANT | {"BatchNormalization"}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The constants of a linear node, as ``y = linear(x, weight) + bias``.
+
+    Attributes:
+        node: Conv, ConvTranspose, Gemm or MatMul.
+        weight: As stored.
+        bias: Float64, shape (M,), or None when the node has none.
+        channels: M, the number of output channels.
+        groups: Into how many groups a convolution divides its channels.
+    """
+
+    node: ir.Node
+    weight: np.ndarray
+    bias: Floats | None
+    channels: int
+    groups: int
+
+    @property
+    def inputs(self) -> int:
+        """The number of input channels."""
+        shape = self.weight.shape
+        if self.node.op_type == "Conv":
+            return int(shape[1] * self.groups)
+        return int(shape[1 if self.transposed else 0])
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the weight of a Gemm has its output channels first."""
+        return self.node.op_type == "Gemm" and self.node.attributes.get_int("transB", 0) != 0
+
+    def axis(self, *, outputs: bool) -> int:
+        """The axis of the `split` weight with the output, or input, channels of a group.
+
+        A Conv has its output channels first, as a Gemm with transB has, a ConvTranspose its input channels.
+        """
+        return 1 if outputs == (self.node.op_type == "Conv" or self.transposed) else 2
+
+    def along(self, values: Floats, *, outputs: bool) -> Floats:
+        """Shape one value per output, or input, channel so that it broadcasts over the `split` weight."""
+        shape = [1] * (self.weight.ndim + 1)
+        shape[0], shape[self.axis(outputs=outputs)] = self.groups, len(values) // self.groups
+        return values.reshape(shape)
+
+    @property
+    def split(self) -> Floats:
+        """The weight in float64, of shape (groups, shape[0] / groups, *shape[1:])."""
+        shape = self.weight.shape
+        return self.weight.astype(np.float64).reshape(self.groups, shape[0] // self.groups, *shape[1:])
+
+
+def weights_of(linear: ir.Node) -> Weights:
+    """Read the weight and the bias of a linear operator.
+
+    Raises:
+        LeftAlone: They are not constant, or not what can be folded into.
+    """
+    tensor = constant(linear.inputs[1])
+    if tensor is None:
+        raise LeftAlone("weight-not-constant")
+    if not tensor.dtype.is_floating_point():
+        raise LeftAlone("weight-not-float")
+    weight = tensor.numpy()
+    release(tensor)
+    if linear.op_type == "MatMul" and weight.ndim != 2:
+        raise LeftAlone("weight-not-a-matrix")
+    transposed = linear.attributes.get_int("transB", 0)
+    axis = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0 if transposed else 1, "MatMul": 1}[linear.op_type]
+    groups = linear.attributes.get_int("group", 1) if linear.op_type in CONVOLUTIONS else 1
+    channels = weight.shape[axis] * (groups if linear.op_type == "ConvTranspose" else 1)
+    return Weights(linear, weight, _bias(linear, channels), channels, groups)
+
+
+def _bias(linear: ir.Node, channels: int) -> Floats | None:
+    """Return what a linear operator adds, shape (channels,)."""
+    value = linear.inputs[2] if len(linear.inputs) > 2 else None
+    if value is None:
+        return None
+    tensor = constant(value)
+    if tensor is None:
+        raise LeftAlone("bias-not-constant")
+    beta = linear.attributes.get_float("beta", 1.0) if linear.op_type == "Gemm" else 1.0
+    return per_channel(tensor.numpy(), 1, channels, "bias-not-per-channel") * beta
+
+
+def per_channel(array: np.ndarray, last: int, channels: int, reason: str) -> Floats:
+    """Return a constant that broadcasts along one axis only, as one value per channel.
+
+    Args:
+        array: The constant.
+        last: Which axis of the tensor holds the channels, counted from the end: 1 for the last.
+        channels: The length of that axis.
+        reason: Why the candidate is left when the constant varies along another axis.
+    """
+    along = array.shape[-last] if array.ndim >= last else 1
+    if array.size != along or along not in (1, channels):
+        raise LeftAlone(reason)
+    return np.broadcast_to(array.astype(np.float64).reshape(-1), (channels,))
+
+
+def channel_place(linear: ir.Node, tensor: ir.Value | None) -> tuple[int, int]:
+    """Return the rank of a tensor that a linear operator reads or writes, and which axis from the end has its channels.
+
+    The rank is 0 where it is not known, which only happens to a MatMul.
+    """
+    if linear.op_type in CONVOLUTIONS:
+        weight = constant(linear.inputs[1])
+        rank = 0 if weight is None else len(weight.shape)
+        return rank, rank - 1
+    if linear.op_type == "Gemm":
+        return 2, 1
+    return len(tensor.shape) if tensor is not None and tensor.shape is not None else 0, 1
+
+
+def affine(node: ir.Node, value: ir.Value, channels: int, place: tuple[int, int], opset: int) -> tuple[Floats, Floats]:
+    """Return scale and shift, both of shape (channels,), such that `node` computes ``value * scale + shift``.
+
+    Args:
+        node: One of `AFFINE`.
+        value: The input that is scaled.
+        channels: How many channels that has.
+        place: Its rank, and which axis from the end has the channels.
+        opset: The version of the standard operators.
+
+    Raises:
+        LeftAlone: Its constants are none, or not one per channel.
+    """
+    rank, last = place
+    if node.op_type == "BatchNormalization":
+        if _is_training(node, opset):
+            raise LeftAlone("training-mode")
+        if last != rank - 1:  # it scales axis 1
+            raise LeftAlone("not-per-channel")
+        return _normalization(node, channels)
+    if "axis" in node.attributes or "broadcast" in node.attributes:  # of an opset below 7
+        raise LeftAlone("not-per-channel")
+    index = next(index for index, each in enumerate(node.inputs) if each is not value)
+    tensor = constant(node.inputs[index])
+    if tensor is None:
+        raise LeftAlone("not-constant")
+    array = tensor.numpy()
+    if array.ndim > max(rank, 1):  # the constant would give the tensor more dimensions
+        raise LeftAlone("not-per-channel")
+    values = per_channel(array, last, channels, "not-per-channel")
+    ones, zeros = np.ones(channels), np.zeros(channels)
+    with np.errstate(all="ignore"):
+        if node.op_type == "Mul":
+            return values, zeros
+        if node.op_type == "Div":
+            if index == 0:
+                raise LeftAlone("divides-a-constant")
+            return ones / values, zeros
+        if node.op_type == "Sub":
+            return (-ones, values) if index == 0 else (ones, -values)
+    return ones, values
+
+
+def _is_training(node: ir.Node, opset: int) -> bool:
+    """Whether a BatchNormalization uses the statistics of the batch, or gives statistics that somebody may read."""
+    if opset < 7:
+        return node.attributes.get_int("is_test", 0) == 0
+    return bool(node.attributes.get_int("training_mode", 0)) or any(value.name for value in node.outputs[1:])
+
+
+def _normalization(node: ir.Node, channels: int) -> tuple[Floats, Floats]:
+    """Return scale and shift of a BatchNormalization in inference mode (onnx's Operators.md, BatchNormalization)."""
+    if node.attributes.get_int("spatial", 1) == 0:  # up to opset 8: one set of parameters per element
+        raise LeftAlone("not-per-channel")
+    tensors = [constant(value) for value in node.inputs[1:5]]
+    arrays = [tensor.numpy().astype(np.float64) for tensor in tensors if tensor is not None]
+    if len(arrays) != 4:
+        raise LeftAlone("not-constant")
+    gamma, beta, mean, variance = (per_channel(array, 1, channels, "not-per-channel") for array in arrays)
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+    return scale, beta - mean * scale
+
+
+Constants = tuple[np.ndarray | None, np.ndarray | None]
+"""A new weight and a new bias, None where it stays."""
+
+
+def scaled_outputs(weights: Weights, scale: Floats, shift: Floats) -> Constants:
+    """Return constants that give ``y * scale + shift`` for each output channel.
+
+    Raises:
+        LeftAlone: They are not finite, or the node has no bias to take the shift.
+    """
+    with np.errstate(all="ignore"):
+        weight = weights.split * weights.along(scale, outputs=True)
+        bias = shift if weights.bias is None else weights.bias * scale + shift
+    return _stored(weights, None if (scale == 1).all() else weight, bias)
+
+
+def scaled_inputs(weights: Weights, scale: Floats, shift: Floats) -> Constants:
+    """Return constants that read x and give what the present ones make of ``x * scale + shift``.
+
+    Raises:
+        LeftAlone: They are not finite, the node has no bias to take the shift, or it pads with zeros, which the shift
+            would have to move too.
+    """
+    node = weights.node
+    if shift.any() and node.op_type in CONVOLUTIONS and (node.op_type == "ConvTranspose" or _pads(node)):
+        raise LeftAlone("padding")
+    with np.errstate(all="ignore"):
+        split = weights.split
+        moved = split * weights.along(shift, outputs=False)
+        others = tuple(axis for axis in range(1, moved.ndim) if axis != weights.axis(outputs=True))
+        total = moved.sum(axis=others).reshape(-1)
+        bias = total * (node.attributes.get_float("alpha", 1.0) if node.op_type == "Gemm" else 1.0)
+        bias = bias if weights.bias is None else weights.bias + bias
+    return _stored(weights, None if (scale == 1).all() else split * weights.along(scale, outputs=False), bias)
+
+
+def _pads(conv: ir.Node) -> bool:
+    """Whether a Conv pads."""
+    explicit = conv.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    return not explicit or any(conv.attributes.get_ints("pads", ()))
+
+
+def _stored(weights: Weights, weight: Floats | None, bias: Floats) -> Constants:
+    """Return constants in the type and the shape of the weight."""
+    kind = weights.weight.dtype
+    with np.errstate(all="ignore"):
+        stored = None if weight is None else weight.reshape(weights.weight.shape).astype(kind)
+        added = bias.astype(kind)
+    if not all(np.isfinite(array.astype(np.float64)).all() for array in (stored, added) if array is not None):
+        raise LeftAlone("not-finite")
+    if weights.bias is None and not bias.any():
+        return stored, None
+    if weights.node.op_type == "MatMul":
+        raise LeftAlone("no-bias-input")
+    return stored, added
+
+
+def set_constants(model: ir.Model, linear: ir.Node, constants: Constants) -> None:
+    """Give a linear operator a new weight and a new bias, where they are given."""
+    value = linear.inputs[1]
+    stem = linear.name or (value.name if value is not None else None) or linear.op_type
+    weight, bias = constants
+    if weight is not None:
+        _set_constant(model, linear, 1, weight, f"{stem}_weight")
+    if bias is not None:
+        _set_constant(model, linear, 2, bias, f"{stem}_bias")
+        linear.attributes.pop("beta", None)
+
+
+def _set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray, stem: str) -> None:
+    """Give `node` a new constant as input `index`: under the old name when nothing else reads the old one."""
+    graph = graph_of(node)
+    old = node.inputs[index] if index < len(node.inputs) else None
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, None)
+    free = old is not None and old.is_initializer() and not old.uses() and old.graph is graph
+    name = old.name if old is not None and free and not old.is_graph_output() else None
+    discard(old)
+    node.replace_input_with(index, add_initializer(graph, name or fresh_name(model, stem), array))
+
+
+def distinct(nodes: Sequence[ir.Node]) -> bool:
+    """Whether no node is there twice."""
+    return len({id(node) for node in nodes}) == len(nodes)

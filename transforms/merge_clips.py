@@ -1,0 +1,141 @@
+"""Bound values once, by the operator that integer kernels absorb."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import (
+    add_initializer,
+    computing_graphs,
+    constant,
+    discard,
+    graph_of,
+    names,
+    node_name,
+    remove,
+    sole_reader,
+    stand_ins,
+    take,
+    take_place,
+)
+from .registry import Change, transform
+
+CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
+CLIPPED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+Bounds = tuple[float, float]
+
+
+@transform("merge_clips", after=("fold_constants",))
+def merge_clips(model: ir.Model) -> Change:
+    """Spell bounds as one Relu or Clip: those of Relu, Clip, Max and Min nodes in a row.
+
+    Before:  y = Min(Max(x, 0), 6);  z = Clip(Relu(x), -1, 4);  u = Max(x, 0);  v = Clip(x, 0)
+    After:   y = Clip(x, 0, 6);      z = Clip(x, 0, 4);         u = Relu(x);    v = Relu(x)
+        A Relu or Clip behind a convolution or a matrix product runs inside its integer kernel; Max and Min do not.
+    Left alone: bounds that are computed, differ between places, or are in another order (``bounds``); a Max or Min of
+        one bound that is not 0 from below; a tensor between two of them that others read (``read-between``); integers,
+        and tensors of an unknown type (``not-float``).
+    """
+    change = Change()
+    known, taken = stand_ins(model), names(model)
+    opset = model.opset_imports.get("", 0)
+    for graph in computing_graphs(model):
+        for node in tuple(graph):
+            bounds = None if node.domain else _bounds(node)
+            if bounds is None:
+                continue
+            result = node.outputs[0]
+            dtype = result.dtype or known.get(result, result).dtype
+            if dtype not in CLIPPED:
+                change.skip("not-float")
+            elif _rewrite(node, bounds, (taken, opset, dtype), change):
+                change.applied += 1
+    return change
+
+
+def _bounds(node: ir.Node) -> Bounds | None:
+    """Return between which constants a node holds its tensor, None if it does something else."""
+    if node.op_type == "Relu":
+        return 0.0, inf
+    if node.op_type == "Clip":
+        limits = [node.attributes.get_float("min", -inf), node.attributes.get_float("max", inf)]
+        for index, value in enumerate(node.inputs[1:3]):
+            if value is not None:
+                limit = _number(value)
+                if limit is None:
+                    return None
+                limits[index] = limit
+        return limits[0], limits[1]
+    if node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
+        return None
+    limit = _number(node.inputs[_place(node)])
+    if limit is None or constant(node.inputs[1 - _place(node)]) is not None:
+        return None
+    return (limit, inf) if node.op_type == "Max" else (-inf, limit)
+
+
+def _place(node: ir.Node) -> int:
+    """Return which input of a Max or Min is the bound."""
+    return 0 if constant(node.inputs[0]) is not None else 1
+
+
+def _tensor(node: ir.Node) -> ir.Value | None:
+    """Return the tensor that a node bounds."""
+    return node.inputs[1 - _place(node)] if node.op_type in ("Max", "Min") else node.inputs[0]
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """Return a constant scalar."""
+    tensor = constant(value)
+    number = None if tensor is None or tensor.size != 1 or len(tensor.shape) else float(tensor.numpy())
+    return None if number is None or np.isnan(number) else number
+
+
+def _rewrite(node: ir.Node, bounds: Bounds, facts: tuple[set[str], int, ir.DataType], change: Change) -> bool:
+    """Merge a node with the one before it that bounds too, and spell it as Relu or Clip; return whether it changed."""
+    source = _tensor(node)
+    before = source.producer() if source is not None else None
+    merged = None if before is None or before.domain or before.graph is not node.graph else _bounds(before)
+    if merged is not None and before is not None and source is not None:
+        if sole_reader(source) is not node:
+            change.skip("read-between")
+            merged = None
+        elif merged[0] > merged[1] or bounds[0] > bounds[1]:
+            change.skip("bounds")
+            merged = None
+    if merged is not None and before is not None:
+        lo, hi = (min(max(limit, bounds[0]), bounds[1]) for limit in merged)
+        _replace(node, _tensor(before), (lo, hi), facts)
+        remove(before)
+        return True
+    plain = (node.op_type == "Max" and bounds[0] == 0) or (node.op_type == "Clip" and bounds == (0.0, inf))
+    if plain:
+        _replace(node, source, bounds, facts)
+    return plain
+
+
+def _replace(node: ir.Node, source: ir.Value | None, bounds: Bounds, facts: tuple[set[str], int, ir.DataType]) -> None:
+    """Put a Relu or Clip in the place of a node."""
+    opset = facts[1]
+    inputs, name = tuple(node.inputs), node.name
+    if bounds == (0.0, inf):
+        new = ir.node("Relu", [source], name=name)
+    elif opset < CLIP_TAKES_INPUTS:
+        given = {key: limit for key, limit in zip(("min", "max"), bounds, strict=True) if abs(limit) != inf}
+        new = ir.node("Clip", [source], given, name=name)
+    else:
+        limits = [_limit(node, key, limit, facts) for key, limit in zip(("min", "max"), bounds, strict=True)]
+        new = ir.node("Clip", [source, *(limits if limits[1] is not None else limits[:1])], name=name)
+    take_place(node, new)
+    discard(*inputs)
+
+
+def _limit(node: ir.Node, key: str, limit: float, facts: tuple[set[str], int, ir.DataType]) -> ir.Value | None:
+    """Return a bound of a Clip as an initializer, None for none."""
+    if abs(limit) == inf:
+        return None
+    taken, _, dtype = facts
+    return add_initializer(graph_of(node), take(taken, f"{node_name(node)}/{key}"), np.array(limit, dtype.numpy()))

@@ -1,0 +1,34 @@
+"""Two Transpose nodes in a row become one."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .graph import code_graphs, remove, sole_reader
+from .registry import Change, transform
+
+
+@transform("merge_transposes")
+def merge_transposes(model: ir.Model) -> Change:
+    """Merge two Transpose nodes in a row into one.
+
+    Before:  y = Transpose(Transpose(x, perm=p), perm=q)
+    After:   y = Transpose(x, perm=r),  r[i] = p[q[i]]
+    Left alone: the tensor between the two has other readers or is a graph output; a perm is not given.
+    """
+    change = Change()
+    for second in [node for graph in code_graphs(model) for node in graph]:
+        first = second.inputs[0].producer() if second.inputs and second.inputs[0] is not None else None
+        if first is None or {(node.domain, node.op_type) for node in (first, second)} != {("", "Transpose")}:
+            continue
+        p, q = (node.attributes.get_ints("perm", None) for node in (first, second))
+        if sole_reader(first.outputs[0]) is not second:
+            change.skip("read-between")
+        elif p is None or q is None:
+            change.skip("perm-not-given")
+        else:
+            second.attributes["perm"] = ir.AttrInt64s("perm", [p[i] for i in q])
+            second.replace_input_with(0, first.inputs[0])
+            remove(first)
+            change.applied += 1
+    return change

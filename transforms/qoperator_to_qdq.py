@@ -1,0 +1,227 @@
+"""Spell operators on integers as float ones between DequantizeLinear and QuantizeLinear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import add_initializer, computing_graphs, constant, discard, graph_of, names, node_name, take, take_place
+from .ops import MS
+from .registry import Change, LeftAlone, transform
+from .writer import FIRST_WITH_AXIS
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class QOp:
+    """Where an operator on integers has its operands.
+
+    Attributes:
+        op: The standard operator.
+        operands: By operand of that, the inputs with its integers, scale and zero point.
+        result: The inputs with the scale and zero point of the result; None for one that is always float.
+        bias: The input with the int32, or float, bias; it becomes the operand behind the others.
+        dropped: Attributes that the standard operator has not.
+    """
+
+    op: str
+    operands: tuple[Triple, ...]
+    result: tuple[int, int] | None
+    bias: int | None = None
+    dropped: frozenset[str] = frozenset()
+
+
+ONE: tuple[Triple, ...] = ((0, 1, 2),)
+LAYOUT = frozenset({"channels_last"})
+QOPS: dict[str, QOp] = {
+    "QLinearConv": QOp("Conv", ((0, 1, 2), (3, 4, 5)), (6, 7), bias=8),
+    "QLinearMatMul": QOp("MatMul", ((0, 1, 2), (3, 4, 5)), (6, 7)),
+    f"{MS}.QGemm": QOp("Gemm", ((0, 1, 2), (3, 4, 5)), (7, 8), bias=6),
+    f"{MS}.MatMulIntegerToFloat": QOp("MatMul", ((0, 2, 4), (1, 3, 5)), None),
+    f"{MS}.QLinearAdd": QOp("Add", ((0, 1, 2), (3, 4, 5)), (6, 7)),
+    f"{MS}.QLinearMul": QOp("Mul", ((0, 1, 2), (3, 4, 5)), (6, 7)),
+    f"{MS}.QLinearAveragePool": QOp("AveragePool", ONE, (3, 4), dropped=LAYOUT),
+    f"{MS}.QLinearGlobalAveragePool": QOp("GlobalAveragePool", ONE, (3, 4), dropped=LAYOUT),
+    f"{MS}.QLinearLeakyRelu": QOp("LeakyRelu", ONE, (3, 4)),
+    f"{MS}.QLinearSigmoid": QOp("Sigmoid", ONE, (3, 4)),
+    f"{MS}.QLinearSoftmax": QOp("Softmax", ONE, (3, 4), dropped=frozenset({"opset"})),
+    f"{MS}.QLinearWhere": QOp("Where", ((1, 2, 3), (4, 5, 6)), (7, 8)),
+}
+
+
+def qop_of(node: ir.Node) -> QOp | None:
+    """Return where a node on integers has its operands, None for any other node."""
+    if node.domain == MS and node.op_type == "QLinearConcat":
+        return QOp("Concat", tuple((i, i + 1, i + 2) for i in range(2, len(node.inputs), 3)), (0, 1))
+    return QOPS.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+
+
+@dataclass
+class _Pairs:
+    """Writes DequantizeLinear and QuantizeLinear nodes; equal ones of a graph are written once.
+
+    Attributes:
+        model: The model.
+        domain: Their domain: the runtime's own where the standard ones of the opset have no axis.
+        taken: The names in use.
+        made: The dequantized tensors, by graph and operands.
+    """
+
+    model: ir.Model
+    domain: str
+    taken: set[str]
+    made: dict[object, ir.Value] = field(default_factory=dict)
+
+    def dequantized(self, node: ir.Node, operands: list[ir.Value | None], axis: int | None) -> ir.Value:
+        """Return the float tensor that integers, a scale and a zero point stand for."""
+        graph = graph_of(node)
+        key = (graph, *(id(value) for value in operands), axis)
+        if key not in self.made:
+            data = operands[0]
+            stem = str(data.name) if data is not None else node_name(node)
+            attributes = {} if axis is None else {"axis": axis}
+            made = ir.node("DequantizeLinear", operands, attributes, domain=self.domain)
+            made.name = take(self.taken, f"{stem}/dequantize")
+            value = made.outputs[0]
+            value.name = take(self.taken, f"{stem}/dequantized")
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+            value.shape = data.shape if data is not None else None
+            graph.insert_before(node, [made])
+            self.made[key] = value
+        return self.made[key]
+
+
+@transform("qoperator_to_qdq", changes_values=True)
+def qoperator_to_qdq(model: ir.Model) -> Change:
+    """Replace operators on integers by float ones between DequantizeLinear and QuantizeLinear.
+
+    Before:  y = QLinearConv(x, sx, zx, W8, sw, zw, sy, zy, b32)
+    After:   y = QuantizeLinear(Conv(DequantizeLinear(x, sx, zx), DequantizeLinear(W8, sw, zw),
+                 DequantizeLinear(b32, sx * sw)), sy, zy)
+        QLinearMatMul, QGemm, MatMulIntegerToFloat, QLinearAdd, QLinearMul, QLinearConcat, QLinearWhere,
+        QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu, QLinearSigmoid and QLinearSoftmax likewise. A
+        runtime that fuses pairs computes what it did before; one that does not computes in float. What only moves
+        integers stays on them. `qdq_to_qoperator` does the opposite.
+    Left alone: scales of weights and activations that are computed beside an int32 bias (``dynamic``), scales that are
+        not one number or one per channel (``scales``), an operand without a zero point (``no-zero-point``), channels
+        that come last (``channels-last``).
+    """
+    change = Change()
+    domain = "" if model.opset_imports.get("", 0) >= FIRST_WITH_AXIS else MS
+    pairs = _Pairs(model, domain, names(model))
+    for node in [node for graph in computing_graphs(model) for node in graph]:
+        form = qop_of(node)
+        if form is None:
+            continue
+        try:
+            _check(node, form)
+            _expand(node, form, pairs)
+            change.applied += 1
+        except LeftAlone as left:
+            change.skip(str(left))
+    if change.applied and domain == MS:
+        model.opset_imports.setdefault(MS, 1)
+    return change
+
+
+def _value(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _check(node: ir.Node, form: QOp) -> None:
+    """Leave a node whose operands cannot be said in pairs; nothing is changed before."""
+    if node.attributes.get_int("channels_last", 0):
+        raise LeftAlone("channels-last")
+    for data, scale, zero in form.operands:
+        if _value(node, data) is None or _value(node, scale) is None or _value(node, zero) is None:
+            raise LeftAlone("no-zero-point")
+    for index, (_, scale, _) in enumerate(form.operands):
+        _axis(node, form, index, constant(_value(node, scale)))
+    if form.bias is not None and _value(node, form.bias) is not None:
+        scales = [constant(_value(node, scale)) for _, scale, _ in form.operands]
+        if any(scale is None for scale in scales):
+            raise LeftAlone("dynamic")
+    if form.result is not None and _value(node, form.result[0]) is not None and _value(node, form.result[1]) is None:
+        raise LeftAlone("no-zero-point")
+
+
+def _axis(node: ir.Node, form: QOp, index: int, scale: ir.TensorProtocol | None) -> int | None:
+    """Return along which axis an operand has its scales, None where it has one."""
+    if scale is None or scale.size == 1:
+        if scale is not None and len(scale.shape) > 1:
+            raise LeftAlone("scales")
+        return None
+    if index == 0 or form.op not in ("Conv", "Gemm", "MatMul") or len(scale.shape) != 1:
+        raise LeftAlone("scales")
+    if form.op == "Conv":
+        return 0
+    weight = _value(node, form.operands[1][0])
+    tensor = constant(weight)
+    rank = len(tensor.shape) if tensor is not None else len(weight.shape) if weight is not None and weight.shape else 0
+    if rank == 0:
+        raise LeftAlone("scales")
+    return 0 if form.op == "Gemm" and node.attributes.get_int("transB", 0) != 0 else rank - 1
+
+
+def _expand(node: ir.Node, form: QOp, pairs: _Pairs) -> None:
+    """Write a node as float operator with its pairs."""
+    inputs = tuple(node.inputs)
+    operands: list[ir.Value | None] = []
+    for index, places in enumerate(form.operands):
+        axis = _axis(node, form, index, constant(_value(node, places[1])))
+        operands.append(pairs.dequantized(node, [_scalar(node, _value(node, place), pairs) for place in places], axis))
+    if form.op == "Where":
+        operands.insert(0, node.inputs[0])
+    bias = _value(node, form.bias) if form.bias is not None else None
+    if bias is not None:
+        operands.append(_bias(node, form, bias, pairs))
+    name = node_name(node)
+    attributes = {key: value for key, value in node.attributes.items() if key not in form.dropped}
+    made = ir.node(form.op, operands, attributes, name=name)
+    scale = _value(node, form.result[0]) if form.result is not None else None
+    added = _value(node, 6) if node.op_type == "MatMulIntegerToFloat" else None
+    if scale is None and added is None:
+        take_place(node, made)
+    else:
+        made.outputs[0].name = take(pairs.taken, f"{name}/float")
+        made.outputs[0].type, made.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), node.outputs[0].shape
+        graph_of(node).insert_before(node, [made])
+        if added is not None:
+            last = ir.node("Add", [made.outputs[0], added], name=take(pairs.taken, f"{name}/add"))
+        else:
+            zero = _value(node, form.result[1]) if form.result is not None else None
+            parameters = [_scalar(node, value, pairs) for value in (scale, zero)]
+            called = take(pairs.taken, f"{name}/quantize")
+            last = ir.node("QuantizeLinear", [made.outputs[0], *parameters], domain=pairs.domain, name=called)
+        take_place(node, last)
+    discard(*inputs)
+
+
+def _scalar(node: ir.Node, value: ir.Value | None, pairs: _Pairs) -> ir.Value | None:
+    """Return a scale or zero point of one number as one without axes, as a pair for the whole tensor has it."""
+    tensor = constant(value)
+    if value is None or tensor is None or tuple(tensor.shape.numpy()) != (1,):
+        return value
+    key = (graph_of(node), id(value), "scalar")
+    if key not in pairs.made:
+        name = take(pairs.taken, f"{value.name}/scalar")
+        pairs.made[key] = add_initializer(graph_of(node), name, tensor.numpy().reshape(()))
+    return pairs.made[key]
+
+
+def _bias(node: ir.Node, form: QOp, bias: ir.Value, pairs: _Pairs) -> ir.Value:
+    """Return the float bias that an int32 one stands for, in units of the products."""
+    scales = [constant(_value(node, scale)) for _, scale, _ in form.operands]
+    a, b = (np.asarray(0) if scale is None else scale.numpy().reshape(-1) for scale in scales)
+    units = np.asarray(a * b, np.float32)
+    axis = 0 if units.size > 1 else None
+    units = units if units.size > 1 else units.reshape(())
+    stem = f"{node_name(node)}/bias"
+    made = [
+        add_initializer(graph_of(node), take(pairs.taken, f"{stem}_{part}"), array)
+        for part, array in (("scale", units), ("zero_point", np.zeros(units.shape, np.int32)))
+    ]
+    return pairs.dequantized(node, [bias, *made], axis)

@@ -1,0 +1,68 @@
+"""Spell a mean over the places of an image as what it is."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .graph import code_graphs, constant, discard, names, stand_ins, take, take_place
+from .registry import Change, transform
+
+IMAGES = (4, 5)
+
+
+@transform("reduce_mean_to_pool", after=("fold_constants",))
+def reduce_mean_to_pool(model: ir.Model) -> Change:
+    """Replace a ReduceMean over all axes behind the channels by a GlobalAveragePool.
+
+    Before:  y = ReduceMean(x, axes=[2, 3]), keepdims 1;  z = ReduceMean(x, axes=[2, 3]), keepdims 0;  x (N, C, H, W)
+    After:   y = GlobalAveragePool(x);                    z = Flatten(GlobalAveragePool(x))
+        The pooling has an integer kernel, the mean has none.
+    Left alone: tensors that have not four or five axes, or an unknown number (``not-an-image``), other axes
+        (``other-axes``), axes that are computed (``dynamic``), other types than float32 (``not-float32``).
+    """
+    change = Change()
+    known, taken = stand_ins(model), names(model)
+    for node in [node for graph in code_graphs(model) for node in graph]:
+        if node.op_type != "ReduceMean" or node.domain or any(a.is_ref() for a in node.attributes.values()):
+            continue
+        source = node.inputs[0]
+        shape = None if source is None else known.get(source, source).shape
+        dtype = None if source is None else source.dtype or known.get(source, source).dtype
+        axes = _axes(node)
+        if shape is None or len(shape) not in IMAGES:
+            change.skip("not-an-image")
+        elif dtype is not ir.DataType.FLOAT:
+            change.skip("not-float32")
+        elif axes is None:
+            change.skip("dynamic")
+        elif sorted(axis % len(shape) for axis in axes) != list(range(2, len(shape))):
+            change.skip("other-axes")
+        else:
+            _replace(node, taken)
+            change.applied += 1
+    return change
+
+
+def _axes(node: ir.Node) -> list[int] | None:
+    """Return the axes of a ReduceMean, empty where it has none; None where they are computed."""
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+        return list(node.attributes.get_ints("axes", ()))
+    tensor = constant(node.inputs[1])
+    return None if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
+
+
+def _replace(mean: ir.Node, taken: set[str]) -> None:
+    """Put the pooling in the place of a mean, and a Flatten behind it where the axes go."""
+    inputs = tuple(mean.inputs)
+    pool = ir.node("GlobalAveragePool", mean.inputs[:1], name=mean.name)
+    if mean.attributes.get_int("keepdims", 1):
+        take_place(mean, pool)
+    else:
+        stem = mean.name or str(mean.outputs[0].name)
+        pool.outputs[0].name = take(taken, f"{stem}/pooled")
+        if mean.outputs[0].type is not None:
+            pool.outputs[0].type = mean.outputs[0].type
+        flatten = ir.node("Flatten", pool.outputs, {"axis": 1}, name=take(taken, f"{stem}/flatten"))
+        mean.graph.insert_before(mean, [pool])  # type: ignore[union-attr]
+        take_place(mean, flatten)
+    discard(*inputs[1:])

@@ -1,0 +1,29 @@
+"""Take an attribute off nodes."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .graph import every_node
+from .ops import key
+from .registry import Change, transform
+
+
+@transform("remove_attribute", changes_values=True)
+def remove_attribute(model: ir.Model, *, attribute_name: str, op_name: str = "") -> Change:
+    """Remove an attribute from all nodes, or from those of one operator.
+
+    Before:  y = LeakyRelu(x), alpha 0.2
+    After:   y = LeakyRelu(x), for (attribute_name=alpha): the operator takes its default
+    Left alone: nodes of other operators, where one is named. What onnx then misses in a node is an error afterwards.
+
+    Options:
+        attribute_name: The attribute.
+        op_name: The operator; all when it is not given. One of another domain begins with it: ``com.microsoft.Gelu``.
+    """
+    change = Change()
+    for node in every_node(model):
+        if attribute_name in node.attributes and op_name in ("", key(node)):
+            del node.attributes[attribute_name]
+            change.applied += 1
+    return change

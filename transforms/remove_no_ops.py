@@ -1,0 +1,242 @@
+"""Splice out nodes that give what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import can_replace, code_graphs, constant, remove, replace, stand_ins
+from .registry import Change, transform
+from .remove_nodes import is_training
+
+Known = Mapping[ir.Value, ir.Value]
+Rule = Callable[[ir.Node, Known], bool]
+
+SAMPLES_IN_PLACE = frozenset(
+    {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"}
+)
+
+
+@transform("remove_no_ops", after=("fold_constants",))
+def remove_no_ops(model: ir.Model) -> Change:
+    """Remove every node whose result is its first input, whatever the operator.
+
+    Before:  t = Mul(x, 1); u = Slice(t, [0], [2147483647], [2]); v = Cast(u, to=float32), u float32; y = Relu(v)
+    After:   y = Relu(x)
+        Identity; Dropout outside of training; Cast and CastLike to the same type; Add and Sub of 0, Mul, Div and Pow of
+        1; Transpose to the same order; Reshape, Flatten, Expand, Squeeze, Unsqueeze and Slice to the same known shape;
+        Tile and Resize by 1, Pad by 0; Slice of everything; Concat, Sum, Max, Min and Mean of one tensor, Split into
+        one; Relu of a Relu; a pooling of single values. In bodies and functions too.
+    Left alone: a node between an input, an initializer or another output of a graph, and an output of it, because both
+        names must stay (``graph-output``); what is not known to change nothing.
+    """
+    change = Change()
+    known = stand_ins(model)
+    for graph in code_graphs(model):
+        for node in tuple(graph):
+            rule = RULES.get(node.op_type) if not node.domain else None
+            if rule is None or not _is_plain(node) or _is_training(model, node) or not rule(node, known):
+                continue
+            source = _operand(node)
+            if source is None or not can_replace(node.outputs[0], source):
+                change.skip("graph-output")
+                continue
+            replace(node.outputs[0], source)
+            remove(node)
+            change.applied += 1
+    return change
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether a node has a first input, one result that is read, and attributes that are all given."""
+    others = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    given = not any(attribute.is_ref() for attribute in node.attributes.values())
+    return bool(node.inputs) and node.inputs[0] is not None and given and not others
+
+
+def _is_training(model: ir.Model, node: ir.Node) -> bool:
+    return node.op_type == "Dropout" and is_training(model, node)
+
+
+def _always(node: ir.Node, known: Known) -> bool:
+    return True
+
+
+def _alone(node: ir.Node, known: Known) -> bool:
+    """Whether an operator of any number of inputs, or outputs, has one."""
+    return len(node.inputs) == 1 and len(node.outputs) == 1
+
+
+def _one_part(node: ir.Node, known: Known) -> bool:
+    return len(node.outputs) == 1 and (len(node.inputs) == 1 or _shape(node.inputs[1], known) == (1,))
+
+
+def _type(value: ir.Value | None, known: Known) -> ir.DataType | None:
+    """Return the type of a tensor where it is known."""
+    return None if value is None else value.dtype or (known[value].dtype if value in known else None)
+
+
+def _shape(value: ir.Value | None, known: Known) -> tuple[int | str, ...] | None:
+    """Return the shape of a tensor where every length is known, by number or by name."""
+    if value is None:
+        return None
+    stand_in = known.get(value, value)
+    shape = stand_in.shape if stand_in.shape is not None else value.shape
+    if shape is None:
+        return None
+    lengths = [length if isinstance(length, int) else length.value for length in shape]
+    return None if None in lengths else tuple(length for length in lengths if length is not None)
+
+
+def _same_type(node: ir.Node, known: Known) -> bool:
+    before = _type(node.inputs[0], known)
+    if node.op_type == "CastLike":
+        return before is not None and before == _type(node.inputs[1], known)
+    return before is not None and before == node.attributes.get_int("to", 0)
+
+
+def _rank(value: ir.Value | None, known: Known) -> int | None:
+    """Return how many axes a tensor has, where that is known."""
+    shape = None if value is None else known.get(value, value).shape or value.shape
+    return None if shape is None else len(shape)
+
+
+def _same_shape(node: ir.Node, known: Known, value: ir.Value | None = None) -> bool:
+    """Whether the first input of a node, or another one, has the shape of its result."""
+    before, after = (_shape(each, known) for each in (value or node.inputs[0], node.outputs[0]))
+    return before is not None and before == after
+
+
+def _in_order(node: ir.Node, known: Known) -> bool:
+    order = node.attributes.get_ints("perm", None)
+    if order is None:
+        shape = _shape(node.inputs[0], known)
+        return shape is not None and len(shape) < 2
+    return list(order) == sorted(order)
+
+
+def _holds(value: ir.Value | None, number: float) -> bool:
+    """Whether a constant is one number in all its places."""
+    tensor = constant(value)
+    if tensor is None or tensor.size == 0 or tensor.dtype is ir.DataType.STRING:
+        return False
+    return bool((tensor.numpy() == number).all())
+
+
+def _operand(node: ir.Node) -> ir.Value | None:
+    """Return the input that a node passes on: that of a sum or product which is not constant."""
+    swapped = node.op_type in ("Add", "Mul") and len(node.inputs) == 2 and constant(node.inputs[0]) is not None
+    return node.inputs[1 if swapped and constant(node.inputs[1]) is None else 0]
+
+
+def _neutral(number: float) -> Rule:
+    """Return the rule of an operator that passes one operand on where the other one is `number`.
+
+    A neutral operand of more axes or greater lengths would stretch the tensor. 0 + -0.0 is 0, as -0.0 is for any
+    reader that does not divide by it.
+    """
+
+    def rule(node: ir.Node, known: Known) -> bool:
+        if len(node.inputs) != 2 or "axis" in node.attributes or "broadcast" in node.attributes:
+            return False
+        value = _operand(node)
+        neutral = node.inputs[1 if value is node.inputs[0] else 0]
+        tensor = constant(neutral)
+        if tensor is None or not _holds(neutral, number):
+            return False
+        if tensor.size > 1:
+            return _same_shape(node, known, value)
+        rank = _rank(value, known)
+        return not len(tensor.shape) or (rank is not None and rank >= len(tensor.shape))
+
+    return rule
+
+
+def _whole(node: ir.Node, known: Known) -> bool:
+    """Whether a Slice takes everything."""
+    if _same_shape(node, known) and all(isinstance(n, int) for n in _shape(node.inputs[0], known) or ()):
+        steps = constant(node.inputs[4]) if len(node.inputs) > 4 else None
+        return len(node.inputs) < 5 or node.inputs[4] is None or (steps is not None and bool((steps.numpy() > 0).all()))
+    starts, ends = (
+        node.attributes.get_ints(name, None) if len(node.inputs) == 1 else _ints(node, index)
+        for index, name in ((1, "starts"), (2, "ends"))
+    )
+    steps_ok = len(node.inputs) < 5 or node.inputs[4] is None or _holds(node.inputs[4], 1)
+    far = np.iinfo(np.int32).max
+    return bool(starts and ends) and not any(starts or ()) and min(ends or (0,)) >= far and steps_ok
+
+
+def _ints(node: ir.Node, index: int) -> list[int] | None:
+    """Return a constant list of integers that a node reads."""
+    tensor = constant(node.inputs[index]) if len(node.inputs) > index else None
+    return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
+
+
+def _ones(index: int, attribute: str = "") -> Rule:
+    """Return the rule of an operator that does something as often as an input, or an attribute, says."""
+
+    def rule(node: ir.Node, known: Known) -> bool:
+        if attribute and attribute in node.attributes:
+            return all(number == 1 for number in node.attributes.get_floats(attribute, (0,)))
+        return len(node.inputs) == index + 1 and _holds(node.inputs[index], 1)
+
+    return rule
+
+
+def _resized(node: ir.Node, known: Known) -> bool:
+    """Whether a Resize keeps the size, and samples each place where it is."""
+    where = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    if where not in SAMPLES_IN_PLACE or node.attributes.get_int("antialias", 0) != 0:
+        return False
+    scales = {2: 1, 3: 2}.get(len(node.inputs))
+    if scales is not None:
+        return _holds(node.inputs[scales], 1)
+    shape = _shape(node.inputs[0], known)
+    return _same_shape(node, known) and all(isinstance(length, int) for length in shape or ("",))
+
+
+def _no_pads(node: ir.Node, known: Known) -> bool:
+    if len(node.inputs) == 1:
+        pads = node.attributes.get_ints("pads", None)
+        return pads is not None and not any(pads)
+    return _holds(node.inputs[1], 0)
+
+
+def _single(node: ir.Node, known: Known) -> bool:
+    """Whether a pooling looks at one value at a time."""
+    kernel = node.attributes.get_ints("kernel_shape", (0,))
+    strides, pads = node.attributes.get_ints("strides", (1,)), node.attributes.get_ints("pads", (0,))
+    explicit = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    return {*kernel, *strides} == {1} and not any(pads) and explicit
+
+
+def _of_relu(node: ir.Node, known: Known) -> bool:
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return before is not None and not before.domain and before.op_type == node.op_type
+
+
+RULES: dict[str, Rule] = {
+    "Identity": _always,
+    "Dropout": _always,
+    "Cast": _same_type,
+    "CastLike": _same_type,
+    "Add": _neutral(0),
+    "Sub": _neutral(0),
+    "Mul": _neutral(1),
+    "Div": _neutral(1),
+    "Pow": _neutral(1),
+    "Transpose": _in_order,
+    **dict.fromkeys(("Reshape", "Flatten", "Expand", "Squeeze", "Unsqueeze"), _same_shape),
+    "Slice": _whole,
+    "Tile": _ones(1),
+    "Upsample": _ones(1, "scales"),
+    "Resize": _resized,
+    "Pad": _no_pads,
+    **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean"), _alone),
+    "Split": _one_part,
+    "AveragePool": _single,
+    "MaxPool": _single,
+    **dict.fromkeys(("Relu", "Abs", "Floor", "Ceil", "Round", "Sign"), _of_relu),
+}

@@ -1,0 +1,95 @@
+"""Take a quantization away again."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .existing import is_linear, zero_point_of
+from .graph import (
+    add_initializer,
+    can_replace,
+    computing_graphs,
+    constant,
+    discard,
+    fresh_name,
+    graph_of,
+    remove,
+    replace,
+    unread,
+)
+from .qlinear import equal_parameters
+from .qparams import QParams, dequantize
+from .registry import Change, LeftAlone, transform
+
+
+@transform("remove_qdq", changes_values=True)
+def remove_qdq(model: ir.Model) -> Change:
+    """Remove pairs of QuantizeLinear and DequantizeLinear, and make dequantized constants float ones.
+
+    Before:  y = Conv(DequantizeLinear(QuantizeLinear(x, s, z), s, z), DequantizeLinear(W8, sw, 0))
+    After:   y = Conv(x, W),  W = W8 * sw in float32
+        Activations are not rounded any more; weights keep the values that they were rounded to. A
+        DynamicQuantizeLinear counts as a QuantizeLinear. `qoperator_to_qdq` makes pairs of the fused operators.
+    Left alone: a DequantizeLinear of what no QuantizeLinear gives (``not-a-pair``) or one of other parameters
+        (``other-parameters``); constants in blocks (``blocks``), of computed scales (``dynamic``) or of another type
+        than float32 (``not-float32``); a pair between an input and an output of a graph, which keep their names
+        (``graph-output``).
+    """
+    change = Change()
+    for node in [node for graph in computing_graphs(model) for node in graph]:
+        if not is_linear(node, "DequantizeLinear"):
+            continue
+        try:
+            source = _source(model, node)
+        except LeftAlone as left:
+            change.skip(str(left))
+            continue
+        quantize = node.inputs[0].producer() if node.inputs[0] is not None else None
+        inputs = tuple(node.inputs)
+        replace(node.outputs[0], source)
+        remove(node)
+        if quantize is not None and quantize.op_type != "Constant" and unread(quantize):
+            inputs += tuple(quantize.inputs[1:])
+            remove(quantize)
+        discard(*inputs)
+        change.applied += 1
+    return change
+
+
+def _source(model: ir.Model, node: ir.Node) -> ir.Value:
+    """Return the float tensor that a DequantizeLinear gives up to rounding.
+
+    Raises:
+        LeftAlone: There is none.
+    """
+    result, data = node.outputs[0], node.inputs[0]
+    quantize = data.producer() if data is not None else None
+    if data is None or "block_size" in node.attributes:
+        raise LeftAlone("blocks")
+    tensor = constant(data)
+    if tensor is not None:
+        if result.is_graph_output():
+            raise LeftAlone("graph-output")
+        scale, zero = constant(node.inputs[1]), zero_point_of(node)
+        if scale is None or zero is None:
+            raise LeftAlone("dynamic")
+        if scale.dtype is not ir.DataType.FLOAT:
+            raise LeftAlone("not-float32")
+        axis = node.attributes.get_int("axis", 1) if len(scale.shape) else None
+        array = dequantize(tensor.numpy(), QParams(scale=scale.numpy(), zero_point=zero, axis=axis))
+        return add_initializer(graph_of(node), fresh_name(model, f"{result.name}/float"), array)
+    if quantize is None or quantize.graph is not node.graph:
+        raise LeftAlone("not-a-pair")
+    if quantize.op_type == "DynamicQuantizeLinear" and not quantize.domain:
+        same = list(node.inputs[1:3]) == list(quantize.outputs[1:3])
+    elif is_linear(quantize, "QuantizeLinear"):
+        same = equal_parameters(quantize.inputs[1:], node.inputs[1:])
+        same = same and quantize.attributes.get_int("axis", 1) == node.attributes.get_int("axis", 1)
+    else:
+        raise LeftAlone("not-a-pair")
+    source = quantize.inputs[0]
+    if not same or source is None:
+        raise LeftAlone("other-parameters")
+    if not can_replace(result, source):
+        raise LeftAlone("graph-output")
+    return source

@@ -1,0 +1,41 @@
+"""Call an attribute by another name."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .graph import every_node
+from .ops import key
+from .registry import Change, TransformError, transform
+
+
+@transform("rename_attribute", changes_values=True)
+def rename_attribute(model: ir.Model, *, old_attribute_name: str, new_attribute_name: str, op_name: str = "") -> Change:
+    """Rename an attribute of all nodes, or of those of one operator.
+
+    Before:  y = my.domain.Norm(x), eps 0.1
+    After:   y = my.domain.Norm(x), epsilon 0.1, for (old_attribute_name=eps, new_attribute_name=epsilon)
+    Left alone: nodes of other operators, where one is named. What onnx does not know is an error later.
+
+    Options:
+        old_attribute_name: The attribute.
+        new_attribute_name: Its new name.
+        op_name: The operator; all when it is not given. One of another domain begins with it: ``com.microsoft.Gelu``.
+
+    Raises:
+        TransformError: A node has attributes of both names.
+    """
+    change = Change()
+    for node in every_node(model):
+        old = node.attributes.get(old_attribute_name)
+        if old is None or old_attribute_name == new_attribute_name or op_name not in ("", key(node)):
+            continue
+        if new_attribute_name in node.attributes:
+            raise TransformError(f"node {node.name!r} ({node.op_type}) has an attribute {new_attribute_name!r} already")
+        del node.attributes[old_attribute_name]
+        if old.is_ref():
+            node.attributes.add(ir.RefAttr(new_attribute_name, str(old.ref_attr_name), old.type))
+        else:
+            node.attributes.add(ir.Attr(new_attribute_name, old.type, old.value, doc_string=old.doc_string))
+        change.applied += 1
+    return change

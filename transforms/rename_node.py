@@ -1,0 +1,46 @@
+"""Call a node or a tensor by another name."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .. import UnknownNameError
+from .graph import computing_graphs, own_values
+from .registry import Change, TransformError, transform
+
+
+@transform("rename_node", changes_io=True)
+def rename_node(model: ir.Model, *, old_node_name: str, new_node_name: str) -> Change:
+    """Rename the node and the tensor that have a name; who reads the tensor goes on reading it.
+
+    Before:  conv: y = Conv(x, W);  z = Relu(y)
+    After:   conv1: y = Conv(x, W); z = Relu(y), for (old_node_name=conv, new_node_name=conv1)
+             conv: conv1 = Conv(x, W); z = Relu(conv1), for (old_node_name=y, new_node_name=conv1)
+        Inputs and outputs of the graph are tensors too. A node without a name goes by that of its first output.
+    Left alone: what is inside functions; a model in which only the new name is there (``renamed-already``).
+
+    Options:
+        old_node_name: The name.
+        new_node_name: The name that the node, or the tensor, shall have.
+
+    Raises:
+        UnknownNameError: Nothing has either name.
+        TransformError: Something has the new name already.
+    """
+    named: dict[str, list[ir.Node | ir.Value]] = {}
+    for graph in computing_graphs(model):
+        for thing in (*graph, *own_values(graph)):
+            if thing.name:
+                named.setdefault(thing.name, []).append(thing)
+    change = Change()
+    if old_node_name not in named:
+        if new_node_name not in named:
+            raise UnknownNameError("node or tensor", old_node_name, named)
+        change.skip("renamed-already")
+    elif old_node_name != new_node_name:
+        if new_node_name in named:
+            raise TransformError(f"{new_node_name!r} is the name of something else; choose another new_node_name")
+        for thing in named[old_node_name]:
+            thing.name = new_node_name
+            change.applied += 1
+    return change

@@ -1,0 +1,228 @@
+"""Let all that is concatenated have one range, so that joining is copying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from .existing import is_linear
+from .graph import add_initializer, computing_graphs, constant, discard, graph_of, names, take
+from .ops import MS, OPS, only_moves
+from .qoperator_to_qdq import qop_of
+from .qparams import INT32_MAX, QParams, asymmetric_u8
+from .registry import Change, LeftAlone, transform
+
+Slot = tuple[ir.Node, int, int]
+"""A node, and which of its inputs are the scale and zero point of a tensor."""
+
+
+@dataclass
+class _Joined:
+    """The integer tensors that one Concat ties together, and where their scales and zero points are given.
+
+    Attributes:
+        tensors: The tensors.
+        makers: Where nodes say what they write.
+        readers: Where nodes say what they read; with the data it is which input.
+    """
+
+    tensors: list[ir.Value] = field(default_factory=list)
+    makers: list[Slot] = field(default_factory=list)
+    readers: list[Slot] = field(default_factory=list)
+
+
+@transform(
+    "rerange_quantized_concat",
+    after=("fuse_quantized_conv_and_requantize", "fuse_quantized_matmul_and_requantize"),
+    changes_values=True,
+)
+def rerange_quantized_concat(model: ir.Model) -> Change:
+    """Give the integer tensors that a Concat joins, and its result, one scale and zero point.
+
+    Before:  y = QLinearConcat(sy, zy, a, sa, za, b, sb, zb);  a, b = two QLinearConv
+    After:   all of them with the scale and zero point of the range from the least minimum to the greatest maximum
+        Joining them then rounds nothing. The same for a Concat between DequantizeLinear and QuantizeLinear. It reaches
+        through poolings and whatever else only moves integers, and through a Concat of a Concat; the int32 biases of
+        the products that read a tensor get its new scale. A narrow branch loses resolution for it.
+    Left alone: a tensor that comes from an input of the graph or has computed parameters (``not-frozen``), of which a
+        reader is not known (``other-reader``), tensors of different types (``types``); a fused result that is never
+        negative beside one that is (``relu``): saturation at zero is its Relu, which a wider range would undo. An upper
+        bound that is fused counts as the greatest value of its tensor.
+    """
+    change = Change()
+    taken = names(model)
+    for node in [node for graph in computing_graphs(model) for node in graph]:
+        concat = node.op_type == "QLinearConcat" and node.domain == MS
+        if not concat and not (node.op_type == "Concat" and not node.domain and _is_quantized(node)):
+            continue
+        try:
+            joined = _gather(node)
+            change.applied += _unify(joined, taken)
+        except LeftAlone as left:
+            change.skip(str(left))
+    return change
+
+
+def _is_quantized(concat: ir.Node) -> bool:
+    """Whether a Concat joins dequantized tensors."""
+    producers = [value.producer() if value is not None else None for value in concat.inputs]
+    return all(node is not None and is_linear(node, "DequantizeLinear") for node in producers)
+
+
+def _gather(concat: ir.Node) -> _Joined:
+    """Find everything that has to change with the tensors of a Concat."""
+    joined = _Joined()
+    waiting: list[ir.Value | None] = []
+    if concat.op_type == "Concat":
+        for value in concat.inputs:
+            producer = value.producer() if value is not None else None
+            waiting.append(producer.inputs[0] if producer is not None else None)
+        quantizes = [use.node for use in concat.outputs[0].uses()]
+        waiting += [node.outputs[0] for node in quantizes if is_linear(node, "QuantizeLinear")]
+    else:
+        waiting += [*concat.inputs[2::3], concat.outputs[0]]
+    while waiting:
+        value = waiting.pop()
+        if value is None or constant(value) is not None or value.is_graph_input():
+            raise LeftAlone("not-frozen")
+        if any(value is each for each in joined.tensors):
+            continue
+        joined.tensors.append(value)
+        waiting += _sources(value, joined)
+        for use in value.uses():
+            waiting += _follow(use.node, use.idx, joined)
+    return joined
+
+
+def _sources(value: ir.Value, joined: _Joined) -> Iterator[ir.Value | None]:
+    """Note where the parameters of a tensor are given; yield the tensors that share them."""
+    node = value.producer()
+    if node is None:
+        raise LeftAlone("not-frozen")
+    form = qop_of(node)
+    if is_linear(node, "QuantizeLinear"):
+        joined.makers.append((node, 1, 2))
+        yield from _dequantized_parts(node)
+    elif form is not None and form.result is not None:
+        joined.makers.append((node, *form.result))
+        if form.op == "Concat":
+            yield from (node.inputs[data] for data, _, _ in form.operands)
+    elif _moves(node):
+        yield node.inputs[0]
+    else:
+        raise LeftAlone("not-frozen")
+
+
+def _dequantized_parts(quantize: ir.Node) -> Iterator[ir.Value | None]:
+    """Yield what a Concat before a QuantizeLinear joins, where that is integers."""
+    before = quantize.inputs[0].producer() if quantize.inputs[0] is not None else None
+    if before is not None and before.op_type == "Concat" and not before.domain and _is_quantized(before):
+        for value in before.inputs:
+            producer = value.producer() if value is not None else None
+            yield producer.inputs[0] if producer is not None else None
+
+
+def _moves(node: ir.Node) -> bool:
+    """Whether an operator gives integers that it reads, with the same scale."""
+    row = OPS.get(node.op_type)
+    return row is not None and row.kind == "same" and not node.domain and only_moves(node) and len(node.outputs) == 1
+
+
+def _follow(node: ir.Node, index: int, joined: _Joined) -> Iterator[ir.Value | None]:
+    """Note where a reader gives the parameters of a tensor; yield the tensor that shares them."""
+    form = qop_of(node)
+    if is_linear(node, "DequantizeLinear") and index == 0:
+        joined.readers.append((node, 1, 2))
+    elif form is not None and any(data == index for data, _, _ in form.operands):
+        joined.readers.extend((node, scale, zero) for data, scale, zero in form.operands if data == index)
+    elif _moves(node) and index == 0:
+        yield node.outputs[0]
+    else:
+        raise LeftAlone("other-reader")
+
+
+def _params(slot: Slot) -> QParams:
+    """Return the constant parameters at a place."""
+    node, *places = slot
+    tensors = [constant(node.inputs[place]) if place < len(node.inputs) else None for place in places]
+    arrays = [tensor.numpy() for tensor in tensors if tensor is not None and tensor.size == 1]
+    if len(arrays) != 2:
+        raise LeftAlone("not-frozen")
+    return QParams(scale=arrays[0].reshape(()), zero_point=arrays[1].reshape(()))
+
+
+def _unify(joined: _Joined, taken: set[str]) -> int:
+    """Give all tensors the parameters of the widest range; return how many makers have new ones."""
+    found = [_params(slot) for slot in joined.makers]
+    for slot in joined.readers:
+        _params(slot)
+    dtypes = {params.zero_point.dtype for params in found}
+    if len(dtypes) != 1 or not dtypes <= {np.dtype(np.uint8), np.dtype(np.int8)}:
+        raise LeftAlone("types")
+    low, high = min(params.range[0] for params in found), max(params.range[1] for params in found)
+    fused = [params.range[0] for (node, *_), params in zip(joined.makers, found, strict=True) if qop_of(node)]
+    if low < 0 and 0.0 in fused:
+        raise LeftAlone("relu")
+    first = found[0]
+    if all(params.scale == first.scale and params.zero_point == first.zero_point for params in found):
+        return 0
+    shared = asymmetric_u8(low, high)
+    (dtype,) = dtypes
+    shift = int(np.iinfo(dtype).min)
+    params = QParams(scale=shared.scale, zero_point=np.asarray(int(shared.zero_point) + shift, dtype))
+    made: dict[ir.Graph, tuple[ir.Value, ir.Value]] = {}
+    for slot in (*joined.makers, *joined.readers):
+        graph = graph_of(slot[0])
+        if graph not in made:
+            stem = str(joined.tensors[0].name)
+            parts = (("scale", params.scale), ("zero_point", params.zero_point))
+            scale, zero = (add_initializer(graph, take(taken, f"{stem}/joined_{part}"), a) for part, a in parts)
+            made[graph] = scale, zero
+        _set(slot, params, made[graph], taken)
+    return len(joined.makers)
+
+
+def _set(slot: Slot, params: QParams, values: tuple[ir.Value, ir.Value], taken: set[str]) -> None:
+    """Write new parameters, which are initializers, at a place, and an int32 bias in units of the old scale anew."""
+    node, scale_at, zero_at = slot
+    form = qop_of(node)
+    reads = form is not None and any(scale == scale_at for _, scale, _ in form.operands)
+    if form is not None and reads and form.bias is not None and len(node.inputs) > form.bias:
+        _rescale_bias(node, form.bias, _params(slot).scale / params.scale, taken)
+    if is_linear(node, "DequantizeLinear"):
+        for use in node.outputs[0].uses():
+            _rescale_pair(use.node, use.idx, _params(slot).scale / params.scale, taken)
+    for place, value in zip((scale_at, zero_at), values, strict=True):
+        old = node.inputs[place]
+        node.replace_input_with(place, value)
+        discard(old)
+
+
+def _rescale_bias(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]) -> None:
+    """Express an int32 bias in units of another input scale, rounded half to even."""
+    old = node.inputs[index]
+    tensor = constant(old)
+    if old is None or tensor is None or tensor.dtype is not ir.DataType.INT32:
+        return
+    bias = np.clip(np.rint(tensor.numpy() * np.float64(factor)), -INT32_MAX, INT32_MAX).astype(np.int32)
+    node.replace_input_with(index, add_initializer(graph_of(node), take(taken, f"{old.name}_rescaled"), bias))
+    discard(old)
+
+
+def _rescale_pair(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]) -> None:
+    """Express a dequantized int32 bias of a product in units of another input scale."""
+    row = OPS.get(node.op_type)
+    if node.domain or index != 0 or row is None or row.bias is None or len(node.inputs) <= row.bias:
+        return
+    value = node.inputs[row.bias]
+    pair = value.producer() if value is not None else None
+    scale = constant(pair.inputs[1]) if pair is not None and is_linear(pair, "DequantizeLinear") else None
+    if pair is None or scale is None or constant(pair.inputs[0]) is None or len(pair.outputs[0].uses()) != 1:
+        return
+    _rescale_bias(pair, 0, factor, taken)
+    old, finer = pair.inputs[1], np.asarray(scale.numpy() / factor, np.float32)
+    pair.replace_input_with(1, add_initializer(graph_of(pair), take(taken, f"{pair.name}/joined_scale"), finer))
+    discard(old)

@@ -1,0 +1,131 @@
+"""Bring a Transpose down to the one that undoes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import (
+    add_initializer,
+    can_replace,
+    computing_graphs,
+    constant,
+    discard,
+    graph_of,
+    names,
+    remove,
+    replace,
+    sole_reader,
+    take,
+)
+from .registry import Change, transform
+
+UNARY = frozenset(
+    "Abs Cast Ceil Clip Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal "
+    "Relu Round Selu Sigmoid Sign Softplus Softsign Sqrt Tanh ThresholdedRelu".split()
+)
+BINARY = frozenset("Add Div Max Min Mul PRelu Pow Sub".split())
+
+
+@transform("sink_transposes", after=("fold_constants",))
+def sink_transposes(model: ir.Model) -> Change:
+    """Remove two Transposes that undo each other with operators in between that work on single values.
+
+    Before:  y = Transpose(Relu(Add(Transpose(x, perm=[0, 2, 3, 1]), c)), perm=[0, 3, 1, 2]),  c (C,)
+    After:   y = Relu(Add(x, c')),  c' (1, C, 1, 1)
+        TensorFlow computes with the channels last; an exporter puts Transposes around each convolution. A Transpose
+        that has other readers too stays for them.
+    Left alone: what is between them has other readers or is an output of the graph (``read-between``), or is stretched
+        by a constant of more axes (``stretched``); operators that care about the order of axes, or combine two tensors
+        that are computed; Transposes with no other to meet.
+    """
+    change = Change()
+    taken: set[str] = names(model)
+    progress = True
+    while progress:  # what was between two of them may be between two others
+        progress = False
+        for graph in computing_graphs(model):
+            for node in tuple(graph):
+                if _order(node) is not None and node.graph is graph and _cancel(node, taken, change):
+                    progress = True
+    return change
+
+
+def _order(node: ir.Node | None) -> list[int] | None:
+    """Return the order of axes that a Transpose gives, None for any other node and where it is not given."""
+    if node is None or node.op_type != "Transpose" or node.domain:
+        return None
+    order = node.attributes.get_ints("perm", None)
+    return None if order is None else list(order)
+
+
+def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
+    """Remove a Transpose and, where nothing else reads it, the one above that it undoes."""
+    path = _path(last)
+    if not path:
+        return False
+    first = path.pop()
+    order, back = _order(first), _order(last)
+    if order is None or back is None or [order[axis] for axis in back] != sorted(order):
+        return False
+    if any(sole_reader(node.outputs[0]) is None for node in path):
+        change.skip("read-between")
+        return False
+    source, result = first.inputs[0], last.outputs[0]
+    end = path[0].outputs[0] if path else source
+    if source is None or end is None or not can_replace(result, end):
+        return False
+    if not all(_fits(node, len(order)) for node in path):
+        change.skip("stretched")
+        return False
+    for node in path:
+        _reorder(node, order, taken)
+        node.outputs[0].shape = None  # its axes are in another order now
+    if path:
+        (index,) = (i for i, value in enumerate(path[-1].inputs) if value is first.outputs[0])
+        path[-1].replace_input_with(index, source)
+    end.type, end.shape = result.type or end.type, result.shape
+    replace(result, end)
+    remove(last)
+    if not first.outputs[0].uses() and not first.outputs[0].is_graph_output():
+        remove(first)
+    change.applied += 1
+    return True
+
+
+def _path(last: ir.Node) -> list[ir.Node]:
+    """Return the nodes above a Transpose that work on single values, and at the end the node above them."""
+    path: list[ir.Node] = []
+    node = last
+    while not path or _works_on_single_values(node):
+        inputs = [value for value in node.inputs if value is not None and constant(value) is None]
+        above = inputs[0].producer() if len(inputs) == 1 else None
+        if above is None or above.graph is not last.graph:
+            return []
+        path.append(above)
+        node = above
+    return path
+
+
+def _works_on_single_values(node: ir.Node) -> bool:
+    return node.op_type in UNARY | BINARY and not node.domain and len(node.outputs) == 1
+
+
+def _fits(node: ir.Node, rank: int) -> bool:
+    """Whether no constant of a node has more axes than its tensor."""
+    shapes = [tensor.shape for value in node.inputs if (tensor := constant(value)) is not None]
+    return all(len(shape) <= rank for shape in shapes)
+
+
+def _reorder(node: ir.Node, order: list[int], taken: set[str]) -> None:
+    """Bring the constants of a node into the order of axes that its tensor has without the Transpose."""
+    for index, value in enumerate(node.inputs):
+        tensor = constant(value)
+        if value is None or tensor is None or tensor.size == 1:
+            continue
+        array = tensor.numpy()
+        wide = array.reshape((1,) * (len(order) - array.ndim) + array.shape)
+        name = take(taken, f"{value.name}_reordered")
+        ordered = np.transpose(wide, np.argsort(order))
+        node.replace_input_with(index, add_initializer(graph_of(node), name, ordered))
+        discard(value)
