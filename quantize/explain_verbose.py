@@ -152,6 +152,11 @@ def _auxiliary(kernel: Kernel, primitive: str) -> str:
     return f"alg:{algorithm}" if algorithm else ""
 
 
+def problem(kernel: Kernel) -> str:
+    """Write the shapes of what a kernel computes: of a convolution ``mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14...``."""
+    return _problem(kernel, PRIMITIVES.get(kernel.run.op, kernel.run.op.lower()))
+
+
 def _problem(kernel: Kernel, primitive: str) -> str:
     """Write the shapes, always as (batch, channels, space)."""
     run = kernel.run

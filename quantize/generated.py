@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -44,6 +45,25 @@ def generated_source(model: ModelSource) -> Source | None:
         except RequantError:
             continue
         return source
+    return None
+
+
+def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Source | None:
+    """Return random feeds of given shapes, as `generated_source` draws them; None where the model refuses them.
+
+    Raises:
+        RequantError: The runtime cannot load the model, or an input cannot be fed from arrays.
+    """
+    specs = [replace(spec, shape=shapes[spec.name]) for spec in input_specs(open_session(model, lean=True))]
+    run = Runner(model, lean=True)
+    for below in (2, 1):
+        feeds = _feeds(specs, 0, below)
+        told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds[0].items())
+        try:
+            run(feeds[0])
+        except RequantError:
+            continue
+        return Source(tuple(specs), python_object(feeds, f"random inputs ({told})"))
     return None
 
 

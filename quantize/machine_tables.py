@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .bench import Bench
+from .bench import Bench, Timed
+from .bench_profile import BenchProfile
 from .compile import Change, Compiled
 from .runtime.settings import Settings
 
@@ -45,14 +46,59 @@ def print_bench(found: Bench) -> None:
     """Print what `bench_model` measured."""
     console = Console(stderr=True, highlight=False)
     threads = "the runtime's threads" if found.threads == 0 else f"{found.threads} thread(s)"
-    console.print(
-        f"{escape(found.model)}, batch {found.batch}, {threads}, {escape(found.data)}:\n"
-        f"{found.milliseconds:.3f} ms (median {found.median_ms:.3f} ms of {found.runs} runs), "
-        f"{found.rate:.0f} items/s",
-        soft_wrap=True,
-    )
+    timed, other = found.timed, found.other
+    lines = [f"{escape(timed.model)}, batch {found.batch}, {threads}, {escape(found.data)}:", _times(timed)]
+    lines[1] += f", {found.rate:.0f} items/s"
+    if other is not None:
+        lines += [f"{escape(other.model)}:", _times(other)]
+        lines.append(
+            f"the first is {found.ratio:.2f}x as fast, minimum against minimum; medians {found.median_ratio:.2f}x"
+        )
+    lines.append(f"load {timed.load_ms:.1f} ms, first run {timed.first_ms:.3f} ms")
+    lines += [f"note: {escape(note)}" for note in found.notes]
+    console.print("\n".join(lines), soft_wrap=True)
+    if found.profile is not None:
+        _print_profile(console, found.profile)
     if found.settings is not None:
         _print_settings(console, found.settings)
+
+
+def _times(timed: Timed) -> str:
+    """Write the times of a model."""
+    return f"{timed.milliseconds:.3f} ms (median {timed.median_ms:.3f} ms of {timed.runs} runs)"
+
+
+def _print_profile(console: Console, found: BenchProfile) -> None:
+    """Print where the time goes."""
+    console.print(
+        f"\nwith the profiler on, {found.runs} runs: {found.milliseconds:.3f} ms, kernels {found.kernels_ms:.3f} ms",
+        soft_wrap=True,
+    )
+    table = _right_aligned("us", "share", "MMAC", "nodes")
+    table.add_column("operator", no_wrap=True)
+    for each in found.operators:
+        macs = f"{each.macs / 1e6:.2f}" if each.macs else ""
+        table.add_row(f"{each.microseconds:.0f}", f"{each.share:.1%}", macs, str(each.count), escape(each.kernel))
+    console.print(table)
+    for title, nodes in (("slowest nodes", found.slowest), ("convolutions, in order of execution", found.convolutions)):
+        if not nodes:
+            continue
+        console.print(f"\n{title}")
+        table = _right_aligned("us", "share")
+        for column in ("kernel", "node", "problem"):
+            table.add_column(column, overflow="fold")
+        for one in nodes:
+            kernel = escape(one.kernel.removeprefix("com.microsoft."))
+            table.add_row(f"{one.microseconds:.0f}", f"{one.share:.1%}", kernel, escape(one.node), escape(one.problem))
+        console.print(table)
+
+
+def _right_aligned(*columns: str) -> Table:
+    """Begin a table of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
 
 
 def _print_settings(console: Console, found: Settings) -> None:

@@ -47,7 +47,7 @@ def print_result(result: Result) -> None:
     if result.relieved:
         channels = sum(result.relieved.values())
         table.add_row("16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range")
-    table.add_row("size", f"{_bytes(result.float_bytes)} -> {_bytes(result.int8_bytes)}")
+    table.add_row("size", f"{size_text(result.float_bytes)} -> {size_text(result.int8_bytes)}")
     if result.rejected is not None:
         _accuracy_rows(table, result.rejected[0], "of the int8 model that was not kept")
         _latency_row(table, result.rejected[1])
@@ -258,7 +258,7 @@ def _print_float_nodes(console: Console, result: Result) -> None:
     console.print(table)
 
 
-def _bytes(count: int) -> str:
+def size_text(count: int) -> str:
     """Write a size: ``1.8 MB``."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):

@@ -7,7 +7,7 @@ import math
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node], run
         inputs = [_shape(entry) for entry in args.get("input_type_shape", ())]
         reads, writes = (tuple(map(_type, args.get(f"{end}_type_shape", ()))) for end in ("input", "output"))
         steps = max(1, len(times[name]) // runs)  # in the body of a Loop a node runs many times
-        macs = steps * _macs(args["op_name"], node, inputs, outputs)
+        macs = steps * multiply_accumulates(args["op_name"], node, inputs, outputs)
         domain = node.domain if node is not None else ""
         spent = steps * min(times[name])
         yield KernelRun(name, domain, args["op_name"], spent, macs, outputs, tuple(inputs), reads, writes)
@@ -171,12 +171,12 @@ Shape = tuple[int, ...]
 
 def _convolution(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
     """Each output takes a product per weight of its channel, (M, C/group, *kernel)."""
-    return math.prod(output) * math.prod(_constant_shape(node, rank=len(output))[1:])
+    return math.prod(output) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
 
 
 def _transposed(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
     """Each input gives a product per weight of its channel, (C, M/group, *kernel)."""
-    return math.prod(inputs[0]) * math.prod(_constant_shape(node, rank=len(output))[1:])
+    return math.prod(inputs[0]) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
 
 
 def _product(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
@@ -211,11 +211,26 @@ MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
 """Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""
 
 
-def _macs(op: str, node: ir.Node | None, inputs: list[Shape], outputs: tuple[Shape, ...]) -> int:
-    """Return the multiply-accumulates of one run of a node, 0 for operators that are none of `MACS`."""
+def multiply_accumulates(op: str, node: ir.Node | None, inputs: list[Shape], outputs: Sequence[Shape]) -> int:
+    """Return the multiply-accumulates of one run of a node, 0 for operators that are none of `MACS`.
+
+    Args:
+        op: The operator that runs.
+        node: The node with its constants.
+        inputs: Shapes of its inputs, in order; without constants that a kernel has packed.
+        outputs: Shapes of its outputs.
+    """
     if node is None or op not in MACS or not outputs or not inputs or not inputs[0]:
         return 0
     return MACS[op](node, inputs, outputs[0])
+
+
+def _weight_shape(node: ir.Node, inputs: list[Shape], rank: int) -> Shape:
+    """Return the shape of the constant weight of a convolution, or of the one that is computed, its second input."""
+    shape = _constant_shape(node, rank)
+    if any(shape) or len(inputs) < 2 or len(inputs[1]) != rank:
+        return shape
+    return inputs[1]
 
 
 def _constant_shape(node: ir.Node, rank: int) -> tuple[int, ...]:
