@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from .. import RequantError
 from ..calibration.sources import DataSource
@@ -37,6 +39,9 @@ LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an outpu
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
 EXPECTED = (ALREADY, INTEGER)  # why units of which the plan makes nothing compute in integers
 
+Look: TypeAlias = Callable[[Job, Found, Result], None]
+"""Told the job, the ranges and what came of it."""
+
 
 def quantize_model(
     model: str | os.PathLike[str],
@@ -44,6 +49,7 @@ def quantize_model(
     output: str | os.PathLike[str],
     options: Options | None = None,
     progress: Progress = silent,
+    look: Look | None = None,
 ) -> Result:
     """Quantize a float ONNX model and measure what came of it.
 
@@ -59,6 +65,7 @@ def quantize_model(
         output: Path of the model to write; it appears whole or not at all.
         options: See `Options`.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+        look: Called when the model is written, while all that it was made from is still there.
 
     Raises:
         RequantError: The request cannot be met; nothing was written.
@@ -74,7 +81,10 @@ def quantize_model(
     with staging(output) as folder:
         job = scaled(prepare(model, data, options, folder, watch))
         ranges = find_ranges(job)
-        return replace(_proven(job, ranges, output), findings=ranges.findings, seconds=watch.seconds())
+        result = replace(_proven(job, ranges, output), findings=ranges.findings, seconds=watch.seconds())
+        if look is not None:
+            look(job, ranges, result)
+        return result
 
 
 def search_model(
@@ -84,6 +94,7 @@ def search_model(
     goal: Goal,
     options: Options | None = None,
     progress: Progress = silent,
+    look: Look | None = None,
 ) -> Result:
     """Find the fastest INT8 model that keeps a metric, and write it.
 
@@ -97,6 +108,7 @@ def search_model(
         goal: The metric, how much of it may be lost, and the data to judge by.
         options: See `Options`.
         progress: As for `quantize_model`.
+        look: As for `quantize_model`.
 
     Raises:
         RequantError: The request cannot be met; nothing was written.
@@ -120,6 +132,8 @@ def search_model(
             result = _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
         else:
             result = _finish(job, trial(job, candidate), output)
+        if look is not None:
+            look(job, ranges, result)
     result = replace(result, search=found, findings=ranges.findings, seconds=watch.seconds())
     if found.interrupted:
         raise KeyboardInterrupt(f"{os.fspath(output)} is the best model so far; the same command goes on with --force")

@@ -1,0 +1,289 @@
+"""What goes into a run record, gathered after a quantization from what it knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...transforms.plan import Choice, Impl, Plan
+from ..explain_kernels import SHORT
+from ..files import load_model
+from ..job import Job
+from ..placement.attribution import CONVERSIONS as TYPES
+from ..placement.attribution import COUNTED, LAYOUTS, Owners, Spent
+from ..placement.costs import Machine
+from ..placement.files import plan_path
+from ..ranges import Found
+from ..result import Result
+from ..runtime.execution import KernelRun, profiled
+from ..runtime.isa import resolve
+from ..trial import first_feed
+from .graph import graph_of
+from .record import Finding, Headline, OpTime, Point, Record, Search, Step, Unit
+from .samples import judged_of
+from .tensors import alone_of, tensors_of, weights_of
+
+TIMES = 10  # runs under the profiler, of which each kernel's least time counts
+LIBRARIES = ("requant", "onnxruntime", "onnx", "onnx-ir", "numpy")
+CONVERSIONS, LAYOUT, REST = "quantize and dequantize", "changes of layout", "other"
+
+T = TypeVar("T")
+
+
+def collect(job: Job, found: Found, result: Result, command: str = "") -> Record:
+    """Gather what a report shows. What cannot be told, because a model does not run or so, is left out with a remark.
+
+    Args:
+        job: The job, before its folder is gone.
+        found: The ranges.
+        result: What came of it; the model is written.
+        command: What gives the same output again.
+    """
+    remarks: list[str] = []
+
+    def tried(what: str, part: Callable[[], T], otherwise: T) -> T:
+        job.progress(f"report: {what}", 0, None)
+        try:
+            return part()
+        except Exception as error:  # noqa: BLE001 - the model is written: a report without a part is better than none
+            remarks.append(f"{what}: not gathered: {' '.join(str(error).split())}")
+            return otherwise
+
+    plan = _plan(job, result)
+    output = load_model(result.output)
+    if job.weights.large:
+        remarks.append("the model is large: no kernels, tensors or histograms were looked at for the report")
+    nothing: tuple[Any, Any] = ((), ())
+    none: tuple[Any, ...] = ()
+    runs: tuple[Runs, Runs] = tried("kernels", lambda: _profiles(job, result), nothing)
+    tensors = tried("tensors", lambda: tensors_of(job, found, plan, output), none)
+    nowhere: dict[str, float] = {}
+    unknown: dict[str, str] = {}
+    outputs = tried("tensors alone", lambda: alone_of(job, plan, output), nowhere)
+    tensors = tuple(replace(row, alone_db=outputs.get(row.name)) for row in tensors)
+    return Record(
+        name=Path(result.output).stem,
+        model=os.fspath(job.path),
+        output=result.output,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        headline=headline_of(result, job.options.threads),
+        graph=graph_of(job.simple),
+        units=tried("units", lambda: _units(job, plan, runs, result.relieved), none),
+        tensors=tensors,
+        weights=tried("weights", lambda: weights_of(job.simple), none) if not job.weights.large else (),
+        times=tried("times", lambda: _times(job, plan, runs), none),
+        judged=tried("samples", lambda: judged_of(job, output, result.output), None),
+        pipeline=tried("transforms", lambda: _steps(job, result), none),
+        environment=tried("environment", lambda: _environment(job), unknown),
+        remarks=tuple(remarks),
+    )
+
+
+def finished(record: Record, result: Result) -> Record:
+    """Return a record with what is known only when all is done."""
+    return replace(
+        record,
+        headline=headline_of(result, record.headline.threads),
+        findings=tuple(
+            Finding(kind=each.kind, name=each.name, message=each.message, severity=each.severity)
+            for each in result.findings
+        ),
+        search=_search(result),
+        stages=dict(result.seconds),
+    )
+
+
+def _plan(job: Job, result: Result) -> Plan:
+    """Return what became of each unit: the file beside the output tells."""
+    rows = json.loads(plan_path(result.output).read_text(encoding="utf-8"))["units"]
+    choices = {name: Choice(Impl(row["implementation"]), row.get("reason", "")) for name, row in rows.items()}
+    return Plan(tuple(unit for unit in job.widest.units if unit.name in choices), choices)
+
+
+# ----------------------------------------------------------------------------------------------------------- headline
+
+
+def headline_of(result: Result, threads: int) -> Headline:
+    """Return a run in a few numbers."""
+    latency, rejected = result.latency, result.rejected
+    return Headline(
+        verdict=result.verdict,
+        notes=result.notes,
+        float_ms=latency.float_ms if latency else None,
+        int8_ms=latency.int8_ms if latency else None,
+        float_median_ms=latency.float_median_ms if latency else None,
+        int8_median_ms=latency.int8_median_ms if latency else None,
+        runs=latency.runs if latency else 0,
+        batch=latency.batch if latency else 1,
+        threads=threads,
+        float_bytes=result.float_bytes,
+        int8_bytes=result.int8_bytes,
+        samples=result.samples,
+        agreement=result.accuracy.agreement,
+        predictions=result.accuracy.predictions,
+        sqnr_db=finite(result.accuracy.worst_sqnr_db),
+        sqnr_db_by_output={name: finite(value) for name, value in result.accuracy.sqnr_db.items()},
+        mac_share_int8=result.mac_share_int8,
+        int8_nodes=result.int8_nodes,
+        float_nodes=len(result.float_nodes),
+        calibration=result.calibration,
+        ranges=result.ranges,
+        data=result.data,
+        format=result.format,
+        placement=result.placement.how,
+        predicted_ms=None if result.predicted_ms is None else finite(result.predicted_ms),
+        effort=result.effort,
+        corrections=result.corrections,
+        rejected_sqnr_db=None if rejected is None else finite(rejected[0].worst_sqnr_db),
+        rejected_speedup=None if rejected is None else rejected[1].speedup,
+    )
+
+
+def finite(value: float) -> float | None:
+    """Return `value`, or None where JSON has no number for it."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _search(result: Result) -> Search | None:
+    """Return the models that were tried for a metric."""
+    found = result.search
+    if found is None:
+        return None
+
+    def point(each: Any) -> Point:
+        return Point(
+            price=each.price,
+            value=finite(each.value),
+            speedup=each.speedup,
+            int8_units=each.int8_units,
+            kept=bool(each.kept),
+        )
+
+    return Search(
+        metric=found.metric,
+        before=finite(found.before),
+        bar=finite(found.bar),
+        points=tuple(map(point, found.points)),
+        frontier=tuple(map(point, found.frontier)),
+        best=None if found.best is None else point(found.best),
+        seconds=found.seconds,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ kernels
+
+Runs = Sequence[KernelRun]
+
+
+def _profiles(job: Job, result: Result) -> tuple[Runs, Runs]:
+    """Run the simplified float model and the output under the profiler.
+
+    Raises:
+        RequantError: One of them cannot be run.
+    """
+    feed = first_feed(job)
+    if feed is None or job.weights.large:
+        return (), ()
+    threads = job.options.threads
+    before = profiled(job.float_source, feed, threads=threads, times=TIMES).runs
+    return before, profiled(result.output, feed, threads=threads, times=TIMES).runs
+
+
+def _units(job: Job, plan: Plan, runs: tuple[Runs, Runs], relieved: Mapping[str, int]) -> tuple[Unit, ...]:
+    """Tell what became of each unit."""
+    owners = Owners(job.simple, plan.units)
+    before, after = (owners.spent(part).units for part in runs)
+    first, second = (_kernels(owners, part) for part in runs)
+    return tuple(
+        Unit(
+            name=unit.name,
+            op=unit.op,
+            nodes=unit.nodes,
+            outputs=unit.outputs,
+            implementation=plan.impl(unit).value,
+            reason=plan.choices[unit.name].reason,
+            float_us=before.get(unit.name),
+            int8_us=after.get(unit.name),
+            float_kernels=tuple(first.get(unit.name, ())),
+            int8_kernels=tuple(second.get(unit.name, ())),
+            relieved=relieved.get(unit.name, 0),
+        )
+        for unit in plan.units
+    )
+
+
+def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
+    """Return the kernels of each unit in words."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        owner = owners.of(run.node)
+        inserted = run.op in (*TYPES, *LAYOUTS) and COUNTED.sub("", run.node) not in owners.by_node
+        if owner is not None and not inserted:
+            types = [SHORT.get(name, name) for name in (*run.reads[:1], *run.writes[:1])]
+            layout = " NCHWc" if run.domain == "com.microsoft.nchwc" else ""
+            found.setdefault(owner, []).append(f"{run.op}{layout} {'→'.join(types)}".strip())
+    return found
+
+
+def _times(job: Job, plan: Plan, runs: tuple[Runs, Runs]) -> tuple[OpTime, ...]:
+    """Add times up by operator, the dearest first; what belongs to no operator comes last."""
+    if not any(runs):
+        return ()
+    owners = Owners(job.simple, plan.units)
+    before, after = (owners.spent(part) for part in runs)
+    ops = dict.fromkeys(unit.op for unit in plan.units)
+    rows = []
+    for op in ops:
+        units = [unit for unit in plan.units if unit.op == op]
+        spent = [math.fsum(part.units.get(unit.name, 0.0) for unit in units) for part in (before, after)]
+        int8 = sum(plan.impl(unit).int8 for unit in units)
+        rows.append(OpTime(op=op, float_us=spent[0], int8_us=spent[1], units=len(units), int8=int8))
+    rows.sort(key=lambda row: -max(row.float_us, row.int8_us))
+    rest = [_rest(CONVERSIONS, "conversions"), _rest(LAYOUT, "layouts"), _rest(REST, "rest")]
+    rows += [row for made in rest if (row := made(before, after)).float_us or row.int8_us]
+    return tuple(row for row in rows if row.float_us or row.int8_us)
+
+
+def _rest(name: str, part: str) -> Callable[[Spent, Spent], OpTime]:
+    """Return what adds up the time of one kind of work that belongs to no operator."""
+    return lambda before, after: OpTime(op=name, float_us=getattr(before, part), int8_us=getattr(after, part))
+
+
+# ----------------------------------------------------------------------------------------- transforms and environment
+
+
+def _steps(job: Job, result: Result) -> tuple[Step, ...]:
+    """Tell what each transform did."""
+    steps = [
+        Step(
+            step=str(each.step), applied=each.change.applied, skipped=dict(each.change.skipped), error=each.error or ""
+        )
+        for each in job.steps
+    ]
+    known = {each.step.partition("(")[0] for each in steps}
+    own = [name for name in result.pipeline.split() if name.partition("(")[0] in ("insert_qdq", "qdq_to_qoperator")]
+    units = sum(result.forms.values())
+    return (*steps, *(Step(step=name, applied=units) for name in own if name not in known))
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Return versions and the machine."""
+    threads = job.options.threads
+    return {
+        **{name: version(name) for name in LIBRARIES},
+        "Python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "CPU": Machine.here(threads).cpu,
+        "threads": str(threads or "the runtime's choice"),
+        "target": resolve(job.options.isa).value,
+        "options": json.dumps(job.asked(), sort_keys=True, ensure_ascii=False),
+    }

@@ -1,0 +1,51 @@
+"""Numbers as a report writes them."""
+
+from __future__ import annotations
+
+NONE = "\u2013"
+CROSS = "\u00d7"
+
+
+def decibels(value: float | None) -> str:
+    """Return ``41.3 dB``."""
+    return NONE if value is None else f"{_minus(f'{value:.1f}')} dB"
+
+
+def percent(value: float | None, places: int = 2) -> str:
+    """Return a share as ``98.75 %``."""
+    return NONE if value is None else f"{_minus(f'{100 * value:.{places}f}')} %"
+
+
+def points(value: float) -> str:
+    """Return a difference of shares as ``-0.50 points``, with a true minus sign."""
+    text = f"{100 * value:+.2f}"
+    return f"{_minus('0.00' if float(text) == 0 else text)} points"
+
+
+def times(value: float | None) -> str:
+    """Return ``2.41`` and a multiplication cross."""
+    return NONE if value is None else f"{value:.2f}{CROSS}" if value < 100 else f"{value:.0f}{CROSS}"
+
+
+def microseconds(value: float | None) -> str:
+    """Return ``12.4 µs`` or ``3.21 ms``."""
+    if value is None:
+        return NONE
+    return milliseconds(value / 1000) if value >= 1000 else f"{value:.3g} µs"
+
+
+def milliseconds(value: float | None) -> str:
+    """Return ``3.21 ms``, ``0.0452 ms`` or ``1204 ms``."""
+    return NONE if value is None else f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
+
+
+def megabytes(size: int) -> str:
+    """Return ``1.82 MB``."""
+    for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= least:
+            return f"{size / least:.2f} {unit}"
+    return f"{size} B"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\u2212")

@@ -1,0 +1,146 @@
+"""Reports as files: what can be refused is refused before any work, and a page appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from ... import RequantError
+from ...calibration.files import write_atomically
+from ..files import check_output, load_model
+from ..job import Job
+from ..ranges import Found
+from ..result import Result
+from .gather import collect, finished
+from .graph import graph_of
+from .record import Record, load_record
+from .render import render_comparison, render_report, render_view
+
+PAGES = (".html", ".htm")
+RECORD = ".json"
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+def check_reports(reports: Iterable[PathLike], taken: Iterable[PathLike], source: PathLike, *, force: bool) -> None:
+    """Refuse what no report can be written to.
+
+    Args:
+        reports: Where pages and records go.
+        taken: What else the run writes.
+        source: The model.
+        force: Whether existing files may be overwritten.
+
+    Raises:
+        RequantError: The suffix is none of a report, two files are the same, or one cannot be written.
+    """
+    seen = {os.path.realpath(path) for path in taken}
+    for report in reports:
+        if Path(report).suffix.lower() not in (*PAGES, RECORD):
+            raise RequantError(f"{report}: a report is an .html page, or a .json record that makes one later")
+        if os.path.realpath(report) in seen:
+            raise RequantError(f"{report}: is written to twice; give each output a name of its own")
+        seen.add(os.path.realpath(report))
+        check_output(report, source, force=force)
+
+
+def write_reports(record: Record, reports: Iterable[PathLike]) -> None:
+    """Write a run as pages and records, by the suffix.
+
+    Raises:
+        RequantError: A file cannot be written.
+    """
+    for report in reports:
+        if Path(report).suffix.lower() == RECORD:
+            text = json.dumps(record.to_json(), allow_nan=False) + "\n"
+        else:
+            text = render_report(record)
+        write_atomically(report, text.encode())
+
+
+@dataclass
+class Recorder:
+    """Takes down a run for its reports.
+
+    Attributes:
+        reports: Where pages and records go.
+        command: What gives the same output again.
+        record: The run; None until a model is written.
+    """
+
+    reports: Sequence[PathLike]
+    command: str = ""
+    record: Record | None = None
+
+    def look(self, job: Job, found: Found, result: Result) -> None:
+        """Gather what the reports show; `quantize_model` and `search_model` call it."""
+        if self.reports:
+            self.record = collect(job, found, result, self.command)
+
+    def write(self, result: Result) -> None:
+        """Write the reports.
+
+        Raises:
+            RequantError: A file cannot be written.
+        """
+        if self.record is not None:
+            write_reports(finished(self.record, result), self.reports)
+
+
+def report_runs(records: Sequence[PathLike], output: PathLike, *, force: bool = False) -> list[Record]:
+    """Write the page of a run record, or of several side by side.
+
+    Args:
+        records: Run records, at least one.
+        output: The page to write.
+        force: Whether to overwrite an existing file.
+
+    Returns:
+        What the records hold.
+
+    Raises:
+        RequantError: A record cannot be read, or the page cannot be written.
+    """
+    if not records:
+        raise RequantError("no run record is given")
+    _check_page(output, records, force=force)
+    found = [load_record(path) for path in records]
+    text = render_report(found[0]) if len(found) == 1 else render_comparison(found)
+    write_atomically(output, text.encode())
+    return found
+
+
+def view_model(model: PathLike, output: PathLike, *, force: bool = False) -> int:
+    """Write the graph of an ONNX model as a page.
+
+    Args:
+        model: The model.
+        output: The page to write.
+        force: Whether to overwrite an existing file.
+
+    Returns:
+        How many nodes it has.
+
+    Raises:
+        RequantError: The model cannot be loaded, or the page cannot be written.
+    """
+    _check_page(output, [model], force=force)
+    graph = graph_of(load_model(model))
+    write_atomically(output, render_view(graph, Path(model).name, os.fspath(model)).encode())
+    return len(graph.nodes)
+
+
+def _check_page(output: PathLike, sources: Iterable[PathLike], *, force: bool) -> None:
+    """Refuse an output that is no page, one of the sources, or cannot be written.
+
+    Raises:
+        RequantError: It is.
+    """
+    if Path(output).suffix.lower() not in PAGES:
+        raise RequantError(f"{output}: the page is a file .html")
+    for source in sources:
+        check_output(output, source, force=force)

@@ -1,0 +1,361 @@
+"""Pages from records: one HTML file each, with all that it needs inside."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from .layout import HEIGHT, WIDTH, Picture, picture_of
+from .numbers import NONE, decibels, megabytes, microseconds, percent, times
+from .record import Graph, OpTime, Record, Unit
+from .words import accuracy_rows, cards, data_told, items_told, run_rows, search_told
+
+KINDS: Mapping[str, tuple[str, str, str]] = {
+    "u8->u8": ("u8", "INT8", "in integers, from and to 8 bits"),
+    "u8->float": ("u8f", "INT8→F", "integer products, float result"),
+    "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
+    "weight-only": ("w8", "W8", "int8 weights, computed in float"),
+    "float": ("float", "FLOAT", "float"),
+}
+"""By implementation: the style of a node, the mark on it, and what the legend says."""
+
+STYLES: Mapping[str, tuple[str, str]] = {
+    "u8": ("8 BIT", "computes in 8-bit integers"),
+    "dyn": ("Q/DQ", "from float to integers, or back"),
+    "plain": ("", "other operators"),
+}
+"""Styles of nodes where nothing is known but the model itself."""
+
+INTEGERS = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "QAttention", "QLSTM")
+CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+LONGEST, BESIDE = 25, 16
+"""Characters of a name in a box, without and with a mark beside it."""
+OPERATOR = 20
+"""Characters of an operator in a box."""
+
+
+def render_report(record: Record) -> str:
+    """Return the page of one run."""
+    units = {name: unit for unit in record.units for name in unit.nodes}
+    picture = picture_of(record.graph)
+    used = {unit.implementation for unit in record.units}
+    shown: dict[str, Any] = {
+        "run": record,
+        "cards": cards(record),
+        "accuracy": accuracy_rows(record),
+        "picture": picture,
+        "drawn": _boxes(picture, record.graph, units),
+        "legend": [_entry(*row) for impl, row in KINDS.items() if impl in used],
+        "float_units": _float_units(record),
+        "sqnr": _sqnr_rows(record),
+        "observed": [row.name for row in record.tensors if row.bins is not None],
+        "times": [_time_row(row) for row in record.times],
+        "items_told": items_told(record),
+        "search_told": search_told(record),
+        "points": _points(record),
+        "steps": [_step_row(row) for row in record.pipeline],
+        "stages": _stages(record.stages),
+        "data_told": data_told(record),
+        "environment": list(record.environment.items()),
+    }
+    data = {
+        **{key: asdict(record)[key] for key in ("graph", "units", "tensors", "weights", "times", "search")},
+        "links": _links(picture),
+    }
+    return _page("report.html.j2", shown, data, sections=_sections(record, shown), charts=True)
+
+
+def render_comparison(records: Sequence[Record]) -> str:
+    """Return the page of several runs side by side."""
+    names = _names(records)
+    tensors = _union([[row.name for row in record.tensors if row.sqnr_db is not None] for record in records])
+    noise = [{row.name: row.sqnr_db for row in record.tensors} for record in records]
+    columns = _time_columns(records, names)
+    ops = _union([[row.op for row in record.times] for record in records])
+    versions = _union([list(record.environment) for record in records])
+    shown: dict[str, Any] = {
+        "runs": records,
+        "names": names,
+        "headline": run_rows(records),
+        "has_sqnr": bool(tensors),
+        "sqnr": [(name, *(decibels(row.get(name)) for row in noise)) for name in tensors],
+        "has_times": bool(ops),
+        "time_names": [name for name, _ in columns],
+        "times": [(op, *(microseconds(row.get(op)) for _, row in columns)) for op in ops],
+        "environment": [_version_row(name, records) for name in versions],
+    }
+    data = {
+        "sqnr": {"names": tensors, "runs": _series(tensors, zip(names, noise, strict=True))},
+        "time": {"names": ops, "runs": _series(ops, columns)},
+    }
+    sections = [("summary", "Summary")]
+    sections += [("noise", "Signal over noise")] if tensors else []
+    sections += [("time", "Time")] if ops else []
+    return _page("compare.html.j2", shown, data, sections=[*sections, ("environment", "Environment")], charts=True)
+
+
+def render_view(graph: Graph, name: str, path: str) -> str:
+    """Return the page of a model of which nothing is known but its file."""
+    picture = picture_of(graph)
+    counts = Counter(node.op for node in graph.nodes)
+    sums = {op: [node for node in graph.nodes if node.op == op] for op in counts}
+    shown: dict[str, Any] = {
+        "name": name,
+        "path": path,
+        "picture": picture,
+        "drawn": _boxes(picture, graph, {}),
+        "legend": [_entry(kind, *row) for kind, row in STYLES.items()],
+        "inputs": [(each, graph.values.get(each, "?")) for each in graph.inputs],
+        "outputs": [(each, graph.values.get(each, "?")) for each in graph.outputs],
+        "operators": [
+            (op, count, f"{sum(n.parameters for n in sums[op]):,}", megabytes(sum(n.bytes for n in sums[op])))
+            for op, count in counts.most_common()
+        ],
+        "facts": list(graph.facts.items()),
+    }
+    sections = [("graph", "Graph"), ("ends", "Inputs and outputs"), ("operators", "Operators"), ("file", "File")]
+    data = {"graph": asdict(graph), "links": _links(picture)}
+    return _page("view.html.j2", shown, data, sections=sections, charts=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+
+
+def _page(
+    template: str, shown: Mapping[str, Any], data: Mapping[str, Any], *, sections: Sequence[object], charts: bool
+) -> str:
+    """Fill a template; all but what this package itself brings is escaped."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"db": decibels, "day": lambda text: text.replace("T", " ").replace("+00:00", " UTC")}
+    return environment.get_template(template).render(
+        **shown,
+        sections=sections,
+        version=version("requant"),
+        css=_asset("report.css"),
+        js=_asset("report.js"),
+        plotly=_plotly() if charts else "",
+        data=_script_json(data),
+    )
+
+
+def _asset(name: str) -> str:
+    """Return a file of this package."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """Return plotly.js, as it may stand in a script of a page."""
+    text = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    return text.replace("</script", "<\\/script")
+
+
+def _script_json(data: Mapping[str, Any]) -> str:
+    """Return JSON that ends no script and opens no comment, whatever names are in it."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _sections(record: Record, shown: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the sections that a report has, with what the navigation calls them."""
+    return [
+        (name, text)
+        for name, text, there in (
+            ("summary", "Summary", True),
+            ("graph", "Graph", True),
+            ("noise", "Signal over noise", shown["sqnr"]),
+            ("histogram", "Values", shown["observed"]),
+            ("weights", "Weights", record.weights),
+            ("time", "Time", record.times),
+            ("items", "Worst samples", record.judged),
+            ("search", "Search", record.search),
+            ("pipeline", "Pipeline", True),
+            ("data-findings", "Data", True),
+            ("environment", "Environment", True),
+        )
+        if there
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- graph
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A box as the template draws it."""
+
+    name: str
+    of: str
+    kind: str
+    label: str
+    sub: str
+    tag: str
+    spoken: str
+    x: float
+    y: float
+    left: float
+    top: float
+    width: float = WIDTH
+    height: float = HEIGHT
+
+
+def _boxes(picture: Picture, graph: Graph, units: Mapping[str, Unit]) -> list[Drawn]:
+    """Return the boxes with their words and styles."""
+    nodes = {node.name: node for node in graph.nodes}
+    drawn = []
+    for box in picture.boxes:
+        corner = (box.x - WIDTH / 2, box.y - HEIGHT / 2)
+        place = (round(box.x, 1), round(box.y, 1), round(corner[0], 1), round(corner[1], 1))
+        if box.kind != "node":
+            shape = graph.values.get(box.name, "")
+            words = (box.kind, _cut(box.name), "", f"{box.kind} {box.name} {shape}".strip())
+            drawn.append(Drawn(box.name, box.kind, "io", *words, *place))
+            continue
+        node, unit = nodes[box.name], units.get(box.name)
+        kind, tag, text = KINDS[unit.implementation] if unit is not None else (*_style(node.op), "")
+        head = unit is not None and box.name == unit.name
+        sub = _spent(unit) if unit is not None and head else ""
+        spoken = f"{node.op} {box.name}" + (f", {text}" if text else "")
+        label = node.op if len(node.op) <= OPERATOR else f"{node.op[: OPERATOR - 1]}…"
+        below = sub or _cut(box.name, BESIDE if tag else LONGEST)
+        drawn.append(Drawn(box.name, "node", kind, label, below, tag, spoken, *place))
+    return drawn
+
+
+def _style(op: str) -> tuple[str, str]:
+    """Return style and mark of a node of which nothing is known but its operator."""
+    kind = "dyn" if op in CONVERSIONS else "u8" if op.startswith(INTEGERS) else "plain"
+    return kind, STYLES[kind][0]
+
+
+def _spent(unit: Unit) -> str:
+    """Return what a unit took before and takes after."""
+    if unit.float_us is None or unit.int8_us is None:
+        return ""
+    before, after = unit.float_us, unit.int8_us
+    if max(before, after) >= 1000:
+        return f"{before / 1000:.3g} → {after / 1000:.3g} ms"
+    return f"{before:.3g} → {after:.3g} µs"
+
+
+def _cut(name: str, most: int = LONGEST) -> str:
+    """Return the end of a long name, which tells it from its neighbours."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
+def _entry(kind: str, tag: str, text: str) -> dict[str, str]:
+    return {"kind": kind, "tag": tag, "text": text}
+
+
+def _links(picture: Picture) -> list[tuple[int, int, str]]:
+    """Return the edges by index of box."""
+    return [(edge.source, edge.target, edge.tensor) for edge in picture.edges]
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def _float_units(record: Record) -> list[tuple[str, ...]]:
+    """Return what stayed float, the dearest first."""
+    units = [unit for unit in record.units if unit.implementation == "float"]
+    units.sort(key=lambda unit: -(unit.float_us or 0.0))
+    return [(unit.name, unit.op, microseconds(unit.float_us), unit.reason) for unit in units]
+
+
+def _sqnr_rows(record: Record) -> list[tuple[str, ...]]:
+    """Return the tensors of which the noise is known."""
+    return [
+        (
+            row.name,
+            "8 bits" if row.uint8 else "float",
+            decibels(row.sqnr_db),
+            decibels(row.own_db),
+            decibels(row.alone_db),
+            f"{row.lo:.4g} … {row.hi:.4g}" if row.lo is not None and row.hi is not None else NONE,
+            percent(row.clipped, 3),
+        )
+        for row in record.tensors
+        if row.sqnr_db is not None or row.own_db is not None
+    ]
+
+
+def _time_row(row: OpTime) -> tuple[object, ...]:
+    faster = row.float_us / row.int8_us if row.float_us and row.int8_us else None
+    return row.op, microseconds(row.float_us), microseconds(row.int8_us), times(faster), row.units or "", row.int8 or ""
+
+
+def _step_row(step: Any) -> tuple[str, str, str]:
+    left = ", ".join(f"{count} {reason}" for reason, count in sorted(step.skipped.items()))
+    return step.step, str(step.applied), step.error or left
+
+
+def _stages(stages: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the seconds of each stage; the transforms count as one."""
+    joined: dict[str, float] = {}
+    for stage, seconds in stages.items():
+        name = stage.partition(":")[0]
+        joined[name] = joined.get(name, 0.0) + seconds
+    return [(name, f"{seconds:.2f}") for name, seconds in joined.items() if seconds >= 0.005]
+
+
+def _points(record: Record) -> list[tuple[str, ...]]:
+    """Return the models that a search has tried."""
+    if record.search is None:
+        return []
+    return [
+        (
+            times(row.speedup),
+            NONE if row.value is None else f"{row.value:.6g}",
+            "yes" if row.kept else "no",
+            str(row.int8_units),
+            f"{row.price:.3g}",
+        )
+        for row in record.search.points
+    ]
+
+
+def _names(records: Sequence[Record]) -> list[str]:
+    """Return names of runs that tell them apart."""
+    twice = Counter(record.name for record in records)
+    seen: Counter[str] = Counter()
+    names = []
+    for record in records:
+        seen[record.name] += 1
+        names.append(record.name if twice[record.name] == 1 else f"{record.name} ({seen[record.name]})")
+    return names
+
+
+def _union(lists: Sequence[Sequence[str]]) -> list[str]:
+    """Return all names, in the order in which they come first."""
+    return list(dict.fromkeys(name for names in lists for name in names))
+
+
+def _series(names: Sequence[str], rows: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "values": [row.get(each) for each in names]} for name, row in rows]
+
+
+def _time_columns(records: Sequence[Record], names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
+    """Return the times by operator: of the float model, once where it is one, and of each output."""
+    floats = [(name, {row.op: row.float_us for row in r.times}) for name, r in zip(names, records, strict=True)]
+    if len({record.model for record in records}) == 1:
+        floats = [("float", floats[0][1])]
+    else:
+        floats = [(f"{name}, float", row) for name, row in floats]
+    return floats + [
+        (name, {row.op: row.int8_us for row in record.times}) for name, record in zip(names, records, strict=True)
+    ]
+
+
+def _version_row(name: str, records: Sequence[Record]) -> tuple[str, ...]:
+    values = [record.environment.get(name, NONE) for record in records]
+    return (name if len(set(values)) == 1 else f"{name} (differs)", *values)

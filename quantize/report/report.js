@@ -1,0 +1,391 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+  const root = document.documentElement;
+
+  // ------------------------------------------------------------------------------------------------ text and numbers
+  const make = (tag, text, kind) => {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    if (kind) made.className = kind;
+    return made;
+  };
+  const known = (value) => value !== null && value !== undefined;
+  const digits = (value, count = 4) => known(value) ? String(Number(value.toPrecision(count))).replace("-", "−") : "–";
+  const micro = (value) => !known(value) ? "–" : value >= 1000 ? `${digits(value / 1000, 3)} ms` : `${digits(value, 3)} µs`;
+  const decibels = (value) => known(value) ? `${value.toFixed(1).replace("-", "−")} dB` : "–";
+  const share = (value) => !known(value) ? "–" : value === 0 ? "none" : value < 1e-4 ? "less than 0.01 %" : `${(100 * value).toFixed(2)} %`;
+  const bytes = (value) => value >= 1e6 ? `${(value / 1e6).toFixed(2)} MB` : value >= 1e3 ? `${(value / 1e3).toFixed(1)} kB` : `${value} B`;
+  const short = (text, most) => text.length <= most ? text : `…${text.slice(1 - most)}`;
+  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+
+  // ----------------------------------------------------------------------------------------------------------- theme
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  const themed = () => {
+    const dark = (chosen || (system.matches ? "dark" : "light")) === "dark";
+    root.dataset.theme = dark ? "dark" : "light";
+    $("theme").textContent = dark ? "Light mode" : "Dark mode";
+    for (const chart of charts.values()) if (chart.drawn) chart.draw();
+  };
+  const charts = new Map();
+  $("theme").addEventListener("click", () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    themed();
+  });
+  system.addEventListener("change", themed);
+
+  // ---------------------------------------------------------------------------------------------------------- charts
+  const layout = (extra) => {
+    const ink = colour("ink"), line = colour("line"), soft = colour("soft");
+    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: soft }, title: { font: { color: soft, size: 13 } } };
+    const made = {
+      paper_bgcolor: colour("card"), plot_bgcolor: colour("card"), font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
+      margin: { l: 68, r: 18, t: 38, b: 62 }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink } },
+      hoverlabel: { font: { color: "#fff" }, bgcolor: "#23282f", bordercolor: "#23282f" }, bargap: 0.25, dragmode: "zoom",
+    };
+    const { xaxis = {}, yaxis = {}, ...rest } = extra;
+    const title = (own) => typeof own.title === "string" ? { ...own, title: { ...axis.title, text: own.title } } : own;
+    return { ...made, ...rest, xaxis: { ...axis, ...title(xaxis) }, yaxis: { ...axis, ...title(yaxis) } };
+  };
+  const config = { displayModeBar: false, responsive: true, scrollZoom: false };
+  const library = () => { // its 5 MB are read when the first chart comes into sight, so that the page opens at once
+    if (window.Plotly) return window.Plotly;
+    const script = document.createElement("script");
+    script.textContent = $("plotly").textContent;
+    document.head.append(script);
+    return window.Plotly;
+  };
+  const plot = (id, traces, extra) => library().react($(id), traces, layout(extra), config);
+  const chart = (id, draw) => {
+    if ($(id)) charts.set(id, { drawn: false, draw() { this.drawn = true; draw(); } });
+  };
+  const refresh = (id) => { const made = charts.get(id); if (made && made.drawn) made.draw(); };
+  const start = () => {
+    const seen = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        const made = charts.get(entry.target.id);
+        if (entry.isIntersecting && !made.drawn) { made.draw(); seen.unobserve(entry.target); }
+      }
+    }, { rootMargin: "300px" });
+    for (const id of charts.keys()) seen.observe($(id));
+    addEventListener("beforeprint", () => { for (const made of charts.values()) if (!made.drawn) made.draw(); });
+  };
+  const series = ["after", "third", "fourth", "u8f-line", "dyn-line", "w8-line"];
+  const patterns = ["", "/", "x", ".", "\\", "+"];
+
+  const tensors = data.tensors || [];
+  const byTensor = new Map(tensors.map((row) => [row.name, row]));
+
+  chart("chart-sqnr", () => {
+    let rows = tensors.filter((row) => known(row.sqnr_db) || known(row.own_db));
+    if ($("sqnr-order").value === "worst") rows = [...rows].sort((a, b) => (a.sqnr_db ?? a.own_db) - (b.sqnr_db ?? b.own_db)).slice(0, 40);
+    const few = rows.length <= 24, x = rows.map((_, index) => index), names = rows.map((row) => row.name);
+    const traces = [{ type: "bar", name: "in the INT8 model", x, y: rows.map((row) => row.sqnr_db), text: names, textposition: "none",
+      marker: { color: colour("after"), line: { width: 0 } }, hovertemplate: "%{text}<br>%{y:.1f} dB<extra></extra>" },
+    { type: "scatter", mode: "markers", name: "its own range alone", x, y: rows.map((row) => row.own_db), text: names,
+      marker: { color: colour("third"), symbol: "diamond", size: few ? 9 : 6 }, hovertemplate: "%{text}<br>%{y:.1f} dB alone<extra></extra>" }];
+    const ticks = few ? { tickvals: x, ticktext: names.map((name) => short(name, 18)), tickangle: -40, automargin: true } : { showticklabels: false, title: "tensors, in order of execution" };
+    plot("chart-sqnr", traces, { xaxis: { ...ticks, showgrid: false }, yaxis: { title: "SQNR, dB", rangemode: "tozero" } });
+    $("chart-sqnr").removeAllListeners("plotly_click");
+    $("chart-sqnr").on("plotly_click", (event) => choose(names[event.points[0].x]));
+  });
+  if ($("sqnr-order")) $("sqnr-order").addEventListener("change", () => refresh("chart-sqnr"));
+
+  const choose = (name) => {
+    const row = byTensor.get(name);
+    if (!row || !row.bins || !$("tensor")) return;
+    $("tensor").value = name;
+    histogram(row);
+  };
+  let shown = null;
+  const range = (row) => known(row.lo) ? `${digits(row.lo)} to ${digits(row.hi)}` : "none: it stays float";
+  const readers = (name) => [...new Set(data.graph.nodes.filter((node) => node.inputs.includes(name)).map((node) => node.op))].slice(0, 4).join(", ");
+  const histogram = (row) => {
+    shown = row;
+    const told = $("tensor-told");
+    told.textContent = `${row.name}: seen ${digits(row.least)} to ${digits(row.most)}; range ${range(row)}`
+      + (row.shares ? `, that of ${row.shares}` : "") + (known(row.clipped) ? `; clips ${share(row.clipped)} of the values` : "")
+      + (known(row.own_db) ? `; ${decibels(row.own_db)} by its own range` : "")
+      + (known(row.alone_db) ? `, which leaves ${decibels(row.alone_db)} at the outputs` : "") + (readers(row.name) ? `; read by ${readers(row.name)}.` : ".");
+    const body = $("tensor-table"), { start, width, counts } = row.bins;
+    body.replaceChildren(...counts.map((count, index) => {
+      const line = make("tr");
+      line.append(make("td", digits(start + index * width), "n"), make("td", digits(start + (index + 1) * width), "n"), make("td", count.toLocaleString("en"), "n"));
+      return line;
+    }));
+    const made = charts.get("chart-histogram");
+    made.draw();
+  };
+  chart("chart-histogram", () => {
+    if (!shown) return;
+    const { start, width, counts } = shown.bins, lo = shown.lo, hi = shown.hi;
+    const middles = counts.map((_, index) => start + (index + 0.5) * width);
+    const colours = middles.map((at) => known(lo) && (at < Math.min(lo, 0) || at > Math.max(hi, 0)) ? colour("clip") : colour("after"));
+    const traces = [{ type: "bar", x: middles, y: counts, width, marker: { color: colours, line: { width: 0 } }, showlegend: false,
+      hovertemplate: "%{x:.4g}<br>%{y:,} values<extra></extra>" }];
+    const mark = (at) => ({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: colour("clip"), width: 2, dash: "dash" } });
+    const note = (at, text, anchor) => ({ x: at, y: 1, yref: "paper", yanchor: "bottom", xanchor: anchor, text, showarrow: false, font: { color: colour("clip"), size: 12 } });
+    const given = known(lo);
+    plot("chart-histogram", traces, {
+      bargap: 0, xaxis: { title: "value" }, yaxis: { title: "values", type: $("tensor-log").checked ? "log" : "linear", exponentformat: "power", dtick: $("tensor-log").checked ? 1 : undefined },
+      shapes: given ? [mark(lo), mark(hi)] : [], annotations: given ? [note(lo, "range from", "left"), note(hi, "to", "right")] : [],
+    });
+  });
+  if ($("tensor")) {
+    const least = (key) => tensors.filter((row) => row.bins && known(row[key])).sort((a, b) => a[key] - b[key])[0];
+    const worst = least("alone_db") || least("own_db") || tensors.find((row) => row.bins);
+    $("tensor").addEventListener("change", () => {
+      const named = $("tensor").value;
+      const found = byTensor.get(named) || tensors.find((row) => row.bins && row.name.toLowerCase().includes(named.toLowerCase()));
+      if (found && found.bins) choose(found.name); else $("tensor-told").textContent = `No tensor with a histogram is called ${named}.`;
+    });
+    $("tensor-log").addEventListener("change", () => refresh("chart-histogram"));
+    $("tensor").value = worst.name;
+    shown = worst;
+    const made = charts.get("chart-histogram"), draw = made.draw;
+    made.draw = function () { this.draw = draw; this.drawn = true; histogram(shown); };
+  }
+
+  const weights = new Map((data.weights || []).map((row) => [row.node, row]));
+  chart("chart-weights", () => {
+    const row = weights.get($("layer").value);
+    const x = row.lo.map((_, index) => index * row.group);
+    plot("chart-weights", [{ type: "bar", x, base: row.lo, y: row.hi.map((hi, index) => hi - row.lo[index]), width: row.group * 0.85,
+      marker: { color: colour("after"), line: { width: 0 } }, showlegend: false, customdata: row.hi.map((hi, index) => [row.lo[index], hi]),
+      hovertemplate: "channel %{x}<br>%{customdata[0]:.4g} to %{customdata[1]:.4g}<extra></extra>" }],
+    { xaxis: { title: "output channel", showgrid: false }, yaxis: { title: "weight" } });
+    const widths = row.lo.map((lo, index) => Math.max(-lo, row.hi[index])).sort((a, b) => a - b);
+    const widest = widths[widths.length - 1], middle = widths[Math.floor(widths.length / 2)];
+    $("layer-told").textContent = `${row.tensor}: ${row.channels} output channels of ${row.op}`
+      + (row.group > 1 ? `, ${row.group} to a bar` : "") + `; the widest reaches ${digits(widest, 3)}, the median one ${digits(middle, 3)}.`;
+    $("layer-table").replaceChildren(...row.lo.map((lo, index) => {
+      const line = make("tr"), first = index * row.group, last = Math.min(first + row.group, row.channels) - 1;
+      line.append(make("td", first === last ? String(first) : `${first}–${last}`), make("td", digits(lo), "n"), make("td", digits(row.hi[index]), "n"));
+      return line;
+    }));
+  });
+  if ($("layer")) $("layer").addEventListener("change", () => charts.get("chart-weights").draw());
+
+  chart("chart-time", () => {
+    const rows = data.times.slice(0, 20).reverse(), y = rows.map((row) => row.op);
+    const bar = (name, values, paint, shape) => ({ type: "bar", orientation: "h", name, y, x: values, marker: { color: colour(paint), line: { width: 0 }, pattern: { shape } },
+      hovertemplate: `%{y}<br>%{x:,.4g} µs ${name}<extra></extra>` });
+    plot("chart-time", [bar("INT8", rows.map((row) => row.int8_us), "after", ""), bar("float", rows.map((row) => row.float_us), "before", "")],
+      { barmode: "group", xaxis: { title: "µs of a run" }, yaxis: { automargin: true, tickmode: "array", tickvals: y }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "reversed", font: { color: colour("ink") } } });
+  });
+
+  chart("chart-search", () => {
+    const found = data.search;
+    const points = (rows, name, symbol, paint) => ({ type: "scatter", mode: "markers", name, x: rows.map((row) => row.speedup), y: rows.map((row) => row.value),
+      marker: { size: 11, symbol, color: colour(paint) }, hovertemplate: "%{x:.2f}×<br>%{y:.5g}<extra></extra>" });
+    const front = { type: "scatter", mode: "lines", name: "frontier", x: found.frontier.map((row) => row.speedup), y: found.frontier.map((row) => row.value), line: { color: colour("soft"), dash: "dot" }, hoverinfo: "skip" };
+    const traces = [front, points(found.points.filter((row) => row.kept), "keeps the bar", "circle", "after"), points(found.points.filter((row) => !row.kept), "misses it", "x", "third")];
+    if (known(found.before)) traces.push(points([{ speedup: 1, value: found.before }], "float", "square", "before"));
+    plot("chart-search", traces, { xaxis: { title: "times as fast as float" }, yaxis: { title: found.metric },
+      shapes: known(found.bar) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: found.bar, y1: found.bar, line: { color: colour("clip"), dash: "dash" } }] : [] });
+  });
+
+  // several runs side by side
+  const grouped = (id, names, rows, title, extra = {}) => {
+    const few = names.length <= 24, x = few ? names.map((name) => short(name, 18)) : names.map((_, index) => index);
+    const traces = rows.map((row, index) => ({ type: "bar", name: row.name, x, y: row.values, text: names, textposition: "none",
+      marker: { color: colour(series[index % series.length]), line: { width: 0 }, pattern: { shape: patterns[index % patterns.length], fillmode: "overlay", fgcolor: colour("card"), fgopacity: 0.6, size: 7, solidity: 0.25 } },
+      hovertemplate: "%{text}<br>%{y:.4g}<extra>%{fullData.name}</extra>" }));
+    plot(id, traces, { barmode: "group", xaxis: { showgrid: false, showticklabels: few, tickangle: -40, automargin: true, title: few ? undefined : "in order of execution" }, yaxis: { title, rangemode: "tozero" }, ...extra });
+  };
+  chart("chart-runs-sqnr", () => grouped("chart-runs-sqnr", data.sqnr.names, data.sqnr.runs, "SQNR, dB"));
+  chart("chart-runs-time", () => grouped("chart-runs-time", data.time.names, data.time.runs, "µs of a run"));
+
+  // ----------------------------------------------------------------------------------------------------------- graph
+  const svg = $("graph-svg");
+  if (svg) {
+    const boxes = [...svg.querySelectorAll(".box")], edges = [...svg.querySelectorAll(".edge")];
+    const links = data.links; // [source, target, tensor] by index of box
+    const nodes = new Map(data.graph.nodes.map((node) => [node.name, node]));
+    const units = new Map();
+    for (const unit of data.units || []) for (const name of unit.nodes) units.set(name, unit);
+    const whole = { w: Number(svg.dataset.width), h: Number(svg.dataset.height) };
+    const view = { x: 0, y: 0, scale: 1 }; // scale: pixels of the picture to a pixel of the screen
+    const place = (box) => ({ x: Number(box.dataset.x), y: Number(box.dataset.y) });
+    const apply = () => {
+      const { width, height } = svg.getBoundingClientRect();
+      view.scale = Math.min(Math.max(view.scale, 0.25), Math.max(whole.w / width, whole.h / height, 1) * 1.5);
+      svg.setAttribute("viewBox", `${view.x} ${view.y} ${width * view.scale} ${height * view.scale}`);
+    };
+    const zoom = (factor, at) => {
+      const { width, height, left, top } = svg.getBoundingClientRect();
+      const px = at ? at.x - left : width / 2, py = at ? at.y - top : height / 2, old = view.scale;
+      view.scale = Math.min(Math.max(old * factor, 0.25), Math.max(whole.w / width, whole.h / height, 1) * 1.5);
+      view.x += px * (old - view.scale);
+      view.y += py * (old - view.scale);
+      apply();
+    };
+    const fit = () => {
+      const { width, height } = svg.getBoundingClientRect();
+      view.scale = Math.max(whole.w / width, whole.h / height, 0.5);
+      view.x = (whole.w - width * view.scale) / 2;
+      view.y = (whole.h - height * view.scale) / 2;
+      apply();
+    };
+    const home = () => {
+      const { width, height } = svg.getBoundingClientRect(), first = place(boxes[0]);
+      if (Math.max(whole.w / width, whole.h / height) <= 1.2) return fit();
+      view.scale = 1;
+      view.x = first.x - width / 2;
+      view.y = -12;
+      apply();
+    };
+    const reveal = (box) => {
+      const { width, height } = svg.getBoundingClientRect(), at = place(box), pad = 90;
+      const w = width * view.scale, h = height * view.scale;
+      if (at.x < view.x + pad || at.x > view.x + w - pad) view.x = at.x - w / 2;
+      if (at.y < view.y + pad / 2 || at.y > view.y + h - pad / 2) view.y = at.y - h / 2;
+      apply();
+    };
+    let current = null, moved = false;
+    const select = (index, focus) => {
+      const box = boxes[index];
+      const before = boxes[current ?? 0];
+      before.classList.remove("on");
+      before.setAttribute("tabindex", "-1");
+      if (current !== null) before.setAttribute("aria-pressed", "false");
+      for (const edge of svg.querySelectorAll(".edge.near")) edge.classList.remove("near");
+      current = index;
+      box.classList.add("on");
+      box.setAttribute("aria-pressed", "true");
+      box.setAttribute("tabindex", "0");
+      links.forEach(([source, target], at) => { if (source === index || target === index) edges[at].classList.add("near"); });
+      if (focus) box.focus({ preventScroll: true });
+      reveal(box);
+      tell(box);
+    };
+    const step = (index, key) => {
+      const down = key === "ArrowDown";
+      if (down || key === "ArrowUp") {
+        const found = links.filter((link) => link[down ? 0 : 1] === index).map((link) => link[down ? 1 : 0]);
+        return found.length ? found[0] : index;
+      }
+      if (key === "Home") return 0;
+      if (key === "End") return boxes.length - 1;
+      const at = place(boxes[index]), sign = key === "ArrowRight" ? 1 : -1;
+      const beside = boxes.map((box, other) => ({ other, ...place(box) })).filter((b) => b.y === at.y && sign * (b.x - at.x) > 0).sort((a, b) => sign * (a.x - b.x));
+      return beside.length ? beside[0].other : index;
+    };
+    svg.addEventListener("click", (event) => {
+      const box = event.target.closest(".box");
+      if (box && !moved) select(boxes.indexOf(box), true);
+    });
+    svg.addEventListener("keydown", (event) => {
+      const box = event.target.closest(".box");
+      if (!box) return;
+      const index = boxes.indexOf(box);
+      if (event.key === "Enter" || event.key === " ") select(index, true);
+      else if (event.key === "+" || event.key === "=") zoom(0.8);
+      else if (event.key === "-") zoom(1.25);
+      else if (/^(Arrow|Home|End)/.test(event.key)) select(step(index, event.key), true);
+      else return;
+      event.preventDefault();
+    });
+    const held = new Map();
+    let spread = 0;
+    svg.addEventListener("pointerdown", (event) => { held.set(event.pointerId, event); moved = false; spread = 0; });
+    addEventListener("pointermove", (event) => {
+      const before = held.get(event.pointerId);
+      if (!before) return;
+      const dx = event.clientX - before.clientX, dy = event.clientY - before.clientY;
+      if (held.size === 1) {
+        if (!moved && Math.hypot(dx, dy) < 4) return;
+        moved = true;
+        svg.classList.add("held");
+        view.x -= dx * view.scale;
+        view.y -= dy * view.scale;
+        apply();
+      }
+      held.set(event.pointerId, event);
+      if (held.size === 2) {
+        const [a, b] = [...held.values()], now = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
+        moved = true;
+        if (spread) zoom(spread / now, { x: (a.clientX + b.clientX) / 2, y: (a.clientY + b.clientY) / 2 });
+        spread = now;
+      }
+    });
+    const release = (event) => { held.delete(event.pointerId); spread = 0; svg.classList.remove("held"); };
+    addEventListener("pointerup", release);
+    addEventListener("pointercancel", release);
+    svg.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey && !event.altKey) return; // the page scrolls
+      event.preventDefault();
+      zoom(event.deltaY > 0 ? 1.15 : 1 / 1.15, { x: event.clientX, y: event.clientY });
+    }, { passive: false });
+    $("zoom-in").addEventListener("click", () => zoom(0.75));
+    $("zoom-out").addEventListener("click", () => zoom(1 / 0.75));
+    $("zoom-fit").addEventListener("click", fit);
+    new ResizeObserver(apply).observe(svg);
+    $("node").addEventListener("change", () => {
+      const named = $("node").value, texts = boxes.map((box) => box.dataset.name);
+      let index = texts.indexOf(named);
+      if (index < 0 && named) index = texts.findIndex((text) => text.toLowerCase().includes(named.toLowerCase()));
+      if (index >= 0) select(index, false);
+    });
+
+    // what the panel says of a node
+    const panel = $("node-panel");
+    const list = (rows) => {
+      const made = make("dl");
+      for (const [term, text] of rows) if (known(text) && text !== "" && text !== "–") made.append(make("dt", term), make("dd", text));
+      return made;
+    };
+    const block = (title, rows) => { const made = list(rows); return made.childElementCount ? [make("h4", title), made] : []; };
+    const about = (name) => {
+      const row = byTensor.get(name), shape = data.graph.values[name];
+      const rows = [["type", shape]];
+      if (row) {
+        if (row.uint8 || (shape || "float").includes("float")) rows.push(["stored", row.uint8 ? "8-bit integers" : "float"]);
+        rows.push(["SQNR", decibels(row.sqnr_db)], ["range alone", decibels(row.own_db)], ["at the outputs", decibels(row.alone_db)]);
+        if (row.uint8) rows.push(["range", range(row)]);
+        if (known(row.least)) rows.push(["seen", `${digits(row.least)} to ${digits(row.most)}`]);
+        if (known(row.clipped)) rows.push(["clipped", share(row.clipped)]);
+        if (row.shares) rows.push(["range of", row.shares]);
+      }
+      return rows;
+    };
+    const kinds = { "u8->u8": "INT8, from and to 8-bit integers", "u8->float": "INT8 products, float result", dynamic: "INT8 products, ranges found at run time", "weight-only": "INT8 weights, computed in float", float: "float" };
+    const tell = (box) => {
+      const name = box.dataset.name, node = box.dataset.kind === "node" ? nodes.get(name) : null, parts = [];
+      if (!node) {
+        parts.push(make("h3", name), make("p", `${box.dataset.kind} of the model`, "soft"), ...block("Tensor", about(name)));
+      } else {
+        const unit = units.get(name);
+        parts.push(make("h3", node.op), make("p", name, "soft mono"));
+        if (unit) {
+          parts.push(list([["computes", kinds[unit.implementation] || unit.implementation]]));
+          if (unit.reason) parts.push(make("p", `${unit.implementation === "float" ? "Why it is float" : "Why"}: ${unit.reason}`, "why"));
+          const gain = known(unit.float_us) && unit.int8_us ? ` (${digits(unit.float_us / unit.int8_us, 3)}×)` : "";
+          parts.push(...block("Kernels and time", [["float", micro(unit.float_us)], ["", unit.float_kernels.join(", ")], ["output", known(unit.int8_us) ? micro(unit.int8_us) + gain : known(unit.float_us) ? "no kernel of its own" : null], ["", unit.int8_kernels.join(", ")],
+            ["together with", unit.nodes.filter((other) => other !== name).join(", ")], ["16-bit sums", unit.relieved ? `${unit.relieved} channels lost weight range` : ""]]));
+        }
+        const outputs = new Set([...node.outputs, ...(unit && unit.name === name ? unit.outputs : [])]);
+        for (const output of outputs) parts.push(...block(`Gives ${output}`, about(output)));
+        for (const input of node.inputs) parts.push(...block(`Reads ${input}`, [["type", data.graph.values[input]]]));
+        parts.push(...block("Constants", Object.entries(node.constants)), ...block("Attributes", Object.entries(node.attributes)));
+        if (node.parameters) parts.push(...block("Size", [["parameters", node.parameters.toLocaleString("en")], ["bytes", bytes(node.bytes)]]));
+        parts.push(...block("Where", [["domain", node.domain], ["in the body of", node.body]]));
+        const drawn = [...outputs].find((output) => byTensor.get(output) && byTensor.get(output).bins);
+        if (drawn && $("tensor")) {
+          const button = make("button", "Show its histogram");
+          button.addEventListener("click", () => { choose(drawn); $("histogram").scrollIntoView(); $("tensor").focus({ preventScroll: true }); });
+          parts.push(make("p"), button);
+        }
+      }
+      panel.replaceChildren(...parts);
+    };
+    if (boxes.length) { boxes[0].setAttribute("tabindex", "0"); home(); }
+  }
+
+  themed();
+  start();
+  root.dataset.ready = "yes";
+  performance.mark("requant-ready");
+})();
