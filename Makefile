@@ -15,6 +15,7 @@ COMPILE := $(UV) --quiet pip compile --universal --python-version 3.11 --fork-st
 RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 PACKAGE := $(VENV)/.package
+CHROMIUM := $(VENV)/.chromium
 
 # An environment that no longer starts, or belongs to another checkout (a copied folder), is made again.
 MINE := import os; from importlib.util import find_spec; os.path.samefile(find_spec("requant").origin, "__init__.py") or 1/0
@@ -25,7 +26,7 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again clean demo format help lint lock test test-all wheel
+.PHONY: again chromium clean demo format help lint lock test test-all wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -37,16 +38,20 @@ demo: $(RUN) $(PACKAGE)  ## quantize the digits network to build/demo/digits_int
 	$(BIN)/requant compare sample_models/digits.onnx build/demo/digits_int8.onnx \
 		--data sample_models/digits.npz --batch 128
 
-test: $(DEV) $(PACKAGE)  ## run the tests, without the slow ones
+test: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: $(DEV) $(PACKAGE)  ## run every test
+test-all: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(DEV) $(PACKAGE)  ## ruff, formatting, mypy strict
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+chromium:  ## install Chromium for the browser tests, if there is none
+	@rm -f $(CHROMIUM)
+	@$(MAKE) --no-print-directory $(CHROMIUM)
 
 format: $(DEV)  ## format the source and fix what ruff can fix
 	$(BIN)/ruff check --fix-only
@@ -80,6 +85,18 @@ $(DEV): requirements/dev.txt $(RUN)
 	@mv $(RUN) $(RUN).aside
 	@$(INSTALL) -r $<
 	@mv $(RUN).aside $(RUN)
+	@touch $@
+
+# The browser of the tests of reports. Where it cannot be had these tests are skipped, but not where CI is set: they fail.
+BROWSERS := chromium chromium-browser google-chrome
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n) env DEBIAN_FRONTEND=noninteractive
+$(CHROMIUM): $(RUN)
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	echo "installing Chromium for the browser tests" >&2; \
+	{ command -v apt-get && $(AS_ROOT) apt-get update -qq && \
+		$(AS_ROOT) apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
+	echo "Chromium cannot be installed here (apt-get, as root or by sudo -n): the browser tests want one on the PATH," \
+		"and are skipped without it" >&2
 	@touch $@
 
 $(PACKAGE): pyproject.toml $(RUN)

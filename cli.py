@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import re
+import shlex
 import sys
+import time
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +26,14 @@ if TYPE_CHECKING:
 
     from requant.calibration import DataSpec, Execution
     from requant.quantize import Calibration, Goal
+    from requant.quantize.report import Recorder
+    from requant.quantize.shapes import Lengths
 
     Command = Callable[..., Any]
     Begin = Callable[..., Execution]
 
 PATH = click.Path(path_type=Path)
+TYPED = "requant.typed"  # under which a context keeps the command line
 STRATEGIES = ("auto", "static", "static-float", "dynamic", "weight-only")
 
 
@@ -40,14 +47,62 @@ class Refusal(click.ClickException):
         click.echo(f"requant: {self.format_message()}", err=True, file=file)
 
 
+QUIET, VERBOSE = "requant.quiet", "requant.verbose"  # under which a context keeps what was asked for
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Keep a switch for the whole of the command line; it may stand before a command or behind it."""
+    key = f"requant.{param.name}"
+    ctx.meta[key] = ctx.meta.get(key, False) or value
+
+
+def talk_options() -> list[click.Parameter]:
+    """Return the switches that every command has: how much is said on stderr."""
+    say: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember}
+    return [
+        click.Option(["-q", "--quiet"], help="Say nothing on stderr but what is wrong.", **say),
+        click.Option(["-v", "--verbose"], help="Tell stages as they begin, and of an error where it arose.", **say),
+    ]
+
+
+class Talking(click.Command):
+    """A command with `talk_options`."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, those of every command among them."""
+        *own, helping = super().get_params(ctx)
+        return [*own, *talk_options(), helping]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it refuses is said when stderr is there again."""
+        if not ctx.meta.get(QUIET):
+            return super().invoke(ctx)
+        with open(os.devnull, "w", encoding="utf-8") as silence, redirect_stderr(silence):
+            return super().invoke(ctx)
+
+
 class Commands(click.Group):
     """A group whose commands turn a `RequantError` or a wrong command line into a `Refusal`."""
+
+    command_class = Talking
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, those of every command among them."""
+        *own, helping = super().get_params(ctx)
+        return [*own, *talk_options(), helping]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and remember what was typed: a report tells it."""
+        ctx.meta.setdefault(TYPED, shlex.join(["requant", *args]))
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
         except RequantError as error:
+            if ctx.meta.get(VERBOSE):
+                traceback.print_exception(error)
             raise Refusal(str(error)) from error
         except click.UsageError as error:  # click would print three lines
             command = error.ctx.command_path if error.ctx is not None else "requant"
@@ -127,6 +182,20 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return int(match[1]), int(match[2])
 
 
+OF_DATA = ("preprocess", "tokenizer", "labels")
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    """Read pairs of a name and a value: ``top1=0.5%``."""
+    found = {}
+    for item in value:
+        name, equals, text = item.rpartition("=")
+        if not (name and equals and text):
+            raise click.BadParameter(f"{item!r} is no pair; write for instance top1=0.5%", ctx, param)
+        found[name] = text
+    return found
+
+
 WORKERS = ("workers", "memory_limit", "executor", "scheduler")
 EXECUTION = ("batch", "shard", *WORKERS)
 
@@ -183,6 +252,20 @@ def worker_options(command: Command) -> Command:
         return command(begin=begin, **others)
 
     return running
+
+
+def lengths_options(command: Command) -> Command:
+    """Declare how long the free axes of inputs are; the command gets `Lengths`."""
+
+    @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,224,224", help="Shape of an input; repeatable.")
+    @click.option("--dim", "dims", multiple=True, metavar="AXIS=1", help="Length of a named axis; may be repeated.")
+    @functools.wraps(command)
+    def measured(*, shapes: tuple[str, ...], dims: tuple[str, ...], **others: Any) -> Any:
+        from requant.quantize.shapes import parse_lengths
+
+        return command(lengths=parse_lengths(shapes, dims), **others)
+
+    return measured
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -298,11 +381,19 @@ def main() -> None:
     help="How much is done for accuracy; low also has --calibration minmax. See docs/accuracy.md.",
 )
 @click.option(
-    "--corrections", callback=_optional_names, metavar="A,B", help="Only these: equalize, means, bias, rounding."
+    "--corrections", callback=_optional_names, metavar="A,B", help="Only: results, equalize, means, bias, rounding."
 )
 @search_options
 @external_option
 @click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having: exit code 0.")
+@click.option(
+    "--report",
+    "reports",
+    type=PATH,
+    multiple=True,
+    metavar="FILE",
+    help="An .html page of the run, or a .json record for 'requant report'; may be repeated. See docs/report.md.",
+)
 @threads_option
 @worker_options
 @json_option
@@ -335,6 +426,7 @@ def quantize(
     goal: Goal | None,
     external_data: bool,
     force_int8: bool,
+    reports: tuple[Path, ...],
     threads: int,
     begin: Begin,
     as_json: bool,
@@ -350,6 +442,7 @@ def quantize(
     requant quantize bert.onnx --dynamic -o bert_int8.onnx
     requant quantize model.onnx --data reader.py:feeds -o out.onnx --executor processes --workers 8
     requant quantize model.onnx --data calib.npz -o out.onnx --effort high
+    requant quantize model.onnx --data calib.npz -o out.onnx --report out.html --report out.json
     requant quantize model.onnx --data calib.npz -o out.onnx --max-drop 0.5% --metric top1 --eval-data test.npz
     requant quantize model.onnx --data calib.npz -o out.onnx --plan edited.plan.json --force
     requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
@@ -390,15 +483,19 @@ def quantize(
     if observing:
         check_output(output, model, force=force, external=external_data)
         options = replace(options, execution=begin(output))
+    recorder = _recorder(reports, model, output, force)
+    look = recorder.look if recorder is not None else None
     with _progress() as progress:
         if goal is None:
-            result = quantize_model(model, data, output, options, progress)
+            result = quantize_model(model, data, output, options, progress, look)
         elif data is None:
             raise click.UsageError("a search wants --data SRC, which give the ranges and what is corrected by them")
         else:
             from requant.quantize import search_model
 
-            result = search_model(model, data, output, goal, options, progress)
+            result = search_model(model, data, output, goal, options, progress, look)
+    if recorder is not None:
+        recorder.write(result)
     if as_json:
         _print_json(result.to_json())
     else:
@@ -410,6 +507,54 @@ def quantize(
             print_frontier(result.search)
     if result.verdict and not force_int8:
         click.get_current_context().exit(1)
+
+
+def _recorder(reports: tuple[Path, ...], model: Path, output: Path, force: bool) -> Recorder | None:
+    """Return what takes down a run for its reports; None where none is asked for."""
+    if not reports:
+        return None
+    from requant.quantize.placement.files import plan_path
+    from requant.quantize.report import Recorder, check_reports
+
+    check_reports(reports, (output, plan_path(output)), model, force=force)
+    return Recorder(reports, click.get_current_context().meta.get(TYPED, ""))
+
+
+@main.command()
+@click.argument("records", type=PATH, nargs=-1, required=True)
+@click.option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
+@force_option
+def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
+    """Make a page of a run RECORD that 'requant quantize --report RUN.json' wrote, or of several side by side.
+
+    \b
+    requant report run.json -o run.html
+    requant report minmax.json auto.json high.json -o compared.html --force
+    """
+    from requant.quantize.report import report_runs
+
+    found = report_runs(records, output, force=force)
+    click.echo(f"{output}: {', '.join(record.name for record in found)}", err=True)
+
+
+@main.command()
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
+@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+@force_option
+def view(model: Path, output: Path, opened: bool, force: bool) -> None:
+    """Make a page of the graph of MODEL, any ONNX model, float or quantized by whatever tool.
+
+    \b
+    requant view model.onnx -o model.html
+    requant view model_int8.onnx -o graph.html --force --open
+    """
+    from requant.quantize.report import view_model
+
+    nodes = view_model(model, output, force=force)
+    click.echo(f"{output}: {nodes} nodes", err=True)
+    if opened:
+        click.launch(output.resolve().as_uri())
 
 
 def _goal(
@@ -697,9 +842,10 @@ def transform(
     load_plugins()
     if (pipeline is None) == (group is None):
         raise click.UsageError("give --transforms '...' or --group NAME" + (", not both" if pipeline else ""))
-    check_output(target, source, force=force, external=external_data)
     steps = parse(pipeline) if pipeline is not None else parse_groups(group or "")
-    model = load_model(source)
+    external_data = external_data or any(step.name == "externalize_weights" for step in steps.steps)
+    check_output(target, source, force=force, external=external_data)
+    model = load_model(source, in_place=True)
     keep = None if dump_dir is None else begin_dumps(dump_dir, steps, source, target, force=force)
     count = itertools.count()
     with _progress() as progress, about(source):
@@ -782,6 +928,97 @@ def ops(name: str | None, as_json: bool) -> None:
         from requant.quantize.tables import print_operators
 
         print_operators(found)
+
+
+@main.command()
+@click.argument("model", type=PATH)
+@lengths_options
+@click.option("--data", metavar="SRC", help=f"Its first sample says how long free axes are. {SOURCES}")
+@reading_options
+@click.option("--nodes", is_flag=True, help="Every node with its multiply-accumulates and bytes; wants lengths.")
+@click.option("--print-structure", "structure", is_flag=True, help="Every node with what it reads and gives, instead.")
+@click.option("--dot", is_flag=True, help="The graph in the DOT language of Graphviz, instead.")
+@json_option
+def inspect(
+    model: Path,
+    lengths: Lengths,
+    data: str | DataSpec | None,
+    nodes: bool,
+    structure: bool,
+    dot: bool,
+    as_json: bool,
+) -> None:
+    """Tell what MODEL is made of: inputs, operators, parameters, multiply-accumulates, memory, what is in int8.
+
+    \b
+    requant inspect model.onnx
+    requant inspect model.onnx --dim batch=1 --nodes
+    requant inspect bert.onnx --shape input_ids=1,128 --json
+    requant inspect model_int8.onnx --print-structure
+    requant inspect model_int8.onnx --dot > model.dot
+
+    Nothing is run. What depends on lengths that the model leaves open is counted when they are given.
+    """
+    from requant.quantize.inspection import inspect_model
+    from requant.quantize.inspection_tables import dot_lines, print_inspection, structure_lines
+
+    if sum((structure, dot, as_json)) > 1:
+        raise click.UsageError("--print-structure, --dot and --json are forms of one answer; choose one")
+    found = inspect_model(model, lengths, data=data)
+    if nodes and (found.macs is None or found.peak_bytes is None):
+        hint = "; give --shape, --dim or --data" if found.depends else ""
+        raise RequantError(f"{model}: what a node costs {found.why_unknown()}{hint}")
+    if as_json:
+        _print_json(found.to_json())
+    elif structure or dot:
+        for line in structure_lines(found) if structure else dot_lines(found):
+            click.echo(line)
+    else:
+        print_inspection(found, nodes=nodes)
+
+
+@main.command()
+@click.argument("first", metavar="A", type=PATH)
+@click.argument("second", metavar="B", type=PATH)
+@click.option("--ignore-names", is_flag=True, help="Names of nodes, inner tensors and free axes.")
+@click.option("--ignore-order", is_flag=True, help="The order of nodes.")
+@click.option("--ignore-metadata", is_flag=True, help="Metadata, producer and documentation.")
+@click.option("--ignore-versions", is_flag=True, help="Versions of the format and of operator sets.")
+@click.option("--all", "everything", is_flag=True, help="Every difference, instead of the first of each kind.")
+@json_option
+def diff(
+    first: Path,
+    second: Path,
+    ignore_names: bool,
+    ignore_order: bool,
+    ignore_metadata: bool,
+    ignore_versions: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Tell in what the models A and B differ. Exit code 0: they are equal; 1: they differ; 2: one is no model.
+
+    \b
+    requant diff before.onnx after.onnx
+    requant diff before.onnx after.onnx --ignore-names --ignore-order --ignore-metadata
+    requant diff model.onnx model.onnx --json
+
+    Lines begin with - for what only A has, + for what only B has, ~ for what differs.
+    """
+    from requant.quantize.difference import Ignored, diff_models
+    from requant.quantize.difference_lines import difference_lines
+
+    if as_json and everything:
+        raise click.UsageError("--all is of the lines; --json has every difference")
+    ignored = Ignored(ignore_names, ignore_order, ignore_metadata, ignore_versions)
+    found = diff_models(first, second, ignored)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        for line in difference_lines(found, everything=everything):
+            click.echo(line)
+    if not found.equal:
+        click.get_current_context().exit(1)
 
 
 @main.group(cls=Commands)
@@ -891,10 +1128,13 @@ def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: in
 
 @main.command()
 @click.argument("model", type=PATH)
+@click.option("--compare", "other", type=PATH, metavar="OTHER", help="A model to run in turns with it, on the same.")
 @click.option("--data", metavar="SRC", help=f"Its first sample is run. {SOURCES} [default: random inputs]")
 @reading_options
+@lengths_options
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run.")
 @threads_option
+@click.option("--no-profile", is_flag=True, help="Do not tell where the time goes.")
 @click.option("--settings", is_flag=True, help="Look for the session options with which it runs fastest.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="For --settings."
@@ -902,29 +1142,36 @@ def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: in
 @json_option
 def bench(
     model: Path,
+    other: Path | None,
     data: str | DataSpec | None,
+    lengths: Lengths,
     batch: int,
     threads: int,
+    no_profile: bool,
     settings: bool,
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Time MODEL on this machine.
+    """Time MODEL on this machine; then, with the profiler on, tell where the time goes.
 
     \b
     requant bench model.onnx --data test.npz --batch 16
+    requant bench model_int8.onnx --compare model.onnx --threads 2
+    requant bench bert.onnx --dim sequence=128 --batch 4
     requant bench model.onnx --settings --json
     requant bench model.onnx --settings --threads 1
 
+    Lengths that the model leaves open, but that of the batch, are to be given or taken from data.
     With --settings, --threads says how many threads there are to be; else that is one of the settings.
     """
-    from requant.quantize import Search, bench_model
+    from requant.quantize.bench import Load, Search, bench_model
 
     if _given("seconds") and not settings:
         raise click.UsageError("--seconds is for --settings, which is not given")
     search = Search(seconds, threads if _given("threads") else None) if settings else None
+    load = Load(batch=batch, threads=threads, lengths=lengths, profile=not no_profile)
     with _progress() as progress:
-        found = bench_model(model, data, batch=batch, threads=threads, search=search, progress=progress)
+        found = bench_model(model, data, load, other=other, search=search, progress=progress)
     if as_json:
         _print_json(found.to_json())
     else:
@@ -1060,6 +1307,110 @@ def sensitivity(
         print_sensitivity(found, everything=everything)
 
 
+@main.command()
+@click.argument("project", type=PATH, required=False)
+@click.option("--float", "float", metavar="FLOAT", help="The float model.")
+@click.option("--model", metavar="INT8", help="The INT8 model that was made of it.")
+@click.option("--data", metavar="SRC", help=f"What both are measured on. {SOURCES}")
+@reading_options
+@click.option("--baseline", metavar="FILE", help="The lock file. [default: requant.lock.json]")
+@click.option("--update", is_flag=True, help="Write the baseline instead of judging by it.")
+@click.option("--metric", multiple=True, metavar="M", help=f"May be repeated. {METRICS} [default: as in the baseline]")
+@click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
+@click.option(
+    "--tolerance",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=X",
+    help="What may be lost of a metric, of latency, mac_share, size, inputs; or the least speedup. May be repeated.",
+)
+@samples_option
+@click.option("--batch", type=click.IntRange(1), help="Items per run while timing. [default: as in the baseline, or 1]")
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    help="Threads while timing; 0: the runtime's choice. [default: as in the baseline, or 1]",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="How long is timed; 0: not at all."
+)
+@click.option("--junit", metavar="FILE", help="A JUnit XML file to write.")
+@click.option("--markdown", metavar="FILE", help="A Markdown file to write; a job's summary on GitHub gets it anyway.")
+@json_option
+def check(project: Path | None, update: bool, as_json: bool, **given: Any) -> None:
+    """Judge an INT8 model by its baseline: accuracy, speed, integer share, size; exit code 1 where one is worse.
+
+    PROJECT is a requant.toml, which 'requant init' writes: the model is then quantized too. See docs/ci.md.
+
+    \b
+    requant check --float model.onnx --model model_int8.onnx --data test.npz --update
+    requant check --float model.onnx --model model_int8.onnx --data test.npz
+    requant check --float model.onnx --model model_int8.onnx --data test.npz --metric top1 --tolerance top1=0.3%
+    requant check requant.toml --junit requant.xml --json
+    """
+    from requant.quantize.gate.outputs import github_lines, print_check, write_outputs
+    from requant.quantize.project import asked_project, check_project
+
+    found = asked_project(project, {name: value for name, value in _flat(given).items() if _given(name)})
+    as_json = as_json or found.check.get("json", False)
+    with _progress() as progress:
+        result = check_project(found, update=update, progress=progress)
+    print_check(result)
+    write_outputs(result, found.file("junit"), found.file("markdown"), os.environ)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in github_lines(result):
+            click.echo(line, err=as_json)  # read from either; stdout has the JSON
+    if as_json:
+        _print_json(result.to_json())
+    if not result.ok:
+        click.get_current_context().exit(1)
+
+
+def _flat(given: dict[str, Any]) -> dict[str, Any]:
+    """Return options by name; what was said of data is again an option of its own."""
+    data = given.pop("data")
+    if data is None or isinstance(data, str):
+        return {**given, "data": data}
+    return {**given, **{name: getattr(data, name) for name in OF_DATA}, "data": data.text}
+
+
+@main.command()
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, default="requant.toml", show_default=True, help="The project to write.")
+@force_option
+def init(model: Path, output: Path, force: bool) -> None:
+    """Write a commented requant.toml for MODEL: what 'requant check requant.toml' quantizes and checks.
+
+    \b
+    requant init model.onnx
+    requant init models/model.onnx -o models/requant.toml --force
+    """
+    from requant.calibration.files import write_atomically
+    from requant.quantize.files import check_output
+    from requant.quantize.project import template
+
+    check_output(output, model, force=force)
+    write_atomically(output, template(model, output).encode())
+    click.echo(f"{output}: written; see what it says of data, then: requant check {output} --update", err=True)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes commands and options in SHELL.
+
+    \b
+    eval "$(requant completion bash)"       # in ~/.bashrc
+    eval "$(requant completion zsh)"        # in ~/.zshrc
+    requant completion fish > ~/.config/fish/completions/requant.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(main, {}, "requant", "_REQUANT_COMPLETE").source())
+
+
 def _strategies(given: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
     """Split ``STRATEGY`` and ``NODE=STRATEGY``; a node's name may contain ``=``."""
     from requant.quantize import Strategy
@@ -1093,14 +1444,34 @@ def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
+def _stages() -> Callable[[str, int, int | None], None]:
+    """Return what says on stderr which stage begins, and after how long."""
+    began, seen = time.monotonic(), set[str]()
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            click.echo(f"{time.monotonic() - began:8.2f} s  {stage}", err=True)
+
+    return tell
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a progress bar on stderr where that is a terminal, and nothing elsewhere."""
+    """Show a progress bar on stderr where that is a terminal, the stages where they are asked for, or nothing."""
     if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
+        yield _stages() if click.get_current_context().meta.get(VERBOSE) else lambda stage, done, total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         SpinnerColumn(),
@@ -1108,6 +1479,8 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         shown = {"load": bar.add_task("load", total=None)}

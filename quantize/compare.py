@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import RequantError
 from ..calibration.samples import Sample
-from ..calibration.session import input_specs, open_session
+from ..calibration.session import InputSpec, input_specs, open_session
 from ..calibration.sources import DataSource, Source, open_source
 from .accuracy import Accuracy, Outputs
 from .comparison import Versus, versus
@@ -78,7 +78,7 @@ def compare_models(
     if batch < 1:
         raise RequantError(f"batch must be at least 1, not {batch}")
     chosen = metric_named(metric) if isinstance(metric, str) else metric
-    source = _common_source(float_model, int8_model, data)
+    source = common_source(float_model, int8_model, data)
     first = next(iter(source))
     if chosen is not None:
         check_label(chosen, first)
@@ -129,8 +129,17 @@ class _Pair:
         return versus(before, after)
 
 
-def _common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:
+def common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:
     """Open the data for two models that take the same inputs and give the same outputs."""
+    return open_source(data, common_inputs(float_model, int8_model))
+
+
+def common_inputs(float_model: Model, int8_model: Model) -> tuple[InputSpec, ...]:
+    """Return the inputs of two models that take the same inputs and give the same outputs.
+
+    Raises:
+        RequantError: A model cannot be loaded, or the two do not belong together.
+    """
     for model in (float_model, int8_model):
         load_model(model)  # what is wrong with a file is told in the same words by every command
     sessions = [open_session(Path(model), lean=True) for model in (float_model, int8_model)]
@@ -141,4 +150,4 @@ def _common_source(float_model: Model, int8_model: Model, data: DataSource) -> S
         if left != right:
             differing = ", ".join(sorted(map(str, left ^ right)))
             raise RequantError(f"{int8_model}: has other {kind} than {float_model}: {differing}")
-    return open_source(data, inputs[0])
+    return inputs[0]

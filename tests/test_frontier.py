@@ -205,10 +205,13 @@ def test_the_score_of_an_executors_workers_is_that_of_this_process(metric: str) 
 
 
 def test_a_search_scores_on_the_executor_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scored = []
-    monkeypatch.setattr(
-        frontier, "score_with", lambda *given, **named: scored.append(given) or score(*given[1:], **named)
-    )
+    scored: list[str] = []
+
+    def counted(execution: Execution, metric: Metric, *given: Any, **named: Any) -> Score:
+        scored.append(metric.name)
+        return score_with(execution, metric, *given, **named)
+
+    monkeypatch.setattr(frontier, "score_with", counted)
     execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
     options = replace(OPTIONS, execution=execution)
     result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)

@@ -1,0 +1,267 @@
+"""What each layer of a model computes with, and how far its tensors are from those of the float model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+import numpy as np
+import onnx_ir as ir
+
+from ... import RequantError
+from ...calibration.samples import Sample
+from ...calibration.session import Array, Feed, ModelSource, describe, open_session, runtime_message
+from ...transforms.graph import computing_graphs, constant
+from ..accuracy import decibels, is_float, powers
+from ..files import PathLike, Weights, load_model, serialize
+from .baseline import Constant, Layer
+
+LINEAR = ("QuantizeLinear", "DequantizeLinear")
+DIGITS = 16
+"""Hex digits of a digest."""
+LISTED = 1024
+"""Bytes of a constant below which its size is of no matter."""
+SAMPLES = 4
+"""Samples on which tensors are compared."""
+PRODUCTS = ("Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul")
+INPUT = {1: "input scale", 2: "input zero point"}
+WEIGHT_ZERO, OUT, OUT_ZERO = "weight zero point", "output scale", "output zero point"
+ROLES: Mapping[str, Mapping[int, str]] = {
+    **{op: {0: "left", 1: "weight", 2: "bias"} for op in PRODUCTS},
+    "QLinearConv": {**INPUT, 3: "weight", 4: "weight scale", 5: WEIGHT_ZERO, 6: OUT, 7: OUT_ZERO, 8: "bias"},
+    "QLinearMatMul": {**INPUT, 3: "weight", 4: "weight scale", 5: WEIGHT_ZERO, 6: OUT, 7: OUT_ZERO},
+    "QGemm": {**INPUT, 3: "weight", 4: "weight scale", 5: WEIGHT_ZERO, 6: "bias", 7: OUT, 8: OUT_ZERO},
+    "MatMulIntegerToFloat": {1: "weight", 2: "input scale", 3: "weight scale", 5: WEIGHT_ZERO, 6: "bias"},
+    "DynamicQuantizeMatMul": {1: "weight", 2: "weight scale", 3: WEIGHT_ZERO, 4: "bias"},
+    "DynamicQuantizeLSTM": {1: "weight", 2: "recurrence", 3: "bias", 8: "weight scale", 10: "recurrence scale"},
+    "MatMulInteger": {1: "weight"},
+    "ConvInteger": {1: "weight"},
+    **{op: {1: "weight", 2: "recurrence", 3: "bias"} for op in ("LSTM", "GRU", "RNN")},
+}
+"""What the inputs of operators are called."""
+
+
+def layers_of(model: ir.Model) -> dict[str, Layer]:
+    """Return the nodes of a model, but those that quantize or dequantize, with the constants that decide about them.
+
+    What quantizes the result of a node is a part of it; what quantizes an input of the model is a row of its own, by
+    the name of that input.
+    """
+    found: dict[str, Layer] = {}
+    for graph in computing_graphs(model):
+        for value in graph.inputs:
+            if (scales := _quantized_by(value)) and value.name:
+                found[value.name] = Layer("input", scales)
+        for node in graph:
+            name = _row_name(node)
+            if node.op_type not in LINEAR and name:
+                found[name] = Layer(node.op_type, dict(_constants(node)), tuple(dict.fromkeys(_before(node))))
+    return found
+
+
+def _before(node: ir.Node) -> Iterator[str]:
+    """Yield the rows of the nodes and inputs that a node reads, with nothing but conversions in between."""
+    for value in node.inputs:
+        maker = None if value is None else value.producer()
+        while maker is not None and maker.op_type in LINEAR:
+            value = maker.inputs[0]
+            maker = None if value is None else value.producer()
+        if maker is not None:
+            yield _row_name(maker)
+        elif value is not None and value.name:
+            yield value.name
+
+
+def _row_name(node: ir.Node) -> str:
+    """Return what a node is called, or by its first result where it has no name."""
+    return node.name or str(node.outputs[0].name if node.outputs else "")
+
+
+def _constants(node: ir.Node) -> Iterator[tuple[str, Constant]]:
+    """Yield what is constant of a node by role."""
+    roles = ROLES.get(node.op_type, {})
+    axis = _channel_axis(node)
+    for place, value in enumerate(node.inputs):
+        role = roles.get(place, f"input {place}")
+        maker = None if value is None else value.producer()
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            stored, scale = (constant(each) for each in maker.inputs[:2])
+            if stored is not None and scale is not None:
+                yield role, _stored(stored, scale, maker, axis)
+                yield f"{role} scale", _scale(scale)
+        elif (tensor := constant(value)) is not None and tensor.dtype is not ir.DataType.STRING:
+            yield role, _scale(tensor) if role.endswith(("scale", "zero point")) else _plain(tensor, axis)
+    for value in node.outputs:
+        yield from _quantized_by(value).items()
+
+
+def _quantized_by(value: ir.Value) -> dict[str, Constant]:
+    """Return the scale and the zero point that a value is quantized by, where it is."""
+    for reader in value.consumers():
+        if reader.op_type == "QuantizeLinear" and (scale := constant(reader.inputs[1])) is not None:
+            point = constant(reader.inputs[2]) if len(reader.inputs) > 2 else None
+            zero = {} if point is None else {"output zero point": _scale(point)}
+            return {"output scale": _scale(scale), **zero}
+    return {}
+
+
+def _channel_axis(node: ir.Node) -> int:
+    """Return the axis of output channels of a node's weight."""
+    if node.op_type in ("Gemm", "QGemm"):
+        return 0 if node.attributes.get_int("transB", 0) else 1
+    return 1 if node.op_type == "ConvTranspose" else 0 if "Conv" in node.op_type else -1
+
+
+def _stored(tensor: ir.TensorProtocol, scale: ir.TensorProtocol, maker: ir.Node, axis: int) -> Constant:
+    """Describe a constant that is dequantized."""
+    values, steps = tensor.numpy(), np.asarray(scale.numpy(), np.float64)
+    point = constant(maker.inputs[2]) if len(maker.inputs) > 2 else None
+    along = maker.attributes.get_int("axis", 1) % values.ndim if values.ndim > 1 else 0
+    wide = values.astype(np.float64)
+    if steps.size == 1 or (steps.ndim == 1 and values.ndim and steps.size == values.shape[along]):  # not by blocks
+        wide -= _along(np.zeros(()) if point is None else np.asarray(point.numpy(), np.float64), wide.ndim, along)
+        wide *= _along(steps, wide.ndim, along)
+    return Constant(_type(tensor), _digest(values), _norm(wide), _dead(wide, axis))
+
+
+def _along(values: Array, rank: int, axis: int) -> Array:
+    """Return one value per channel in a shape that broadcasts."""
+    return values.reshape([-1 if i == axis % max(rank, 1) else 1 for i in range(rank)]) if values.ndim == 1 else values
+
+
+def _plain(tensor: ir.TensorProtocol, axis: int) -> Constant:
+    """Describe a constant."""
+    values = tensor.numpy()
+    number = values.dtype.kind in "biuf"
+    return Constant(
+        _type(tensor), _digest(values), _norm(values) if number else 0.0, _dead(values, axis) if number else 0
+    )
+
+
+def _scale(tensor: ir.TensorProtocol) -> Constant:
+    """Describe scales or zero points."""
+    values = tensor.numpy()
+    return Constant(_type(tensor), _digest(values), float(np.mean(values, dtype=np.float64)) if values.size else 0.0)
+
+
+def _type(tensor: ir.TensorProtocol) -> str:
+    """Return the name of the type in which a constant is stored."""
+    return ir.DataType(tensor.dtype).name.lower()
+
+
+def _digest(values: Array) -> str:
+    """Return a digest of an array."""
+    made = hashlib.blake2b(repr(values.shape).encode(), digest_size=DIGITS // 2)
+    made.update(np.ascontiguousarray(values).tobytes())
+    return made.hexdigest()
+
+
+def _norm(values: Array) -> float:
+    """Return the root of the sum of squares; 0 where that is no number."""
+    flat = values.reshape(-1).astype(np.float64)
+    found = float(np.sqrt(np.dot(flat, flat)))
+    return found if np.isfinite(found) else 0.0
+
+
+def _dead(values: Array, axis: int) -> int:
+    """Count the channels of a weight that are zero throughout."""
+    if values.ndim < 2:
+        return 0
+    rest = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
+    return int((~values.any(axis=rest)).sum())
+
+
+def stored_bytes(model: ir.Model) -> dict[str, int]:
+    """Return the bytes of each constant that is not small, by name."""
+    sizes = {
+        str(value.name): value.const_value.nbytes
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    }
+    return {name: size for name, size in sizes.items() if size >= LISTED}
+
+
+def opset_of(model: ir.Model) -> int:
+    """Return the version of the standard operators."""
+    return model.opset_imports.get("", 0)
+
+
+# ------------------------------------------------------------------------------------------------ noise of tensors
+
+
+def tensor_noise(float_model: PathLike, int8_model: PathLike, samples: Iterable[Sample]) -> dict[str, float]:
+    """Return how far the results of nodes are from those of the float model, in dB.
+
+    Only tensors of one name in both models are compared. One that is quantized is taken behind its DequantizeLinear.
+    Nothing is optimised away, so that the graph says what is compared. Of models whose weights are too large to be
+    twice in memory nothing is said.
+
+    Args:
+        float_model: Path of the float model.
+        int8_model: Path of the INT8 model.
+        samples: Samples; the first `SAMPLES` are run.
+
+    Raises:
+        RequantError: A model cannot be loaded or run.
+    """
+    models = [load_model(path) for path in (float_model, int8_model)]
+    if Weights.of(models[0]).large:
+        return {}
+    made = [_made(model) for model in models]
+    common = {name: shown for name, (_, shown) in made[1].items() if name in made[0]}
+    runs = [_runner(_showing(model, names)) for model, names in zip(models, (common, common.values()), strict=True)]
+    sums: dict[str, tuple[float, float]] = {}
+    for sample in islice(samples, SAMPLES):
+        before, after = (run(sample.feed) for run in runs)
+        for name, shown in common.items():
+            if is_float(before[name]) and is_float(after[shown]):
+                signal, noise = powers(before[name], after[shown])
+                old = sums.get(name, (0.0, 0.0))
+                sums[name] = (old[0] + signal, old[1] + noise)
+    return {made[1][name][0]: decibels(*both) for name, both in sums.items()}
+
+
+def _runner(model: ModelSource) -> Callable[[Feed], dict[str, Array]]:
+    """Return a model as a function of a feed; nothing of it is optimised away."""
+    session = open_session(model, optimize=False)
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feed: Feed) -> dict[str, Array]:
+        try:
+            return dict(zip(names, session.run(None, dict(feed)), strict=True))
+        except Exception as error:  # the runtime's exceptions share no base class of their own
+            raise RequantError(f"{describe(model)}: the model fails: {runtime_message(error)}") from error
+
+    return run
+
+
+def _made(model: ir.Model) -> dict[str, tuple[str, str]]:
+    """Return by tensor of the main graph the node that makes it, and the tensor that stands for it behind a pair."""
+    return {
+        value.name: (_row_name(node), _behind(value))
+        for node in model.graph
+        if node.op_type not in LINEAR
+        for value in node.outputs
+        if value.name
+    }
+
+
+def _behind(value: ir.Value) -> str:
+    """Return the name of a value, or of what comes out of its QuantizeLinear and DequantizeLinear."""
+    for quantize in value.consumers():
+        if quantize.op_type == "QuantizeLinear":
+            for reader in quantize.outputs[0].consumers():
+                if reader.op_type == "DequantizeLinear" and reader.outputs[0].name:
+                    return reader.outputs[0].name
+    return str(value.name)
+
+
+def _showing(model: ir.Model, names: Iterable[str]) -> ModelSource:
+    """Return a model with further outputs."""
+    copy = model.clone()
+    there = {value.name for value in copy.graph.outputs}
+    values = {value.name: value for node in copy.graph for value in node.outputs}
+    copy.graph.outputs.extend(values[name] for name in names if name not in there and name in values)
+    return serialize(copy)

@@ -1,0 +1,326 @@
+"""What the gate judges of a pair of models, measured."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ...calibration.identity import fingerprint
+from ...calibration.samples import Sample
+from ...calibration.session import Array
+from ...calibration.sources import Source
+from ..accuracy import Outputs, class_scores, is_float
+from ..comparison import versus
+from ..data import stacked
+from ..files import Weights, size_on_disk
+from ..metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
+from ..placement.costs import Machine
+from ..progress import Progress
+from ..runtime.execution import KernelRun, executed, integer_share
+from ..runtime.pair import judge_pair, time_pair
+from ..runtime.session import Runner
+from ..runtime.timing import interleave
+from .baseline import Measured, Scored, Seen, Speed, Statistics
+from .layers import opset_of
+
+ROUNDS = 5
+AGAIN = 2
+"""How often a speed that would fail is measured again."""
+KEPT = 2**18
+"""Numbers that are kept of the items of a metric; more items are added up."""
+BLOCKS = 4096
+CHANNELS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two models that are loaded and understood.
+
+    Attributes:
+        float_path: Path of the float model.
+        int8_path: Path of the INT8 model.
+        float_model: The float model.
+        int8_model: The INT8 model.
+        source: The data.
+        first: Its first sample.
+    """
+
+    float_path: Path
+    int8_path: Path
+    float_model: ir.Model
+    int8_model: ir.Model
+    source: Source
+    first: Sample
+
+    @property
+    def weights(self) -> Weights:
+        """The size of the float model."""
+        return Weights.of(self.float_model)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How the speed is measured.
+
+    Attributes:
+        seconds: How long one measurement takes; 0 for none.
+        batch: Items per run.
+        threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        floor: The ratio below which all rounds must be before the speed has fallen; it is then measured again.
+    """
+
+    seconds: float
+    batch: int
+    threads: int
+    floor: float = 0.0
+
+
+def usual_metrics(model: Path, first: Sample) -> list[Metric]:
+    """Return the metrics that suit a model and its data: agreement, SQNR, and top-1 where there are labels.
+
+    Raises:
+        RequantError: The float model does not run on the first sample.
+    """
+    outputs = Runner(model, lean=True)(first.feed)
+    names = ["sqnr"] if any(is_float(value) for value in outputs.values()) else []
+    classes = class_scores(outputs)
+    if classes is not None:
+        names.insert(0, "agreement")
+        label = first.label
+        found = np.zeros(0) if label is None else np.asarray(label)
+        if found.dtype.kind in "iu" and found.size == np.prod(classes.shape[:-1]):
+            names.insert(0, "top1")
+    return [METRICS[name] for name in names]
+
+
+def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress: Progress) -> Measured:
+    """Measure a pair of models.
+
+    Args:
+        pair: The models and the data.
+        metrics: What both are scored in.
+        timing: How the speed is measured.
+        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+
+    Raises:
+        RequantError: A model cannot be run, the labels do not fit, or a metric fails.
+    """
+    scores, seen = _scores(pair, metrics, progress)
+    progress("inspect", 0, None)
+    runs = executed(pair.int8_path, pair.first.feed, threads=timing.threads)
+    speed = speed_of(pair, timing, progress) if timing.seconds > 0 else None
+    return Measured(
+        float_model=fingerprint(pair.float_model),
+        int8_model=fingerprint(pair.int8_model),
+        scores=scores,
+        data=seen,
+        speed=speed,
+        mac_share=integer_share(runs),
+        kernels=_kernels(runs),
+        size=size_on_disk(pair.int8_path),
+        opset=opset_of(pair.int8_model),
+    )
+
+
+def _kernels(runs: Sequence[KernelRun]) -> dict[str, tuple[int, float]]:
+    """Count the kernels that ran, and their microseconds, by operator."""
+    found: dict[str, tuple[int, float]] = {}
+    for run in runs:
+        count, spent = found.get(run.op, (0, 0.0))
+        found[run.op] = (count + 1, round(spent + run.microseconds, 1))
+    return dict(sorted(found.items(), key=lambda row: -row[1][1]))
+
+
+# ------------------------------------------------------------------------------------------------------- accuracy
+
+
+def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[dict[str, Scored], Seen]:
+    """Score both models in one pass over the data, and say what the data were."""
+    scorers = [(metric, Scorer(metric), Scorer(metric)) for metric in metrics if not _runs_itself(metric)]
+    watched = _Watched()
+
+    def watch(before: Outputs, after: Outputs, sample: Sample) -> None:
+        for metric, one, two in scorers:
+            if metric.reference:
+                two.add(after, sample, metric.keep(before, sample.where))
+            else:
+                one.add(before, sample)
+                two.add(after, sample)
+
+    def tell(done: int) -> None:
+        progress("compare", done, pair.source.length)
+
+    samples = watched.passing(pair.source)
+    judge_pair(pair.float_path, pair.int8_path, samples, tell, weights=pair.weights, watch=watch)
+    found = {}
+    for metric, one, two in scorers:
+        after = two.result()
+        found[metric.name] = scored(of_reference(after) if metric.reference else one.result(), after)
+    for metric in filter(_runs_itself, metrics):
+        progress(metric.name, 0, None)
+        both = [score(metric, path, pair.source) for path in (pair.float_path, pair.int8_path)]
+        found[metric.name] = scored(*both)
+    return {metric.name: found[metric.name] for metric in metrics}, watched.result(pair.source.description)
+
+
+def _runs_itself(metric: Metric) -> bool:
+    """Tell whether a metric is a function that runs a model."""
+    return metric.own is not None and metric.own.takes_model
+
+
+def scored(before: Score, after: Score) -> Scored:
+    """Return the scores of a pair.
+
+    Raises:
+        RequantError: They are of different metrics or data.
+    """
+    found = versus(before, after)
+    return Scored(found.metric, before.value, bounded(after), found.drop, found.interval)
+
+
+def bounded(found: Score) -> Score:
+    """Return a score of which not more than `KEPT` numbers are kept: items are added up, or forgotten."""
+    if found.parts is None or found.parts.size <= KEPT:
+        return found
+    if not found.metric.sums:
+        return replace(found, parts=None, rows=None)
+    parts = found.parts if found.rows is None else by_row(found.parts, found.rows)[0]
+    count = min(BLOCKS, len(parts), max(1, KEPT // parts.shape[1]))
+    starts = np.arange(count) * len(parts) // count
+    return replace(found, parts=np.add.reduceat(parts, starts, axis=0), rows=None)
+
+
+# ------------------------------------------------------------------------------------------------------- the data
+
+
+@dataclass
+class _Sums:
+    """Sums over the values of an input."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    least: float = np.inf
+    most: float = -np.inf
+    channels: Array = field(default_factory=lambda: np.zeros(0))
+    each: int = 0
+
+    def add(self, values: Array) -> None:
+        """Take an array into account."""
+        wide = values.astype(np.float64)
+        self.count += wide.size
+        self.total += float(wide.sum())
+        self.squares += float(np.vdot(wide, wide))
+        self.least, self.most = min(self.least, float(wide.min())), max(self.most, float(wide.max()))
+        axis = next((i for i in (1, -1) if wide.ndim > 2 and 1 < wide.shape[i] <= CHANNELS), None)
+        if axis is not None:
+            sums = wide.sum(axis=tuple(i for i in range(wide.ndim) if i != axis % wide.ndim))
+            if len(self.channels) in (0, len(sums)):
+                self.channels = sums + (self.channels if len(self.channels) else 0.0)
+                self.each += wide.size // len(sums)
+
+    def result(self) -> Statistics:
+        """Return what the sums say."""
+        mean = self.total / self.count
+        std = float(np.sqrt(max(0.0, self.squares / self.count - mean * mean)))
+        channels = tuple(float(total / self.each) for total in self.channels)
+        return Statistics(mean, std, self.least, self.most, channels)
+
+
+class _Watched:
+    """Looks at samples as they pass."""
+
+    def __init__(self) -> None:
+        self._inputs, self._labels = (hashlib.blake2b(digest_size=16) for _ in range(2))
+        self._sums: dict[str, _Sums] = defaultdict(_Sums)
+        self._samples = 0
+        self._labelled = False
+
+    def passing(self, samples: Source) -> Iterator[Sample]:
+        """Yield the samples."""
+        for sample in samples:
+            self._samples += 1
+            for name, array in sorted(sample.feed.items()):
+                _add(self._inputs, name, array)
+                if array.dtype.kind in "biuf" and array.size:
+                    self._sums[name].add(array)
+            if sample.label is not None:
+                self._labelled = True
+                _add(self._labels, "", np.asarray(sample.label).reshape(-1))
+            yield sample
+
+    def result(self, description: str) -> Seen:
+        """Return what the data were."""
+        labels = self._labels.hexdigest() if self._labelled else ""
+        statistics = {name: sums.result() for name, sums in self._sums.items()}
+        return Seen(description, self._samples, self._inputs.hexdigest(), labels, statistics)
+
+
+def _add(digest: hashlib.blake2b, name: str, array: Array) -> None:
+    """Take an array into account; that integers are wider or narrower does not matter."""
+    kind = array.dtype.kind
+    digest.update(f"{name} {kind} {array.shape} ".encode())
+    if kind not in "biuf":
+        digest.update(repr(array.tolist()).encode())
+    else:
+        digest.update(np.ascontiguousarray(array.astype(np.int64) if kind in "biu" else array).tobytes())
+
+
+# ------------------------------------------------------------------------------------------------------- the speed
+
+
+def speed_of(pair: Pair, timing: Timing, progress: Progress) -> Speed:
+    """Return how many times as fast as float INT8 is, in rounds of runs in turns.
+
+    Where all rounds are below the floor they are measured again, up to `AGAIN` times, and all count: another program
+    that takes the machine slows both models, but not in every round to the same part.
+
+    Raises:
+        RequantError: A model cannot be run, or no batch of this size can be fed.
+    """
+    sample = pair.first if timing.batch == 1 else stacked(pair.source, timing.batch)
+    run = _rounds(pair, timing, sample)
+    found: list[tuple[float, float]] = []
+    for attempt in range(1 + AGAIN):
+        progress("time" if attempt == 0 else "time again", attempt, 1 + AGAIN)
+        found += [run() for _ in range(ROUNDS)]
+        if max(before / after for before, after in found) >= timing.floor:
+            break
+    before, after = (min(times) for times in zip(*found, strict=True))
+    ratios = tuple(round(one / two, 4) for one, two in found)
+    return Speed(ratios, 1e3 * before, 1e3 * after, timing.batch, Machine.here(timing.threads))
+
+
+def _rounds(pair: Pair, timing: Timing, sample: Sample) -> Callable[[], tuple[float, float]]:
+    """Return what times one round: the least seconds of both models."""
+    seconds = timing.seconds / ROUNDS
+    paths = (pair.float_path, pair.int8_path)
+    if pair.weights.large:  # which are not in memory together
+
+        def alone() -> tuple[float, float]:
+            found = time_pair(
+                *paths, sample.feed, weights=pair.weights, threads=timing.threads, batch=timing.batch, seconds=seconds
+            )
+            return found.float_ms / 1e3, found.int8_ms / 1e3
+
+        return alone
+    runs = [partial(Runner(path, threads=timing.threads), sample.feed) for path in paths]
+
+    def together() -> tuple[float, float]:
+        first, second = interleave(runs, seconds=seconds)
+        return min(first), min(second)
+
+    return together
+
+
+def machines_differ(one: Machine, two: Machine) -> str:
+    """Say why the speeds on two machines are not comparable; empty where they are, if by another runtime."""
+    pairs: Mapping[str, tuple[object, object]] = {"CPU": (one.cpu, two.cpu), "threads": (one.threads, two.threads)}
+    return ", ".join(f"{name} {a}, here {b}" for name, (a, b) in pairs.items() if a != b)
