@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from requant.calibration import DataSpec, Execution
-    from requant.quantize import Calibration, Goal
+    from requant.quantize import Calibration, Goal, Options
     from requant.quantize.report import Recorder
     from requant.quantize.shapes import Lengths
 
@@ -289,6 +289,90 @@ threads_option = click.option(
 )
 
 
+SELECTED = ("exclude_nodes", "exclude_ops", "include_ops")
+INTEGERS = ("activation", "weight", "symmetric")
+
+
+def int8_options(command: Command) -> Command:
+    """Declare what the INT8 model is to be; the command gets it as its `options`."""
+
+    @click.option(
+        "--dynamic", is_flag=True, help="MatMul, Gemm and LSTM find their ranges at run time: --strategy dynamic."
+    )
+    @samples_option
+    @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run while timing.")
+    @click.option(
+        "--ranges",
+        type=PATH,
+        metavar="FILE",
+        help="A range file or a min/max log; --data then only measures the result.",
+    )
+    @overrides_option
+    @rule_option
+    @click.option("--format", "format_", type=click.Choice(["qdq", "qoperator"]), default="qdq", show_default=True)
+    @names_option("--exclude-nodes", "Nodes that stay float.")
+    @names_option("--exclude-ops", "Operator types that stay float.")
+    @names_option("--include-ops", "The only operator types that may become int8.")
+    @names_option("--strategy", f"{', '.join(STRATEGIES)}; or NODE=STRATEGY for one node. [default: auto]")
+    @click.option("--activation", type=click.Choice(["u8", "s8"]), default="u8", show_default=True)
+    @click.option("--weight", type=click.Choice(["s8", "u8"]), default="s8", show_default=True)
+    @click.option("--symmetric", is_flag=True, help="Zero points of activations in the middle of the type.")
+    @click.option(
+        "--isa", type=click.Choice(["auto", "vnni", "avx2"]), default="auto", show_default=True, help="The target."
+    )
+    @click.option(
+        "--place",
+        type=click.Choice(["measured", "estimated", "rules", "all"]),
+        default="measured",
+        show_default=True,
+        help="What decides where int8 pays.",
+    )
+    @click.option(
+        "--costs", type=PATH, metavar="FILE", help="Place by costs of another machine: 'requant costs measure'."
+    )
+    @click.option("--plan", type=PATH, metavar="FILE", help="What single units become: an edited OUT.plan.json.")
+    @click.option(
+        "--lambda",
+        "noise_weight",
+        type=click.FloatRange(0),
+        default=0.0,
+        metavar="US",
+        help="Microseconds per unit of noise.",
+    )
+    @click.option(
+        "--effort",
+        type=click.Choice(["low", "medium", "high"]),
+        default="medium",
+        show_default=True,
+        help="How much is done for accuracy; low also has --calibration minmax. See docs/accuracy.md.",
+    )
+    @click.option(
+        "--corrections", callback=_optional_names, metavar="A,B", help="Only: results, equalize, means, bias, rounding."
+    )
+    @external_option
+    @click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth it: exit code 0.")
+    @threads_option
+    @force_option
+    @functools.wraps(command)
+    def choosing(*, dynamic: bool, strategy: tuple[str, ...], format_: str, place: str, **given: Any) -> Any:
+        from requant.quantize import Options, Scheme, Selection
+
+        overall, by_node = _strategies((*strategy, "dynamic") if dynamic else strategy)
+        selected = {name: frozenset(given.pop(name)) for name in SELECTED}
+        integers = {name: given.pop(name) for name in INTEGERS}
+        plain = {field.name: given.pop(field.name) for field in fields(Options) if field.name in given}
+        options = Options(
+            selection=Selection(strategy=overall, strategies=by_node, **selected),
+            scheme=Scheme(**integers),
+            format=format_,
+            place="estimated" if plain["costs"] is not None and not _given("place") else place,
+            **plain,
+        )
+        return command(options=options, **given)
+
+    return choosing
+
+
 def search_options(command: Command) -> Command:
     """Declare what a search must keep; the command gets it as its `goal`, None where no search is asked for."""
 
@@ -335,57 +419,8 @@ def main() -> None:
 @click.option("--data", metavar="SRC", help=f"{SOURCES} None for --ranges or --dynamic.")
 @reading_options
 @click.option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
-@click.option(
-    "--dynamic", is_flag=True, help="MatMul, Gemm and LSTM find their ranges at run time: --strategy dynamic."
-)
-@samples_option
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run while timing.")
-@click.option(
-    "--ranges", type=PATH, metavar="FILE", help="A range file or a min/max log; --data then only measure the result."
-)
-@overrides_option
-@rule_option
-@click.option("--format", "format_", type=click.Choice(["qdq", "qoperator"]), default="qdq", show_default=True)
-@names_option("--exclude-nodes", "Nodes that stay float.")
-@names_option("--exclude-ops", "Operator types that stay float.")
-@names_option("--include-ops", "The only operator types that may become int8.")
-@names_option("--strategy", f"{', '.join(STRATEGIES)}; or NODE=STRATEGY for one node. [default: auto]")
-@click.option("--activation", type=click.Choice(["u8", "s8"]), default="u8", show_default=True)
-@click.option("--weight", type=click.Choice(["s8", "u8"]), default="s8", show_default=True)
-@click.option("--symmetric", is_flag=True, help="Zero points of activations in the middle of the type.")
-@click.option(
-    "--isa", type=click.Choice(["auto", "vnni", "avx2"]), default="auto", show_default=True, help="The target."
-)
-@click.option(
-    "--place",
-    type=click.Choice(["measured", "estimated", "rules", "all"]),
-    default="measured",
-    show_default=True,
-    help="What decides where int8 pays.",
-)
-@click.option("--costs", type=PATH, metavar="FILE", help="Place by costs measured elsewhere: 'requant costs measure'.")
-@click.option("--plan", type=PATH, metavar="FILE", help="What single units become: an edited OUT.plan.json.")
-@click.option(
-    "--lambda",
-    "noise_weight",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="US",
-    help="Microseconds per unit of noise.",
-)
-@click.option(
-    "--effort",
-    type=click.Choice(["low", "medium", "high"]),
-    default="medium",
-    show_default=True,
-    help="How much is done for accuracy; low also has --calibration minmax. See docs/accuracy.md.",
-)
-@click.option(
-    "--corrections", callback=_optional_names, metavar="A,B", help="Only: results, equalize, means, bias, rounding."
-)
+@int8_options
 @search_options
-@external_option
-@click.option("--force-int8", is_flag=True, help="Write the INT8 model even where it is not worth having: exit code 0.")
 @click.option(
     "--report",
     "reports",
@@ -394,43 +429,17 @@ def main() -> None:
     metavar="FILE",
     help="An .html page of the run, or a .json record for 'requant report'; may be repeated. See docs/report.md.",
 )
-@threads_option
 @worker_options
 @json_option
-@force_option
 def quantize(
     model: Path,
     data: str | DataSpec | None,
     output: Path,
-    dynamic: bool,
-    samples: int | None,
-    batch: int,
-    ranges: Path | None,
-    overrides: Path | None,
-    calibration: str | None,
-    format_: str,
-    exclude_nodes: tuple[str, ...],
-    exclude_ops: tuple[str, ...],
-    include_ops: tuple[str, ...],
-    strategy: tuple[str, ...],
-    activation: str,
-    weight: str,
-    symmetric: bool,
-    isa: str,
-    place: str,
-    costs: Path | None,
-    plan: Path | None,
-    noise_weight: float,
-    effort: str,
-    corrections: tuple[str, ...] | None,
+    options: Options,
     goal: Goal | None,
-    external_data: bool,
-    force_int8: bool,
     reports: tuple[Path, ...],
-    threads: int,
     begin: Begin,
     as_json: bool,
-    force: bool,
 ) -> None:
     """Quantize MODEL with the ranges of sample data, measure what came of it, and write it.
 
@@ -449,41 +458,18 @@ def quantize(
 
     Where INT8 is not faster here, or ruins the outputs, the simplified float model is written and the exit code is 1.
     """
-    from requant.quantize import Options, Scheme, Selection, quantize_model
+    from requant.quantize import quantize_model, search_model
     from requant.quantize.files import check_output
 
-    overall, by_node = _strategies((*strategy, "dynamic") if dynamic else strategy)
-    selection = Selection(frozenset(exclude_nodes), frozenset(exclude_ops), frozenset(include_ops), overall, by_node)
-    if data is None and ranges is None and overall not in ("dynamic", "weight-only"):
+    if data is None and options.ranges is None and options.selection.strategy not in ("dynamic", "weight-only"):
         raise click.UsageError("give --data SRC, a sample of the model's inputs; only --ranges and --dynamic need none")
-    observing = data is not None and ranges is None
+    observing = data is not None and options.ranges is None
     if not observing and (idle := next(filter(_given, WORKERS), None)):
         raise click.UsageError(f"{_flag(idle)} would do nothing: no ranges are observed")
-    options = Options(
-        samples=samples,
-        batch=batch,
-        calibration=calibration,
-        ranges=ranges,
-        overrides=overrides,
-        format=format_,
-        selection=selection,
-        scheme=Scheme(activation, weight, symmetric),
-        isa=isa,
-        place="estimated" if costs is not None and not _given("place") else place,
-        costs=costs,
-        plan=plan,
-        noise_weight=noise_weight,
-        effort=effort,
-        corrections=corrections,
-        external_data=external_data,
-        force_int8=force_int8,
-        threads=threads,
-        force=force,
-    )
     if observing:
-        check_output(output, model, force=force, external=external_data)
+        check_output(output, model, force=options.force, external=options.external_data)
         options = replace(options, execution=begin(output))
-    recorder = _recorder(reports, model, output, force)
+    recorder = _recorder(reports, model, output, options.force)
     look = recorder.look if recorder is not None else None
     with _progress() as progress:
         if goal is None:
@@ -491,21 +477,16 @@ def quantize(
         elif data is None:
             raise click.UsageError("a search wants --data SRC, which give the ranges and what is corrected by them")
         else:
-            from requant.quantize import search_model
-
             result = search_model(model, data, output, goal, options, progress, look)
     if recorder is not None:
         recorder.write(result)
     if as_json:
         _print_json(result.to_json())
     else:
-        from requant.quantize.tables import print_findings, print_frontier, print_result
+        from requant.quantize.tables import print_quantized
 
-        print_result(result)
-        print_findings(result.findings)
-        if result.search is not None:
-            print_frontier(result.search)
-    if result.verdict and not force_int8:
+        print_quantized(result)
+    if result.verdict and not options.force_int8:
         click.get_current_context().exit(1)
 
 

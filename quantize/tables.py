@@ -27,6 +27,14 @@ SLOWEST = 3  # stages whose time is told
 REASONS = 12  # lines about what stayed float; the rest is counted
 
 
+def print_quantized(result: Result) -> None:
+    """Print what `quantize_model` did, what its data are found to be, and what a search tried."""
+    print_result(result)
+    print_findings(result.findings)
+    if result.search is not None:
+        print_frontier(result.search)
+
+
 def print_result(result: Result) -> None:
     """Print what `quantize_model` did."""
     console = Console(stderr=True, highlight=False)
