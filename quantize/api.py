@@ -18,7 +18,7 @@ from .corrections import CORRECTIONS
 from .emit import choices, each_alone, emit, gathered, scaled
 from .evidence import RUIN_DB, ruinous
 from .files import check_output, save_model, size_on_disk, staging
-from .frontier import Goal, opened, search
+from .frontier import Frontier, Goal, opened, search
 from .job import Candidate, Evidence, Job, Trial
 from .metadata import describe_origin
 from .options import Options
@@ -98,8 +98,9 @@ def search_model(
 ) -> Result:
     """Find the fastest INT8 model that keeps a metric, and write it.
 
-    The best model found is always written: where none keeps the bar, the one with the best score, and the result says
-    so. `Result.search` has everything that was tried. An interrupted search goes on when it is asked for again.
+    The best model found is always written: where none keeps the bar, the one with the best score, and where the fastest
+    that keeps it is not faster than float (`WORTHWHILE`), the simplified float model, and the result says so.
+    `Result.search` has everything that was tried. An interrupted search goes on when it is asked for again.
 
     Args:
         model: Path of the float model.
@@ -124,14 +125,7 @@ def search_model(
         source = opened(job, goal)
         ranges = find_ranges(job)
         candidate, found = search(job, ranges, goal, source, state)
-        if candidate is None:
-            tried = (
-                "nothing in this model can become int8" if found.done else "the time was up before a model was tried"
-            )
-            candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
-            result = _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
-        else:
-            result = _finish(job, trial(job, candidate), output)
+        result = _searched(job, candidate, found, output)
         if look is not None:
             look(job, ranges, result)
     result = replace(result, search=found, findings=ranges.findings, seconds=watch.seconds())
@@ -145,6 +139,17 @@ def search_model(
             result, verdict=f"no int8 model keeps {found.metric} at {found.bar:.6g}: the output has {best:.6g}"
         )
     return result
+
+
+def _searched(job: Job, candidate: Candidate | None, found: Frontier, output: str | os.PathLike[str]) -> Result:
+    """Write what a search has found, or the float model where that is at least as fast and keeps the bar anyway."""
+    if candidate is None:
+        tried = "nothing in this model can become int8" if found.done else "the time was up before a model was tried"
+        candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
+        return _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
+    best = trial(job, candidate)
+    slow = _too_slow(best) if found.best is not None and not job.options.force_int8 else ""
+    return _keep_float(job, best, output, slow) if slow else _finish(job, best, output)
 
 
 def measure_costs(
@@ -239,9 +244,14 @@ def _why_not(job: Job, found: Trial) -> str:
         return ""
     if not found.accuracy.worst_sqnr_db >= LEAST_DB:
         return f"int8 leaves only {found.accuracy.worst_sqnr_db:.1f} dB at an output"
-    if found.latency is not None and found.latency.speedup < WORTHWHILE:
-        return f"int8 gains too little here: {found.latency.speedup:.2f}x the speed of float"
-    return ""
+    return _too_slow(found)
+
+
+def _too_slow(found: Trial) -> str:
+    """Say that an INT8 model is not worth its time; empty when it is."""
+    if found.latency is None or found.latency.speedup >= WORTHWHILE:
+        return ""
+    return f"int8 gains too little here: {found.latency.speedup:.2f}x the speed of float"
 
 
 def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: str) -> Result:

@@ -62,6 +62,11 @@ def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
         inmost: BaseException = error
         while inmost.__context__ is not None:
             inmost = inmost.__context__
+        if isinstance(inmost, NotImplementedError) and "Map types" in str(inmost):
+            raise RequantError(
+                f"{path}: has a tensor of a map type, as ZipMap gives, which cannot be read; "
+                "export the model without it (skl2onnx: options={'zipmap': False})"
+            ) from error
         reason = " ".join(str(inmost).split())[:200]
         raise RequantError(f"{path}: not an ONNX model, or a truncated one ({reason})") from error
     if not model.graph.outputs:

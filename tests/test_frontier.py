@@ -217,3 +217,17 @@ def test_a_search_scores_on_the_executor_that_it_is_given(tmp_path: Path, monkey
     result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)
     assert result.search is not None
     assert len(scored) == 1 + len(result.search.points)
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["asked", "forced"])
+def test_where_float_is_as_fast_it_keeps_the_bar_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    slow = Latency(float_ms=1.0, int8_ms=1.0, float_median_ms=1.0, int8_median_ms=1.0, runs=5)
+    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: slow)
+    options = replace(OPTIONS, force_int8=force)
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)
+    assert result.search is not None
+    assert result.search.best is not None
+    assert bool(result.int8_nodes) is force
+    assert ("gains too little here: 1.00x" in result.verdict) is not force

@@ -14,26 +14,27 @@ COPIES = frozenset({"Identity", "Dropout"})
 
 
 @transform("remove_nodes")
-def remove_nodes(model: ir.Model, *, op: tuple[str, ...]) -> Change:
-    """Remove the nodes of the given operator types that have one input which is not a constant: readers get that.
+def remove_nodes(model: ir.Model, *, op: tuple[str, ...], max_inputs: int = 1) -> Change:
+    """Remove the nodes of the given operator types: readers get their first input.
 
     Before:  t = Identity(x); y = Relu(t)
     After:   y = Relu(x), for (op=Identity)
     Left alone: a node whose input and output are not known to be of one type and shape (Identity and Dropout always
-        are); one with several inputs, or with another output in use; Dropout in training mode; a node between a
-        graph input, an initializer or another graph output, and a graph output, because both names must stay, of a
-        body or a function too.
+        are); one with more than `max_inputs` inputs which are no constants, or with another output in use; Dropout
+        in training mode; a node between a graph input, an initializer or another graph output, and a graph output,
+        because both names must stay, of a body or a function too.
 
     Options:
         op: The operator types to remove, for instance Identity, Dropout or Cast. Removing an operator that computes
             something is the caller's wish, and changes the outputs.
+        max_inputs: How many of a node's inputs may be computed; all but the first are lost.
     """
     change = Change()
     types = stand_ins(model)
     for node in [node for graph in code_graphs(model) for node in graph]:
         if node.op_type not in op:
             continue
-        reason = _why_not(model, node, types)
+        reason = _why_not(model, node, types, max_inputs)
         if reason is not None:
             change.skip(reason)
             continue
@@ -45,11 +46,11 @@ def remove_nodes(model: ir.Model, *, op: tuple[str, ...]) -> Change:
     return change
 
 
-def _why_not(model: ir.Model, node: ir.Node, types: Mapping[ir.Value, ir.Value]) -> str | None:
+def _why_not(model: ir.Model, node: ir.Node, types: Mapping[ir.Value, ir.Value], max_inputs: int) -> str | None:
     """Return the reason why a node cannot be spliced out, or None when it can."""
     if not node.inputs or node.inputs[0] is None:
         return "no-input"
-    if any(value is not None and constant(value) is None for value in node.inputs[1:]):
+    if 1 + sum(value is not None and constant(value) is None for value in node.inputs[1:]) > max_inputs:
         return "several-inputs"
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return "other-output-used"
