@@ -39,7 +39,7 @@ demo: $(RUN) $(PACKAGE)  ## quantize the digits network to build/demo/digits_int
 		--data sample_models/digits.npz --batch 128
 
 test: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
