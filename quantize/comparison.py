@@ -15,6 +15,7 @@ from .. import RequantError
 from ..calibration.samples import Sample
 from ..calibration.sources import Source
 from .accuracy import Array, Interval, binomial_p, paired_interval
+from .figures import finite
 from .metrics import Metric, Score, by_row
 from .metrics.intervals import area_interval, bootstrap
 
@@ -62,10 +63,10 @@ class Versus:
             "metric": self.metric.name,
             "higher_is_better": self.metric.higher_is_better,
             "unit": self.metric.unit,
-            "float": _finite(self.before),
-            "int8": _finite(self.after),
-            "drop": _finite(self.drop),
-            "relative_drop": self.relative_drop if self.relative_drop is None else _finite(self.relative_drop),
+            "float": finite(self.before),
+            "int8": finite(self.after),
+            "drop": finite(self.drop),
+            "relative_drop": self.relative_drop if self.relative_drop is None else finite(self.relative_drop),
             "drop_interval": None if self.interval is None else list(self.interval),
             "interval_method": self.method,
             "items": self.items,
@@ -243,8 +244,3 @@ def _digests(sample: Sample) -> Iterator[bytes]:
             text = part.dtype.kind not in "biufc"
             digest.update(repr(part.tolist()).encode() if text else np.ascontiguousarray(part).tobytes())
         yield digest.digest()
-
-
-def _finite(value: float) -> float | None:
-    """Return `value`, or None where JSON has no number for it."""
-    return value if math.isfinite(value) else None

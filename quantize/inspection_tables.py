@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .figures import size_text
 from .inspection import Inspection, NodeFacts
-from .tables import size_text
 
 METADATA = 100  # characters of a value that are shown
 ROLES = {"statistic": "statistics of batch normalisation", "quantization": "scales and zero points", "other": "other"}

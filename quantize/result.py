@@ -11,6 +11,7 @@ from ..calibration.checks import Finding
 from ..calibration.files import RangeFile
 from .accuracy import Accuracy
 from .corrections import CORRECTIONS, EFFORTS
+from .figures import finite
 from .frontier import Frontier
 from .placement import Placement
 from .runtime.timing import Latency
@@ -161,8 +162,8 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "fixed": labelled and labelled.fixed,
         "p_value": labelled and labelled.p_value,
         "drop_interval": labelled and list(labelled.drop_interval),
-        "sqnr_db": _finite(accuracy.worst_sqnr_db),
-        "sqnr_db_by_output": {name: _finite(value) for name, value in accuracy.sqnr_db.items()},
+        "sqnr_db": finite(accuracy.worst_sqnr_db),
+        "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
     }
 
 
@@ -179,8 +180,3 @@ def latency_json(latency: Latency) -> dict[str, Any]:
         "float_items_per_second": latency.float_rate,
         "int8_items_per_second": latency.int8_rate,
     }
-
-
-def _finite(value: float) -> float | None:
-    """Return `value`, or None where JSON has no number for it."""
-    return value if math.isfinite(value) else None

@@ -16,6 +16,7 @@ from ..transforms.plan import Impl
 from .accuracy import Accuracy
 from .compare import Comparison
 from .comparison import Versus
+from .figures import size_text
 from .frontier import Frontier
 from .operators import OperatorFacts
 from .placement.costs import Costs
@@ -264,13 +265,3 @@ def _print_float_nodes(console: Console, result: Result) -> None:
     if rest:
         table.add_row(str(rest), "", "for other reasons; --json lists all", "")
     console.print(table)
-
-
-def size_text(count: int) -> str:
-    """Write a size: ``1.8 MB``."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1000
-    raise AssertionError

@@ -297,9 +297,7 @@ def test_axe_finds_no_serious_fault(digits: tuple[Path, Record], open_page: Open
     for summary in page.query_selector_all("summary"):
         summary.click()
     assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
-    page.evaluate(
-        "for (const p of document.querySelectorAll('main p')) p.append(' ', 'path/'.repeat(40))"
-    )  # of data, say
+    page.evaluate("for (const p of document.querySelectorAll('main p')) p.append(' ', 'path/'.repeat(40))")
     assert page.evaluate("document.documentElement.scrollWidth") <= page.evaluate("innerWidth")
     assert faults(page) == []
 

@@ -22,11 +22,12 @@ from PIL import Image
 
 from requant import RequantError
 from requant.calibration.observers import Histogram
+from requant.quantize.figures import size_text
 from requant.quantize.files import load_model
 from requant.quantize.report import Record, load_record, report_runs, view_model, write_reports
 from requant.quantize.report.graph import graph_of
 from requant.quantize.report.layout import HEIGHT, WIDTH, picture_of
-from requant.quantize.report.numbers import decibels, megabytes, microseconds, percent, points, times
+from requant.quantize.report.numbers import decibels, microseconds, percent, points, times
 from requant.quantize.report.record import (
     KIND,
     SCHEMA,
@@ -364,8 +365,8 @@ def test_a_picture_of_nan_or_of_one_value_is_no_error() -> None:
         (microseconds(12.34), "12.3 µs"),
         (microseconds(1234.0), "1.23 ms"),
         (microseconds(2.5e6), "2500 ms"),
-        (megabytes(999), "999 B"),
-        (megabytes(1_820_840), "1.82 MB"),
+        (size_text(999), "999 B"),
+        (size_text(1_820_840), "1.82 MB"),
     ],
 )
 def test_numbers_are_written_as_people_read_them(text: str, wanted: str) -> None:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ..figures import size_text
 from .baseline import Constant, Layer, Measured
-from .judge import Line, Status, size_text
+from .judge import Line, Status
 
 SHOWN = 3
 """Layers that a line names."""

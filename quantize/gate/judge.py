@@ -11,6 +11,7 @@ from typing import Any
 from ... import RequantError
 from ..accuracy import Interval
 from ..comparison import Allowance, versus
+from ..figures import finite, size_text
 from ..metrics import Metric
 from .baseline import Baseline, Measured, Scored, Seen, Speed, Statistics, Tolerances
 from .measure import machines_differ
@@ -57,10 +58,10 @@ class Line:
         return {
             "name": self.name,
             "status": self.status.value,
-            "baseline": _finite(self.before) if self.before is not None else self.baseline or None,
-            "measured": _finite(self.value) if self.value is not None else self.measured or None,
+            "baseline": finite(self.before) if self.before is not None else self.baseline or None,
+            "measured": finite(self.value) if self.value is not None else self.measured or None,
             "tolerance": self.tolerance or None,
-            "drop_interval": None if self.interval is None else [*map(_finite, self.interval)],
+            "drop_interval": None if self.interval is None else [*map(finite, self.interval)],
             "reason": self.reason,
             "layers": list(self.layers),
         }
@@ -368,21 +369,6 @@ def _lost(now: Measured, before: Measured) -> Iterator[tuple[str, str]]:
                 yield name, role
 
 
-def size_text(count: int) -> str:
-    """Write a size: ``1.82 MB``."""
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1000
-    return f"{value:.2f} GB"
-
-
 def _with(line: Line, status: Status, reason: str, **more: Any) -> Line:
     """Return a line with what came of it."""
     return replace(line, status=status, reason=reason, **more)
-
-
-def _finite(value: float) -> float | None:
-    """Return `value`, or None where JSON has no number for it."""
-    return value if math.isfinite(value) else None

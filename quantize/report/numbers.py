@@ -39,13 +39,5 @@ def milliseconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
 
 
-def megabytes(size: int) -> str:
-    """Return ``1.82 MB``."""
-    for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= least:
-            return f"{size / least:.2f} {unit}"
-    return f"{size} B"
-
-
 def _minus(text: str) -> str:
     return text.replace("-", "\u2212")

@@ -11,8 +11,9 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+from ..figures import size_text
 from .layout import HEIGHT, WIDTH, Picture, picture_of
-from .numbers import NONE, decibels, megabytes, microseconds, percent, times
+from .numbers import NONE, decibels, microseconds, percent, times
 from .record import Graph, OpTime, Record, Unit
 from .words import accuracy_rows, cards, data_told, items_told, run_rows, search_told
 
@@ -114,7 +115,7 @@ def render_view(graph: Graph, name: str, path: str) -> str:
         "inputs": [(each, graph.values.get(each, "?")) for each in graph.inputs],
         "outputs": [(each, graph.values.get(each, "?")) for each in graph.outputs],
         "operators": [
-            (op, count, f"{sum(n.parameters for n in sums[op]):,}", megabytes(sum(n.bytes for n in sums[op])))
+            (op, count, f"{sum(n.parameters for n in sums[op]):,}", size_text(sum(n.bytes for n in sums[op])))
             for op, count in counts.most_common()
         ],
         "facts": list(graph.facts.items()),

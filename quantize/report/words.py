@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .numbers import NONE, decibels, megabytes, microseconds, milliseconds, percent, points, times
+from ..figures import size_text
+from .numbers import NONE, decibels, microseconds, milliseconds, percent, points, times
 from .record import Headline, Judged, Record
 
 
@@ -34,7 +35,7 @@ def cards(record: Record) -> list[Card]:
     return [
         _accuracy(record),
         _speed(head),
-        Card("Size", times(smaller), "smaller", (f"{megabytes(head.float_bytes)} → {megabytes(head.int8_bytes)}",)),
+        Card("Size", times(smaller), "smaller", (f"{size_text(head.float_bytes)} → {size_text(head.int8_bytes)}",)),
         Card(
             "In integers",
             percent(head.mac_share_int8, 0),
@@ -177,8 +178,8 @@ def run_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
         ("speed", *(times(head.speedup) for head in heads)),
         ("float, one run", *(milliseconds(head.float_ms) for head in heads)),
         ("INT8, one run", *(milliseconds(head.int8_ms) for head in heads)),
-        ("float file", *(megabytes(head.float_bytes) for head in heads)),
-        ("INT8 file", *(megabytes(head.int8_bytes) for head in heads)),
+        ("float file", *(size_text(head.float_bytes) for head in heads)),
+        ("INT8 file", *(size_text(head.int8_bytes) for head in heads)),
         ("right before", *(NONE if each is None else percent(each.float_correct / each.items) for each in labelled)),
         ("right after", *(NONE if each is None else percent(each.int8_correct / each.items) for each in labelled)),
         ("broken, fixed", *(NONE if each is None else f"{each.broken}, {each.fixed}" for each in labelled)),
