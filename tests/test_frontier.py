@@ -231,3 +231,19 @@ def test_where_float_is_as_fast_it_keeps_the_bar_better(
     assert result.search.best is not None
     assert bool(result.int8_nodes) is force
     assert ("gains too little here: 1.00x" in result.verdict) is not force
+
+
+def test_a_part_of_the_data_may_have_no_label_that_counts(tmp_path: Path) -> None:
+    """Labels below 0 are not judged: here, of all samples of the first parts."""
+    data = dict(np.load(DATA))
+    labels = next(name for name in data if name.endswith("labels"))
+    prefix = labels.removesuffix("labels")
+    count = 40
+    image = data[f"{prefix}image"][:count]
+    given = np.where(np.arange(count) < count // 2, -1, data[labels][:count])
+    np.savez(tmp_path / "part.npz", image=image, labels=given)
+    chosen = metric_named("top1")
+    source = open_source(DataSpec(f"{tmp_path / 'part.npz'}"), input_specs(open_session(MODEL)))
+    execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
+    here, there = score(chosen, MODEL, source, threads=1), score_with(execution, chosen, MODEL, source)
+    assert (there.value, there.samples) == (here.value, here.samples) == (here.value, count)

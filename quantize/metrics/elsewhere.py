@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
+
 from ... import RequantError
 from ...calibration.execution import Execution, cpus
 from ...calibration.executors import width
@@ -19,7 +21,7 @@ from ...calibration.session import Array, ModelSource, input_specs, open_session
 from ...calibration.sources import DataSpec, Source, open_source
 from ..progress import Progress, silent
 from .named import Metric, metric_named
-from .scoring import Reference, Score, as_file, join, score
+from .scoring import NothingCountsError, Reference, Score, as_file, join, score
 
 PARTS = 4
 """Parts of the data per worker: the last ones end about together, and a model is opened for each."""
@@ -88,8 +90,10 @@ def score_with(
                 found[units[0]] = scored
                 done += scored[2]
                 progress(metric.name, done, count)
-    scores = [Score(metric, 0.0, *found[first]) for first in sorted(found)]
-    return join(scores)
+    scores = [Score(metric, 0.0, *found[first]) for first in sorted(found) if len(found[first][0])]
+    if not scores:
+        raise NothingCountsError(f"{metric.name}: no item of {done} samples has a label that counts")
+    return replace(join(scores), samples=done)
 
 
 def can_leave(execution: Execution, metric: Metric, data: Source) -> bool:
@@ -118,6 +122,8 @@ def score_part(part: Part) -> Found:
         source = open_source(part.data, input_specs(open_session(part.model, threads=1, lean=True)))
         reference = None if part.reference is None else Reference(metric, part.reference, threads=1, room=0)
         found = score(metric, part.model, replace(source, picked=part.picked), reference=reference, threads=1)
+    except NothingCountsError:  # the labels that count may be in other parts
+        return np.zeros((0, 2)), None, len(part.picked), ()
     except RequantError as error:
         # subclasses are made of more than a message, and do not survive the way between processes
         plain = DataError if isinstance(error, DataError) else RequantError

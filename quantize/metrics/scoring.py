@@ -55,6 +55,10 @@ class Score:
         return np.asarray(self.parts[:, 0] / self.parts[:, 1])
 
 
+class NothingCountsError(RequantError):
+    """No item has a label that counts."""
+
+
 class Scorer:
     """Adds up a metric sample by sample."""
 
@@ -112,7 +116,7 @@ class Scorer:
             return Score(metric, value, parts, samples=self._samples)
         parts, rows = self._joined() if self._parts else (np.zeros((0, 2)), np.zeros(0, np.int64))
         if len(parts) == 0:
-            raise RequantError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
+            raise NothingCountsError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
         notes: tuple[str, ...] = ()
         if metric.labels == "used" and not self._labelled:
             notes = (f"{metric.name}: without labels, the tokens of the input, padding included, are what is foretold",)
