@@ -31,6 +31,7 @@ from requant.quantize.files import serialize
 from requant.quantize.job import Candidate, Evidence, Job
 from requant.quantize.placement import costs as store
 from requant.quantize.placement import search as searching
+from requant.quantize.placement.attribution import Spent
 from requant.quantize.placement.costs import Costs, Machine, signature
 from requant.quantize.placement.search import Search, place
 from requant.quantize.planner import Facts, able
@@ -339,6 +340,19 @@ def test_of_whole_models_the_noise_counts_too(
     found, placement = searching._fastest(search, candidates)
     assert found is candidates[best]
     assert placement.tried == {"all": 1.0, "cut": 1.05}
+
+
+def test_a_unit_that_its_neighbours_slow_down_is_placed_anew(model: Path) -> None:
+    """By its cost, `second` gains 50 us in integers; in the plan that was tried it took 20 times that cost."""
+    job, facts, rules, write = planted(model)
+    search = searching._begun(job, facts, rules, write, feeds()[0], searching._known(job, "estimated"))
+    plan = searching._solved(search)
+    assert plan.choices["second"].impl is Impl.U8
+    searching._watch(search, Costs(Machine.here(1)), write(plan), Spent({**INT8_US, "second": 6000.0}, 0.0, 0.0, 0.0))
+    assert searching._solved(search).choices["second"].impl is Impl.FLOAT
+    assert {name: searching._solved(search).choices[name].impl for name in ("first", "third")} == dict.fromkeys(
+        ("first", "third"), Impl.U8
+    )
 
 
 # ------------------------------------------------------------------------------------------------- what it is worth

@@ -39,6 +39,8 @@ LEAST_MS = 0.5  # of a faster model the clock tells too little
 CLEAR = 0.99  # what another plan must take of the time of the plan by rules
 SHARE = 1.0  # of the seconds for the latency, to compare the plans in
 MOST = 3.0  # how far conversions may be from their estimate
+SPOILT = 0.01  # of a model's time that a unit takes at least for that to matter
+SLOWER = 2.0  # times its cost that a unit takes where its neighbours spoil its layout
 
 Write: TypeAlias = Callable[[Plan], Candidate]
 
@@ -62,6 +64,8 @@ class Search:
         times: Runs of each profile.
         owners: Which unit a kernel belongs to.
         absorbed: Units that have no kernel of their own in float: the runtime makes them a part of the one before.
+        spoilt: What units took in the last plan where that was far more than their cost: behind a float neighbour a
+            uint8 MaxPool runs in NCHW, in 40 times the time that it has between integer convolutions.
     """
 
     job: Job
@@ -79,6 +83,7 @@ class Search:
     stretch: float = 1.0
     times: int = 3
     absorbed: set[str] = field(default_factory=set)
+    spoilt: dict[tuple[str, Impl], float] = field(default_factory=dict)
     owners: Owners = field(init=False)
 
     def __post_init__(self) -> None:
@@ -359,6 +364,10 @@ def _watch(search: Search, fresh: Costs, candidate: Candidate, spent: Spent | No
         return
     plan = candidate.plan
     _take(search, fresh, spent, {unit.name: plan.impl(unit) for unit in plan.units})
+    for unit in plan.units:
+        took, key = spent.units.get(unit.name, 0.0), (unit.name, plan.impl(unit))
+        if took > SLOWER * _cost(search, unit, plan.impl(unit)) and took > SPOILT * spent.total:
+            search.spoilt[key] = took
     expected = math.fsum(_conversions(search, plan))
     if expected > 0:
         actual = spent.conversions + spent.layouts
@@ -387,6 +396,8 @@ def _cost(search: Search, unit: Unit, impl: Impl) -> float:
     """Return what a unit takes: as measured, else as the other integer form does, else about."""
     if impl is Impl.FLOAT and unit.name in search.absorbed:
         return 0.0
+    if (unit.name, impl) in search.spoilt:
+        return search.spoilt[unit.name, impl]
     guess = estimate(unit, search.facts.nodes, search.sizes, impl)
     if unit.name not in search.keys:
         return guess
