@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ..transforms.graph import bodies, computing_graphs, constant, inferred, nodes_by_name, release
 from ..transforms.int8_forms import gate_obstacle
-from ..transforms.ops import MS, OPS, Kernel, Op, only_moves, why_float
+from ..transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves, why_float
 from ..transforms.plan import Choice, Impl, Plan, Unit
 from ..transforms.units import activations, units
 from .runtime.kernels import uint8_kernels
@@ -168,7 +168,8 @@ def _decide(unit: Unit, facts: Facts) -> Choice:
         return Choice(Impl.FLOAT, "a Scan of opset 8 is not looked into")
     if row.kind == "float" and not row.stores and row.dynamic is None:
         return Choice(Impl.FLOAT, why_float(unit.op))
-    if row.slow and not facts.anything:
+    hard_swish = unit.op == GATE and anchor.op_type == "HardSigmoid"  # two kernels in float as well
+    if row.slow and not facts.anything and not hard_swish:
         return Choice(Impl.FLOAT, row.slow)
     strategy = facts.selection.strategy_of(unit, row)
     reasons = []

@@ -76,6 +76,7 @@ EXPECTED_TRANSFORMS = (
     "split_shared_weights",
     "strip_unused_nodes",
     "sum_to_add",
+    "unfuse_gates",
     "unfuse_operators",
     "widen_floats",
 )

@@ -511,8 +511,7 @@ EXAMPLES: dict[str, list[Example]] = {
         for op in ("Softmax", "LogSoftmax")
     },
     **{
-        op: [between_floats(op, "element by element", "OP(a)")]
-        for op in "Elu Erf Gelu HardSwish Mish Selu Softplus Tanh".split()
+        op: [between_floats(op, "element by element", "OP(a)")] for op in "Elu Erf Gelu Mish Selu Softplus Tanh".split()
     },
     "Sigmoid": [
         between_convs("QLinearSigmoid", "between convolutions", "Sigmoid(a)", place="all"),
@@ -543,7 +542,11 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
         behind_gate(OPS[GATE].slow, "by rule", "Mul(a, s)", "[gate] s = Sigmoid(a)", place="rules"),
     ],
-    "Swish": [between_floats("Swish", "element by element", "OP(a)", opset=24)],
+    "HardSwish": [between_convs("QLinearMul", "a gate and a product", "HardSwish(a)", place="rules")],
+    "Swish": [
+        between_products("QLinearMul", "a gate and a product", "Swish(a)", place="all", opset=24),
+        between_floats("Swish", "of another slope", "Swish <alpha=2.0> (a)", opset=24),
+    ],
     "PRelu": [between_floats("PRelu", "a slope each", "OP(a, c)", "c 24")],
     "Relu": [
         floats(

@@ -55,6 +55,7 @@ from . import (
     split_shared_weights,
     strip_unused_nodes,
     sum_to_add,
+    unfuse_gates,
     unfuse_operators,
     widen_floats,
 )
@@ -141,6 +142,7 @@ __all__ = [
     "strip_unused_nodes",
     "sum_to_add",
     "transform",
+    "unfuse_gates",
     "unfuse_operators",
     "verify",
     "widen_floats",
