@@ -14,6 +14,7 @@ from ..transforms.existing import drop_round_trips
 from ..transforms.fuse_silu import fuse_silus
 from ..transforms.insert_qdq import insert_qdq
 from ..transforms.int8_weights import Adjustment
+from ..transforms.joined_convs import join_convs
 from ..transforms.ops import GATE
 from ..transforms.plan import Plan
 from ..transforms.qdq_to_qoperator import qdq_to_qoperator
@@ -26,6 +27,7 @@ from .data_dependent import selected_from, showing
 from .evidence import alone, ruinous
 from .files import serialize
 from .job import Candidate, Evidence, Job
+from .joins import sums_of, with_common_scales
 from .metadata import describe_origin
 from .placement import Placement
 from .placement.files import read_plan
@@ -101,18 +103,36 @@ def emit(job: Job, found: Found, evidence: Evidence) -> Candidate:
 
 
 def corrected(job: Job, found: Found, candidate: Candidate) -> Candidate:
-    """Correct what the corrections that are asked for find to be wrong with a candidate."""
-    if not job.corrections & ADJUSTING or not job.judged or job.weights.large:
+    """Correct what the corrections that are asked for find to be wrong, and join convolutions that are only added."""
+    adjusted: Mapping[str, Adjustment] = {}
+    if job.corrections & ADJUSTING and job.judged and not job.weights.large:
+        plain = candidate if job.options.format == "qdq" else write_plan_into(job, found, candidate.plan, form="qdq")
+        adjusted = find_adjustments(job, plain)
+    if not adjusted and not sums_of(job, candidate.plan):
         return candidate
-    plain = candidate if job.options.format == "qdq" else write_plan_into(job, found, candidate.plan, form="qdq")
-    adjusted = find_adjustments(job, plain)
-    return write_plan_into(job, found, candidate.plan, adjusted) if adjusted else candidate
+    return write_plan_into(job, found, candidate.plan, adjusted, join=True)
 
 
 def write_plan_into(
-    job: Job, found: Found, plan: Plan, adjusted: Mapping[str, Adjustment] | None = None, form: str = ""
+    job: Job,
+    found: Found,
+    plan: Plan,
+    adjusted: Mapping[str, Adjustment] | None = None,
+    form: str = "",
+    *,
+    join: bool = False,
 ) -> Candidate:
-    """Write a plan into a model."""
+    """Write a plan into a model.
+
+    Args:
+        job: The job.
+        found: The ranges.
+        plan: What becomes int8.
+        adjusted: What was found on data for the weights of units.
+        form: The format, if not that of the job.
+        join: Whether convolutions of which only the sum is read become one. Before that, every unit has a kernel of
+            its own, which may be timed and corrected.
+    """
     ranges = found.ranges
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
     given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
@@ -128,9 +148,12 @@ def write_plan_into(
     if floats and fuse_silus(model, floats).applied:
         steps.insert(0, "fuse_silu")
     means = found.means if "means" in job.corrections else {}
+    adjusted = with_common_scales(job, plan, qparams, adjusted or {})
     written = insert_qdq(
         model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.exact
     )
+    if join:
+        join_convs(model, sums_of(job, plan), job.scheme)
     if job.given:
         drop_round_trips(model)
     if (form or job.options.format) == "qoperator":

@@ -407,7 +407,8 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
-def test_an_activation_of_several_operators_is_one_float_unit(group: str) -> None:
+def test_an_activation_of_several_operators_is_one_unit(group: str) -> None:
+    """In float, but for a hard-swish, of which the runtime makes two kernels there as well."""
     constants = {
         name: np.array(value, np.float32) for name, value in (("two", 2), ("one", 1), ("half", 0.5)) if name in group
     }
@@ -422,11 +423,12 @@ def test_an_activation_of_several_operators_is_one_float_unit(group: str) -> Non
     )
     plan = planned(model)
     inside = [name for name in impls(plan) if name.startswith("g")]
-    assert {impls(plan)[name] for name in inside} == {FLOAT}
+    hard = "HardSigmoid" in group
+    assert {impls(plan)[name] for name in inside} == {U8 if hard else FLOAT}
     joined = [unit for unit in plan.units if "g1" in unit.nodes]
     assert [unit.op for unit in joined] == ["group" if "Erf" in group else "gate"]
     assert {"g1", "g2"} <= set(joined[0].nodes)
-    assert reason(plan, "g1") == "the runtime fuses the group into one float kernel"
+    assert reason(plan, "g1") == ("" if hard else "the runtime fuses the group into one float kernel")
     assert impls(plan)["before"] is impls(plan)["after"] is U8
 
 

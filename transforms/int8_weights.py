@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -26,10 +26,12 @@ class Adjustment:
     Attributes:
         shift: What its bias is raised by, float32 (M,); None where that is left to `bias_correction.mean_shift`.
         stored: Its weights as integers, in the node's layout; None for the nearest ones.
+        least: The least scale that the weights of each output channel have, float32 (M,); None for the finest.
     """
 
     shift: Array | None = None
     stored: Array | None = None
+    least: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +101,8 @@ class WeightWriter:
         params = self.params(array, axis)
         if bias is not None:
             params = fit_bias(params, bias, input_scale)
+        if (least := self.adjusted.get(unit.name, Adjustment()).least) is not None:
+            params = replace(params, scale=np.maximum(params.scale, least))
         params = self.within(unit, array, params, OPS[unit.op].channel_axis(node), _group(node))
         return FloatWeights(array, params, bias)
 

@@ -17,6 +17,7 @@ from ...transforms.qparams import QParams, dequantize, quantize
 from ...transforms.writer import Writer
 from ..files import serialize
 from ..job import Candidate, Job
+from ..joins import with_common_scales
 from ..runtime.session import Runner
 from .stream import Stream
 
@@ -97,7 +98,8 @@ def walk(
     rough = Stream(candidate.model, feeds, [node.outputs[0] for _, _, node in anchors])
     exact.plan([node.inputs[0] for _, node, _ in anchors if node.inputs[0] is not None])
     rough.plan([integers[unit.name] for unit in units])
-    writer = WeightWriter(Writer.of(job.simple, job.scheme), job.scheme.weight_params, exact=job.exact)
+    scales = with_common_scales(job, plan, candidate.qparams, {})
+    writer = WeightWriter(Writer.of(job.simple, job.scheme), job.scheme.weight_params, adjusted=scales, exact=job.exact)
     for unit, node, twin in anchors:
         params = candidate.qparams[plan.root(unit.inputs[0])]
         weights = writer.weights(node, unit, float(params.scale))

@@ -1,0 +1,239 @@
+"""Two pointwise convolutions of which only the sum is read, as one convolution over the channels of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import constant, inferred, node_name, nodes_by_name, release, remove, take_place, unread
+from .plan import Impl, Plan, Unit
+from .qparams import Array, QParams, Scheme, fit_bias
+from .writer import Writer
+
+LARGEST = 2**20
+"""Weights in bytes of a joined convolution: above what a second-level cache holds, two are as fast."""
+INT32_MAX = 2**31 - 1
+FIRST_POOL_OF_INTEGERS = 12  # the opset whose MaxPool takes uint8
+DEQUANTIZE = "DequantizeLinear"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """An Add of two convolutions.
+
+    Attributes:
+        add: Name of the Add.
+        convs: Names of the convolutions.
+        inputs: The tensors that they read.
+    """
+
+    add: str
+    convs: tuple[str, str]
+    inputs: tuple[str, str]
+
+
+def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
+    """Return the sums of two convolutions that `join_convs` makes one, in execution order.
+
+    Both convolutions and the Add compute on uint8; the kernels are 1x1, without groups and pads; nothing else reads
+    their results, which have one shape. The channels that go in are no more than those that come out: a join saves
+    one pass over the latter and costs one over the former.
+
+    Args:
+        model: A simplified model.
+        plan: What of it becomes int8.
+    """
+    if model.opset_imports.get("", 0) < FIRST_POOL_OF_INTEGERS:
+        return ()
+    nodes, units = nodes_by_name(model), {t: u for u in plan.units for t in u.outputs if plan.impl(u) is Impl.U8}
+    found = []
+    for unit in plan.units:
+        made = [units.get(tensor) for tensor in unit.inputs]
+        if unit.op != "Add" or plan.impl(unit) is not Impl.U8 or len(made) != 2:
+            continue
+        convs = [each for each in made if each is not None and _pointwise(each, nodes)]
+        if len(convs) != 2 or convs[0] is convs[1] or not _pays([nodes[conv.name] for conv in convs]):
+            continue
+        first, second = convs
+        found.append(Sum(unit.nodes[0], (first.name, second.name), (first.inputs[0], second.inputs[0])))
+    shapes = inferred(model) if found else {}
+    return tuple(each for each in found if _same_shape([nodes[name].outputs[0].name for name in each.convs], shapes))
+
+
+def _pointwise(unit: Unit, nodes: Mapping[str, ir.Node]) -> bool:
+    """Whether a unit is a convolution of the main graph that works on each pixel alone, and is read once."""
+    node = nodes[unit.nodes[0]]
+    if unit.op != "Conv" or len(unit.nodes) != 1 or node.domain or len(node.inputs) < 3 or len(node.outputs) != 1:
+        return False
+    weights, bias, result = constant(node.inputs[1]), constant(node.inputs[2]), node.outputs[0]
+    if weights is None or bias is None or len(result.uses()) != 1 or result.is_graph_output():
+        return False
+    shape = tuple(weights.shape)
+    single = len(shape) == 4 and shape[2:] == (1, 1) and node.attributes.get_int("group", 1) == 1
+    padded = any(node.attributes.get_ints("pads", ())) or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET"
+    return single and not padded
+
+
+def _pays(convs: Sequence[ir.Node]) -> bool:
+    """Whether one convolution is faster than two and a sum."""
+    shapes = [tensor.shape.numpy() for conv in convs if (tensor := constant(conv.inputs[1])) is not None]
+    outputs, inputs = shapes[0][0], sum(shape[1] for shape in shapes)
+    return shapes[1][0] == outputs and inputs <= outputs and inputs * outputs <= LARGEST
+
+
+def _same_shape(tensors: Sequence[str | None], values: Mapping[str, ir.Value]) -> bool:
+    """Whether two tensors are known to have the same channels, rows and columns, so that their sum repeats none."""
+    shapes = [values[str(tensor)].shape if str(tensor) in values else None for tensor in tensors]
+    inner = [tuple(shape)[1:] if shape is not None else () for shape in shapes]
+    return inner[0] == inner[1] and len(inner[0]) == 3 and all(isinstance(axis, int) for axis in inner[0])
+
+
+def common_scales(
+    model: ir.Model, plan: Plan, sums: Sequence[Sum], qparams: Mapping[str, QParams], scheme: Scheme
+) -> dict[str, Array]:
+    """Return the weight scales with which the products of two convolutions count in the same unit.
+
+    With the scales s of an input and w of the weights of an output channel, a product counts s w. The larger of the
+    two is taken for both: what the other loses is less than what the sum loses anyway.
+
+    Args:
+        model: The simplified model.
+        plan: What of it becomes int8.
+        sums: From `find_sums`.
+        qparams: Scale and zero point of the tensors in ``plan.observed``.
+        scheme: The types of weights.
+
+    Returns:
+        By convolution the scale of each output channel, float32 (M,).
+    """
+    nodes, common = nodes_by_name(model), {}
+    for each in sums:
+        inputs = [float(qparams[plan.root(tensor)].scale) for tensor in each.inputs]
+        units = [_own_scale(nodes[name], scheme, s) * s for name, s in zip(each.convs, inputs, strict=True)]
+        unit = np.maximum(*units)
+        common.update({name: (unit / s).astype(np.float32) for name, s in zip(each.convs, inputs, strict=True)})
+    return common
+
+
+def _own_scale(node: ir.Node, scheme: Scheme, input_scale: float) -> Array:
+    """Return the scales that a convolution alone would give its weights, float64 (M,)."""
+    weights, bias = constant(node.inputs[1]), constant(node.inputs[2])
+    assert weights is not None and bias is not None  # `find_sums` has looked
+    params = fit_bias(scheme.weight_params(weights.numpy(), 0), bias.numpy().reshape(-1), input_scale)
+    release(weights)
+    return params.scale.astype(np.float64)
+
+
+def join_convs(model: ir.Model, sums: Sequence[Sum], scheme: Scheme) -> int:
+    """Make one convolution of two whose results are only added; return how many sums there were.
+
+    Before:  y = Add(DequantizeLinear(QuantizeLinear(Conv(DequantizeLinear(a8), W, b))),
+                     DequantizeLinear(QuantizeLinear(Conv(DequantizeLinear(c8), V, d), strides s)))
+    After:   y = Conv(DequantizeLinear(Concat(a8, MaxPool(c8, kernel 1, strides s))), [W, V], b + d)
+    With `common_scales` the sum is the same, of the same integers, without the rounding in between: those of c8 are
+    read with the scale and zero point z of a8, which the weights, and a bias greater by the sum of V times z less that
+    of c8, make good. The bottleneck blocks of a ResNet that change the resolution are such sums.
+    Left alone: what is not spelled so any more.
+
+    Args:
+        model: An emitted model.
+        sums: From `find_sums`.
+        scheme: The types of weights.
+    """
+    nodes, writer = nodes_by_name(model), Writer.of(model, scheme)
+    return sum(_joined(nodes, each, writer) for each in sums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A convolution between pairs: its node, and the DequantizeLinears of its input, weights and bias."""
+
+    conv: ir.Node
+    x: ir.Node
+    weights: ir.Node
+    bias: ir.Node
+
+    def number(self, dq: ir.Node, index: int) -> Array:
+        """Return an input of one of the DequantizeLinears."""
+        tensor = constant(dq.inputs[index])
+        assert tensor is not None  # scales, zero points and stored weights are constants
+        return tensor.numpy()
+
+
+def _part(conv: ir.Node | None, add: ir.Node) -> _Part | None:
+    """Return a convolution whose quantized result is an operand of the Add; None for anything else."""
+    made = [value.producer() if value is not None else None for value in (conv.inputs[:3] if conv is not None else ())]
+    if conv is None or conv.op_type != "Conv" or len(made) != 3:
+        return None
+    x, weights, bias = made
+    if x is None or weights is None or bias is None or {x.op_type, weights.op_type, bias.op_type} != {DEQUANTIZE}:
+        return None
+    behind = [use.node for pair in _readers(conv) for use in pair.outputs[0].uses()]
+    read = [use.node for dq in behind for use in dq.outputs[0].uses()]
+    return _Part(conv, x, weights, bias) if [dq.op_type for dq in behind] == [DEQUANTIZE] and read == [add] else None
+
+
+def _readers(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield what reads the result of a node."""
+    return (use.node for use in node.outputs[0].uses())
+
+
+def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> bool:
+    """Join one sum; tell whether that was done."""
+    add = nodes[each.add]
+    first, second = (_part(nodes.get(name), add) for name in each.convs)
+    if first is None or second is None or add.op_type != "Add" or not isinstance(add.graph, ir.Graph):
+        return False
+    stem, graph = node_name(first.conv), add.graph
+    weights = [part.number(part.weights, 0) for part in (first, second)]
+    zeros = [int(part.number(part.x, 2)) for part in (first, second)]
+    biases = [part.number(part.bias, 0).astype(np.int64) for part in (first, second)]
+    bias = biases[0] + biases[1] + (zeros[0] - zeros[1]) * weights[1].astype(np.int64).sum(axis=(1, 2, 3))
+    if np.abs(bias).max(initial=0) > INT32_MAX // 2 or weights[0].dtype != np.int8:
+        return False
+    pixels = [_every(part, writer) for part in (first, second)]
+    joined = ir.node("Concat", pixels, {"axis": 1}, name=writer.name(f"{stem}/joined"))
+    joined.outputs[0].name, joined.outputs[0].type = writer.name(f"{stem}/joined_output"), pixels[0].type
+    graph.insert_before(add, [joined])
+    inputs = [joined.outputs[0]]
+    for dq, name, array in (
+        (first.x, "x", None),
+        (first.weights, "weights", np.concatenate(weights, axis=1)),
+        (first.bias, "bias", np.asarray(bias, np.int32)),
+    ):
+        source = inputs[0] if array is None else writer.initializer(graph, f"{stem}/joined_{name}", array)
+        again = ir.node(DEQUANTIZE, [source, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain)
+        again.name = again.outputs[0].name = writer.name(f"{stem}/joined_{name}_dequantized")
+        again.outputs[0].dtype = ir.DataType.FLOAT
+        graph.insert_before(add, [again])
+        inputs.append(again.outputs[0])
+    operands = [value.producer() for value in add.inputs if value is not None]
+    take_place(add, ir.node("Conv", inputs[1:], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum")))
+    _remove_unread([node for node in operands if node is not None])
+    return True
+
+
+def _every(part: _Part, writer: Writer) -> ir.Value:
+    """Return the integers of the pixels that a convolution reads."""
+    strides, source, graph = part.conv.attributes.get_ints("strides", (1, 1)), part.x.inputs[0], part.conv.graph
+    assert source is not None and isinstance(graph, ir.Graph)
+    if all(step == 1 for step in strides):
+        return source
+    name = writer.name(f"{node_name(part.conv)}/every")
+    every = ir.node("MaxPool", [source], {"kernel_shape": [1, 1], "strides": list(strides)}, name=name)
+    every.outputs[0].name, every.outputs[0].type = f"{name}_output", source.type
+    graph.insert_before(part.conv, [every])
+    return every.outputs[0]
+
+
+def _remove_unread(nodes: list[ir.Node]) -> None:
+    """Remove nodes that nothing reads, and what they alone read."""
+    while nodes:
+        node = nodes.pop()
+        if node.graph is not None and unread(node):
+            before = [value.producer() for value in node.inputs if value is not None]
+            remove(node)
+            nodes += [each for each in before if each is not None]
