@@ -19,6 +19,7 @@ from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
 from requant.quantize.placement.attribution import Owners
 from requant.quantize.placement.costs import Costs, Machine, signature
+from requant.quantize.placement.layouts import turned_by
 from requant.quantize.planner import able, choose_by, facts_of
 from requant.quantize.runtime.execution import KernelRun
 from requant.transforms.plan import Impl
@@ -100,6 +101,28 @@ def test_time_is_told_apart() -> None:
     assert (spent.units, spent.conversions, spent.layouts, spent.rest) == ({"first": 8, "silu": 4}, 2, 1, 0.5)
     assert spent.total == 15.5
     assert spent.sizes == {"first": 6, "silu": 6}
+
+
+def test_changes_of_layout_are_a_part_of_the_convolutions_that_ask_for_them() -> None:
+    """Of two reorders of `a` and one of `b`, each convolution has those of the tensors that it writes and reads."""
+    made = model()
+    units = choose_by(facts_of(made), made).units
+    shape = (1, 16, 8, 8)
+    names = [("ReorderInput", 3.0), ("ReorderOutput", 5.0), ("ReorderInput", 3.0), ("ReorderOutput", 1.0)]
+    runs = [KernelRun(f"{op}_{index}", "", op, time, 0, (shape,)) for index, (op, time) in enumerate(names)]
+    whole = Owners(made, units).spent([*runs, KernelRun("Transpose", "", "Transpose", 9.0, 0, ((1, 8, 8, 16),))])
+    turned = turned_by(units, dict.fromkeys("xaby", shape), whole)
+    assert turned.input == {"x": 3.0, "b": 3.0}
+    assert turned.output == {"a": 3.0, "y": 3.0}
+    assert {unit.name: turned.of(unit) for unit in units} == {"first": 6.0, "silu": 0.0, "second": 6.0}
+    assert not turned_by(units, {}, whole).input
+
+
+def test_channels_are_padded_to_blocks() -> None:
+    made = model()
+    units = choose_by(facts_of(made), made).units
+    whole = Owners(made, units).spent([KernelRun("r", "", "ReorderInput", 3.0, 0, ((1, 16, 8, 8),))])
+    assert turned_by(units, {"x": (1, 3, 8, 8)}, whole).input == {"x": 3.0}
 
 
 # ---------------------------------------------------------------------------------------------------------- costs

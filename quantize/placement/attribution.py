@@ -31,6 +31,7 @@ class Spent:
         layouts: Changes of layout that the runtime added.
         rest: What belongs to no unit.
         sizes: Elements of the first output of each unit that had a kernel.
+        turned: By operator and shape of the result, what its changes of layout took.
     """
 
     units: Mapping[str, float]
@@ -38,6 +39,7 @@ class Spent:
     layouts: float
     rest: float
     sizes: Mapping[str, int] = field(default_factory=dict)
+    turned: Mapping[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
 
     @property
     def total(self) -> float:
@@ -75,6 +77,7 @@ class Owners:
         """Sum kernel times up."""
         units: dict[str, float] = defaultdict(float)
         sizes: dict[str, int] = {}
+        turned: dict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
         conversions, layouts, rest = [0.0], [0.0], [0.0]
         for run in runs:
             known = COUNTED.sub("", run.node) in self.by_node
@@ -82,10 +85,11 @@ class Owners:
                 conversions.append(run.microseconds)
             elif run.op in LAYOUTS and not known:
                 layouts.append(run.microseconds)
+                turned[run.op, run.outputs[0] if run.outputs else ()] += run.microseconds
             elif (owner := self.of(run.node)) is not None:
                 units[owner] += run.microseconds
                 if run.outputs:
                     sizes[owner] = math.prod(run.outputs[0])
             else:
                 rest.append(run.microseconds)
-        return Spent(dict(units), math.fsum(conversions), math.fsum(layouts), math.fsum(rest), sizes)
+        return Spent(dict(units), math.fsum(conversions), math.fsum(layouts), math.fsum(rest), sizes, dict(turned))

@@ -29,6 +29,7 @@ from .attribution import Owners, Spent
 from .costs import Costs, Machine
 from .cut import Item, Problem, cheapest
 from .estimates import IMAGE, conversion, estimate
+from .layouts import Turned, turned_by
 from .noise import noise
 
 PROFILED = 3e5  # microseconds of one profile, between so many runs:
@@ -66,6 +67,7 @@ class Search:
         absorbed: Units that have no kernel of their own in float: the runtime makes them a part of the one before.
         spoilt: What units took in the last plan where that was far more than their cost: behind a float neighbour a
             uint8 MaxPool runs in NCHW, in 40 times the time that it has between integer convolutions.
+        turned: What the blocked layout of float convolutions costs.
     """
 
     job: Job
@@ -84,6 +86,7 @@ class Search:
     times: int = 3
     absorbed: set[str] = field(default_factory=set)
     spoilt: dict[tuple[str, Impl], float] = field(default_factory=dict)
+    turned: Turned = field(default_factory=Turned)
     owners: Owners = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,6 +166,9 @@ def pricing(
     if not noise or not _costs_decide(job, facts, feed, how):
         return partial(_without_noisy, rules if how == "rules" else everything(facts, rules), noise)
     search = _begun(job, facts, rules, write, feed, _known(job, how))
+    whole = _profiles(search, [job.float_source], turns=1)[0] if how == "measured" else None
+    if whole is not None:
+        search.turned = turned_by(rules.units, search.shapes, whole)
     if how == "measured" and any(_u8_cost(search, name) is None for name in search.keys):
         fresh = Costs(search.costs.machine)
         _measure(search, fresh)
@@ -281,6 +287,7 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     if whole is None or whole.total < 1e3 * LEAST_MS:
         return by_rules, Placement("rules")
     _weigh(search, whole.total, EFFORTS[job.options.effort].exchange)
+    search.turned = turned_by(search.rules.units, search.shapes, whole)
     fresh = Costs(search.costs.machine)
     steps = 3 + ROUNDS
     tell(1, steps)
@@ -370,7 +377,8 @@ def _watch(search: Search, fresh: Costs, candidate: Candidate, spent: Spent | No
             search.spoilt[key] = took
     expected = math.fsum(_conversions(search, plan))
     if expected > 0:
-        actual = spent.conversions + spent.layouts
+        turned = math.fsum(search.turned.of(unit) for unit in plan.units if not plan.impl(unit).int8)
+        actual = spent.conversions + max(spent.layouts - turned, 0.0)
         search.stretch = min(max(actual / expected, 1 / MOST), MOST)
 
 
@@ -396,15 +404,16 @@ def _cost(search: Search, unit: Unit, impl: Impl) -> float:
     """Return what a unit takes: as measured, else as the other integer form does, else about."""
     if impl is Impl.FLOAT and unit.name in search.absorbed:
         return 0.0
+    layout = search.turned.of(unit) if impl is Impl.FLOAT else 0.0
     if (unit.name, impl) in search.spoilt:
-        return search.spoilt[unit.name, impl]
+        return search.spoilt[unit.name, impl] + layout
     guess = estimate(unit, search.facts.nodes, search.sizes, impl)
     if unit.name not in search.keys:
-        return guess
+        return guess + layout
     measured = search.costs.of(search.keys[unit.name], impl)
     if measured is None and impl.reads_u8:
         measured = _u8_cost(search, unit.name)
-    return guess if measured is None else measured
+    return (guess if measured is None else measured) + layout
 
 
 def _solved(search: Search) -> Plan:
@@ -419,8 +428,8 @@ def _solved(search: Search) -> Plan:
         costs = {impl: _cost(search, unit, impl) + (extra if impl.reads_u8 else 0.0) for impl in forms}
         items.append(Item(unit.name, unit.inputs, unit.outputs, costs))
     tensors = {tensor for unit in search.rules.units for tensor in (*unit.inputs, *unit.outputs)}
-    prices = {tensor: search.stretch * _conversion(search, tensor) for tensor in tensors}
-    back = dict(prices)
+    prices = {tensor: search.stretch * _quantizing(search, tensor) for tensor in tensors}
+    back = {tensor: search.stretch * _dequantizing(search, tensor) for tensor in tensors}
     for unit in search.rules.units:  # behind an integer kernel, what float absorbs is a kernel of its own
         if unit.name in search.absorbed:
             back[unit.inputs[0]] += estimate(unit, search.facts.nodes, search.sizes, Impl.FLOAT)
@@ -486,12 +495,22 @@ def _conversion(search: Search, tensor: str) -> float:
     return conversion(search.sizes.get(tensor, 0), IMAGE if image else 0)
 
 
+def _quantizing(search: Search, tensor: str) -> float:
+    """Return what a QuantizeLinear takes, without a change of layout that counts as a part of its producer."""
+    return max(_conversion(search, tensor) - search.turned.output.get(tensor, 0.0), 0.0)
+
+
+def _dequantizing(search: Search, tensor: str) -> float:
+    """Return what a DequantizeLinear takes, without a change of layout that counts as a part of its reader."""
+    return max(_conversion(search, tensor) - search.turned.input.get(tensor, 0.0), 0.0)
+
+
 def _conversions(search: Search, plan: Plan) -> Iterable[float]:
     """Return what the conversions of a plan take, about."""
     read_float = {t for u in plan.units if not plan.impl(u).reads_u8 for t in u.inputs}
     read_float |= {str(value.name) for value in search.job.simple.graph.outputs}
-    yield from (_conversion(search, tensor) for tensor in plan.produced_u8 & read_float)
-    yield from (_conversion(search, tensor) for tensor in plan.read_u8 - plan.produced_u8)
+    yield from (_dequantizing(search, tensor) for tensor in plan.produced_u8 & read_float)
+    yield from (_quantizing(search, tensor) for tensor in plan.read_u8 - plan.produced_u8)
 
 
 def _predicted(search: Search, plan: Plan) -> float:
