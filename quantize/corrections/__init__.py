@@ -36,7 +36,7 @@ EFFORTS: Mapping[str, Effort] = {
         "minmax ranges, biases by mean inputs; tensors alone where the model comes out ruined", "minmax", 0, 0, 20, 0
     ),
     "medium": Effort(
-        "the best rule per tensor; each tensor alone; weights and biases layer by layer", "auto", 20, 2e12, 26, 0.03
+        "the best rule per tensor; each tensor alone; weights and biases layer by layer", "auto", 20, 2e12, 26, 0.02
     ),
     "high": Effort("as medium, on more of the model, and noise counts more against speed", "auto", 120, 1e14, 32, 0.2),
 }

@@ -40,6 +40,7 @@ LEAST_MS = 0.5  # of a faster model the clock tells too little
 CLEAR = 0.99  # what another plan must take of the time of the plan by rules
 SHARE = 1.0  # of the seconds for the latency, to compare the plans in
 MOST = 3.0  # how far conversions may be from their estimate
+STRETCHES = (1.0, 2.0, 0.5)  # times the price of conversions, as long as that gives plans that were tried
 SPOILT = 0.01  # of a model's time that a unit takes at least for that to matter
 SLOWER = 2.0  # times its cost that a unit takes where its neighbours spoil its layout
 
@@ -301,15 +302,30 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
         candidates["all"] = search.write(everything(search.facts, search.rules))
     tell(2, steps)
     for index in range(ROUNDS):
-        plan = _solved(search)
-        there = any(_impls(other.plan) == _impls(plan) for other in candidates.values())
-        if there or not any(impl.int8 for impl in _impls(plan)):
-            break  # that float is faster is for the whole models to tell
+        plan = _untried(search, candidates)
+        if plan is None:
+            break
         found = candidates[f"cut {index + 1}"] = search.write(plan)
         _watch(search, fresh, found, _profiles(search, [found.source])[0])
         tell(3 + index, steps)
     store.keep(fresh)
     return _fastest(search, candidates)
+
+
+def _untried(search: Search, candidates: Mapping[str, Candidate]) -> Plan | None:
+    """Return the cheapest plan; where that was tried, the one for dearer or for cheaper conversions; None without any.
+
+    What a conversion takes is the least certain of the costs. Plans all in float are for the whole models to tell.
+    """
+    stretch = search.stretch
+    for factor in STRETCHES:
+        search.stretch = factor * stretch
+        plan = _solved(search)
+        search.stretch = stretch
+        tried = any(_impls(other.plan) == _impls(plan) for other in candidates.values())
+        if not tried and any(impl.int8 for impl in _impls(plan)):
+            return plan
+    return None
 
 
 def _impls(plan: Plan) -> list[Impl]:
