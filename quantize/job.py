@@ -85,6 +85,11 @@ class Job:
         """Whether ranges are given, or can be taken from the data."""
         return self.judged or self.supply.ranges is not None
 
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Tensors of which the user says something, by ranges or by pairs in the model."""
+        return frozenset({*self.given, *self.supply.overrides.tensors})
+
     def asked(self) -> dict[str, Any]:
         """Return what shapes the model, as plain JSON values, without what is at its default."""
         asked, calibration = self.options.to_json(), self.supply.calibration

@@ -15,9 +15,12 @@ from .job import Job
 def sums_of(job: Job, plan: Plan) -> tuple[Sum, ...]:
     """Return the sums of two convolutions in a plan that one convolution computes.
 
-    A target that adds in 16 bits has none: other products would be neighbours.
+    A target that adds in 16 bits has none: other products would be neighbours. Nor is one whose operands have ranges
+    of the user's, which a sum without rounding in between would not keep.
     """
-    return find_sums(job.simple, plan) if job.exact and job.scheme.weight == "s8" else ()
+    if not job.exact or job.scheme.weight != "s8":
+        return ()
+    return tuple(each for each in find_sums(job.simple, plan) if not job.reserved.intersection(each.results))
 
 
 def with_common_scales(

@@ -151,6 +151,12 @@ def test_targets_that_join_nothing(tmp_path: Path, options: dict[str, Any]) -> N
     assert "Concat" not in {node.op_type for node in onnx.load(path).graph.node}
 
 
+def test_a_range_of_the_users_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[tensors."l"]\nrange = [-1.0, 1.0]\n')
+    path, _ = quantized(tmp_path, model(), overrides=tmp_path / "mine.toml")
+    assert "Concat" not in {node.op_type for node in onnx.load(path).graph.node}
+
+
 def test_signed_activations(tmp_path: Path) -> None:
     path, feeds = quantized(tmp_path, model(), scheme=Scheme(activation="s8"))
     assert "Concat" in {node.op_type for node in onnx.load(path).graph.node}

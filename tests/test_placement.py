@@ -118,6 +118,16 @@ def test_changes_of_layout_are_a_part_of_the_convolutions_that_ask_for_them() ->
     assert not turned_by(units, {}, whole).input
 
 
+def test_convolutions_that_read_one_tensor_share_its_change_of_layout() -> None:
+    made = model()
+    first, _, second = choose_by(facts_of(made), made).units
+    other = replace(second, name="other", inputs=first.inputs)
+    whole = Owners(made, (first, other)).spent([KernelRun("r", "", "ReorderInput", 3.0, 0, ((1, 16, 8, 8),))])
+    turned = turned_by((first, other), {"x": (1, 16, 8, 8)}, whole)
+    assert turned.input == {"x": 3.0}
+    assert turned.of(first) == turned.of(other) == 1.5
+
+
 def test_channels_are_padded_to_blocks() -> None:
     made = model()
     units = choose_by(facts_of(made), made).units

@@ -28,11 +28,13 @@ class Sum:
         add: Name of the Add.
         convs: Names of the convolutions.
         inputs: The tensors that they read.
+        results: The tensors that they write, which are gone when they are joined.
     """
 
     add: str
     convs: tuple[str, str]
     inputs: tuple[str, str]
+    results: tuple[str, str]
 
 
 def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
@@ -52,19 +54,20 @@ def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
     found = []
     for unit in plan.units:
         made = [units.get(tensor) for tensor in unit.inputs]
-        if unit.op != "Add" or plan.impl(unit) is not Impl.U8 or len(made) != 2:
+        if unit.op != "Add" or plan.impl(unit) is not Impl.U8 or nodes[unit.nodes[0]].graph is not model.graph:
             continue
         convs = [each for each in made if each is not None and _pointwise(each, nodes)]
         if len(convs) != 2 or convs[0] is convs[1] or not _pays([nodes[conv.name] for conv in convs]):
             continue
         first, second = convs
-        found.append(Sum(unit.nodes[0], (first.name, second.name), (first.inputs[0], second.inputs[0])))
+        inputs, results = (first.inputs[0], second.inputs[0]), (first.outputs[0], second.outputs[0])
+        found.append(Sum(unit.nodes[0], (first.name, second.name), inputs, results))
     shapes = inferred(model) if found else {}
-    return tuple(each for each in found if _same_shape([nodes[name].outputs[0].name for name in each.convs], shapes))
+    return tuple(each for each in found if _same_shape(each.results, shapes))
 
 
 def _pointwise(unit: Unit, nodes: Mapping[str, ir.Node]) -> bool:
-    """Whether a unit is a convolution of the main graph that works on each pixel alone, and is read once."""
+    """Whether a unit is a convolution that works on each pixel alone, and is read once."""
     node = nodes[unit.nodes[0]]
     if unit.op != "Conv" or len(unit.nodes) != 1 or node.domain or len(node.inputs) < 3 or len(node.outputs) != 1:
         return False
@@ -84,9 +87,9 @@ def _pays(convs: Sequence[ir.Node]) -> bool:
     return shapes[1][0] == outputs and inputs <= outputs and inputs * outputs <= LARGEST
 
 
-def _same_shape(tensors: Sequence[str | None], values: Mapping[str, ir.Value]) -> bool:
+def _same_shape(tensors: Sequence[str], values: Mapping[str, ir.Value]) -> bool:
     """Whether two tensors are known to have the same channels, rows and columns, so that their sum repeats none."""
-    shapes = [values[str(tensor)].shape if str(tensor) in values else None for tensor in tensors]
+    shapes = [values[tensor].shape if tensor in values else None for tensor in tensors]
     inner = [tuple(shape)[1:] if shape is not None else () for shape in shapes]
     return inner[0] == inner[1] and len(inner[0]) == 3 and all(isinstance(axis, int) for axis in inner[0])
 
@@ -171,8 +174,8 @@ def _part(conv: ir.Node | None, add: ir.Node) -> _Part | None:
     x, weights, bias = made
     if x is None or weights is None or bias is None or {x.op_type, weights.op_type, bias.op_type} != {DEQUANTIZE}:
         return None
-    behind = [use.node for pair in _readers(conv) for use in pair.outputs[0].uses()]
-    read = [use.node for dq in behind for use in dq.outputs[0].uses()]
+    behind = [dq for quantize in _readers(conv) for dq in _readers(quantize)]
+    read = [node for dq in behind for node in _readers(dq)]
     return _Part(conv, x, weights, bias) if [dq.op_type for dq in behind] == [DEQUANTIZE] and read == [add] else None
 
 
@@ -198,20 +201,16 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> bool:
     joined = ir.node("Concat", pixels, {"axis": 1}, name=writer.name(f"{stem}/joined"))
     joined.outputs[0].name, joined.outputs[0].type = writer.name(f"{stem}/joined_output"), pixels[0].type
     graph.insert_before(add, [joined])
-    inputs = [joined.outputs[0]]
-    for dq, name, array in (
-        (first.x, "x", None),
-        (first.weights, "weights", np.concatenate(weights, axis=1)),
-        (first.bias, "bias", np.asarray(bias, np.int32)),
-    ):
-        source = inputs[0] if array is None else writer.initializer(graph, f"{stem}/joined_{name}", array)
-        again = ir.node(DEQUANTIZE, [source, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain)
-        again.name = again.outputs[0].name = writer.name(f"{stem}/joined_{name}_dequantized")
-        again.outputs[0].dtype = ir.DataType.FLOAT
-        graph.insert_before(add, [again])
-        inputs.append(again.outputs[0])
+    wide = writer.initializer(graph, f"{stem}/joined_weights", np.concatenate(weights, axis=1))
+    shifted = writer.initializer(graph, f"{stem}/joined_bias", bias.astype(np.int32))
+    pairs = ((first.x, joined.outputs[0], "x"), (first.weights, wide, "weights"), (first.bias, shifted, "bias"))
+    inputs = [writer.like(dq, integers, f"{stem}/joined_{name}/dequantize") for dq, integers, name in pairs]
+    graph.insert_before(add, inputs)
     operands = [value.producer() for value in add.inputs if value is not None]
-    take_place(add, ir.node("Conv", inputs[1:], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum")))
+    take_place(
+        add,
+        ir.node("Conv", [dq.outputs[0] for dq in inputs], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum")),
+    )
     _remove_unread([node for node in operands if node is not None])
     return True
 

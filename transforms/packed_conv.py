@@ -79,7 +79,8 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer) -
     array = _packed(integers.numpy(), zero.numpy(), made)
     packed = writer.initializer(graph, f"{integers.name}/packed", array)
     blocks = ir.node("SpaceToDepth", [x8], {"blocksize": BLOCK}, name=writer.name(f"{name}/blocks"))
-    again, kernel = _like(dq, blocks.outputs[0], writer), _like(weights, packed, writer)
+    again = writer.like(dq, blocks.outputs[0], f"{dq.name}/packed")
+    kernel = writer.like(weights, packed, f"{weights.name}/packed")
     blocks.outputs[0].name = writer.name(f"{name}/blocks_output")
     if x8.dtype is not None:
         blocks.outputs[0].dtype = x8.dtype
@@ -138,12 +139,3 @@ def _packed(weights: Array, zero: Array, taps: tuple[Taps, Taps]) -> Array:
         for across, (block_column, column) in enumerate(zip(columns.block, columns.within, strict=True)):
             packed[:, row, column, :, block_row, block_column] = weights[:, :, down, across]
     return packed.reshape(many, BLOCK * BLOCK * channels, rows.taps, columns.taps)
-
-
-def _like(dq: ir.Node, integers: ir.Value, writer: Writer) -> ir.Node:
-    """Return another DequantizeLinear with the same parameters."""
-    name = writer.name(f"{dq.name}/packed")
-    made = ir.node("DequantizeLinear", [integers, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain, name=name)
-    made.outputs[0].name = writer.name(f"{name}_output")
-    made.outputs[0].dtype = ir.DataType.FLOAT
-    return made

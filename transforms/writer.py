@@ -60,6 +60,14 @@ class Writer:
             made.append(self.stored[key])
         return made[0], made[1]
 
+    def like(self, dq: ir.Node, integers: ir.Value, stem: str) -> ir.Node:
+        """Return a DequantizeLinear of other integers, called `stem`, with the same parameters; in no graph yet."""
+        name = self.name(stem)
+        made = ir.node(dq.op_type, [integers, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain, name=name)
+        made.outputs[0].name = self.name(f"{name}_output")
+        made.outputs[0].dtype = ir.DataType.FLOAT
+        return made
+
     def replace_constant(self, node: ir.Node, index: int, array: Array, params: QParams, *, own: bool = False) -> None:
         """Let input `index` of `node` read a DequantizeLinear of integers; equal ones of a graph are stored once.
 

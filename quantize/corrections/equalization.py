@@ -62,10 +62,9 @@ def equalized(job: Job, *, samples: int = SAMPLES, powers_of_two: bool = True) -
     if not job.judged or job.source is None or job.supply.ranges is not None or job.weights.large:
         return job
     integer = {name for unit in job.widest.units if job.widest.impl(unit).reads_u8 for name in unit.nodes}
-    reserved = {*job.given, *job.supply.overrides.tensors}
     model = job.simple.clone()
     found = find(model)[0]
-    usable = [group for group in found if not reserved.intersection(group.tensors)]
+    usable = [group for group in found if not job.reserved.intersection(group.tensors)]
     known = observed(model, usable, job.source.samples(samples))
     choices = choose(usable, known, integer, powers_of_two=powers_of_two)
     if not choices:

@@ -25,16 +25,19 @@ class Turned:
     Attributes:
         input: By tensor that a float convolution reads, in microseconds.
         output: By tensor that it writes.
+        readers: By tensor, how many convolutions read it, which share its change of layout.
     """
 
     input: Mapping[str, float] = field(default_factory=dict)
     output: Mapping[str, float] = field(default_factory=dict)
+    readers: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, unit: Unit) -> float:
         """Return what a unit costs more in float; 0 for what is no convolution."""
         if unit.op != "Conv":
             return 0.0
-        return self.input.get(unit.inputs[0], 0.0) + sum(self.output.get(tensor, 0.0) for tensor in unit.outputs)
+        read = self.input.get(unit.inputs[0], 0.0) / self.readers.get(unit.inputs[0], 1)
+        return read + sum(self.output.get(tensor, 0.0) for tensor in unit.outputs)
 
 
 def turned_by(units: Iterable[Unit], shapes: Mapping[str, Shape], whole: Spent) -> Turned:
@@ -46,9 +49,9 @@ def turned_by(units: Iterable[Unit], shapes: Mapping[str, Shape], whole: Spent) 
         whole: The profile.
     """
     convs = [unit for unit in units if unit.op == "Conv"]
-    read = {unit.inputs[0] for unit in convs}
+    read = Counter(unit.inputs[0] for unit in convs)
     written = {tensor for unit in convs for tensor in unit.outputs}
-    return Turned(_shared(read, shapes, whole, INTO), _shared(written, shapes, whole, OUT_OF))
+    return Turned(_shared(read, shapes, whole, INTO), _shared(written, shapes, whole, OUT_OF), read)
 
 
 def _shared(tensors: Iterable[str], shapes: Mapping[str, Shape], whole: Spent, op: str) -> dict[str, float]:

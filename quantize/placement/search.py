@@ -66,7 +66,7 @@ class Search:
         times: Runs of each profile.
         owners: Which unit a kernel belongs to.
         absorbed: Units that have no kernel of their own in float: the runtime makes them a part of the one before.
-        spoilt: What units took in the last plan where that was far more than their cost: behind a float neighbour a
+        spoilt: What units took in a plan where that was far more than their cost: behind a float neighbour a
             uint8 MaxPool runs in NCHW, in 40 times the time that it has between integer convolutions.
         turned: What the blocked layout of float convolutions costs.
     """
@@ -167,9 +167,8 @@ def pricing(
     if not noise or not _costs_decide(job, facts, feed, how):
         return partial(_without_noisy, rules if how == "rules" else everything(facts, rules), noise)
     search = _begun(job, facts, rules, write, feed, _known(job, how))
-    whole = _profiles(search, [job.float_source], turns=1)[0] if how == "measured" else None
-    if whole is not None:
-        search.turned = turned_by(rules.units, search.shapes, whole)
+    if how == "measured":
+        _float_profile(search)
     if how == "measured" and any(_u8_cost(search, name) is None for name in search.keys):
         fresh = Costs(search.costs.machine)
         _measure(search, fresh)
@@ -284,11 +283,10 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     job = search.job
     by_rules = search.write(search.rules)
     tell = partial(job.progress, "measure costs")
-    whole = _profiles(search, [job.float_source], turns=1)[0]
+    whole = _float_profile(search)
     if whole is None or whole.total < 1e3 * LEAST_MS:
         return by_rules, Placement("rules")
     _weigh(search, whole.total, EFFORTS[job.options.effort].exchange)
-    search.turned = turned_by(search.rules.units, search.shapes, whole)
     fresh = Costs(search.costs.machine)
     steps = 3 + ROUNDS
     tell(1, steps)
@@ -312,16 +310,21 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     return _fastest(search, candidates)
 
 
+def _float_profile(search: Search) -> Spent | None:
+    """Profile the float model, None where the runtime does not run it; learn what its blocked layout costs."""
+    whole = _profiles(search, [search.job.float_source], turns=1)[0]
+    if whole is not None:
+        search.turned = turned_by(search.rules.units, search.shapes, whole)
+    return whole
+
+
 def _untried(search: Search, candidates: Mapping[str, Candidate]) -> Plan | None:
     """Return the cheapest plan; where that was tried, the one for dearer or for cheaper conversions; None without any.
 
     What a conversion takes is the least certain of the costs. Plans all in float are for the whole models to tell.
     """
-    stretch = search.stretch
     for factor in STRETCHES:
-        search.stretch = factor * stretch
-        plan = _solved(search)
-        search.stretch = stretch
+        plan = _solved(search, factor)
         tried = any(_impls(other.plan) == _impls(plan) for other in candidates.values())
         if not tried and any(impl.int8 for impl in _impls(plan)):
             return plan
@@ -388,9 +391,9 @@ def _watch(search: Search, fresh: Costs, candidate: Candidate, spent: Spent | No
     plan = candidate.plan
     _take(search, fresh, spent, {unit.name: plan.impl(unit) for unit in plan.units})
     for unit in plan.units:
-        took, key = spent.units.get(unit.name, 0.0), (unit.name, plan.impl(unit))
-        if took > SLOWER * _cost(search, unit, plan.impl(unit)) and took > SPOILT * spent.total:
-            search.spoilt[key] = took
+        took, impl = spent.units.get(unit.name, 0.0), plan.impl(unit)
+        if took > max(SLOWER * _cost(search, unit, impl), SPOILT * spent.total):
+            search.spoilt[unit.name, impl] = took
     expected = math.fsum(_conversions(search, plan))
     if expected > 0:
         turned = math.fsum(search.turned.of(unit) for unit in plan.units if not plan.impl(unit).int8)
@@ -421,19 +424,21 @@ def _cost(search: Search, unit: Unit, impl: Impl) -> float:
     if impl is Impl.FLOAT and unit.name in search.absorbed:
         return 0.0
     layout = search.turned.of(unit) if impl is Impl.FLOAT else 0.0
+    return layout + _kernel_cost(search, unit, impl)
+
+
+def _kernel_cost(search: Search, unit: Unit, impl: Impl) -> float:
+    """Return what the kernel of a unit takes."""
     if (unit.name, impl) in search.spoilt:
-        return search.spoilt[unit.name, impl] + layout
-    guess = estimate(unit, search.facts.nodes, search.sizes, impl)
-    if unit.name not in search.keys:
-        return guess + layout
-    measured = search.costs.of(search.keys[unit.name], impl)
-    if measured is None and impl.reads_u8:
+        return search.spoilt[unit.name, impl]
+    measured = search.costs.of(search.keys[unit.name], impl) if unit.name in search.keys else None
+    if measured is None and impl.reads_u8 and unit.name in search.keys:
         measured = _u8_cost(search, unit.name)
-    return (guess if measured is None else measured) + layout
+    return estimate(unit, search.facts.nodes, search.sizes, impl) if measured is None else measured
 
 
-def _solved(search: Search) -> Plan:
-    """Return the cheapest plan by the costs known so far."""
+def _solved(search: Search, factor: float = 1.0) -> Plan:
+    """Return the cheapest plan by the costs known so far, if conversions took `factor` times what they seem to."""
     items = []
     for unit in search.rules.units:
         forms = search.options[unit.name]
@@ -444,8 +449,9 @@ def _solved(search: Search) -> Plan:
         costs = {impl: _cost(search, unit, impl) + (extra if impl.reads_u8 else 0.0) for impl in forms}
         items.append(Item(unit.name, unit.inputs, unit.outputs, costs))
     tensors = {tensor for unit in search.rules.units for tensor in (*unit.inputs, *unit.outputs)}
-    prices = {tensor: search.stretch * _quantizing(search, tensor) for tensor in tensors}
-    back = {tensor: search.stretch * _dequantizing(search, tensor) for tensor in tensors}
+    stretch = factor * search.stretch
+    prices = {tensor: stretch * _quantizing(search, tensor) for tensor in tensors}
+    back = {tensor: stretch * _dequantizing(search, tensor) for tensor in tensors}
     for unit in search.rules.units:  # behind an integer kernel, what float absorbs is a kernel of its own
         if unit.name in search.absorbed:
             back[unit.inputs[0]] += estimate(unit, search.facts.nodes, search.sizes, Impl.FLOAT)
