@@ -93,6 +93,7 @@ PRODUCTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "1 row, 1280 by 1000": ("product", (1, 1280, 1000)),
 }
 """Products by the function of `benchmarks.roofline` that makes them and its arguments."""
+KINDS = ("float", "int8", "gemm")
 
 
 def build(kernel: Kernel, shape: tuple[int, ...]) -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -142,13 +143,16 @@ def nanoseconds(kernel: Kernel, shape: tuple[int, ...], times: int) -> float:
 
 
 def product_times(name: str, times: int) -> dict[str, float]:
-    """Return the microseconds of a product in float and in int8."""
+    """Return the microseconds of a product in float, in int8, and of a convolution as a matrix product in int8."""
     from requant.quantize.runtime.execution import profiled
 
     function, arguments = PRODUCTS[name]
+    kinds: dict[str, dict[str, Any]] = {"float": {"integer": False}, "int8": {"integer": True}}
+    if function == "convolution":
+        kinds["gemm"] = {"integer": True, "zero_point": -1}
     found = {}
-    for kind, integer in (("float", False), ("int8", True)):
-        model, feed = getattr(roofline, function)(*arguments, integer=integer)
+    for kind, options in kinds.items():
+        model, feed = getattr(roofline, function)(*arguments, **options)
         runs = profiled(model.SerializeToString(), feed, threads=1, times=times).runs
         found[kind] = sum(run.microseconds for run in runs if run.macs)
     return found
@@ -157,10 +161,11 @@ def product_times(name: str, times: int) -> dict[str, float]:
 def print_products(found: Mapping[str, Mapping[str, float]]) -> None:
     """Print the products as a table."""
     table = Table(title="kernels alone, 1 thread", box=None, pad_edge=False, title_justify="left")
-    for column in ("product", "float, us", "int8, us", "ratio"):
+    for column in ("product", "float, us", "int8, us", "int8 gemm, us", "ratio"):
         table.add_column(column, justify="left" if column == "product" else "right")
     for name, times in found.items():
-        shown = (f"{times['float']:.0f}", f"{times['int8']:.0f}", f"{times['float'] / times['int8']:.2f}x")
+        least = min(times["int8"], times.get("gemm", math.inf))
+        shown = (*(f"{times[kind]:.0f}" if kind in times else "" for kind in KINDS), f"{times['float'] / least:.2f}x")
         table.add_row(name, *shown)
     Console().print(table)
 

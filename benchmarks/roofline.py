@@ -115,7 +115,15 @@ def product(rows: int, common: int, columns: int, *, integer: bool) -> Case:
 
 
 def convolution(
-    channels: int, side: int, kernel: int, out: int = 0, group: int = 1, batch: int = 1, *, integer: bool
+    channels: int,
+    side: int,
+    kernel: int,
+    out: int = 0,
+    group: int = 1,
+    batch: int = 1,
+    *,
+    integer: bool,
+    zero_point: int = 0,
 ) -> Case:
     """Return a convolution that keeps the size of the image, and a feed.
 
@@ -127,6 +135,7 @@ def convolution(
         group: Groups of channels.
         batch: Images.
         integer: Whether it is a QLinearConv.
+        zero_point: That of its weights.
     """
     from onnx import TensorProto
 
@@ -135,7 +144,8 @@ def convolution(
     feed = {"x": _random((batch, channels, side, side), np.uint8 if integer else np.float32)}
     if not integer:
         return _model("Conv", ["x", "w"], attributes, feed, {"w": weight}, TensorProto.FLOAT), feed
-    constants = {"w": weight, "s": np.float32(0.01), "t": np.float32(30.0), "z": np.uint8(128), "n": np.int8(0)}
+    constants = {"w": weight, "s": np.float32(0.01), "t": np.float32(30.0), "z": np.uint8(128)}
+    constants["n"] = np.int8(zero_point)
     inputs = ["x", "s", "z", "w", "s", "n", "t", "z"]
     return _model("QLinearConv", inputs, attributes, feed, constants, TensorProto.UINT8), feed
 

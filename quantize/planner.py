@@ -37,6 +37,7 @@ ALREADY = "its weights are quantized already"
 NO_RANGES = "no ranges without data"
 BOTH_ACTIVATIONS = "both factors are activations, a small share of the work"
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
+STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM)
 FIRST_INTEGER_OPSET = 10  # of QLinearConv and QLinearMatMul
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 
@@ -56,6 +57,7 @@ class Facts:
         opset: The model's version of the standard operators.
         signed: Whether activations are int8.
         anything: Whether to allow what no rule expects to pay.
+        shifted: Whether weights may have a zero point.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -68,6 +70,7 @@ class Facts:
     opset: int = FIRST_INTEGER_OPSET
     signed: bool = False
     anything: bool = False
+    shifted: bool = False
 
 
 def choose(
@@ -130,7 +133,7 @@ def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
             found[unit.name] = (impl,)
             continue
         # asked for alone, a form has to do with what the unit writes too
-        forms = [form for form in (Impl.U8, Impl.U8_FLOAT) if not OBSTACLES[form](unit, free, Strategy.STATIC)]
+        forms = [form for form in STATIC_FORMS if not OBSTACLES[form](unit, free, Strategy.STATIC)]
         found[unit.name] = (Impl.FLOAT, *forms) if forms else (impl,)
     return found
 
@@ -193,6 +196,14 @@ def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     either = row.u8_float is not None and strategy is not Strategy.STATIC  # it may come to write float
     touched = unit.inputs if either else (*unit.inputs, *unit.outputs)
     return _u8_obstacle(unit, facts, strategy, row.u8, touched)
+
+
+def _gemm_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
+    """Say why `unit` cannot be a convolution whose weights have a zero point."""
+    node = facts.nodes[unit.nodes[0]]
+    if not facts.shifted or unit.op != "Conv" or node.attributes.get_int("group", 1) != 1:
+        return NOT_OFFERED
+    return _static_obstacle(unit, facts, strategy)
 
 
 def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
@@ -285,6 +296,7 @@ def _stored_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
 
 OBSTACLES = {
     Impl.U8: _static_obstacle,
+    Impl.U8_GEMM: _gemm_obstacle,
     Impl.U8_FLOAT: _static_float_obstacle,
     Impl.DYNAMIC: _dynamic_obstacle,
     Impl.WEIGHT: _stored_obstacle,

@@ -74,7 +74,9 @@ def prepare(
     notes += [note] if (note := timing_note(weights)) else []
     notes += supply.remarks(simple, options.scheme)
     static = data is not None or supply.ranges is not None
-    facts = replace(facts_of(simple, selection, types, options.scheme.activation), static=static)
+    exact = resolve(options.isa).exact
+    facts = facts_of(simple, selection, types, options.scheme.activation)
+    facts = replace(facts, static=static, shifted=options.shifts(exact=exact))
     widest = choose_by(facts, simple)
     if options.plan is not None:
         read_plan(options.plan, facts, widest)  # what does not fit is refused before anything is observed
@@ -96,7 +98,7 @@ def prepare(
         widest=widest,
         steps=tuple(plain.steps),
         given=given_params(simple),
-        exact=resolve(options.isa).exact,
+        exact=exact,
         notes=tuple(notes),
         supply=supply,
         source=source,

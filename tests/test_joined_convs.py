@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,11 @@ def test_what_no_cache_holds_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("alone", ["left", "right", "sum"])
-def test_only_integers_are_joined(alone: str) -> None:
+@pytest.mark.parametrize("impl", [Impl.FLOAT, Impl.U8_GEMM])
+def test_only_kernels_of_one_kind_are_joined(alone: str, impl: Impl) -> None:
     made = model()
     plan = everything(made)
-    assert not find_sums(made, plan.with_choices({alone: Choice(Impl.FLOAT)}))
+    assert not find_sums(made, plan.with_choices({alone: Choice(impl)}))
 
 
 def quantized(folder: Path, made: ir.Model, **options: Any) -> tuple[Path, list[dict[str, Array]]]:
@@ -107,7 +109,7 @@ def dequantized(found: onnx.ModelProto, node: onnx.NodeProto) -> dict[str, Array
     x, weights, bias = (made[name].input for name in node.input)
     (behind,) = [each for each in found.graph.node if node.output[0] in each.input]
     return {
-        "weights": constants[weights[0]][:, :, 0, 0] * constants[weights[1]][:, None],
+        "weights": (constants[weights[0]][:, :, 0, 0] - constants[weights[2]][:, None]) * constants[weights[1]][:, None],
         "bias": constants[bias[0]] * constants[bias[1]],
         "step": constants[behind.input[1]],
         "x step": constants[x[1]],
@@ -128,12 +130,15 @@ def test_the_sum_comes_from_one_kernel(tmp_path: Path, strides: str, fmt: str) -
     assert noise < 1e-3  # 30 dB: three tensors of 8 bits have more than 40
 
 
-def test_the_sum_is_rounded_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("impl", [Impl.U8, Impl.U8_GEMM])
+def test_the_sum_is_rounded_once(tmp_path: Path, impl: Impl) -> None:
     """Of the integers that go in, each sum is off by half a step of the result, and by the rounding of float32.
 
     Two convolutions and an Add would be off by half a step of each of three tensors.
     """
-    path, feeds = quantized(tmp_path, model(), corrections=())
+    units = {"in1": Impl.U8, "left": impl, "right": impl, "sum": Impl.U8}
+    (tmp_path / "p.json").write_text(json.dumps({"schema": 1, "units": units}))
+    path, feeds = quantized(tmp_path, model(), corrections=(), plan=tmp_path / "p.json")
     found = onnx.load(path)
     (joined,) = [node for node in found.graph.node if node.op_type == "Concat"]
     (conv,) = [node for node in found.graph.node if node.name.endswith("/sum")]

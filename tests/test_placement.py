@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from requant import RequantError
+from requant.calibration.session import open_session
 from requant.cli import main
 from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
@@ -23,6 +24,7 @@ from requant.quantize.placement.layouts import turned_by
 from requant.quantize.planner import able, choose_by, facts_of
 from requant.quantize.runtime.execution import KernelRun
 from requant.transforms.plan import Impl
+from requant.transforms.qparams import Scheme
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[N, 16, {side}, {side}] x) => (float[N, 16, {side}, {side}] y) {{
@@ -64,6 +66,9 @@ def test_what_a_measurement_may_decide() -> None:
         "silu": (Impl.FLOAT, Impl.U8),
         "second": (Impl.FLOAT, Impl.U8),
     }
+    shifted = able(replace(facts, shifted=True), rules)
+    assert shifted["first"] == (Impl.FLOAT, Impl.U8, Impl.U8_GEMM)
+    assert shifted["silu"] == (Impl.FLOAT, Impl.U8)
     kept = replace(facts, kept_float={"b": "because"})
     assert able(kept, choose_by(kept, made))["silu"] == (Impl.FLOAT,)
 
@@ -196,17 +201,18 @@ def test_what_is_kept_is_of_one_machine(tmp_path: Path) -> None:
 
 def test_costs_are_measured_and_place(tmp_path: Path) -> None:
     path, data = saved(tmp_path, side=32)
-    costs = measure_costs(path, str(data))
+    costs = measure_costs(path, str(data), Options(isa="vnni"))
     assert {key.partition("-")[0] for key in costs.rows} == {"Conv", "gate"}
     assert all({"float", "u8->u8"} <= set(row) for row in costs.rows.values())
-    for fastest in ("float", "u8->u8"):  # costs that leave no doubt
+    for fastest in ("float", "u8->u8", "u8->u8 gemm"):  # costs that leave no doubt
         sure = Costs(
             costs.machine, {key: {impl: 1e3 * (impl != fastest) for impl in row} for key, row in costs.rows.items()}
         )
         store.save(sure, tmp_path / "c.json")
-        options = Options(place="estimated", costs=tmp_path / "c.json", force=True, force_int8=True, seconds=0.1)
+        options = Options(costs=tmp_path / "c.json", isa="vnni", force=True, force_int8=True, seconds=0.1)
         found = quantize_model(path, str(data), tmp_path / "o.onnx", options)
         assert found.int8_nodes == (0 if fastest == "float" else 4)
+        assert found.forms.get("u8->u8 gemm", 0) == (2 if fastest == "u8->u8 gemm" else 0)
         assert found.placement.how == "estimated"
 
 
@@ -242,6 +248,47 @@ def test_every_run_writes_its_plan_which_can_be_edited_and_used_again(tmp_path: 
     )  # what it does not name follows the rules
     assert invoke(*base, "--plan", edited, "--force")[0] == 0
     assert json.loads(plan.read_text())["units"]["silu"]["implementation"] == "float"
+
+
+def with_plan(folder: Path, units: Mapping[str, str], **options: Any) -> tuple[Path, int]:
+    """Quantize the model by a plan; return where it is, and how many units are matrix products."""
+    path, data = saved(folder)
+    (folder / "p.json").write_text(json.dumps({"schema": 1, "units": units}))
+    output = folder / "o.onnx"
+    asked = Options(**{"isa": "vnni"} | options, plan=folder / "p.json", force=True, force_int8=True, seconds=0.01)
+    found = quantize_model(path, str(data), output, asked)
+    return output, found.forms.get("u8->u8 gemm", 0)
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_convolution_as_a_matrix_product_computes_the_same(tmp_path: Path, form: str) -> None:
+    feeds = {"x": np.random.default_rng(2).standard_normal((2, 16, 8, 8)).astype(np.float32)}
+    found = []
+    for impl in ("u8->u8", "u8->u8 gemm"):
+        output, gemms = with_plan(tmp_path, {"first": impl, "second": impl}, format=form)
+        assert gemms == (2 if "gemm" in impl else 0)
+        weights = {n.name: n.const_value.numpy() for n in ir.load(output).graph.initializers.values() if n.const_value}
+        zeros = {int(z) for name, array in weights.items() if name.startswith("w/zero") for z in array}
+        assert zeros == ({-1} if "gemm" in impl else {0})
+        found.append(open_session(output).run(None, feeds)[0])
+    np.testing.assert_array_equal(*found)  # the same sums of the same products
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"isa": "avx2"}, {"scheme": Scheme(weight="u8")}, {"scheme": Scheme(activation="s8")}],
+    ids=["sums of 16 bits", "unsigned weights", "signed activations"],
+)
+def test_targets_without_convolutions_as_matrix_products(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(RequantError, match="cannot be 'u8->u8 gemm'"):
+        with_plan(tmp_path, {"first": "u8->u8 gemm"}, **options)
+
+
+def test_groups_are_no_matrix_product() -> None:
+    made = model()
+    made.graph.node("first").attributes["group"] = ir.AttrInt64("group", 2)
+    facts = replace(facts_of(made), shifted=True)
+    assert Impl.U8_GEMM not in able(facts, choose_by(facts, made))["first"]
 
 
 REFUSED = {

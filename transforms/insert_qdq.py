@@ -82,7 +82,10 @@ def insert_qdq(
     scheme = scheme or Scheme()
     if plan.quantized:
         pad_every_axis(model)
-    weights = WeightWriter(Writer.of(model, scheme), scheme.weight_params, means or {}, adjusted or {}, exact)
+    shifted = frozenset(unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_GEMM)
+    weights = WeightWriter(
+        Writer.of(model, scheme), scheme.weight_params, means or {}, adjusted or {}, exact, shifted=shifted
+    )
     nodes = nodes_by_name(model)
     for name, found in weights.adjusted.items():
         if found.shift is not None and nodes[name].op_type == "MatMul":

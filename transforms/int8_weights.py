@@ -60,6 +60,7 @@ class WeightWriter:
         adjusted: By unit, what takes the place of the nearest integers and of the correction by `means`.
         exact: Whether the target adds products in 32 bits; if not, channels that can saturate 16 bits lose range.
         relieved: Filled with the number of such channels by unit.
+        shifted: Units whose int8 weights have the zero point -1.
     """
 
     writer: Writer
@@ -68,6 +69,7 @@ class WeightWriter:
     adjusted: Mapping[str, Adjustment] = field(default_factory=dict)
     exact: bool = True
     relieved: dict[str, int] = field(default_factory=dict)
+    shifted: frozenset[str] = frozenset()
 
     def static(self, node: ir.Node, unit: Unit, input_scale: float) -> int:
         """Give the node of a unit with uint8 inputs integer weights and an int32 bias; return how many changed."""
@@ -75,7 +77,8 @@ class WeightWriter:
         array, params, bias = found.array, found.params, found.bias
         adjusted = self.adjusted.get(unit.name, Adjustment())
         stored = quantize(array, params) if adjusted.stored is None else adjusted.stored
-        self.writer.replace_constant(node, 1, stored, params, own=adjusted.stored is not None)
+        written = _shifted(stored, params) if unit.name in self.shifted else (stored, params)
+        self.writer.replace_constant(node, 1, *written, own=adjusted.stored is not None)
         shift = adjusted.shift
         mean = self.means.get(unit.inputs[0])
         if OPS[unit.op].bias is None:
@@ -123,6 +126,11 @@ class WeightWriter:
         array = tensor.numpy()
         release(tensor)  # the array keeps the pages of a file mapped; nothing does when it is gone
         return array
+
+
+def _shifted(stored: Array, params: QParams) -> tuple[Array, QParams]:
+    """Return the same weights as integers one lower, about the zero point -1: those from -127 to 127 still fit."""
+    return stored - np.int8(1), replace(params, zero_point=params.zero_point - np.int8(1))
 
 
 def _rounding_error(array: Array, stored: Array, params: QParams) -> Array:

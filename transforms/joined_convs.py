@@ -50,7 +50,7 @@ def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
     """
     if model.opset_imports.get("", 0) < FIRST_POOL_OF_INTEGERS:
         return ()
-    nodes, units = nodes_by_name(model), {t: u for u in plan.units for t in u.outputs if plan.impl(u) is Impl.U8}
+    nodes, units = nodes_by_name(model), {t: u for u in plan.units for t in u.outputs if plan.impl(u).writes_u8}
     found = []
     for unit in plan.units:
         made = [units.get(tensor) for tensor in unit.inputs]
@@ -60,6 +60,8 @@ def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
         if len(convs) != 2 or convs[0] is convs[1] or not _pays([nodes[conv.name] for conv in convs]):
             continue
         first, second = convs
+        if plan.impl(first) is not plan.impl(second):
+            continue
         inputs, results = (first.inputs[0], second.inputs[0]), (first.outputs[0], second.outputs[0])
         found.append(Sum(unit.nodes[0], (first.name, second.name), inputs, results))
     shapes = inferred(model) if found else {}
@@ -191,10 +193,11 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> bool:
     if first is None or second is None or add.op_type != "Add" or not isinstance(add.graph, ir.Graph):
         return False
     stem, graph = node_name(first.conv), add.graph
-    weights = [part.number(part.weights, 0) for part in (first, second)]
+    weights, shifts = ([part.number(part.weights, index) for part in (first, second)] for index in (0, 2))
     zeros = [int(part.number(part.x, 2)) for part in (first, second)]
     biases = [part.number(part.bias, 0).astype(np.int64) for part in (first, second)]
-    bias = biases[0] + biases[1] + (zeros[0] - zeros[1]) * weights[1].astype(np.int64).sum(axis=(1, 2, 3))
+    sums = (weights[1].astype(np.int64) - shifts[1].reshape(-1, 1, 1, 1)).sum(axis=(1, 2, 3))
+    bias = biases[0] + biases[1] + (zeros[0] - zeros[1]) * sums
     if np.abs(bias).max(initial=0) > INT32_MAX // 2 or weights[0].dtype != np.int8:
         return False
     pixels = [_every(part, writer) for part in (first, second)]

@@ -19,6 +19,7 @@ class Impl(StrEnum):
 
     FLOAT = "float"
     U8 = "u8->u8"  # QLinearConv, QLinearAdd, MaxPool on uint8, ...
+    U8_GEMM = "u8->u8 gemm"  # QLinearConv as a matrix product, which it is where its weights have a zero point
     U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
     DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float, ranges found at run time, products of integers
     WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float
@@ -26,7 +27,12 @@ class Impl(StrEnum):
     @property
     def reads_u8(self) -> bool:
         """Whether the activations come in uint8."""
-        return self in (Impl.U8, Impl.U8_FLOAT)
+        return self in (Impl.U8, Impl.U8_GEMM, Impl.U8_FLOAT)
+
+    @property
+    def writes_u8(self) -> bool:
+        """Whether the results come in uint8."""
+        return self in (Impl.U8, Impl.U8_GEMM)
 
     @property
     def int8(self) -> bool:
@@ -91,7 +97,7 @@ class Plan:
     @cached_property
     def produced_u8(self) -> frozenset[str]:
         """Tensors that an integer kernel writes."""
-        return frozenset(t for u in self.units if self.impl(u) is Impl.U8 for t in u.outputs)
+        return frozenset(t for u in self.units if self.impl(u).writes_u8 for t in u.outputs)
 
     @cached_property
     def read_u8(self) -> frozenset[str]:

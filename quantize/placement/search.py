@@ -169,7 +169,7 @@ def pricing(
     search = _begun(job, facts, rules, write, feed, _known(job, how))
     if how == "measured":
         _float_profile(search)
-    if how == "measured" and any(_u8_cost(search, name) is None for name in search.keys):
+    if how == "measured" and _untimed(search):
         fresh = Costs(search.costs.machine)
         _measure(search, fresh)
         store.keep(fresh)
@@ -257,6 +257,11 @@ def _measure(search: Search, fresh: Costs) -> Candidate:
     whole, all_ = _profiles(search, [search.job.float_source, wide.source])
     _take(search, fresh, whole, dict.fromkeys(search.options, Impl.FLOAT))
     _watch(search, fresh, wide, all_)
+    gemms = {name: Choice(Impl.U8_GEMM) for name, forms in search.options.items() if Impl.U8_GEMM in forms}
+    if gemms:
+        plan = wide.plan.with_choices(gemms)
+        spent = _profiles(search, [search.write(plan).source])[0]
+        _take(search, fresh, spent, {unit.name: plan.impl(unit) for unit in plan.units})
     return wide
 
 
@@ -294,7 +299,7 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     known = search.keys.keys() - search.absorbed
     missing = any(search.costs.of(search.keys[name], Impl.FLOAT) is None for name in known)
     candidates = {"rules": by_rules}
-    if missing or any(_u8_cost(search, name) is None for name in search.keys):
+    if missing or _untimed(search):
         candidates["all"] = _measure(search, fresh)
     else:
         candidates["all"] = search.write(everything(search.facts, search.rules))
@@ -413,6 +418,19 @@ def _take(search: Search, fresh: Costs, spent: Spent | None, impls: Mapping[str,
                 costs.put(search.keys[unit.name], impls[unit.name], spent.units[unit.name])
 
 
+def _untimed(search: Search) -> bool:
+    """Whether there is a unit whose time in integers, or as a matrix product of integers, is not known."""
+    return any(
+        _u8_cost(search, name) is None or (Impl.U8_GEMM in search.options[name] and _gemm_cost(search, name) is None)
+        for name in search.keys
+    )
+
+
+def _gemm_cost(search: Search, name: str) -> float | None:
+    """Return what a convolution takes as a matrix product of integers, None where that was not measured."""
+    return search.costs.of(search.keys[name], Impl.U8_GEMM) if name in search.keys else None
+
+
 def _u8_cost(search: Search, name: str) -> float | None:
     """Return what a unit takes in integers, as far as it was measured."""
     found = [search.costs.of(search.keys[name], impl) for impl in search.options[name] if impl.reads_u8]
@@ -446,7 +464,8 @@ def _solved(search: Search, factor: float = 1.0) -> Plan:
             items.append(Item(unit.name, unit.inputs, unit.outputs, {forms[0]: 0.0}))
             continue
         extra = search.weight * _noise_of(search, unit) if search.weight else 0.0
-        costs = {impl: _cost(search, unit, impl) + (extra if impl.reads_u8 else 0.0) for impl in forms}
+        known = [impl for impl in forms if impl is not Impl.U8_GEMM or _gemm_cost(search, unit.name) is not None]
+        costs = {impl: _cost(search, unit, impl) + (extra if impl.reads_u8 else 0.0) for impl in known}
         items.append(Item(unit.name, unit.inputs, unit.outputs, costs))
     tensors = {tensor for unit in search.rules.units for tensor in (*unit.inputs, *unit.outputs)}
     stretch = factor * search.stretch

@@ -19,6 +19,7 @@ from .words import accuracy_rows, cards, data_told, items_told, run_rows, search
 
 KINDS: Mapping[str, tuple[str, str, str]] = {
     "u8->u8": ("u8", "INT8", "in integers, from and to 8 bits"),
+    "u8->u8 gemm": ("u8", "INT8", "in integers, as a matrix product"),
     "u8->float": ("u8f", "INT8→F", "integer products, float result"),
     "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
     "weight-only": ("w8", "W8", "int8 weights, computed in float"),
