@@ -109,7 +109,8 @@ def dequantized(found: onnx.ModelProto, node: onnx.NodeProto) -> dict[str, Array
     x, weights, bias = (made[name].input for name in node.input)
     (behind,) = [each for each in found.graph.node if node.output[0] in each.input]
     return {
-        "weights": (constants[weights[0]][:, :, 0, 0] - constants[weights[2]][:, None]) * constants[weights[1]][:, None],
+        "weights": (constants[weights[0]][:, :, 0, 0] - constants[weights[2]][:, None])
+        * constants[weights[1]][:, None],
         "bias": constants[bias[0]] * constants[bias[1]],
         "step": constants[behind.input[1]],
         "x step": constants[x[1]],
