@@ -198,7 +198,7 @@ def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     return _u8_obstacle(unit, facts, strategy, row.u8, touched)
 
 
-def _gemm_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
+def _shifted_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     """Say why `unit` cannot be a convolution whose weights have a zero point."""
     node = facts.nodes[unit.nodes[0]]
     if not facts.shifted or unit.op != "Conv" or node.attributes.get_int("group", 1) != 1:
@@ -296,7 +296,7 @@ def _stored_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
 
 OBSTACLES = {
     Impl.U8: _static_obstacle,
-    Impl.U8_GEMM: _gemm_obstacle,
+    Impl.U8_GEMM: _shifted_obstacle,
     Impl.U8_FLOAT: _static_float_obstacle,
     Impl.DYNAMIC: _dynamic_obstacle,
     Impl.WEIGHT: _stored_obstacle,

@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx.parser
+import onnx_ir
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
 from requant import RequantError
 from requant.quantize import Accuracy, Latency, Options, Result, Selection, Strategy, quantize_model
+from requant.quantize.runtime.execution import executed
 from requant.transforms.qparams import Scheme
 
 Array = npt.NDArray[Any]
@@ -531,3 +533,24 @@ def test_a_static_product_in_a_branch_that_the_data_never_take(tmp_path: Path) -
     model = written(tmp_path, body, w=(64, 8), v=(64, 8))
     feeds = images(3, 64, c=np.asarray(True))
     assert quantized(model, feeds, selection=Selection(strategy=Strategy.STATIC)).forms == {"u8->u8": 1}
+
+
+@pytest.mark.parametrize("activation", ["Relu", "Clip"])
+def test_a_gemm_that_writes_float_keeps_its_integer_kernel(tmp_path: Path, activation: str) -> None:
+    """Where the activation behind it is fused first, the runtime computes the product in float."""
+    limit = ", zero" if activation == "Clip" else ""
+    made = onnx_ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[N, 32] x) => (float[N, 32] y) <float zero = {{0}}> {{
+            [product] a = Gemm (x, w)
+            [act] b = {activation} (a{limit})
+            y = Erf (b)
+        }}""",
+        initializers=[onnx_ir.tensor(np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32), name="w")],
+    )
+    onnx_ir.save(made, tmp_path / "m.onnx")
+    feeds = [{"x": np.random.default_rng(seed).standard_normal((4, 32)).astype(np.float32)} for seed in range(4)]
+    options = Options(place="rules", force_int8=True, seconds=0.01)
+    found = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", options)
+    assert found.forms == {"u8->float": 1}
+    assert "QGemm" in {run.op for run in executed(tmp_path / "q.onnx", feeds[0])}

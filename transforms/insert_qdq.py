@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, inferred, nodes_by_name, sole_reader
+from .graph import constant, inferred, nodes_by_name, sole_reader, take_place
 from .int8_forms import (
     gate_params,
     lay_bare,
@@ -122,6 +123,8 @@ def insert_qdq(
             to_qattention(node)
         elif unit.op == "MatMul" and plan.impl(unit) is Impl.U8_FLOAT and would_merge(node):
             to_integer_product(node)
+        elif unit.op == "Gemm" and plan.impl(unit) is Impl.U8_FLOAT:
+            _hold_relu(nodes[unit.nodes[-1]], weights.writer)
     _import_runtime_domain(model)
     return Inserted(applied, weights.relieved)
 
@@ -277,6 +280,18 @@ def _hold_float(conv: ir.Node) -> None:
     conv.op_type, conv.domain = "FusedConv", MS
     conv.attributes["activation"] = ir.AttrString("activation", "LeakyRelu")
     conv.attributes["activation_params"] = ir.AttrFloat32s("activation_params", [1.0])
+
+
+def _hold_relu(relu: ir.Node, writer: Writer) -> None:
+    """Spell a Relu behind a Gemm that writes float as a Max with 0.
+
+    ONNX Runtime fuses a Gemm with a Relu before it looks for integer operators, and then computes both in float.
+    Left alone: anything but a Relu.
+    """
+    if relu.op_type != "Relu" or not isinstance(relu.graph, ir.Graph):
+        return
+    zero = writer.initializer(relu.graph, f"{relu.name}/zero", np.asarray(0, np.float32))
+    take_place(relu, ir.node("Max", [relu.inputs[0], zero], name=relu.name))
 
 
 def _hold_apart(node: ir.Node, writer: Writer) -> None:

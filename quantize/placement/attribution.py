@@ -13,7 +13,8 @@ import onnx_ir as ir
 from ...transforms.plan import Unit
 from ..runtime.execution import KernelRun
 
-COUNTED = re.compile(r"_token_\d+$")
+COUNTED = re.compile(r"^fused |_token_\d+$")
+"""What the runtime puts before and behind names of nodes."""
 WORDS = "quantize dequantize quantized lookup blocks packed apart cast int8 scale".split()
 MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|_nchwc|_nhwc|_q|_dq)(_\d+)?$")
 """Ends of names that emitters and the runtime add to the name of a tensor or a node."""
