@@ -24,7 +24,7 @@ from .corrections import ADJUSTING, EFFORTS
 from .corrections.adjust import find_adjustments
 from .corrections.equalization import equalized
 from .data_dependent import selected_from, showing
-from .evidence import alone, ruinous
+from .evidence import alone, ruinous, runs_for
 from .files import serialize
 from .job import Candidate, Evidence, Job
 from .joins import sums_of, with_common_scales
@@ -77,7 +77,8 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
     unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
     judged = showing(job.simple, sources, unlike) if sources else job.simple
     told = partial(job.progress, "try tensors alone")
-    return alone(judged, outside, samples, optimize=not job.given, seconds=seconds, progress=told)
+    runs = runs_for(job, samples[0].feed, seconds) if samples else 0
+    return alone(judged, outside, samples, optimize=not job.given, runs=runs, progress=told)
 
 
 def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Write]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from ..calibration.samples import Sample
-from ..transforms.qparams import QParams
+from ..transforms.graph import nodes_by_name
+from ..transforms.qparams import Array, QParams
 from .accuracy import decibels
+from .job import Job
+from .placement.estimates import runs_in
+from .shapes import fed_shapes
 from .switch_graph import Switch
 from .switchboard import noises, tensor_switches
 
@@ -46,7 +49,7 @@ def alone(
     samples: Sequence[Sample],
     *,
     optimize: bool = True,
-    seconds: float = math.inf,
+    runs: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """Return the least SQNR, in dB, of the float outputs when one tensor at a time goes through uint8.
@@ -58,26 +61,22 @@ def alone(
         qparams: uint8 scale and zero point of each tensor to try.
         samples: A few samples; tensors times samples inferences are made.
         optimize: Whether the runtime may rewrite the graph, see `tensor_switches`.
-        seconds: About how long it may take: of the samples, fewer are tried. Where one alone takes longer, nothing is.
+        runs: How many inferences may be made: of the samples, fewer are tried. Where one alone takes more, nothing is.
         progress: Called with how many tensors are done, and how many there are.
 
     Returns:
-        In dB, by tensor; empty where `seconds` are too few.
+        In dB, by tensor; empty where `runs` are too few.
 
     Raises:
         RequantError: The model fails on a sample.
     """
+    if len(qparams) > runs:
+        return {}
     board = tensor_switches(model, qparams, optimize=optimize)
     if not board.outputs:
         return dict.fromkeys(qparams, math.inf)
-    if qparams and seconds < math.inf:
-        board.run(samples[0].feed)  # the first run plans the memory
-        start = time.perf_counter()
-        board.run(samples[0].feed)
-        each = len(qparams) * (time.perf_counter() - start)
-        if each > seconds:
-            return {}
-        samples = samples[: max(1, int(min(seconds / each, len(samples))))] if each > 0 else samples
+    if qparams and runs < len(qparams) * len(samples):
+        samples = samples[: int(runs // len(qparams))]
     found = {}
     trials = ({Switch("", name)} for name in qparams)
     for name, outputs in zip(qparams, noises(board, trials, samples), strict=True):
@@ -85,3 +84,9 @@ def alone(
         if progress is not None:
             progress(len(found), len(qparams))
     return found
+
+
+def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:
+    """Return about how often the float model runs on a feed in some time, the same everywhere."""
+    sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
+    return runs_in(seconds, job.widest.units, nodes_by_name(job.simple), sizes)

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferenc
 from .. import RequantError, UnknownNameError
 from ..calibration.session import DTYPES, Array, open_session
 from ..transforms.fold_constants import fold_constants
-from ..transforms.graph import LARGE, constant, quiet
+from ..transforms.graph import LARGE, constant, inferred, quiet
 from ..transforms.inline_functions import ORIGIN, inline_functions
 from ..transforms.tensors import load_tensors
 from ..transforms.verify import KEPT_AWAY
@@ -224,6 +224,22 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
     if not free_axes(copy) and any(not _known(value) for value in _results(copy)):
         _shapes_of_folded(copy)
     return Shaped(copy, steps)
+
+
+def fed_shapes(model: ir.Model, feed: Mapping[str, Array]) -> dict[str, Shape]:
+    """Return the shapes of tensors for inputs as a feed has them, as far as they can be inferred."""
+    fed = model.clone()
+    for value in fed.graph.inputs:
+        array = feed.get(str(value.name))
+        value.shape = value.shape if array is None else ir.Shape(array.shape)
+    for node in fed.graph:
+        for value in node.outputs:
+            value.shape = None  # with free axes, that of the feed does not reach
+    found = {}
+    for name, value in inferred(fed).items():
+        if value.shape is not None and all(isinstance(axis, int) for axis in value.shape):
+            found[name] = tuple(axis for axis in value.shape if isinstance(axis, int))
+    return found
 
 
 def _results(model: ir.Model) -> list[ir.Value]:

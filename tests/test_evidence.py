@@ -140,6 +140,15 @@ def test_the_model_is_as_it_was_and_progress_is_told() -> None:
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_as_many_samples_are_tried_as_the_runs_allow() -> None:
+    model = ir.from_proto(huge_channel())
+    qparams = {name: asymmetric_u8(-5, 5) for name in "xab"}
+    two = samples(feeds(2, 1, CHANNELS, 8, 8))
+    assert alone(model, qparams, two, runs=2) == {}
+    assert alone(model, qparams, two, runs=5) == alone(model, qparams, two[:1])
+    assert alone(model, qparams, two, runs=6) == alone(model, qparams, two) != alone(model, qparams, two[:1])
+
+
 @pytest.mark.parametrize(
     ("found", "ruined"),
     [

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-import onnx_ir as ir
-
 from ... import RequantError
 from ...calibration.session import Array, ModelSource
-from ...transforms.graph import inferred
 from ...transforms.ops import OPS
 from ...transforms.plan import Choice, Impl, Plan, Unit
 from ..corrections import EFFORTS
@@ -23,6 +20,7 @@ from ..planner import Facts, able
 from ..runtime.execution import KernelRun, profiled
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
+from ..shapes import fed_shapes
 from . import Placement
 from . import costs as store
 from .attribution import Owners, Spent
@@ -267,17 +265,8 @@ def _measure(search: Search, fresh: Costs) -> Candidate:
 
 def _learn_shapes(search: Search) -> None:
     """Learn the shapes of tensors, as far as the model and the feed tell, and with them the keys of units."""
-    fed = search.job.simple.clone()
-    for value in fed.graph.inputs:
-        array = search.feed.get(str(value.name))
-        value.shape = value.shape if array is None else ir.Shape(array.shape)
-    for node in fed.graph:
-        for value in node.outputs:
-            value.shape = None  # with free axes, that of the feed does not reach
-    for name, value in inferred(fed).items():
-        if value.shape is not None and all(isinstance(axis, int) for axis in value.shape):
-            search.shapes[name] = tuple(axis for axis in value.shape if isinstance(axis, int))
-            search.sizes[name] = math.prod(search.shapes[name])
+    search.shapes.update(fed_shapes(search.job.simple, search.feed))
+    search.sizes.update({name: math.prod(shape) for name, shape in search.shapes.items()})
     for unit in search.rules.units:
         if len(search.options[unit.name]) > 1:
             search.keys[unit.name] = store.signature(unit, search.facts.nodes, search.shapes)

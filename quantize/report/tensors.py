@@ -21,7 +21,7 @@ from ...transforms.ops import row_of
 from ...transforms.plan import Plan
 from ...transforms.qparams import QParams, dequantize
 from ..accuracy import decibels, is_float, powers
-from ..evidence import alone
+from ..evidence import alone, runs_for
 from ..files import serialize
 from ..job import Job
 from ..ranges import Found
@@ -69,7 +69,10 @@ def alone_of(job: Job, plan: Plan, output: ir.Model) -> dict[str, float]:
     held = {name: _params(output, name) for name in plan.observed if name in inside}
     qparams = {name: params for name, params in held.items() if params is not None}
     samples = list(islice(iter(job.source.samples(COMPARED)), COMPARED))
-    found = alone(job.simple, qparams, samples, optimize=not job.given, seconds=SECONDS) if qparams else {}
+    if not qparams or not samples:
+        return {}
+    runs = runs_for(job, samples[0].feed, SECONDS)
+    found = alone(job.simple, qparams, samples, optimize=not job.given, runs=runs)
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
