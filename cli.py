@@ -321,6 +321,9 @@ def int8_options(command: Command) -> Command:
         "--isa", type=click.Choice(["auto", "vnni", "avx2"]), default="auto", show_default=True, help="The target."
     )
     @click.option(
+        "--portable", is_flag=True, help="For OpenVINO and others too: standard operators, no speed of ONNX Runtime."
+    )
+    @click.option(
         "--place",
         type=click.Choice(["measured", "estimated", "rules", "all"]),
         default="measured",

@@ -71,7 +71,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "nncf": Contender("NNCF", ("nncf",), needs="nncf"),
     "ours": Contender("ours", ("ours",)),
     "nncf-openvino": Contender("NNCF in OpenVINO", ("nncf",), "openvino", "nncf"),
-    "ours-openvino": Contender("ours in OpenVINO", ("ours",), "openvino"),
+    "ours-openvino": Contender("ours in OpenVINO", ("portable",), "openvino"),
 }
 """Whoever is compared with the float model in ONNX Runtime."""
 
@@ -86,6 +86,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "nncf": Form("nncf", peer=True),
     "ours": Form("ours", per_batch=True),
+    "portable": Form("ours", {"portable": True}),
     "guarded": Form("ours", {"force_int8": False}, per_batch=True),
 }
 
@@ -312,12 +313,18 @@ def nncf(model: str, feeds: str, output: str) -> dict[str, Any]:
 
 
 def ours(
-    model: str, feeds: str, output: str, batch: int = 1, threads: int = 1, force_int8: bool = True
+    model: str,
+    feeds: str,
+    output: str,
+    batch: int = 1,
+    threads: int = 1,
+    force_int8: bool = True,
+    portable: bool = False,
 ) -> dict[str, Any]:
     """Quantize with this project's defaults; return what it predicted and measured, in ms."""
     from requant.quantize import Options, quantize_model
 
-    options = Options(force=True, force_int8=force_int8, batch=batch, threads=threads)
+    options = Options(force=True, force_int8=force_int8, batch=batch, threads=threads, portable=portable)
     result = quantize_model(model, load_feeds(feeds), output, options)
     told = result.to_json()
     return {

@@ -148,7 +148,8 @@ def _searched(job: Job, candidate: Candidate | None, found: Frontier, output: st
         candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
         return _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
     best = trial(job, candidate)
-    slow = _too_slow(best) if found.best is not None and not job.options.force_int8 else ""
+    guarded = not job.options.force_int8 and not job.options.portable
+    slow = _too_slow(best) if found.best is not None and guarded else ""
     return _keep_float(job, best, output, slow) if slow else _finish(job, best, output)
 
 
@@ -244,7 +245,7 @@ def _why_not(job: Job, found: Trial) -> str:
         return ""
     if not found.accuracy.worst_sqnr_db >= LEAST_DB:
         return f"int8 leaves only {found.accuracy.worst_sqnr_db:.1f} dB at an output"
-    return _too_slow(found)
+    return "" if job.options.portable else _too_slow(found)
 
 
 def _too_slow(found: Trial) -> str:
@@ -341,6 +342,8 @@ def _unused(job: Job, found: Trial) -> list[str]:
 def _deviations(job: Job, found: Trial, runs: tuple[KernelRun, ...]) -> list[str]:
     """Say which units the runtime computed otherwise than planned."""
     plan = found.candidate.plan
+    if plan.portable:  # written for no kernels of this runtime
+        return []
     integer = {run.node.split("_token_")[0]: run.op for run in runs if run.integer}
     owners, planned = Owners(job.simple, plan.units), {u.name for u in plan.units if plan.impl(u).reads_u8}
     floats = {owners.of(run.node): run for run in runs if run.macs and not run.integer}

@@ -89,6 +89,7 @@ def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Wr
         ranges=found.ranges,
         kept_float={**found.without, **evidence.kept_float},
         shifted=job.options.shifts(exact=job.exact),
+        portable=job.options.portable,
     )
     return facts, choose_by(facts, job.simple), partial(write_plan_into, job, found)
 

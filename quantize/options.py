@@ -36,6 +36,8 @@ class Options:
         selection: Which nodes and operators may become int8, and how.
         scheme: Integer types of activations and weights.
         isa: The target: ``vnni`` adds products of 8 bits exactly, ``avx2`` in 16 bits; ``auto`` is this machine.
+        portable: The model is for other runtimes than ONNX Runtime too: placed by rules, in standard operators, with
+            pairs only on what integer operators read; how fast it is in ONNX Runtime decides nothing.
         place: What decides where int8 pays: ``measured`` on this machine, ``estimated`` by built-in or given costs,
             ``rules`` per operator; or ``all`` for whatever has an integer kernel.
         costs: A file of costs, measured on the machine that the model is for; places by them.
@@ -60,6 +62,7 @@ class Options:
     selection: Selection = field(default_factory=Selection)
     scheme: Scheme = field(default_factory=Scheme)
     isa: str = "auto"
+    portable: bool = False
     place: str = "measured"
     costs: str | os.PathLike[str] | None = None
     plan: str | os.PathLike[str] | None = None
@@ -98,6 +101,8 @@ class Options:
             raise RequantError(f"the weight of noise must be 0 or more, not {self.noise_weight}")
         if self.costs is not None and (self.place in ("rules", "all") or self.plan is not None):
             raise RequantError("costs decide nothing with the placements rules and all, or with a plan")
+        if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
+            raise RequantError("a portable model has pairs, and is placed by rules: not by costs, and not all of it")
         chosen(self.effort, self.corrections)
         if self.calibration is not None:
             parse_rule(self.calibration)
@@ -108,7 +113,7 @@ class Options:
         Args:
             exact: Whether the target adds products of 8 bits exactly.
         """
-        return exact and (self.scheme.activation, self.scheme.weight) == ("u8", "s8")
+        return exact and not self.portable and (self.scheme.activation, self.scheme.weight) == ("u8", "s8")
 
     def to_json(self) -> dict[str, Any]:
         """Return what shapes the model, as plain JSON values, without what is at its default, or in other files."""
@@ -126,6 +131,7 @@ class Options:
             "samples": self.samples,
             "format": self.format,
             "isa": self.isa,
+            "portable": self.portable,
             "place": self.place,
             "noise_weight": self.noise_weight,
             "effort": self.effort,

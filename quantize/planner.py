@@ -37,6 +37,8 @@ ALREADY = "its weights are quantized already"
 NO_RANGES = "no ranges without data"
 BOTH_ACTIVATIONS = "both factors are activations, a small share of the work"
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
+MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
+"""What any runtime computes in integers, besides products and what moves values."""
 STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM)
 FIRST_INTEGER_OPSET = 10  # of QLinearConv and QLinearMatMul
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
@@ -58,6 +60,7 @@ class Facts:
         signed: Whether activations are int8.
         anything: Whether to allow what no rule expects to pay.
         shifted: Whether weights may have a zero point.
+        portable: Whether the model is for other runtimes too.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -71,6 +74,7 @@ class Facts:
     signed: bool = False
     anything: bool = False
     shifted: bool = False
+    portable: bool = False
 
 
 def choose(
@@ -145,7 +149,9 @@ def choose_by(facts: Facts, model: ir.Model) -> Plan:
     _place_followers(found, choices)
     fixed = {u.name for u in found if u.op in OPS and facts.selection.strategy_of(u, OPS[u.op]) is Strategy.STATIC}
     _drop_unwanted(found, choices, _captured(model), fixed)
-    return Plan(found, choices)
+    if facts.portable:
+        _write_float(found, choices)
+    return Plan(found, choices, facts.portable)
 
 
 def _units(graph: ir.Graph, nodes: Mapping[str, ir.Node], opset: int) -> Iterator[Unit]:
@@ -171,6 +177,8 @@ def _decide(unit: Unit, facts: Facts) -> Choice:
         return Choice(Impl.FLOAT, "a Scan of opset 8 is not looked into")
     if row.kind == "float" and not row.stores and row.dynamic is None:
         return Choice(Impl.FLOAT, why_float(unit.op))
+    if facts.portable and row.kind == "arith" and unit.op not in MEETING:
+        return Choice(Impl.FLOAT, "other runtimes make it a part of the product before")
     hard_swish = unit.op == GATE and anchor.op_type == "HardSigmoid"  # two kernels in float as well
     if row.slow and not facts.anything and not hard_swish:
         return Choice(Impl.FLOAT, row.slow)
@@ -241,6 +249,8 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
     if row.dynamic is None or (strategy is Strategy.AUTO and row.kind == "compute" and facts.static):
         return NOT_OFFERED
+    if facts.portable:
+        return f"{row.dynamic[1]} is ONNX Runtime's own"
     if row.dynamic not in uint8_kernels():
         return f"the installed runtime has no {row.dynamic[1]}"
     if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs[:1], *unit.outputs)):
@@ -310,7 +320,7 @@ def _form_obstacle(unit: Unit, node: ir.Node, row: Op, facts: Facts, strategy: S
     if unit.op == "MatMul" and len(activations(node)) > 1:
         allowed = strategy is not Strategy.AUTO or facts.anything
         return ALREADY if _is_dequantized(node.inputs[1]) else "" if allowed else BOTH_ACTIVATIONS
-    return _compute_obstacle(node, row) or ("" if facts.anything else _slowness(node))
+    return _compute_obstacle(node, row) or ("" if facts.anything or facts.portable else _slowness(node))
 
 
 def _is_float32(value: ir.Value | None) -> bool:
@@ -461,6 +471,14 @@ def _place_followers(found: tuple[Unit, ...], choices: dict[str, Choice]) -> Non
                 either.update(unit.outputs)
         else:
             choices[unit.name] = Choice(Impl.FLOAT, "its inputs come in float")
+
+
+def _write_float(found: tuple[Unit, ...], choices: dict[str, Choice]) -> None:
+    """Let products write float that nobody reads in uint8: other runtimes need no pair behind them."""
+    read = {tensor for unit in found if choices[unit.name].impl.reads_u8 for tensor in unit.inputs}
+    for unit in found:
+        if choices[unit.name].impl is Impl.U8 and OPS[unit.op].kind == "compute" and read.isdisjoint(unit.outputs):
+            choices[unit.name] = Choice(Impl.U8_FLOAT)
 
 
 def _captured(model: ir.Model) -> set[str]:

@@ -54,7 +54,7 @@ def prepare(
     if data is not None and source is not None:
         Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
-    plain = make_plain(path, original, folder, progress)
+    plain = make_plain(path, original, folder, progress, portable=options.portable)
     simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
     supply.check(original, simple)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
@@ -76,7 +76,7 @@ def prepare(
     static = data is not None or supply.ranges is not None
     exact = resolve(options.isa).exact
     facts = facts_of(simple, selection, types, options.scheme.activation)
-    facts = replace(facts, static=static, shifted=options.shifts(exact=exact))
+    facts = replace(facts, static=static, shifted=options.shifts(exact=exact), portable=options.portable)
     widest = choose_by(facts, simple)
     if options.plan is not None:
         read_plan(options.plan, facts, widest)  # what does not fit is refused before anything is observed
@@ -127,7 +127,9 @@ class Plain:
     steps: Sequence[StepResult]
 
 
-def make_plain(path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress) -> Plain:
+def make_plain(
+    path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress, *, portable: bool = False
+) -> Plain:
     """Simplify a model, on whose tensors everything later is decided.
 
     Raises:
@@ -135,7 +137,7 @@ def make_plain(path: str | os.PathLike[str], original: ir.Model, folder: Path, p
     """
     with about(path):
         inlined, origins = _inlined(original, progress)
-        done, notes, renamed = _plainer(inlined.model, folder, progress)
+        done, notes, renamed = _plainer(inlined.model, folder, progress, portable=portable)
     add_types(done.model, folder)
     return Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
 
@@ -160,11 +162,11 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
 
 
 def _plainer(
-    original: ir.Model, folder: Path, progress: Progress
+    original: ir.Model, folder: Path, progress: Progress, *, portable: bool
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
     """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
     notes: list[str] = []
-    _, plain = pipelines()
+    _, plain = pipelines(portable=portable)
     for pipeline in (plain, LITTLE):
         done = simplify(original, progress, pipeline=pipeline)
         notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]

@@ -93,6 +93,7 @@ QUANTIZE: tuple[Key, ...] = (
     Key("weight", Kind.TEXT, "s8 or u8", '"s8"'),
     Key("symmetric", Kind.FLAG, "zero points of activations in the middle of the type", "false"),
     Key("isa", Kind.TEXT, "the target: auto, vnni, avx2", '"auto"'),
+    Key("portable", Kind.FLAG, "for other runtimes than ONNX Runtime too", "false"),
     Key("costs", Kind.TEXT, "place by costs measured elsewhere", '"server.json"'),
     Key("plan", Kind.TEXT, "what single units become", '"edited.plan.json"'),
     Key("lambda", Kind.NUMBER, "microseconds per unit of noise", "0.0"),

@@ -9,14 +9,19 @@ from .progress import Progress
 
 INLINE = "inline_functions(ignore_errors=true)"
 WIDEN = f"{INLINE} widen_floats"
+GATES = "unfuse_gates"
 LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
 
 
-def pipelines() -> tuple[str, str]:
-    """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions."""
-    steps = parse_groups("simplify").steps
+def pipelines(*, portable: bool = False) -> tuple[str, str]:
+    """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions.
+
+    Args:
+        portable: Whether operators stay whole that other runtimes want whole.
+    """
+    steps = [step for step in parse_groups("simplify").steps if not (portable and step.name == GATES)]
     cut = 1 + [step.name for step in steps].index("inline_functions")
-    return str(Pipeline(steps[:cut])), str(Pipeline(steps[cut:]))
+    return str(Pipeline(tuple(steps[:cut]))), str(Pipeline(tuple(steps[cut:])))
 
 
 def simplify(model: ir.Model, progress: Progress, *, pipeline: str | None = None) -> PipelineResult:

@@ -106,17 +106,27 @@ def insert_qdq(
         to_lookup(node, weights.writer)
     for unit in plan.units:
         between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
-        if unit.op == "Conv" and plan.impl(unit) is Impl.FLOAT and between:
+        if unit.op == "Conv" and plan.impl(unit) is Impl.FLOAT and between and not plan.portable:
             _hold_float(nodes[unit.nodes[0]])
     for unit in plan.units:
-        if plan.impl(unit) is Impl.FLOAT and unit.op in FUSED and plan.read_u8.issuperset(unit.outputs):
+        fused = plan.impl(unit) is Impl.FLOAT and unit.op in FUSED and plan.read_u8.issuperset(unit.outputs)
+        if fused and not plan.portable:
             _hold_apart(nodes[unit.nodes[-1]], weights.writer)
+    if not plan.portable:
+        _suit_runtime(model, integer, plan, weights.writer, exact=exact)
+    _import_runtime_domain(model)
+    return Inserted(applied, weights.relieved)
+
+
+def _suit_runtime(model: ir.Model, integer: Sequence[Unit], plan: Plan, writer: Writer, *, exact: bool) -> None:
+    """Spell operators between pairs as ONNX Runtime computes them in integers, and fast."""
+    nodes = nodes_by_name(model)
     _import_runtime_domain(model)  # without which no shape behind its operators is inferred
     values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
     for unit in integer:
         node = nodes[unit.nodes[0]]
         if unit.op == "Conv" and exact:  # the pairs that 16 bits must hold would be others
-            pack_pixels(node, values, weights.writer)
+            pack_pixels(node, values, writer)
         elif OPS[unit.op].bare:
             lay_bare(node)
         elif unit.op == f"{MS}.Attention":
@@ -124,9 +134,7 @@ def insert_qdq(
         elif unit.op == "MatMul" and plan.impl(unit) is Impl.U8_FLOAT and would_merge(node):
             to_integer_product(node)
         elif unit.op == "Gemm" and plan.impl(unit) is Impl.U8_FLOAT:
-            _hold_relu(nodes[unit.nodes[-1]], weights.writer)
-    _import_runtime_domain(model)
-    return Inserted(applied, weights.relieved)
+            _hold_relu(nodes[unit.nodes[-1]], writer)
 
 
 def _import_runtime_domain(model: ir.Model) -> None:

@@ -81,10 +81,12 @@ class Plan:
     Attributes:
         units: Every unit of the graph, in execution order.
         choices: By unit name.
+        portable: Whether other runtimes run the model too: it has none of the forms that ONNX Runtime alone wants.
     """
 
     units: tuple[Unit, ...]
     choices: Mapping[str, Choice]
+    portable: bool = False
 
     def impl(self, unit: Unit) -> Impl:
         """The implementation of `unit`."""
@@ -113,9 +115,14 @@ class Plan:
 
     @cached_property
     def scale_of(self) -> Mapping[str, str]:
-        """By tensor, the one whose scale and zero point it shares: a uint8 ``MaxPool`` passes its input's on."""
-        same = [u for u in self.units if u.op in OPS and OPS[u.op].kind == "same" and self.impl(u) is Impl.U8]
-        return {output: u.inputs[0] for u in same for output in u.outputs}
+        """By tensor, the one whose scale and zero point it shares: a uint8 ``MaxPool`` passes its input's on.
+
+        In a portable model what a ``Concat`` joins has the scale of the result: other runtimes only copy.
+        """
+        u8 = [u for u in self.units if u.op in OPS and self.impl(u) is Impl.U8]
+        shared = {output: u.inputs[0] for u in u8 if OPS[u.op].kind == "same" for output in u.outputs}
+        joined = {tensor: u.outputs[0] for u in u8 if u.op == "Concat" and self.portable for tensor in u.inputs}
+        return shared | joined
 
     def root(self, tensor: str) -> str:
         """The tensor whose range decides the scale of `tensor`."""

@@ -58,7 +58,7 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         asked = row.get("implementation") if isinstance(row, Mapping) else row
         if not isinstance(asked, str):
             raise RequantError(f"{os.fspath(path)}: unit {name!r}: the name of an implementation is expected")
-        possible = {impl.value for impl in options[name]} | {Impl.FLOAT.value}
+        possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
         if asked not in possible and not strict:
             continue
         if asked not in possible:

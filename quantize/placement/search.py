@@ -188,6 +188,8 @@ def _priced(search: Search, microseconds: float, exchange: float) -> Plan:
 
 def _how(job: Job) -> str:
     """Return what decides where int8 pays."""
+    if job.options.portable:
+        return "rules"
     return job.options.place if job.options.costs is None else "estimated"
 
 
