@@ -104,37 +104,51 @@ def insert_qdq(
             applied += _insert_gate([nodes[name] for name in unit.nodes], scheme, qparams, weights.writer)
     for node in lookups:
         to_lookup(node, weights.writer)
-    for unit in plan.units:
-        between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
-        if unit.op == "Conv" and plan.impl(unit) is Impl.FLOAT and between and not plan.portable:
-            _hold_float(nodes[unit.nodes[0]])
-    for unit in plan.units:
-        fused = plan.impl(unit) is Impl.FLOAT and unit.op in FUSED and plan.read_u8.issuperset(unit.outputs)
-        if fused and not plan.portable:
-            _hold_apart(nodes[unit.nodes[-1]], weights.writer)
     if not plan.portable:
-        _suit_runtime(model, integer, plan, weights.writer, exact=exact)
+        _hold_floats(plan, nodes, weights.writer)
+        _import_runtime_domain(model)  # without which no shape behind its operators is inferred
+        values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
+        for unit in integer:
+            _suit_runtime(unit, plan, nodes, values, weights.writer)
     _import_runtime_domain(model)
     return Inserted(applied, weights.relieved)
 
 
-def _suit_runtime(model: ir.Model, integer: Sequence[Unit], plan: Plan, writer: Writer, *, exact: bool) -> None:
-    """Spell operators between pairs as ONNX Runtime computes them in integers, and fast."""
-    nodes = nodes_by_name(model)
-    _import_runtime_domain(model)  # without which no shape behind its operators is inferred
-    values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
-    for unit in integer:
-        node = nodes[unit.nodes[0]]
-        if unit.op == "Conv" and exact:  # the pairs that 16 bits must hold would be others
-            pack_pixels(node, values, writer)
-        elif OPS[unit.op].bare:
-            lay_bare(node)
-        elif unit.op == f"{MS}.Attention":
-            to_qattention(node)
-        elif unit.op == "MatMul" and plan.impl(unit) is Impl.U8_FLOAT and would_merge(node):
-            to_integer_product(node)
-        elif unit.op == "Gemm" and plan.impl(unit) is Impl.U8_FLOAT:
-            _hold_relu(nodes[unit.nodes[-1]], writer)
+def _hold_floats(plan: Plan, nodes: Mapping[str, ir.Node], writer: Writer) -> None:
+    """Keep ONNX Runtime from computing in integers what the plan has in float."""
+    floats = [unit for unit in plan.units if plan.impl(unit) is Impl.FLOAT]
+    for unit in floats:
+        between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
+        if unit.op == "Conv" and between:
+            _hold_float(nodes[unit.nodes[0]])
+    for unit in floats:
+        if unit.op in FUSED and plan.read_u8.issuperset(unit.outputs):
+            _hold_apart(nodes[unit.nodes[-1]], writer)
+
+
+def _suit_runtime(
+    unit: Unit, plan: Plan, nodes: Mapping[str, ir.Node], values: Mapping[str, ir.Value], writer: Writer
+) -> None:
+    """Spell an operator between pairs as ONNX Runtime computes it in integers, and fast.
+
+    Args:
+        unit: It.
+        plan: The plan.
+        nodes: The nodes of the model by name.
+        values: Its tensors with their shapes; none where 16 bits hold pairs of products, which packing would change.
+        writer: Writes constants.
+    """
+    node = nodes[unit.nodes[0]]
+    if unit.op == "Conv" and values:
+        pack_pixels(node, values, writer)
+    elif OPS[unit.op].bare:
+        lay_bare(node)
+    elif unit.op == f"{MS}.Attention":
+        to_qattention(node)
+    elif unit.op == "MatMul" and plan.impl(unit) is Impl.U8_FLOAT and would_merge(node):
+        to_integer_product(node)
+    elif unit.op == "Gemm" and plan.impl(unit) is Impl.U8_FLOAT:
+        _hold_relu(nodes[unit.nodes[-1]], writer)
 
 
 def _import_runtime_domain(model: ir.Model) -> None:
