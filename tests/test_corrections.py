@@ -355,6 +355,20 @@ def test_a_unit_that_its_neighbours_slow_down_is_placed_anew(model: Path) -> Non
     )
 
 
+def test_a_plan_is_tuned_to_the_faster_kernels(model: Path) -> None:
+    """Where a convolution is faster as a matrix product, it becomes one; where that was not measured, it does not."""
+    job, facts, rules, write = planted(model, isa="vnni")
+    search = searching._begun(job, facts, rules, write, feeds()[0], searching._known(job, "estimated"))
+    assert searching._tuned(search, rules) is None
+    search.costs.put(search.keys["first"], Impl.U8_GEMM, INT8_US["first"] / 2)
+    search.costs.put(search.keys["second"], Impl.U8_GEMM, INT8_US["second"] * 2)
+    tuned = searching._tuned(search, rules)
+    assert tuned is not None
+    changed = {name for name, choice in tuned.choices.items() if choice != rules.choices[name]}
+    assert (changed, tuned.choices["first"].impl) == ({"first"}, Impl.U8_GEMM)
+    assert searching._solved(search).choices["first"].impl is Impl.U8_GEMM
+
+
 # ------------------------------------------------------------------------------------------------- what it is worth
 
 

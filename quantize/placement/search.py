@@ -295,6 +295,10 @@ def _measured(search: Search) -> tuple[Candidate, Placement]:
     else:
         candidates["all"] = search.write(everything(search.facts, search.rules))
     tell(2, steps)
+    for name, tuned in (("all", "all"), ("rules", "rules, tuned")):
+        plan = _tuned(search, candidates[name].plan)
+        if plan is not None:
+            candidates[tuned] = search.write(plan)
     for index in range(ROUNDS):
         plan = _untried(search, candidates)
         if plan is None:
@@ -312,6 +316,16 @@ def _float_profile(search: Search) -> Spent | None:
     if whole is not None:
         search.turned = turned_by(search.rules.units, search.shapes, whole)
     return whole
+
+
+def _tuned(search: Search, plan: Plan) -> Plan | None:
+    """Return a plan with its integer convolutions in the faster of their kernels; None where that is the same plan."""
+    gemms = {}
+    for unit in plan.units:
+        cost = _gemm_cost(search, unit.name) if Impl.U8_GEMM in search.options[unit.name] else None
+        if plan.impl(unit) is Impl.U8 and cost is not None and cost < _cost(search, unit, Impl.U8):
+            gemms[unit.name] = Choice(Impl.U8_GEMM)
+    return plan.with_choices(gemms) if gemms else None
 
 
 def _untried(search: Search, candidates: Mapping[str, Candidate]) -> Plan | None:
