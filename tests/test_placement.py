@@ -200,6 +200,14 @@ def test_what_is_kept_is_of_one_machine(tmp_path: Path) -> None:
     assert store.kept() == []
 
 
+def test_cpus_of_one_name_differ_by_their_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for found in ((), ("avx2",), ("avx2", "amx_int8")):
+        monkeypatch.setattr(store, "flags", lambda found=found: found)
+        keys.add(Machine.here(1).key)
+    assert len(keys) == 3
+
+
 def test_costs_are_measured_and_place(tmp_path: Path) -> None:
     path, data = saved(tmp_path, side=32)
     costs = measure_costs(path, str(data), Options(isa="vnni"))

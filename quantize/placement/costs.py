@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.files import write_atomically
 from ...transforms.plan import Impl, Unit
+from ..runtime.isa import flags
 
 SCHEMA = 1
 FOLDER = "REQUANT_CACHE"
@@ -30,7 +31,7 @@ class Machine:
 
     Attributes:
         runtime: The version of the runtime.
-        cpu: The CPU as the system names it.
+        cpu: The CPU as the system names it, and which instructions for products it has.
         threads: Threads inside one operator.
     """
 
@@ -43,7 +44,9 @@ class Machine:
         """Return this machine."""
         import onnxruntime
 
-        return cls(onnxruntime.__version__, _cpu(), threads)
+        found = flags()
+        # one name may stand for several CPUs, as on virtual machines
+        return cls(onnxruntime.__version__, f"{_cpu()} ({' '.join(found)})" if found else _cpu(), threads)
 
     @property
     def key(self) -> str:
