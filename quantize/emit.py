@@ -55,7 +55,8 @@ def gathered(job: Job, ranges: Found) -> Evidence:
         return Evidence()
     facts, rules, write = choices(job, ranges, Evidence())
     try:
-        candidate = write(rules if job.options.place == "rules" else everything(facts, rules))
+        by_rules = job.options.place == "rules" or job.options.portable
+        candidate = write(rules if by_rules else everything(facts, rules))
         accuracy = judge(job, candidate)
     except RequantError:  # of the plan that is chosen it will be said
         return Evidence()

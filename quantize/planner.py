@@ -150,7 +150,7 @@ def choose_by(facts: Facts, model: ir.Model) -> Plan:
     fixed = {u.name for u in found if u.op in OPS and facts.selection.strategy_of(u, OPS[u.op]) is Strategy.STATIC}
     _drop_unwanted(found, choices, _captured(model), fixed)
     if facts.portable:
-        _write_float(found, choices)
+        _write_float(found, choices, fixed)
     return Plan(found, choices, facts.portable)
 
 
@@ -201,7 +201,8 @@ NOT_OFFERED = "it has no such form"
 def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     """Say why `unit`, whatever its neighbours, cannot or should not compute on uint8; empty when it can."""
     row = OPS[unit.op]
-    either = row.u8_float is not None and strategy is not Strategy.STATIC  # it may come to write float
+    either = row.u8_float is not None or (facts.portable and row.kind == "compute")
+    either = either and strategy is not Strategy.STATIC  # it may come to write float
     touched = unit.inputs if either else (*unit.inputs, *unit.outputs)
     return _u8_obstacle(unit, facts, strategy, row.u8, touched)
 
@@ -473,11 +474,12 @@ def _place_followers(found: tuple[Unit, ...], choices: dict[str, Choice]) -> Non
             choices[unit.name] = Choice(Impl.FLOAT, "its inputs come in float")
 
 
-def _write_float(found: tuple[Unit, ...], choices: dict[str, Choice]) -> None:
+def _write_float(found: tuple[Unit, ...], choices: dict[str, Choice], fixed: set[str]) -> None:
     """Let products write float that nobody reads in uint8: other runtimes need no pair behind them."""
     read = {tensor for unit in found if choices[unit.name].impl.reads_u8 for tensor in unit.inputs}
     for unit in found:
-        if choices[unit.name].impl is Impl.U8 and OPS[unit.op].kind == "compute" and read.isdisjoint(unit.outputs):
+        unread = read.isdisjoint(unit.outputs) and unit.name not in fixed
+        if unread and choices[unit.name].impl is Impl.U8 and OPS[unit.op].kind == "compute":
             choices[unit.name] = Choice(Impl.U8_FLOAT)
 
 

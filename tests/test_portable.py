@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from onnx import numpy_helper
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Result, Selection, quantize_model
+from requant.quantize.planner import choose_by, facts_of
+from requant.transforms.plan import Impl
 
 # All that ONNX Runtime's kernels want otherwise: a first convolution of three channels, a gate, branches that meet, a
 # Gemm whose Relu writes float, and a depthwise convolution.
@@ -83,6 +86,16 @@ def test_pairs_are_where_integers_are_read(tmp_path: Path) -> None:
     pairs = [node.input[0] for node in found.graph.node if node.op_type == "QuantizeLinear"]
     assert read["a"] == ["HardSwish"]  # which other runtimes make a part of the convolution
     assert set(pairs) == {"x", "b", "e", "d", "f", "g", "l"}
+
+
+def test_what_ruins_a_model_in_uint8_may_be_written_in_float(tmp_path: Path) -> None:
+    quantized(tmp_path)
+    made = ir.load(tmp_path / "m.onnx")
+    facts = replace(facts_of(made), portable=True, kept_float={"a": "because", "h": "because"})
+    found = choose_by(facts, made)
+    assert {name: found.choices[name].impl for name in ("first", "second")} == dict.fromkeys(
+        ("first", "second"), Impl.U8_FLOAT
+    )
 
 
 def test_what_is_joined_has_the_scale_of_the_result(tmp_path: Path) -> None:
