@@ -163,7 +163,7 @@ def pricing(
     """
     how = _how(job)
     if not noise or not _costs_decide(job, facts, feed, how):
-        return partial(_without_noisy, rules if how == "rules" else everything(facts, rules), noise)
+        return partial(_without_noisy, everything(facts, rules) if how == "all" else rules, noise)
     search = _begun(job, facts, rules, write, feed, _known(job, how))
     if how == "measured":
         _float_profile(search)
