@@ -148,8 +148,7 @@ def _searched(job: Job, candidate: Candidate | None, found: Frontier, output: st
         candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
         return _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
     best = trial(job, candidate)
-    guarded = not job.options.force_int8 and not job.options.portable
-    slow = _too_slow(best) if found.best is not None and guarded else ""
+    slow = _too_slow(job, best) if found.best is not None and not job.options.force_int8 else ""
     return _keep_float(job, best, output, slow) if slow else _finish(job, best, output)
 
 
@@ -245,12 +244,12 @@ def _why_not(job: Job, found: Trial) -> str:
         return ""
     if not found.accuracy.worst_sqnr_db >= LEAST_DB:
         return f"int8 leaves only {found.accuracy.worst_sqnr_db:.1f} dB at an output"
-    return "" if job.options.portable else _too_slow(found)
+    return _too_slow(job, found)
 
 
-def _too_slow(found: Trial) -> str:
-    """Say that an INT8 model is not worth its time; empty when it is."""
-    if found.latency is None or found.latency.speedup >= WORTHWHILE:
+def _too_slow(job: Job, found: Trial) -> str:
+    """Say that an INT8 model is too slow to be worth it; empty when it is fast enough, or portable."""
+    if job.options.portable or found.latency is None or found.latency.speedup >= WORTHWHILE:
         return ""
     return f"int8 gains too little here: {found.latency.speedup:.2f}x the speed of float"
 

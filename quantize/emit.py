@@ -55,8 +55,7 @@ def gathered(job: Job, ranges: Found) -> Evidence:
         return Evidence()
     facts, rules, write = choices(job, ranges, Evidence())
     try:
-        by_rules = job.options.place == "rules" or job.options.portable
-        candidate = write(rules if by_rules else everything(facts, rules))
+        candidate = write(rules if job.options.placed_by == "rules" else everything(facts, rules))
         accuracy = judge(job, candidate)
     except RequantError:  # of the plan that is chosen it will be said
         return Evidence()

@@ -107,6 +107,13 @@ class Options:
         if self.calibration is not None:
             parse_rule(self.calibration)
 
+    @property
+    def placed_by(self) -> str:
+        """What decides where int8 pays; rules for portable models, of which ONNX Runtime's clock says nothing."""
+        if self.portable:
+            return "rules"
+        return self.place if self.costs is None else "estimated"
+
     def shifts(self, *, exact: bool) -> bool:
         """Whether weights may have a zero point: int8 ones, which uint8 activations multiply without saturating.
 

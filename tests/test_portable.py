@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.cli import main
-from requant.quantize import Options, Result, Selection, quantize_model
+from requant.quantize import Options, Result, quantize_model
 from requant.quantize.planner import choose_by, facts_of
 from requant.transforms.plan import Impl
 
@@ -41,7 +41,6 @@ net (float[N, 3, 16, 16] x) => (float[N, 8] y) {
     [last] y = Erf (n)
 }"""
 SHAPES = {"w1": (8, 3, 3, 3), "w2": (8, 8, 1, 1), "w3": (8, 1, 3, 3), "w4": (16, 16, 1, 1), "w5": (16, 8)}
-CONSTANTS = {"Reshape", "Constant"}
 
 
 def quantized(folder: Path, **options: Any) -> tuple[Result, onnx.ModelProto]:
@@ -144,7 +143,7 @@ def test_recurrent_networks_stay_float(tmp_path: Path) -> None:
     )
     ir.save(made, tmp_path / "m.onnx")
     feeds = [{"x": rng.standard_normal((4, 1, 32)).astype(np.float32)}]
-    asked = Options(portable=True, seconds=0.01, force=True, selection=Selection())
+    asked = Options(portable=True, seconds=0.01, force=True)
     result = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", asked)
     assert result.int8_nodes == 0
     assert {node.domain for node in onnx.load(tmp_path / "q.onnx").graph.node} == {""}

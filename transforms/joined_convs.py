@@ -40,9 +40,10 @@ class Sum:
 def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
     """Return the sums of two convolutions that `join_convs` makes one, in execution order.
 
-    Both convolutions and the Add compute on uint8; the kernels are 1x1, without groups and pads; nothing else reads
-    their results, which have one shape. The channels that go in are no more than those that come out: a join saves
-    one pass over the latter and costs one over the former.
+    Both convolutions and the Add compute on uint8, and both convolutions in the same form (direct or as a matrix
+    product). The kernels are 1x1, without groups and pads. Nothing else reads their results, which have one shape. The
+    input channels are no more than the output channels: a join saves one pass over the outputs and costs one pass over
+    the inputs.
 
     Args:
         model: A simplified model.
@@ -57,11 +58,10 @@ def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
         if unit.op != "Add" or plan.impl(unit) is not Impl.U8 or nodes[unit.nodes[0]].graph is not model.graph:
             continue
         convs = [each for each in made if each is not None and _pointwise(each, nodes)]
-        if len(convs) != 2 or convs[0] is convs[1] or not _pays([nodes[conv.name] for conv in convs]):
+        alike = len({conv.name for conv in convs}) == 2 and len({plan.impl(conv) for conv in convs}) == 1
+        if not alike or not _pays([nodes[conv.name] for conv in convs]):
             continue
         first, second = convs
-        if plan.impl(first) is not plan.impl(second):
-            continue
         inputs, results = (first.inputs[0], second.inputs[0]), (first.outputs[0], second.outputs[0])
         found.append(Sum(unit.nodes[0], (first.name, second.name), inputs, results))
     shapes = inferred(model) if found else {}

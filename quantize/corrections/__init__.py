@@ -15,8 +15,8 @@ class Effort:
     Attributes:
         summary: What it does, in a line.
         rule: The range rule, where none is asked for.
-        seconds: About how long it may be looked what each tensor alone does to the outputs; 0 for only where a model
-            comes out ruined.
+        seconds: About how long it may be looked what each tensor alone does to the outputs, by built-in costs; 0 for
+            only where a model comes out ruined.
         operations: About how many multiplications learned rounding may make; what is over is rounded plainly. Not
             seconds, so that the same model comes out everywhere.
         least_db: A tensor that alone leaves less, and stands out, stays float, in dB.

@@ -125,7 +125,7 @@ def place(
     Raises:
         RequantError: A plan that was given does not fit.
     """
-    how = _how(job)
+    how = job.options.placed_by
     if how == "all":
         return write(everything(facts, rules)), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
@@ -161,7 +161,7 @@ def pricing(
         feed: What models are timed on; None where there is nothing.
         noise: What each tensor in uint8 adds to the noise at the outputs.
     """
-    how = _how(job)
+    how = job.options.placed_by
     if not noise or not _costs_decide(job, facts, feed, how):
         return partial(_without_noisy, everything(facts, rules) if how == "all" else rules, noise)
     search = _begun(job, facts, rules, write, feed, _known(job, how))
@@ -184,13 +184,6 @@ def _priced(search: Search, microseconds: float, exchange: float) -> Plan:
     """Return the cheapest plan where all noise is worth a share of some time."""
     _weigh(search, microseconds, exchange)
     return _solved(search)
-
-
-def _how(job: Job) -> str:
-    """Return what decides where int8 pays."""
-    if job.options.portable:
-        return "rules"
-    return job.options.place if job.options.costs is None else "estimated"
 
 
 def _costs_decide(job: Job, facts: Facts, feed: Mapping[str, Array] | None, how: str) -> bool:
