@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from requant.calibration import DataSpec, Execution
     from requant.quantize import Calibration, Goal, Options
+    from requant.quantize.model.shapes import Lengths
     from requant.quantize.report import Recorder
-    from requant.quantize.shapes import Lengths
 
     Command = Callable[..., Any]
     Begin = Callable[..., Execution]
@@ -261,7 +261,7 @@ def lengths_options(command: Command) -> Command:
     @click.option("--dim", "dims", multiple=True, metavar="AXIS=1", help="Length of a named axis; may be repeated.")
     @functools.wraps(command)
     def measured(*, shapes: tuple[str, ...], dims: tuple[str, ...], **others: Any) -> Any:
-        from requant.quantize.shapes import parse_lengths
+        from requant.quantize.model.shapes import parse_lengths
 
         return command(lengths=parse_lengths(shapes, dims), **others)
 
@@ -462,7 +462,7 @@ def quantize(
     Where INT8 is not faster here, or ruins the outputs, the simplified float model is written and the exit code is 1.
     """
     from requant.quantize import quantize_model, search_model
-    from requant.quantize.files import check_output
+    from requant.quantize.model.files import check_output
 
     if data is None and options.ranges is None and options.selection.strategy not in ("dynamic", "weight-only"):
         raise click.UsageError("give --data SRC, a sample of the model's inputs; only --ranges and --dynamic need none")
@@ -486,7 +486,7 @@ def quantize(
     if as_json:
         _print_json(result.to_json())
     else:
-        from requant.quantize.tables import print_quantized
+        from requant.quantize.console.quantized import print_quantized
 
         print_quantized(result)
     if result.verdict and not options.force_int8:
@@ -497,7 +497,7 @@ def _recorder(reports: tuple[Path, ...], model: Path, output: Path, force: bool)
     """Return what takes down a run for its reports; None where none is asked for."""
     if not reports:
         return None
-    from requant.quantize.placement.files import plan_path
+    from requant.quantize.placement.plan_file import plan_path
     from requant.quantize.report import Recorder, check_reports
 
     check_reports(reports, (output, plan_path(output)), model, force=force)
@@ -554,8 +554,8 @@ def _goal(
         missing = "--metric M" if metric is None else "--eval-data SRC"
         raise click.UsageError(f"--max-drop searches for a model: give {missing}")
     from requant.quantize import Goal
-    from requant.quantize.comparison import parse_drop
-    from requant.quantize.metrics import metric_named
+    from requant.quantize.accuracy.drop import parse_drop
+    from requant.quantize.accuracy.metrics import metric_named
 
     return Goal(
         metric=metric_named(metric, lower=lower),
@@ -594,7 +594,7 @@ def compare(
     requant compare model.onnx model_int8.onnx --data test.npz --metric mine.py:error --lower
     """
     from requant.quantize import compare_models
-    from requant.quantize.metrics import metric_named
+    from requant.quantize.accuracy.metrics import metric_named
 
     if lower and metric is None:
         raise click.UsageError("--lower is of a --metric")
@@ -606,7 +606,7 @@ def compare(
     if as_json:
         _print_json(found.to_json())
     else:
-        from requant.quantize.tables import print_comparison
+        from requant.quantize.console.quantized import print_comparison
 
         print_comparison(found)
 
@@ -654,8 +654,8 @@ def calibrate(
     """
     from requant.calibration import save_ranges
     from requant.quantize import Options, Scheme, calibrate_model
-    from requant.quantize.calibrate import is_logging
-    from requant.quantize.files import check_output
+    from requant.quantize.model.files import check_output
+    from requant.quantize.steps.calibrate import is_logging
 
     targets = [target for target in (output, log) if target is not None]
     if not targets:
@@ -709,7 +709,7 @@ def _merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) ->
     """Merge range files."""
     from requant.calibration import save_ranges
     from requant.quantize import merge_ranges
-    from requant.quantize.files import check_output
+    from requant.quantize.model.files import check_output
 
     for part in files:
         check_output(output, part, force=force)
@@ -779,7 +779,7 @@ def _tell_ranges(found: Calibration, output: Path | None, log: Path | None, as_j
             }
         )
     else:
-        from requant.quantize.tables import print_findings
+        from requant.quantize.console.quantized import print_findings
 
         print_findings(found.findings)
 
@@ -819,8 +819,8 @@ def transform(
     requant transform in.onnx out.onnx --transforms 'strip_unused_nodes' --outputs features
     requant transform in.onnx out.onnx --group simplify --dump-dir steps
     """
-    from requant.quantize.dumps import begin_dumps
-    from requant.quantize.files import about, check_output, load_model, save_model
+    from requant.quantize.model.dumps import begin_dumps
+    from requant.quantize.model.files import about, check_output, load_model, save_model
     from requant.transforms import load_plugins, parse, parse_groups, run
 
     load_plugins()
@@ -903,13 +903,13 @@ def ops(name: str | None, as_json: bool) -> None:
     requant ops MatMul
     requant ops --json
     """
-    from requant.quantize.operators import operators
+    from requant.quantize.tools.inspect.operators import operators
 
     found = operators(name)
     if as_json:
         _print_json({facts.name: facts.to_json() for facts in found})
     else:
-        from requant.quantize.tables import print_operators
+        from requant.quantize.console.quantized import print_operators
 
         print_operators(found)
 
@@ -943,8 +943,8 @@ def inspect(
 
     Nothing is run. What depends on lengths that the model leaves open is counted when they are given.
     """
-    from requant.quantize.inspection import inspect_model
-    from requant.quantize.inspection_tables import dot_lines, print_inspection, structure_lines
+    from requant.quantize.console.inspected import dot_lines, print_inspection, structure_lines
+    from requant.quantize.tools.inspect.inspect import inspect_model
 
     if sum((structure, dot, as_json)) > 1:
         raise click.UsageError("--print-structure, --dot and --json are forms of one answer; choose one")
@@ -989,8 +989,8 @@ def diff(
 
     Lines begin with - for what only A has, + for what only B has, ~ for what differs.
     """
-    from requant.quantize.difference import Ignored, diff_models
-    from requant.quantize.difference_lines import difference_lines
+    from requant.quantize.console.differences import difference_lines
+    from requant.quantize.tools.inspect.diff import Ignored, diff_models
 
     if as_json and everything:
         raise click.UsageError("--all is of the lines; --json has every difference")
@@ -1030,7 +1030,7 @@ def show_costs(as_json: bool) -> None:
     if as_json:
         _print_json({"costs": [each.to_json() for each in found]})
     else:
-        from requant.quantize.tables import print_costs
+        from requant.quantize.console.quantized import print_costs
 
         print_costs(found)
 
@@ -1071,7 +1071,7 @@ def measure_costs(
     requant costs measure model.onnx --data calib.npz -o server.json
     """
     from requant.quantize import Options, measure_costs
-    from requant.quantize.files import check_output
+    from requant.quantize.model.files import check_output
     from requant.quantize.placement.costs import save
 
     check_output(output, model, force=force)
@@ -1105,7 +1105,7 @@ def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: in
     if as_json:
         _print_json(found.to_json())
     else:
-        from requant.quantize.machine_tables import print_compiled
+        from requant.quantize.console.timed import print_compiled
 
         print_compiled(found)
 
@@ -1148,7 +1148,7 @@ def bench(
     Lengths that the model leaves open, but that of the batch, are to be given or taken from data.
     With --settings, --threads says how many threads there are to be; else that is one of the settings.
     """
-    from requant.quantize.bench import Load, Search, bench_model
+    from requant.quantize.tools.bench.bench import Load, Search, bench_model
 
     if _given("seconds") and not settings:
         raise click.UsageError("--seconds is for --settings, which is not given")
@@ -1159,7 +1159,7 @@ def bench(
     if as_json:
         _print_json(found.to_json())
     else:
-        from requant.quantize.machine_tables import print_bench
+        from requant.quantize.console.timed import print_bench
 
         print_bench(found)
 
@@ -1196,7 +1196,7 @@ def explain(
     requant explain model.onnx --verbose-format onednn
     requant explain model_int8.onnx --json
     """
-    from requant.quantize.explain import explain_model
+    from requant.quantize.tools.explain.explain import explain_model
 
     lines = verbose_format == "onednn"
     if as_json and lines:
@@ -1206,12 +1206,12 @@ def explain(
     if as_json:
         _print_json(found.to_json())
     elif lines:
-        from requant.quantize.explain_verbose import verbose_lines
+        from requant.quantize.runtime.onednn_lines import verbose_lines
 
         for line in verbose_lines(found.kernels, found.flags):
             click.echo(line)
     else:
-        from requant.quantize.explain_tables import print_explanation
+        from requant.quantize.console.explained import print_explanation
 
         print_explanation(found, everything=everything)
 
@@ -1258,7 +1258,7 @@ def sensitivity(
     What was tried is kept in the user's cache folder: a run that was interrupted goes on; see docs/sensitivity.md.
     """
     from requant.quantize import Options, measure_sensitivity
-    from requant.quantize.files import check_output
+    from requant.quantize.model.files import check_output
 
     if only_units and only_tensors:
         raise click.UsageError("--units and --tensors each leave the other out; give one, or none for both")
@@ -1286,7 +1286,7 @@ def sensitivity(
     if as_json:
         _print_json(found.to_json())
     else:
-        from requant.quantize.sensitivity_tables import print_sensitivity
+        from requant.quantize.console.sensitivity import print_sensitivity
 
         print_sensitivity(found, everything=everything)
 
@@ -1333,7 +1333,7 @@ def check(project: Path | None, update: bool, as_json: bool, **given: Any) -> No
     requant check requant.toml --junit requant.xml --json
     """
     from requant.quantize.gate.outputs import github_lines, print_check, write_outputs
-    from requant.quantize.project import asked_project, check_project
+    from requant.quantize.gate.project import asked_project, check_project
 
     found = asked_project(project, {name: value for name, value in _flat(given).items() if _given(name)})
     as_json = as_json or found.check.get("json", False)
@@ -1370,8 +1370,8 @@ def init(model: Path, output: Path, force: bool) -> None:
     requant init models/model.onnx -o models/requant.toml --force
     """
     from requant.calibration.files import write_atomically
-    from requant.quantize.files import check_output
-    from requant.quantize.project import template
+    from requant.quantize.gate.project import template
+    from requant.quantize.model.files import check_output
 
     check_output(output, model, force=force)
     write_atomically(output, template(model, output).encode())

@@ -555,7 +555,7 @@ def registered() -> list[str]:
         click.ClickException: It has none.
     """
     try:
-        from requant.quantize.corrections import CORRECTIONS
+        from requant.quantize.options.efforts import CORRECTIONS
     except ImportError as error:
         raise click.ClickException("this version has no corrections") from error
     return list(CORRECTIONS)

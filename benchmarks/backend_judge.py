@@ -23,7 +23,7 @@ from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, run_al
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, quantize_model
-from requant.quantize.accuracy import decibels, powers
+from requant.quantize.accuracy.outputs import decibels, powers
 
 Array: TypeAlias = npt.NDArray[Any]
 Outputs: TypeAlias = list[dict[str, Any]]

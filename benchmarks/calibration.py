@@ -51,7 +51,7 @@ def _tensors(model: str) -> tuple[str, ...]:
     """Return the tensors that `requant quantize` would calibrate."""
     import onnx_ir as ir
 
-    from requant.quantize.planner import choose
+    from requant.quantize.placement.rules import choose
 
     return tuple(choose(ir.load(model)).quantized)
 
@@ -217,8 +217,8 @@ def _network(name: str, folder: str) -> str:
     sys.path.insert(0, str(SAMPLES))
     import architectures
 
-    from requant.quantize.progress import silent
-    from requant.quantize.simplify import simplify
+    from requant.quantize.runtime.progress import silent
+    from requant.quantize.steps.simplify import simplify
 
     path = f"{folder}/{name}.onnx"
     ir.save(simplify(ir.from_proto(architectures.build(name)), silent).model, path)

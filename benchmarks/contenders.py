@@ -403,9 +403,9 @@ def _paired(metric: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
     """Return what single items tell of two results of a kit."""
     import numpy as np
 
-    from requant.quantize.accuracy import binomial_p, paired_interval
-    from requant.quantize.metrics import METRICS
-    from requant.quantize.metrics.intervals import bootstrap
+    from requant.quantize.accuracy.metrics import METRICS
+    from requant.quantize.accuracy.metrics.intervals import bootstrap
+    from requant.quantize.accuracy.outputs import binomial_p, paired_interval
 
     if "quality" in before:
         ones = np.ones(len(before["quality"]))

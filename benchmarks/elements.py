@@ -135,7 +135,7 @@ def build(kernel: Kernel, shape: tuple[int, ...]) -> tuple[onnx.ModelProto, dict
 
 def nanoseconds(kernel: Kernel, shape: tuple[int, ...], times: int) -> float:
     """Return the nanoseconds per element of a kernel."""
-    from requant.quantize.runtime.execution import profiled
+    from requant.quantize.runtime.profile import profiled
 
     model, feed = build(kernel, shape)
     runs = profiled(model.SerializeToString(), feed, threads=1, times=times).runs
@@ -144,7 +144,7 @@ def nanoseconds(kernel: Kernel, shape: tuple[int, ...], times: int) -> float:
 
 def product_times(name: str, times: int) -> dict[str, float]:
     """Return the microseconds of a product in float, in int8, and of a convolution as a matrix product in int8."""
-    from requant.quantize.runtime.execution import profiled
+    from requant.quantize.runtime.profile import profiled
 
     function, arguments = PRODUCTS[name]
     kinds: dict[str, dict[str, Any]] = {"float": {"integer": False}, "int8": {"integer": True}}

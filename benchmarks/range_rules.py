@@ -42,13 +42,13 @@ from rich.table import Table
 from requant.calibration import Histogram, Observations, observe, open_session, parse_rule
 from requant.calibration.precision import Precision
 from requant.calibration.ranges import CANDIDATES, Range
-from requant.quantize.accuracy import decibels, powers
-from requant.quantize.data import open_data
-from requant.quantize.files import load_model, serialize
-from requant.quantize.planner import choose
-from requant.quantize.progress import silent
+from requant.quantize.accuracy.outputs import decibels, powers
+from requant.quantize.model.files import load_model, serialize
+from requant.quantize.placement.rules import choose
+from requant.quantize.runtime.inputs import open_data
 from requant.quantize.runtime.isa import resolve
-from requant.quantize.simplify import simplify
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.simplify import simplify
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.qparams import Scheme
 

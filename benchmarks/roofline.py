@@ -35,7 +35,7 @@ from benchmarks.speed import GOALS, Setting, chosen, make, prepare
 if TYPE_CHECKING:
     import onnx
 
-    from requant.quantize.runtime.execution import KernelRun, Profile
+    from requant.quantize.runtime.profile import KernelRun, Profile
 
 Case: TypeAlias = "tuple[onnx.ModelProto, dict[str, Any]]"
 """A model and what it is fed."""
@@ -183,7 +183,7 @@ def _model(
 
 def compute_peaks(*, integer: bool, times: int) -> dict[str, float]:
     """Return the most G multiply-accumulates per second that each kernel reaches."""
-    from requant.quantize.runtime.execution import profiled
+    from requant.quantize.runtime.profile import profiled
 
     found: dict[str, float] = defaultdict(float)
     cases: tuple[tuple[Callable[..., Case], Sequence[tuple[int, int, int]]], ...] = (
@@ -313,7 +313,7 @@ def profile_pair(setting: Setting, model: str, batch: int, times: int) -> dict[s
     Raises:
         click.ClickException: It cannot be quantized.
     """
-    from requant.quantize.runtime.execution import profiled
+    from requant.quantize.runtime.profile import profiled
 
     file, _ = prepare(setting, model, batch)
     int8, told = make(setting, setting.folder / model, "ours", batch)

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from requant.quantize import Comparison, Options, compare_models, quantize_model
-from requant.quantize.data import open_data, stacked
-from requant.quantize.runtime.execution import KernelRun, executed
+from requant.quantize.runtime.inputs import open_data, stacked
+from requant.quantize.runtime.profile import KernelRun, executed
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 MODEL, CALIBRATION, TEST = SAMPLES / "digits.onnx", f"{SAMPLES / 'digits.npz'}:calib", SAMPLES / "digits.npz"

@@ -504,8 +504,8 @@ def seed(batch: int, threads: int, as_json: bool) -> None:
 def first_convolution(model: Path, batch: int, threads: int) -> str:
     """Return in what the first convolution that runs computes: ``float`` or ``int8``."""
     from benchmarks import seed_table
-    from requant.quantize.data import open_data, stacked
-    from requant.quantize.runtime.execution import executed
+    from requant.quantize.runtime.inputs import open_data, stacked
+    from requant.quantize.runtime.profile import executed
 
     feed = stacked(open_data(seed_table.MODEL, seed_table.TEST), batch).feed
     run = next(run for run in executed(model, feed, threads=threads) if run.op.endswith(("Conv", "ConvInteger")))

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..transforms.qparams import Scheme
-    from .accuracy import Accuracy, Labelled
+    from .accuracy.compare import Comparison, compare_models
+    from .accuracy.outputs import Accuracy, Labelled
     from .api import measure_costs, quantize_model, search_model
-    from .bench import Bench, Load, Search, bench_model
-    from .calibrate import calibrate_model, log_model, merge_ranges
-    from .compare import Comparison, compare_models
-    from .compile import Compiled, compile_model
-    from .difference import Differences, Ignored, diff_models
-    from .frontier import Frontier, Goal, Point
+    from .gate.project import check_project
     from .gate.run import Check, CheckOptions, check
-    from .inspection import Inspection, inspect_model
-    from .options import Options
-    from .planner import choose
-    from .project import check_project
+    from .model.shapes import Lengths
+    from .options.options import Options
+    from .options.selection import Selection, Strategy
+    from .placement.rules import choose
     from .result import Calibration, FloatNode, Result
     from .runtime.timing import Latency
-    from .selection import Selection, Strategy
-    from .sensitivity import Sensitivity, TensorRow, UnitRow, measure_sensitivity
-    from .shapes import Lengths
+    from .steps.calibrate import calibrate_model, log_model, merge_ranges
+    from .steps.search import Frontier, Goal, Point
+    from .tools.bench.bench import Bench, Load, Search, bench_model
+    from .tools.bench.compile import Compiled, compile_model
+    from .tools.inspect.diff import Differences, Ignored, diff_models
+    from .tools.inspect.inspect import Inspection, inspect_model
+    from .tools.sensitivity import Sensitivity, TensorRow, UnitRow, measure_sensitivity
 
 __all__ = [
     "Accuracy",
@@ -73,24 +73,24 @@ __all__ = [
 
 HOMES = {
     "..transforms.qparams": ("Scheme",),
-    ".accuracy": ("Accuracy", "Labelled"),
+    ".accuracy.outputs": ("Accuracy", "Labelled"),
     ".api": ("measure_costs", "quantize_model", "search_model"),
-    ".bench": ("Bench", "Load", "Search", "bench_model"),
-    ".calibrate": ("calibrate_model", "log_model", "merge_ranges"),
-    ".compare": ("Comparison", "compare_models"),
-    ".compile": ("Compiled", "compile_model"),
-    ".difference": ("Differences", "Ignored", "diff_models"),
-    ".frontier": ("Frontier", "Goal", "Point"),
+    ".tools.bench.bench": ("Bench", "Load", "Search", "bench_model"),
+    ".steps.calibrate": ("calibrate_model", "log_model", "merge_ranges"),
+    ".accuracy.compare": ("Comparison", "compare_models"),
+    ".tools.bench.compile": ("Compiled", "compile_model"),
+    ".tools.inspect.diff": ("Differences", "Ignored", "diff_models"),
+    ".steps.search": ("Frontier", "Goal", "Point"),
     ".gate.run": ("Check", "CheckOptions", "check"),
-    ".inspection": ("Inspection", "inspect_model"),
-    ".options": ("Options",),
-    ".planner": ("choose",),
-    ".project": ("check_project",),
+    ".tools.inspect.inspect": ("Inspection", "inspect_model"),
+    ".options.options": ("Options",),
+    ".placement.rules": ("choose",),
+    ".gate.project": ("check_project",),
     ".result": ("Calibration", "FloatNode", "Result"),
     ".runtime.timing": ("Latency",),
-    ".selection": ("Selection", "Strategy"),
-    ".sensitivity": ("Sensitivity", "TensorRow", "UnitRow", "measure_sensitivity"),
-    ".shapes": ("Lengths",),
+    ".options.selection": ("Selection", "Strategy"),
+    ".tools.sensitivity": ("Sensitivity", "TensorRow", "UnitRow", "measure_sensitivity"),
+    ".model.shapes": ("Lengths",),
 }
 """The module of each name, imported when the name is wanted first: of a part, the rest is not paid for."""
 

@@ -14,26 +14,26 @@ from ..transforms import METADATA_KEY
 from ..transforms.graph import nodes_by_name
 from ..transforms.ops import INTEGER
 from ..transforms.plan import Impl
-from .corrections import CORRECTIONS
-from .emit import choices, each_alone, emit, gathered, scaled
-from .evidence import RUIN_DB, ruinous
-from .files import check_output, save_model, size_on_disk, staging
-from .frontier import Frontier, Goal, opened, search
 from .job import Candidate, Evidence, Job, Trial
-from .metadata import describe_origin
-from .options import Options
-from .placement.attribution import Owners
+from .model.files import check_output, save_model, size_on_disk, staging
+from .model.metadata import describe_origin
+from .options.efforts import CORRECTIONS
+from .options.options import Options
+from .options.selection import Strategy
 from .placement.costs import Costs
-from .placement.files import plan_path, write_plan
+from .placement.plan_file import plan_path, write_plan
+from .placement.rules import ALREADY
 from .placement.search import measured_costs
-from .planner import ALREADY
-from .prepare import prepare
-from .progress import Progress, Stopwatch, silent
-from .ranges import Found, find_ranges
 from .result import FloatNode, Result
-from .runtime.execution import KernelRun, executed, integer_share
-from .selection import Strategy
-from .trial import UNMEASURED, first_feed, judge, trial
+from .runtime.attribution import Owners
+from .runtime.profile import KernelRun, executed, integer_share
+from .runtime.progress import Progress, Stopwatch, silent
+from .sensitivity.each_tensor import RUIN_DB, ruinous
+from .steps.emit import choices, each_alone, emit, gathered, scaled
+from .steps.judge import UNMEASURED, first_feed, judge, trial
+from .steps.prepare import prepare
+from .steps.ranges import Found, find_ranges
+from .steps.search import Frontier, Goal, opened, search
 
 LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock

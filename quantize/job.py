@@ -15,15 +15,15 @@ from ..calibration.sources import Source
 from ..transforms import StepResult
 from ..transforms.plan import Plan
 from ..transforms.qparams import QParams, Scheme
-from .accuracy import Accuracy
-from .corrections import EFFORTS, chosen
-from .files import Weights
-from .options import Options
+from .accuracy.outputs import Accuracy
+from .model.files import Weights
+from .options.efforts import EFFORTS, chosen
+from .options.given_ranges import Supply
+from .options.options import Options
+from .options.selection import Selection
 from .placement import Placement
-from .progress import Progress
+from .runtime.progress import Progress
 from .runtime.timing import Latency
-from .selection import Selection
-from .supply import Supply
 
 
 @dataclass(frozen=True)

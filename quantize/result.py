@@ -9,12 +9,12 @@ from typing import Any
 
 from ..calibration.checks import Finding
 from ..calibration.files import RangeFile
-from .accuracy import Accuracy
-from .corrections import CORRECTIONS, EFFORTS
+from .accuracy.outputs import Accuracy
 from .figures import finite
-from .frontier import Frontier
+from .options.efforts import CORRECTIONS, EFFORTS
 from .placement import Placement
 from .runtime.timing import Latency
+from .steps.search import Frontier
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.calibration import Sample
 from requant.calibration.session import Array
-from requant.quantize.accuracy import (
+from requant.quantize.accuracy.outputs import (
     NO_CLASS,
     Accuracy,
     Labelled,

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.quantize import Accuracy, Latency, Options, Result, Selection, Strategy, quantize_model
-from requant.quantize.runtime.execution import executed
+from requant.quantize.runtime.profile import executed
 from requant.transforms.qparams import Scheme
 
 Array = npt.NDArray[Any]
@@ -33,7 +33,7 @@ LEAST_DB = (
 
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
 
 
 def written(folder: Path, body: str, opset: int = 17, ir: int = 8, **constants: tuple[int, ...] | Array) -> Path:
@@ -449,7 +449,7 @@ def test_an_int8_model_that_does_not_run_leaves_the_float_one(tmp_path: Path, mo
             raise RequantError("the model: the model fails: of itself")
         return Accuracy(1, None, {})
 
-    monkeypatch.setattr("requant.quantize.trial.judge_pair", broken)
+    monkeypatch.setattr("requant.quantize.steps.judge.judge_pair", broken)
     model = written(tmp_path, STACK, **WEIGHTS)
     result = quantize_model(model, images(1, 16, 8, 8), tmp_path / "out.onnx", Options(effort="low"))
     assert result.verdict.startswith("the int8 model does not run: the model: the model fails: of itself")

@@ -60,7 +60,7 @@ def test_every_architecture_is_expected_something() -> None:
 def test_an_architecture_comes_out_int8_and_close_to_float(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
     feeds, share = EXPECTED[name]
     size = {} if feeds == name else {"size": int(feeds.rpartition("_")[2])}
     model, out = tmp_path / "float.onnx", tmp_path / "int8.onnx"

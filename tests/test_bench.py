@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 
 from requant import RequantError
 from requant.cli import main
-from requant.quantize import Lengths, Load, Search, bench, bench_model, compile_model
-from requant.quantize.runtime.settings import Settings, Trial
+from requant.quantize import Lengths, Load, Search, bench_model, compile_model
+from requant.quantize.tools.bench import bench
+from requant.quantize.tools.bench.settings import Settings, Trial
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "sample_models" / "digits.onnx"
@@ -205,7 +206,7 @@ def test_two_models_in_turns() -> None:
 
 
 def test_large_models_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.bench.LARGE", 2**20)
+    monkeypatch.setattr("requant.quantize.tools.bench.bench.LARGE", 2**20)
     found = bench_model(DIGITS, DATA, Load(seconds=0.01, profile=False), other=DIGITS)
     assert found.notes == ("the models were timed one after the other: together they are too large",)
     assert found.ratio is not None

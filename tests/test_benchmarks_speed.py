@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from requant.quantize.runtime.execution import KernelRun
+from requant.quantize.runtime.profile import KernelRun
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -311,7 +311,7 @@ def test_shares_add_up() -> None:
 def test_the_kernels_that_are_tried_do_the_work_that_is_counted(
     build: str, shape: tuple[int, int, int], macs: int, integer: bool
 ) -> None:
-    from requant.quantize.runtime.execution import executed
+    from requant.quantize.runtime.profile import executed
 
     model, feed = getattr(roofline, build)(*shape, integer=integer)
     (run,) = [run for run in executed(model.SerializeToString(), feed, threads=1) if run.macs]
@@ -324,7 +324,7 @@ def test_the_kernels_that_are_tried_do_the_work_that_is_counted(
 
 @pytest.mark.parametrize("name", elements.KERNELS)
 def test_an_element_kernel_runs_as_the_operator_that_it_is_named_for(name: str) -> None:
-    from requant.quantize.runtime.execution import executed
+    from requant.quantize.runtime.profile import executed
 
     row = elements.KERNELS[name]
     model, feed = elements.build(row, (1, 8, 4, 4))

@@ -459,7 +459,7 @@ def test_findings_are_json() -> None:
 
 
 def test_findings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    from requant.quantize.tables import bar, print_findings
+    from requant.quantize.console.quantized import bar, print_findings
 
     told = (
         Finding("growing", "", "the ranges still grow", "warning", ((1, 0.25), (3, 1.0))),

@@ -264,7 +264,7 @@ def latencies(int8_ms: float) -> Callable[..., Latency]:
 def test_int8_that_does_not_pay_is_a_goal_missed(
     tmp_path: Path, model: Path, data: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("requant.quantize.trial.time_pair", latencies(2.0))
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", latencies(2.0))
     output = tmp_path / "out.onnx"
     arguments = ["quantize", model, "--data", data, "-o", output, *["--json"] * as_json]
     result = invoke(*arguments)
@@ -278,7 +278,7 @@ def test_int8_that_does_not_pay_is_a_goal_missed(
 def test_int8_that_pays_is_a_goal_reached(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("requant.quantize.trial.time_pair", latencies(0.5))
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", latencies(0.5))
     succeed("quantize", model, "--data", data, "-o", tmp_path / "out.onnx")
 
 
@@ -802,7 +802,7 @@ def test_models_that_do_not_belong_together_are_not_compared(
 # ------------------------------------------------------------------------------------------- cut short
 
 
-@pytest.mark.parametrize("stage", ["trial.judge_pair", "trial.time_pair", "api.executed"])
+@pytest.mark.parametrize("stage", ["steps.judge.judge_pair", "steps.judge.time_pair", "api.executed"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError], ids=lambda error: str(error.__name__))
 def test_a_run_that_is_cut_short_leaves_no_file(
     tmp_path: Path,

@@ -18,12 +18,15 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.cli import main
-from requant.quantize import compile as compiling
-from requant.quantize import compile_model, files
-from requant.quantize.files import load_model
-from requant.quantize.runtime import guard, isa, probes
-from requant.quantize.runtime.guard import KEY, Target, compiled_for, this_machine
-from requant.quantize.runtime.probes import BLOCKED, CHANNELS, KEPT, NAME, WIDTH
+from requant.quantize import compile_model
+from requant.quantize.model import files
+from requant.quantize.model.files import load_model
+from requant.quantize.runtime import compiled_for as guard
+from requant.quantize.runtime import isa
+from requant.quantize.runtime.compiled_for import KEY, Target, compiled_for, this_machine
+from requant.quantize.tools.bench import compile as compiling
+from requant.quantize.tools.bench import probes
+from requant.quantize.tools.bench.probes import BLOCKED, CHANNELS, KEPT, NAME, WIDTH
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FORMATS = (".onnx", ".ort")

@@ -22,22 +22,22 @@ from requant import RequantError, UnknownNameError
 from requant.calibration.session import open_session
 from requant.cli import main
 from requant.quantize import Options, compare_models, quantize_model
-from requant.quantize.corrections import CORRECTIONS, EFFORTS, chosen
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias, mean_error
-from requant.quantize.corrections.walk import Step, channel_means, walk
-from requant.quantize.emit import choices
-from requant.quantize.files import serialize
+from requant.quantize.corrections.layer_by_layer import Step, channel_means, walk
 from requant.quantize.job import Candidate, Evidence, Job
+from requant.quantize.model.files import serialize
+from requant.quantize.options.efforts import CORRECTIONS, EFFORTS, chosen
 from requant.quantize.placement import costs as store
 from requant.quantize.placement import search as searching
-from requant.quantize.placement.attribution import Spent
 from requant.quantize.placement.costs import Costs, Machine, signature
+from requant.quantize.placement.rules import Facts, able
 from requant.quantize.placement.search import Search, place
-from requant.quantize.planner import Facts, able
-from requant.quantize.prepare import prepare
-from requant.quantize.progress import silent
-from requant.quantize.ranges import find_ranges
+from requant.quantize.runtime.attribution import Spent
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.emit import choices
+from requant.quantize.steps.prepare import prepare
+from requant.quantize.steps.ranges import find_ranges
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.int8_weights import Adjustment
 from requant.transforms.plan import Impl, Plan

@@ -17,9 +17,9 @@ from requant.calibration import Histogram, Precision, mse
 from requant.calibration.ranges import auto
 from requant.calibration.rule_result import COHERENT, least_result_error
 from requant.quantize import Options
-from requant.quantize.prepare import prepare
-from requant.quantize.progress import silent
-from requant.quantize.ranges import find_ranges
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.prepare import prepare
+from requant.quantize.steps.ranges import find_ranges
 
 Array = npt.NDArray[Any]
 Function = Callable[[Array], Array]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant.quantize.corrections import rounding
+from requant.quantize.corrections.layer_by_layer import Step
 from requant.quantize.corrections.rounding import (
     Moments,
     _rows,
@@ -26,7 +27,6 @@ from requant.quantize.corrections.rounding import (
     round_columns,
     surely,
 )
-from requant.quantize.corrections.walk import Step
 from requant.transforms.int8_weights import FloatWeights
 from requant.transforms.plan import Unit
 from requant.transforms.qparams import QParams, Scheme, asymmetric_u8, quantize

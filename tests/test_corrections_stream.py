@@ -15,7 +15,7 @@ import pytest
 from requant import RequantError
 from requant.calibration.session import open_session
 from requant.quantize.corrections.stream import Stream
-from requant.quantize.files import serialize
+from requant.quantize.model.files import serialize
 
 Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]

@@ -15,15 +15,15 @@ import pytest
 
 from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
-from requant.quantize.corrections import walk as walking
+from requant.quantize.corrections import layer_by_layer as walking
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias
-from requant.quantize.corrections.walk import Step, walk
-from requant.quantize.files import serialize
+from requant.quantize.corrections.layer_by_layer import Step, walk
 from requant.quantize.job import Candidate, Job
-from requant.quantize.prepare import prepare
-from requant.quantize.progress import silent
-from requant.quantize.ranges import find_ranges
+from requant.quantize.model.files import serialize
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.prepare import prepare
+from requant.quantize.steps.ranges import find_ranges
 from requant.transforms.graph import constant
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.int8_weights import Adjustment
@@ -381,7 +381,7 @@ def test_another_format_is_corrected_alike(tmp_path: Path, monkeypatch: pytest.M
         kept.append(find_adjustments(job, candidate))
         return kept[-1]
 
-    monkeypatch.setattr("requant.quantize.emit.find_adjustments", noted)
+    monkeypatch.setattr("requant.quantize.steps.emit.find_adjustments", noted)
     case = CASES["groups"]
     model = save(tmp_path, case)
     for form in ("qdq", "qoperator"):

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from requant.cli import main
-from requant.quantize import difference_weights
-from requant.quantize.difference import Difference, Differences, Ignored, diff_models
-from requant.quantize.difference_lines import FIRST, difference_lines
-from requant.quantize.difference_weights import Apart, apart, digest
+from requant.quantize.console.differences import FIRST, difference_lines
+from requant.quantize.tools.inspect import diff_weights as difference_weights
+from requant.quantize.tools.inspect.diff import Difference, Differences, Ignored, diff_models
+from requant.quantize.tools.inspect.diff_weights import Apart, apart, digest
 
 SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"
 MODELS = sorted(SAMPLE_MODELS.glob("*.onnx"))

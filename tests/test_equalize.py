@@ -17,10 +17,10 @@ from requant import RequantError
 from requant.calibration.samples import Sample
 from requant.quantize.corrections.channel_noise import Channels, reader_of, total
 from requant.quantize.corrections.equalization import choose, equalized, observed
-from requant.quantize.files import staging
-from requant.quantize.options import Options
-from requant.quantize.prepare import prepare
-from requant.quantize.progress import silent
+from requant.quantize.model.files import staging
+from requant.quantize.options.options import Options
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.prepare import prepare
 from requant.transforms import verify
 from requant.transforms.equalize import Group, Scaling, equalize, find, groups
 from requant.transforms.graph import add_initializer, inferred, node_name

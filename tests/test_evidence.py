@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from requant.calibration import Sample
 from requant.quantize import Latency, Options, quantize_model
-from requant.quantize.evidence import RUIN_DB, alone, ruinous
+from requant.quantize.sensitivity.each_tensor import RUIN_DB, alone, ruinous
 from requant.transforms.qparams import asymmetric_u8
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -166,11 +166,11 @@ def test_what_ruins_stands_out(found: dict[str, float], ruined: set[str]) -> Non
 
 
 def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
     onnx.save(huge_channel(), tmp_path / "float.onnx")
     data = feeds(8, 1, CHANNELS, 8, 8)
     mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", Options())
-    monkeypatch.setattr("requant.quantize.emit.ruinous", lambda *_: {})
+    monkeypatch.setattr("requant.quantize.steps.emit.ruinous", lambda *_: {})
     monkeypatch.setattr("requant.quantize.api.ruinous", lambda *_: {})
     ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", Options())
     assert ruined.rejected is not None  # nothing mended it: not kept, however fast

@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.quantize import Latency, Options, quantize_model
-from requant.quantize.runtime.execution import KernelRun, executed, integer_share
 from requant.quantize.runtime.kernels import uint8_kernels
+from requant.quantize.runtime.profile import KernelRun, executed, integer_share
 from requant.quantize.runtime.session import Runner
 from requant.quantize.runtime.timing import interleave, latency
 
@@ -34,7 +34,7 @@ def image() -> NDArray[np.float32]:
 def digits_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("digits") / "int8.onnx"
     with pytest.MonkeyPatch.context() as patch:  # what is faster on this machine does not matter here
-        patch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+        patch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
         quantize_model(DIGITS, f"{SAMPLE_MODELS / 'digits.npz'}:calib", output, Options(samples=50))
     return output
 

@@ -23,17 +23,17 @@ from onnx import helper, numpy_helper
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, quantize_model
-from requant.quantize.explain import EXACT, Explanation, explain_model
-from requant.quantize.explain_findings import causes
-from requant.quantize.explain_kernels import Kernel
-from requant.quantize.explain_match import Match
-from requant.quantize.explain_reasons import Reason
-from requant.quantize.explain_twins import Rival, Twin, rivals, timed, twin_of
-from requant.quantize.explain_verbose import verbose_lines
-from requant.quantize.runtime import vnni
-from requant.quantize.runtime.execution import KernelRun
+from requant.quantize.runtime.executed import Kernel
+from requant.quantize.runtime.match import Match
+from requant.quantize.runtime.onednn_lines import verbose_lines
+from requant.quantize.runtime.profile import KernelRun
 from requant.quantize.runtime.session import Runner
-from requant.quantize.runtime.vnni import Hot, hot_instructions, loops, parse_samples, summarise
+from requant.quantize.tools.explain import hot_instructions as vnni
+from requant.quantize.tools.explain.causes import causes
+from requant.quantize.tools.explain.explain import EXACT, Explanation, explain_model
+from requant.quantize.tools.explain.float_twins import Rival, Twin, rivals, timed, twin_of
+from requant.quantize.tools.explain.hot_instructions import Hot, hot_instructions, loops, parse_samples, summarise
+from requant.quantize.tools.explain.why_float import Reason
 
 SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
@@ -45,7 +45,9 @@ SCALES = np.linspace(0.01, 0.08, 8)
 @pytest.fixture(autouse=True)
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not sample the program counter but where that is tested: it takes a second."""
-    monkeypatch.setattr("requant.quantize.explain.hot_instructions", lambda *_, **__: Hot(0, {}, "not now"))
+    monkeypatch.setattr(
+        "requant.quantize.tools.explain.explain.hot_instructions", lambda *_, **__: Hot(0, {}, "not now")
+    )
 
 
 # ------------------------------------------------------------------------------------------ a product between DQ and Q

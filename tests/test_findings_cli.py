@@ -25,7 +25,7 @@ INT8_WINS = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_
 @pytest.fixture(autouse=True)
 def int8_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide which model is faster: it takes less time than finding out."""
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: INT8_WINS)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: INT8_WINS)
 
 
 def succeed(*arguments: object) -> Result:
@@ -130,7 +130,7 @@ def test_no_failure_of_a_finding_ends_a_run(tmp_path: Path, broken: str, monkeyp
         raise ZeroDivisionError
 
     model, data = write_root(tmp_path)
-    monkeypatch.setattr(f"requant.quantize.ranges.{broken}", fail)
+    monkeypatch.setattr(f"requant.quantize.steps.ranges.{broken}", fail)
     for command in ("calibrate", "quantize"):
         succeed(command, model, "--data", data, "-o", tmp_path / command)
 

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.calibration import DataSpec, Execution, input_specs, open_session, open_source
 from requant.cli import main
-from requant.quantize import Goal, Latency, Options, Point, frontier, search_model
-from requant.quantize.comparison import parse_drop
-from requant.quantize.frontier import undominated
-from requant.quantize.metrics import Metric, Score, can_leave, metric_named, score, score_with
+from requant.quantize import Goal, Latency, Options, Point, search_model
+from requant.quantize.accuracy.drop import parse_drop
+from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
+from requant.quantize.steps import search as frontier
+from requant.quantize.steps.search import undominated
 
 SAMPLE_MODELS = Path(__file__).parents[1] / "sample_models"
 MODEL = SAMPLE_MODELS / "digits.onnx"
@@ -46,7 +47,7 @@ POINTS = st.lists(
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a model be the faster the more of it is int8, on any machine."""
     latency = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: latency)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)
     monkeypatch.setattr(
         frontier,
         "_speedup",
@@ -224,7 +225,7 @@ def test_where_float_is_as_fast_it_keeps_the_bar_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
     slow = Latency(float_ms=1.0, int8_ms=1.0, float_median_ms=1.0, int8_median_ms=1.0, runs=5)
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: slow)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: slow)
     options = replace(OPTIONS, force_int8=force)
     result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)
     assert result.search is not None

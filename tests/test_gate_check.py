@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import CheckOptions, check
+from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate import lock, measure
 from requant.quantize.gate.outputs import github_lines, junit, markdown
 from requant.quantize.gate.run import Check
-from requant.quantize.metrics import METRICS, Score
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

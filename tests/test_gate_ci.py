@@ -21,7 +21,7 @@ import yaml  # type: ignore[import-untyped]
 
 from requant.quantize import check_project
 from requant.quantize.gate.lock import load_baseline
-from requant.quantize.project import load_project
+from requant.quantize.gate.project import load_project
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "examples" / "ci"
@@ -310,7 +310,7 @@ def test_the_documentation_shows_what_there_is() -> None:
         if kind == "yaml":
             yaml.safe_load(block)
         elif kind == "toml":
-            from requant.quantize.project import _project
+            from requant.quantize.gate.project import _project
 
             _project(Path("requant.toml"), tomllib.loads(block))
         else:

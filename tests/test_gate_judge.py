@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.quantize.comparison import Allowance
+from requant.quantize.accuracy.drop import Allowance
+from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate.baseline import (
     LIMITS,
     Baseline,
@@ -27,7 +28,6 @@ from requant.quantize.gate.baseline import (
 )
 from requant.quantize.gate.blame import changed_layers, explained
 from requant.quantize.gate.judge import Line, Status, beyond, judge, metric_line, size_line, slower
-from requant.quantize.metrics import METRICS, Score
 from requant.quantize.placement.costs import Machine
 
 HERE = Machine("1.31", "a CPU", 1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from requant.quantize import Options, Selection, quantize_model
-from requant.quantize.runtime.execution import executed
+from requant.quantize.runtime.profile import executed
 from requant.transforms import verify
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.int8_forms import gate_obstacle, gate_params, to_lookup

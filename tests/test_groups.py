@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from requant import UnknownNameError
 from requant.cli import main
-from requant.quantize.prepare import make_plain
-from requant.quantize.progress import silent
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.prepare import make_plain
 from requant.transforms import GROUPS, METADATA_KEY, PipelineError, TransformError, join, members, parse, parse_groups
 from requant.transforms.groups import groups_of
 
@@ -206,7 +206,7 @@ def test_dumps_up_to_the_step_that_fails_stay(tmp_path: Path) -> None:
 
 
 def test_large_weights_go_beside_each_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.files.PROTOBUF_LIMIT", 2**16)
+    monkeypatch.setattr("requant.quantize.model.files.PROTOBUF_LIMIT", 2**16)
     assert dump(tmp_path / "out.onnx", tmp_path / "steps").exit_code == 0
     assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == sorted(
         [*NAMES, *(f"{name}.data" for name in NAMES)]

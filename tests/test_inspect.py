@@ -19,11 +19,11 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from requant.cli import main
-from requant.quantize.generated import generated_source
-from requant.quantize.inspection import inspect_model
-from requant.quantize.inspection_tables import dot_lines, structure_lines
-from requant.quantize.runtime.execution import executed
-from requant.quantize.shapes import Lengths
+from requant.quantize.console.inspected import dot_lines, structure_lines
+from requant.quantize.model.shapes import Lengths
+from requant.quantize.runtime.profile import executed
+from requant.quantize.runtime.random_inputs import generated_source
+from requant.quantize.tools.inspect.inspect import inspect_model
 
 SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"

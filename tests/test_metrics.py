@@ -23,9 +23,8 @@ from requant.calibration import Sample
 from requant.calibration.session import Array, Serialized, input_specs, open_session
 from requant.calibration.sources import Source, open_source
 from requant.cli import main
-from requant.quantize.accuracy import binomial_p, decibels, measure, paired_interval
-from requant.quantize.comparison import Allowance, parse_drop, reaches, same_data, versus
-from requant.quantize.metrics import (
+from requant.quantize.accuracy.drop import Allowance, parse_drop, reaches, same_data, versus
+from requant.quantize.accuracy.metrics import (
     METRICS,
     Metric,
     Reference,
@@ -36,8 +35,9 @@ from requant.quantize.metrics import (
     metric_named,
     of_reference,
 )
-from requant.quantize.metrics import score as score_of
-from requant.quantize.metrics.intervals import area_interval, bootstrap, students_t
+from requant.quantize.accuracy.metrics import score as score_of
+from requant.quantize.accuracy.metrics.intervals import area_interval, bootstrap, students_t
+from requant.quantize.accuracy.outputs import binomial_p, decibels, measure, paired_interval
 from requant.quantize.runtime.session import Runner
 
 EPS = 2.0**-52
@@ -389,7 +389,7 @@ def test_labels_are_wanted_before_the_model_is_loaded(tmp_path: Path, echo: Path
 
 def test_a_reference_is_run_once_for_many_models(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
-    module = "requant.quantize.metrics.scoring.Runner"
+    module = "requant.quantize.accuracy.metrics.scoring.Runner"
     real: Any = Runner
 
     class Counted(real):  # type: ignore[misc]
@@ -443,7 +443,7 @@ def test_labels_of_any_shape_come_from_a_file_of_arrays(tmp_path: Path) -> None:
 def test_items_of_one_entry_are_added_up_where_there_are_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs, labels = [normal(2, 3, 8, seed=i) for i in range(4)], [whole(8, 2, 3, seed=i) for i in range(4)]
     usual = scored("top1", outputs, labels)
-    monkeypatch.setattr("requant.quantize.metrics.scoring.MOST", 8)
+    monkeypatch.setattr("requant.quantize.accuracy.metrics.scoring.MOST", 8)
     small = scored("top1", outputs, labels)
     assert usual.value == small.value
     assert small.parts is not None
@@ -594,7 +594,7 @@ def test_the_bootstrap_of_a_pooled_metric_is_that_of_the_delta_method() -> None:
 
 
 def test_very_many_entries_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.metrics.intervals.BLOCKS", 100)
+    monkeypatch.setattr("requant.quantize.accuracy.metrics.intervals.BLOCKS", 100)
     values = np.random.default_rng(0).standard_normal(10_000)
     one, two = (np.stack([x, np.ones(10_000)], axis=1) for x in (values, np.zeros(10_000)))
     interval = bootstrap(METRICS["psnr"], one, two)

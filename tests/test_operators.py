@@ -21,8 +21,8 @@ from onnx import numpy_helper
 
 from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
-from requant.quantize.operators import operators
 from requant.quantize.runtime.kernels import uint8_kernels
+from requant.quantize.tools.inspect.operators import operators
 from requant.transforms.ops import GATE, MS, OPS, Kernel, Op
 from requant.transforms.qparams import Scheme
 
@@ -999,7 +999,9 @@ def test_ops_knows_near_names() -> None:
 
 
 def test_ops_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.operators.uint8_kernels", lambda: frozenset({("", "QLinearMatMul")}))
+    monkeypatch.setattr(
+        "requant.quantize.tools.inspect.operators.uint8_kernels", lambda: frozenset({("", "QLinearMatMul")})
+    )
     (facts,) = operators("MatMul")
     assert facts.kernels == {"u8->u8": "QLinearMatMul"}
     assert facts.missing == (f"{MS}.MatMulIntegerToFloat", f"{MS}.DynamicQuantizeMatMul")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from requant.quantize.runtime.execution import executed
+from requant.quantize.runtime.profile import executed
 from requant.transforms import verify
 from requant.transforms.graph import constant, inferred
 from requant.transforms.insert_qdq import insert_qdq

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.quantize.placement.cut import Item, Problem, cheapest, total
+from requant.quantize.placement.min_cut import Item, Problem, cheapest, total
 from requant.transforms.plan import Impl
 
 FORMS = (

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from requant import UnknownNameError
 from requant.quantize import Selection, Strategy, choose
-from requant.quantize.planner import able, choose_by, facts_of
+from requant.quantize.placement.rules import able, choose_by, facts_of
 from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
 

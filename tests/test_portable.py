@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Result, quantize_model
-from requant.quantize.planner import choose_by, facts_of
+from requant.quantize.placement.rules import choose_by, facts_of
 from requant.transforms.plan import Impl
 
 # All that ONNX Runtime's kernels want otherwise: a first convolution of three channels, a gate, branches that meet, a

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import check_project
-from requant.quantize.project import (
+from requant.quantize.gate.project import (
     CHECK,
     QUANTIZE,
     Kind,
@@ -120,7 +120,7 @@ def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
     kinds = {key.name: key.kind for key in QUANTIZE}
     wanted = {Kind.FLAG: bool, Kind.INT: int, Kind.NUMBER: int, Kind.TABLE: dict}
     fits = all(type(value) is wanted.get(kinds[name], str) for name, value in values.items())
-    from requant.quantize.project import _checked
+    from requant.quantize.gate.project import _checked
 
     if fits:
         assert _checked("quantize", values) == values

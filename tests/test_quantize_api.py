@@ -28,7 +28,7 @@ from requant.quantize import (
     merge_ranges,
     quantize_model,
 )
-from requant.quantize import files as model_files
+from requant.quantize.model import files as model_files
 from requant.transforms import METADATA_KEY, parse
 
 SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"
@@ -45,7 +45,7 @@ INT8_LOSES = Latency(float_ms=1.0, int8_ms=2.0, float_median_ms=1.0, int8_median
 
 def settle(patch: pytest.MonkeyPatch, outcome: Latency) -> None:
     """Decide which model is faster, so that a test is about what follows and not about this machine."""
-    patch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: outcome)
+    patch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: outcome)
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_a_batch_that_the_model_cannot_run_is_refused_before_calibration(
 ) -> None:
     text = HEAD + "net (float[N,64] x) => (float[M,64] z) {\ny = MatMul(x, w)\nz = Reshape(y, s)\n}"
     model = save(tmp_path / "fixed.onnx", text, w=weights(64, 64), s=np.array([1, 64]))
-    monkeypatch.delattr("requant.quantize.ranges.observe")
+    monkeypatch.delattr("requant.quantize.steps.ranges.observe")
     with pytest.raises(RequantError, match=r"fixed\.onnx: the model fails: .*\{4,64\}"):
         quantize_model(model, feeds(x=(1, 64)), tmp_path / "out.onnx", Options(batch=4))
     assert not (tmp_path / "out.onnx").exists()

@@ -27,7 +27,8 @@ from onnx import numpy_helper
 from requant.calibration import load_ranges
 from requant.calibration.checkpoint import Checkpoint
 from requant.cli import main
-from requant.quantize import Latency, files
+from requant.quantize import Latency
+from requant.quantize.model import files
 
 INT8_WINS = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
 DIGITS = Path(__file__).parent.parent / "sample_models" / "digits.onnx"
@@ -47,7 +48,7 @@ PLANNED = {"x", "r", "s", "y"}  # Relu runs inside the first Conv, and the facto
 @pytest.fixture(autouse=True)
 def int8_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide which model is faster, so that a test is about what follows and not about this machine."""
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: INT8_WINS)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: INT8_WINS)
 
 
 def invoke(*arguments: object) -> Result:
@@ -205,8 +206,8 @@ def test_a_file_of_another_model_is_refused_with_where_it_differs(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     succeed("calibrate", model, "--data", data, "-o", tmp_path / "r.json")
-    monkeypatch.delattr("requant.quantize.prepare.open_data")  # it is refused before the data are looked at
-    monkeypatch.delattr("requant.quantize.prepare.generated_source")
+    monkeypatch.delattr("requant.quantize.steps.prepare.open_data")  # it is refused before the data are looked at
+    monkeypatch.delattr("requant.quantize.steps.prepare.generated_source")
     last, act = write_model(tmp_path / "last.onnx", seed=1), write_model(tmp_path / "act.onnx", act="Tanh")
     for other, said in ((last, "computed differently: 'y')"), (act, "computed differently: 'r', then 2 that follow")):
         for more in ([], ["--data", data]):
@@ -413,7 +414,7 @@ GOES_ON = (130, "", "requant: interrupted; the same command goes on where it sto
     ("place", "calls"),
     [
         ("requant.calibration.checkpoint.Checkpoint.add", 2),
-        ("requant.quantize.calibrate.inspect_data", 1),
+        ("requant.quantize.steps.calibrate.inspect_data", 1),
         ("requant.calibration.save_ranges", 1),
     ],
     ids=["running", "findings", "saving"],
@@ -423,7 +424,7 @@ def test_whatever_is_interrupted_goes_on(
 ) -> None:
     monkeypatch.setattr("requant.calibration.checkpoint.SECONDS", 0.0)
     if staged:  # in a file with a name that no other run gives it
-        monkeypatch.setattr("requant.quantize.files.INSIDE", 2000)
+        monkeypatch.setattr("requant.quantize.model.files.INSIDE", 2000)
     x = np.random.default_rng(1).standard_normal((40, 16, 12, 12)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x)
     arguments = ["calibrate", model, "--data", tmp_path / "data.npz", "--calibration", "mse", "--workers", "1", "-o"]
@@ -504,7 +505,7 @@ def test_an_interruption_before_there_is_anything_to_go_on_with(
         raise KeyboardInterrupt
 
     (tmp_path / ".out.checkpoint-01234567").write_text("of another run")
-    monkeypatch.setattr("requant.quantize.calibrate.prepare", interrupt)
+    monkeypatch.setattr("requant.quantize.steps.calibrate.prepare", interrupt)
     result = invoke("calibrate", model, "--data", data, "-o", tmp_path / "out")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "requant: interrupted\n")
 

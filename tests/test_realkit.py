@@ -93,7 +93,7 @@ def test_a_small_model_comes_out_valid_and_works(
 ) -> None:
     """With a few samples and items the bounds are loose: a collapsed model is far below them."""
     latency = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: latency)  # int8 whatever the machine
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)  # int8 whatever the machine
     output = tmp_path / "int8.onnx"
     result = quantize(task, output, Options(samples=samples, place="rules"))
     assert result.int8_nodes > 0

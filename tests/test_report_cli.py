@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Goal, Latency, Options, Strategy, quantize_model, search_model
-from requant.quantize.comparison import parse_drop
-from requant.quantize.metrics import metric_named
+from requant.quantize.accuracy.drop import parse_drop
+from requant.quantize.accuracy.metrics import metric_named
+from requant.quantize.options.selection import Selection
 from requant.quantize.report import Record, Recorder, load_record
-from requant.quantize.selection import Selection
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 DIGITS = SAMPLES / "digits.onnx"
@@ -30,8 +30,8 @@ FASTER = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=
 @pytest.fixture
 def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let INT8 be faster whatever the machine, and measured in no time."""
-    monkeypatch.setattr("requant.quantize.trial.time_pair", lambda *_, **__: FASTER)
-    monkeypatch.setattr("requant.quantize.frontier.time_pair", lambda *_, **__: FASTER)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: FASTER)
+    monkeypatch.setattr("requant.quantize.steps.search.time_pair", lambda *_, **__: FASTER)
 
 
 def invoke(*arguments: object) -> Result:

@@ -26,17 +26,17 @@ from requant.calibration.precision import Precision
 from requant.calibration.session import open_session
 from requant.cli import main
 from requant.quantize import Options, Sensitivity, choose, measure_sensitivity
-from requant.quantize.accuracy import decibels, powers
-from requant.quantize.files import load_model, serialize, staging
+from requant.quantize.accuracy.outputs import decibels, powers
+from requant.quantize.model.files import load_model, serialize, staging
+from requant.quantize.placement.rules import choose_by, facts_of
 from requant.quantize.placement.search import everything
-from requant.quantize.planner import choose_by, facts_of
-from requant.quantize.prepare import make_plain
-from requant.quantize.progress import silent
-from requant.quantize.sensitivity_cache import digest, forget_old, trials_of
-from requant.quantize.sensitivity_verdicts import traits, unit_verdict
-from requant.quantize.switch_constants import integer_constants
-from requant.quantize.switch_graph import Switch
-from requant.quantize.switchboard import Powers, Switchboard, noises, switchboard
+from requant.quantize.runtime.progress import silent
+from requant.quantize.sensitivity.cache import digest, forget_old, trials_of
+from requant.quantize.sensitivity.integer_constants import integer_constants
+from requant.quantize.sensitivity.switch_graph import Switch
+from requant.quantize.sensitivity.switch_model import Powers, Switchboard, noises, switchboard
+from requant.quantize.sensitivity.verdicts import traits, unit_verdict
+from requant.quantize.steps.prepare import make_plain
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.plan import Choice, Impl, Plan
 from requant.transforms.qparams import QParams, asymmetric_u8, dequantize, quantize, symmetric_s8
@@ -374,7 +374,7 @@ def test_a_cache_that_cannot_be_written_is_no_matter(chain: Path, monkeypatch: p
 
 
 def test_large_weights_stay_float(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.sensitivity.ROOM", 1000)
+    monkeypatch.setattr("requant.quantize.tools.sensitivity.ROOM", 1000)
     found = measure_sensitivity(chain, feeds(2, 1, CHANNELS, 8, 8), samples=1)
     assert "weights are left in float" in found.notes[-1]
     assert all(row.weights_noise is None for row in found.units)
@@ -531,7 +531,7 @@ def test_an_interrupt_is_told_in_one_line(chain: Path, archive: Path, monkeypatc
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("requant.quantize.sensitivity.noises", stop)
+    monkeypatch.setattr("requant.quantize.tools.sensitivity.noises", stop)
     done = run(chain, "--data", archive, "--samples", 1)
     assert done.exit_code == 130
     assert done.stderr.strip() == "requant: interrupted; the same command goes on where it stopped"

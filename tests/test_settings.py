@@ -13,8 +13,8 @@ import onnxruntime as ort
 import pytest
 
 from requant import RequantError
-from requant.quantize.runtime import settings
-from requant.quantize.runtime.settings import (
+from requant.quantize.tools.bench import settings
+from requant.quantize.tools.bench.settings import (
     CANDIDATES,
     DEFAULTS,
     ENUMERATIONS,
@@ -29,7 +29,7 @@ from requant.quantize.runtime.settings import (
     session_block,
     snippet,
 )
-from requant.quantize.runtime.timed_process import TimedProcess
+from requant.quantize.tools.bench.timed_process import TimedProcess
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "sample_models" / "digits.onnx"

@@ -16,9 +16,11 @@ import pytest
 
 from requant import RequantError
 from requant.calibration import Sample, Serialized, fingerprint, observe, open_session, taps
-from requant.quantize import files
-from requant.quantize.accuracy import measure
-from requant.quantize.files import (
+from requant.quantize.accuracy import pair
+from requant.quantize.accuracy.outputs import measure
+from requant.quantize.accuracy.pair import judge_pair, time_pair, timing_note
+from requant.quantize.model import files
+from requant.quantize.model.files import (
     Weights,
     check_output,
     load_model,
@@ -28,9 +30,7 @@ from requant.quantize.files import (
     size_on_disk,
     staging,
 )
-from requant.quantize.runtime import pair
-from requant.quantize.runtime.execution import executed
-from requant.quantize.runtime.pair import judge_pair, time_pair, timing_note
+from requant.quantize.runtime.profile import executed
 from requant.quantize.runtime.session import Runner
 from requant.transforms.graph import release
 from requant.transforms.merge_duplicate_nodes import merge_duplicate_nodes

@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant import RequantError
 from requant.cli import main
-from requant.quantize import diff_models, files, inspect_model
-from requant.quantize.files import load_model, save_model
-from requant.quantize.wire import Cut, MalformedError, fields, with_weights, without_weights
+from requant.quantize import diff_models, inspect_model
+from requant.quantize.model import files
+from requant.quantize.model.files import load_model, save_model
+from requant.quantize.model.raw_weights import Cut, MalformedError, fields, with_weights, without_weights
 from requant.transforms.tensors import external_tensors
 
 SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"

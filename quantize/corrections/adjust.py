@@ -10,10 +10,10 @@ from ... import RequantError
 from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
 from ..job import Candidate, Job
-from . import EFFORTS
+from ..options.efforts import EFFORTS
 from .bias import correct_bias
+from .layer_by_layer import Step, walk
 from .rounding import learn_rounding, operations
-from .walk import Step, walk
 
 SAMPLES = 64
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
-from .walk import Step, channel_means
+from .layer_by_layer import Step, channel_means
 
 FEW = 2
 

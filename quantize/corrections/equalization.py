@@ -15,8 +15,8 @@ from ...calibration.samples import Sample
 from ...transforms.channel_shifts import ABOVE_ZERO
 from ...transforms.equalize import Group, Scaling, equalize, find
 from ...transforms.graph import names, node_name, take
-from ..files import serialize
 from ..job import Job
+from ..model.files import serialize
 from .channel_noise import Channels, Floats, Reader, reader_of, total
 
 SAMPLES = 64

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.qparams import QParams
-from .walk import Step
+from .layer_by_layer import Step
 
 ROWS = 16384
 """Positions of the result that are looked at, of all samples together."""

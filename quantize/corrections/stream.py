@@ -13,7 +13,7 @@ from onnx_ir.analysis import analyze_implicit_usage
 from ... import RequantError
 from ...calibration.session import Array, open_session, runtime_message
 from ...transforms.graph import constant
-from ..files import serialize
+from ..model.files import serialize
 
 
 class Stream:

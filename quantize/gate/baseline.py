@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ... import RequantError, UnknownNameError
-from ..comparison import Allowance, parse_drop
-from ..metrics import Metric, Score
+from ..accuracy.drop import Allowance, parse_drop
+from ..accuracy.metrics import Metric, Score
 from ..placement.costs import Machine
 
 DEFAULTS: Mapping[str, str] = {"share": "0.005", "dB": "0.5", "": "1%"}

@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 from ... import RequantError
-from ..accuracy import Interval
-from ..comparison import Allowance, versus
+from ..accuracy.drop import Allowance, versus
+from ..accuracy.metrics import Metric
+from ..accuracy.outputs import Interval
 from ..figures import finite, size_text
-from ..metrics import Metric
 from .baseline import Baseline, Measured, Scored, Seen, Speed, Statistics, Tolerances
 from .measure import machines_differ
 

@@ -13,8 +13,8 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import Array, Feed, ModelSource, describe, open_session, runtime_message
 from ...transforms.graph import computing_graphs, constant
-from ..accuracy import decibels, is_float, powers
-from ..files import PathLike, Weights, load_model, serialize
+from ..accuracy.outputs import decibels, is_float, powers
+from ..model.files import PathLike, Weights, load_model, serialize
 from .baseline import Constant, Layer
 
 LINEAR = ("QuantizeLinear", "DequantizeLinear")

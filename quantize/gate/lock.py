@@ -18,7 +18,7 @@ import numpy as np
 from ... import RequantError
 from ...calibration.files import write_atomically
 from ...calibration.session import Array
-from ..metrics import Score, metric_named
+from ..accuracy.metrics import Score, metric_named
 from ..placement.costs import Machine
 from .baseline import Baseline, Constant, Layer, Measured, Scored, Seen, Speed, Statistics, tolerances
 

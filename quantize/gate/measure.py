@@ -16,15 +16,15 @@ from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.session import Array
 from ...calibration.sources import Source
-from ..accuracy import Outputs, class_scores, is_float
-from ..comparison import versus
-from ..data import stacked
-from ..files import Weights, size_on_disk
-from ..metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
+from ..accuracy.drop import versus
+from ..accuracy.metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
+from ..accuracy.outputs import Outputs, class_scores, is_float
+from ..accuracy.pair import judge_pair, time_pair
+from ..model.files import Weights, size_on_disk
 from ..placement.costs import Machine
-from ..progress import Progress
-from ..runtime.execution import KernelRun, executed, integer_share
-from ..runtime.pair import judge_pair, time_pair
+from ..runtime.inputs import stacked
+from ..runtime.profile import KernelRun, executed, integer_share
+from ..runtime.progress import Progress
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
 from .baseline import Measured, Scored, Seen, Speed, Statistics

@@ -33,7 +33,7 @@ def requant_check(request: pytest.FixtureRequest) -> Callable[..., Check]:
     def checked(*arguments: Any, fail: bool = True, **options: Any) -> Check:
         __tracebackhide__ = True
         if len(arguments) == 1:
-            from ..project import asked_project, check_project
+            from .project import asked_project, check_project
 
             found = check_project(asked_project(os.fspath(arguments[0]), options), update=update)
         else:

@@ -16,12 +16,12 @@ from ... import RequantError
 from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
-from ..compare import common_inputs
-from ..data import open_data
-from ..files import load_model
-from ..metrics import Metric, check_label, metric_named
+from ..accuracy.compare import common_inputs
+from ..accuracy.metrics import Metric, check_label, metric_named
+from ..model.files import load_model
 from ..placement.costs import Machine
-from ..progress import Progress, silent
+from ..runtime.inputs import open_data
+from ..runtime.progress import Progress, silent
 from .baseline import Baseline, Measured, Tolerances, tolerances
 from .blame import changed_layers, explained
 from .judge import Line, Status, floor_of, judge
@@ -37,7 +37,7 @@ class CheckOptions:
     """What may be asked of `check`.
 
     Attributes:
-        metrics: What both models are scored in: names, see `requant.quantize.metrics.metric_named`. None given, those
+        metrics: What both models are scored in: names, see `metric_named`. None given, those
             of the baseline; without one, agreement, SQNR, and top-1 where there are labels.
         lower: Of functions among the metrics a lower number is better.
         tolerances: How much may be lost, by name of a metric or key of `LIMITS`; what is not named is as in the

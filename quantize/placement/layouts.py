@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...transforms.plan import Unit
-from .attribution import Spent
+from ..runtime.attribution import Spent
 
 BLOCK = 16  # channels to which the layout pads
 INTO, OUT_OF = "ReorderInput", "ReorderOutput"

@@ -14,21 +14,21 @@ from ... import RequantError
 from ...calibration.session import Array, ModelSource
 from ...transforms.ops import OPS
 from ...transforms.plan import Choice, Impl, Plan, Unit
-from ..corrections import EFFORTS
 from ..job import Candidate, Job
-from ..planner import Facts, able
-from ..runtime.execution import KernelRun, profiled
+from ..model.shapes import fed_shapes
+from ..options.efforts import EFFORTS
+from ..runtime.attribution import Owners, Spent
+from ..runtime.profile import KernelRun, profiled
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
-from ..shapes import fed_shapes
 from . import Placement
 from . import costs as store
-from .attribution import Owners, Spent
 from .costs import Costs, Machine
-from .cut import Item, Problem, cheapest
 from .estimates import IMAGE, conversion, estimate
 from .layouts import Turned, turned_by
+from .min_cut import Item, Problem, cheapest
 from .noise import noise
+from .rules import Facts, able
 
 PROFILED = 3e5  # microseconds of one profile, between so many runs:
 LEAST_TIMES, MOST_TIMES = 3, 30

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...transforms.plan import Choice, Impl, Plan
-from ..explain_kernels import SHORT
-from ..files import load_model
 from ..job import Job
-from ..placement.attribution import CONVERSIONS as TYPES
-from ..placement.attribution import COUNTED, LAYOUTS, Owners, Spent
+from ..model.files import load_model
 from ..placement.costs import Machine
-from ..placement.files import plan_path
-from ..ranges import Found
+from ..placement.plan_file import plan_path
 from ..result import Result
-from ..runtime.execution import KernelRun, profiled
+from ..runtime.attribution import CONVERSIONS as TYPES
+from ..runtime.attribution import COUNTED, LAYOUTS, Owners, Spent
+from ..runtime.executed import SHORT
 from ..runtime.isa import resolve
-from ..trial import first_feed
+from ..runtime.profile import KernelRun, profiled
+from ..steps.judge import first_feed
+from ..steps.ranges import Found
 from .graph import graph_of
 from .record import Finding, Headline, OpTime, Point, Record, Search, Step, Unit
 from .samples import judged_of

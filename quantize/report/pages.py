@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from ... import RequantError
 from ...calibration.files import write_atomically
-from ..files import check_output, load_model
 from ..job import Job
-from ..ranges import Found
+from ..model.files import check_output, load_model
 from ..result import Result
+from ..steps.ranges import Found
 from .gather import collect, finished
 from .graph import graph_of
 from .record import Record, load_record

@@ -15,11 +15,11 @@ import onnx_ir as ir
 
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Array, ModelSource
-from ..accuracy import Accuracy, Outputs, decibels, is_float, powers, predictions
-from ..data_dependent import selected_from, showing, unlike
-from ..files import serialize
+from ..accuracy.outputs import Accuracy, Outputs, decibels, is_float, powers, predictions
+from ..accuracy.pair import judge_pair
+from ..accuracy.selected_outputs import selected_from, showing, unlike
 from ..job import Job
-from ..runtime.pair import judge_pair
+from ..model.files import serialize
 from .record import Item, Judged, Labelled
 
 JUDGED = 256  # samples at most

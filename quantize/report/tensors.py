@@ -20,14 +20,14 @@ from ...transforms.graph import constant, nodes_by_name
 from ...transforms.ops import row_of
 from ...transforms.plan import Plan
 from ...transforms.qparams import QParams, dequantize
-from ..accuracy import decibels, is_float, powers
-from ..evidence import alone, runs_for
-from ..files import serialize
+from ..accuracy.outputs import decibels, is_float, powers
 from ..job import Job
-from ..ranges import Found
+from ..model.files import serialize
+from ..options.given_ranges import precision_of
 from ..runtime.session import Runner
-from ..sensitivity_verdicts import traits
-from ..supply import precision_of
+from ..sensitivity.each_tensor import alone, runs_for
+from ..sensitivity.verdicts import traits
+from ..steps.ranges import Found
 from .record import Bins, Tensor, Weights
 
 BINS = 128

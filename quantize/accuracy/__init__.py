@@ -1,0 +1,1 @@
+"""Float against INT8 on data: outputs, pairs, metrics, drops."""

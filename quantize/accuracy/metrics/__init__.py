@@ -1,0 +1,25 @@
+"""Metrics by name, and the score of a model in one of them over data."""
+
+from .named import METRICS, Metric, area, ideal, metric_named, mid_ranks
+from .remote import can_leave, score_with
+from .scoring import Reference, Score, Scorer, as_file, by_row, check_label, join, of_reference, score
+
+__all__ = [
+    "METRICS",
+    "Metric",
+    "Reference",
+    "Score",
+    "Scorer",
+    "area",
+    "as_file",
+    "by_row",
+    "can_leave",
+    "check_label",
+    "ideal",
+    "join",
+    "metric_named",
+    "mid_ranks",
+    "of_reference",
+    "score",
+    "score_with",
+]

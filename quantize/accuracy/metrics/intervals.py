@@ -1,0 +1,105 @@
+"""Confidence intervals of the difference of two models' scores on the same items."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+
+from ..outputs import Array, Interval, Z
+from .named import Metric, mid_ranks
+
+DRAWS = 2000
+SEED = 0
+CELLS = 2**22  # counts that the bootstrap holds at a time
+BLOCKS = 4096  # entries that the bootstrap draws from at most; more of them are added up to so many
+
+
+def bootstrap(metric: Metric, one: Array, two: Array) -> Interval | None:
+    """Return the 95 % confidence interval of the drop, by drawing entries of the data with their two results.
+
+    The ends are quantiles of `DRAWS` draws, always the same ones. As a draw varies less than the data it is drawn from
+    by a factor of ``(n - 1) / n``, and few entries have heavy tails, the quantiles are moved outwards: Hesterberg,
+    "What teachers should know about the bootstrap", The American Statistician 69 (2015) 371-386, section 5.3: for 5 %
+    outside, those at ``Phi(-sqrt(n / (n - 1)) t)``, with t that of Student's distribution with n - 1 degrees.
+
+    Args:
+        metric: A metric of sums.
+        one: What entries contribute to the score of the first model, (n, c).
+        two: What they contribute to that of the second.
+
+    Returns:
+        The interval; None where a draw has no finite drop.
+    """
+    one, two = (_blocks(parts) for parts in (one, two))
+    n = len(one)
+    random = np.random.default_rng(SEED)
+    sign = 1.0 if metric.higher_is_better else -1.0
+    drops = []
+    step = max(1, CELLS // n)
+    for start in range(0, DRAWS, step):
+        rows = min(step, DRAWS - start)
+        drawn = random.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        counts = np.bincount(drawn.reshape(-1), minlength=rows * n).reshape(rows, n).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # infinities
+            values = [np.asarray(metric.value(counts @ parts)) for parts in (one, two)]
+            drops.append(np.where(values[0] == values[1], 0.0, sign * (values[0] - values[1])))
+    found = np.concatenate(drops)
+    if not np.isfinite(found).all():
+        return None
+    outside = NormalDist().cdf(-math.sqrt(n / (n - 1)) * students_t(n - 1))
+    low, high = np.quantile(found, [outside, 1 - outside])
+    return float(low), float(high)
+
+
+def _blocks(parts: Array) -> Array:
+    """Return entries, neighbours added up where there are more than `BLOCKS`."""
+    if len(parts) <= BLOCKS:
+        return parts
+    return np.asarray(np.add.reduceat(parts, np.arange(BLOCKS) * len(parts) // BLOCKS, axis=0))
+
+
+def students_t(degrees: int) -> float:
+    """Return the quantile of Student's distribution that 2.5 % are above.
+
+    Abramowitz and Stegun 26.7.5, the expansion around the normal quantile; 1 % too low for 4 degrees.
+
+    >>> round(students_t(10), 2), round(students_t(1000), 3)
+    (2.23, 1.962)
+    """
+    z, z2 = Z, Z * Z
+    terms = (
+        (z2 + 1) * z / 4,
+        ((5 * z2 + 16) * z2 + 3) * z / 96,
+        (((3 * z2 + 19) * z2 + 17) * z2 - 15) * z / 384,
+        ((((79 * z2 + 776) * z2 + 1482) * z2 - 1920) * z2 - 945) * z / 92160,
+    )
+    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, 1))
+
+
+def area_interval(one: Array, two: Array) -> Interval:
+    """Return the 95 % confidence interval of the difference of two areas under ROC curves of the same labels.
+
+    DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837-845, with placements from mid-ranks as in Sun and Xu,
+    IEEE Signal Processing Letters 21 (2014) 1389-1393: the area is the mean, over the ones, of the share of zeros that
+    score below them, and over the zeros of the share of ones above them; the variance of the difference is the sum of
+    the variances of both means of differences.
+
+    Args:
+        one: Scores and labels by the first model, (k, 2).
+        two: Those by the second.
+    """
+    above, below = (np.subtract(a, b) for a, b in zip(_placements(one), _placements(two), strict=True))
+    middle = float(above.mean())
+    variance = sum(float(part.var(ddof=1)) / len(part) for part in (above, below) if len(part) > 1)
+    reach = Z * math.sqrt(variance)
+    return max(-1.0, middle - reach), min(1.0, middle + reach)
+
+
+def _placements(parts: Array) -> tuple[Array, Array]:
+    """Return for each one the share of zeros below it, and for each zero the share of ones above it."""
+    ones = parts[:, 1] == 1
+    ranks = mid_ranks(parts[:, 0])
+    among_ones, among_zeros = mid_ranks(parts[ones, 0]), mid_ranks(parts[~ones, 0])
+    return (ranks[ones] - among_ones) / len(among_zeros), 1 - (ranks[~ones] - among_zeros) / len(among_ones)

@@ -1,0 +1,305 @@
+"""What single items contribute to a metric: functions from the outputs for one sample to rows of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .... import RequantError
+from ....calibration.samples import DataError, Sample
+from ..outputs import Array, Outputs, class_scores, is_float, powers, predictions
+
+IGNORED_CLASS = 255
+"""A class of a label map that is not judged where the model has no such class, as in PASCAL VOC."""
+CHUNK = 256  # rows of scores that are held in float64
+EXACT = 2.0**-24
+"""The root of the least mean squared error of an image, as a share of the peak: half a unit of float32."""
+OTHER_INTEGERS = ("attention_mask", "position_ids", "token_type_ids")
+"""Integer inputs of language models that are no tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What the items of one sample contribute.
+
+    Attributes:
+        parts: float64 (k, c), one row per item.
+        rows: int64 (k,), the entry of the sample's batch that each item is of, ascending.
+    """
+
+    parts: Array
+    rows: Array
+
+
+def _spread(parts: Array, entries: int) -> Items:
+    """Return items that are spread evenly over the entries of a batch."""
+    return Items(parts, np.repeat(np.arange(entries), len(parts) // max(entries, 1)))
+
+
+def _weighted(values: Array, entries: int) -> Items:
+    """Return items of weight 1."""
+    flat = values.reshape(-1).astype(np.float64)
+    return _spread(np.stack([flat, np.ones_like(flat)], axis=1), entries)
+
+
+# ------------------------------------------------------------------------------------------------ right or wrong
+
+
+def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
+    """Judge classes: right where fewer than `k` classes score higher, of equal ones the first counts as the higher.
+
+    A label below 0 is not judged. A NaN among the scores is wrong.
+
+    Raises:
+        RequantError: The labels do not fit the scores.
+    """
+    scores = class_scores(outputs)
+    if scores is None:
+        raise RequantError(f"{sample.where}: no output holds scores per class, which top{k} ranks")
+    count = scores.shape[-1]
+    if count <= k:
+        raise RequantError(f"{sample.where}: top{k} of {count} classes is always right; use top1")
+    labels = _fitted(sample, scores.shape[:-1])
+    _check_classes(labels, count, sample.where)
+    true = np.take_along_axis(scores, np.maximum(labels, 0)[..., None], -1)
+    first = np.arange(count) < labels[..., None]
+    above = ((scores > true) | ((scores == true) & first)).sum(axis=-1)
+    right = (above < k) & ~np.isnan(scores).any(axis=-1)
+    items = _weighted(right, len(right))
+    judged = labels.reshape(-1) >= 0
+    return Items(items.parts[judged], items.rows[judged])
+
+
+def agreement(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
+    """Compare top-1 classes with those of `top_classes` of another model."""
+    expected, found = reference["classes"], predictions(outputs)
+    same = np.zeros(expected.shape) if found is None or found.shape != expected.shape else found == expected
+    return _weighted(np.asarray(same), len(expected))
+
+
+def top_classes(outputs: Outputs, where: str) -> Outputs:
+    """Return what `agreement` needs of the reference.
+
+    Raises:
+        RequantError: No output holds scores per class.
+    """
+    found = predictions(outputs)
+    if found is None:
+        raise RequantError(f"{where}: no output holds scores per class, which agreement compares; use sqnr")
+    return {"classes": found}
+
+
+# ------------------------------------------------------------------------------------------------ sums over samples
+
+
+def noise(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
+    """Return the powers of signal and noise of each float output, by turns.
+
+    Raises:
+        RequantError: The model has other outputs than the reference.
+    """
+    names = [name for name, value in reference.items() if is_float(value)]
+    missing = [name for name in names if name not in outputs]
+    if missing or not names:
+        what = f"has no output {missing[0]!r}" if missing else "has no float output"
+        raise RequantError(f"{sample.where}: the model {what}, which sqnr compares")
+    pairs = [powers(reference[name], outputs[name]) for name in names]
+    return _spread(np.asarray(pairs, np.float64).reshape(1, -1), 1)
+
+
+def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
+    """Return, for each sequence, the negative log-likelihood of its tokens in nats, and their number.
+
+    The scores (N, T, V) at a position are those of the label (N, T) there; a label below 0 is not judged. Without
+    labels it is the token after that position in the one integer input (N, T) of tokens, where an input
+    ``attention_mask`` does not mask it.
+
+    Raises:
+        RequantError: There are no such labels or tokens, or no such scores.
+    """
+    targets, shift = _targets(sample)
+    logits = next((value for value in _floats(outputs) if value.shape[:-1] == targets.shape), None)
+    if logits is None:
+        shapes = ", ".join(str(value.shape) for value in _floats(outputs)) or "none"
+        raise RequantError(
+            f"{sample.where}: no output holds scores {(*targets.shape, 'V')} for labels {targets.shape}; "
+            f"the float outputs are {shapes}"
+        )
+    if shift:
+        logits, targets = logits[:, :-1], targets[:, 1:]
+    _check_classes(targets, logits.shape[-1], sample.where)
+    rows = [_sequence(scores, labels) for scores, labels in zip(logits, targets, strict=True)]
+    return _spread(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))
+
+
+def _targets(sample: Sample) -> tuple[Array, bool]:
+    """Return the tokens that are to be foretold, and whether each is foretold by the position before its own."""
+    if sample.label is not None:
+        labels = _whole(sample)
+        rank = max(2, *(array.ndim for array in sample.feed.values() if array.dtype.kind in "iu"), 0)
+        return (labels[None] if labels.ndim < rank else labels), False
+    tokens = [
+        (name, array)
+        for name, array in sample.feed.items()
+        if array.dtype.kind in "iu" and array.ndim == 2 and name not in OTHER_INTEGERS
+    ]
+    if len(tokens) != 1:
+        raise DataError(
+            f"{sample.where}: no label, and {len(tokens)} integer inputs (N, T) whose next tokens it may be"
+        )
+    found = tokens[0][1].astype(np.int64)
+    mask = sample.feed.get("attention_mask")
+    return (np.where(mask != 0, found, -1) if mask is not None and mask.shape == found.shape else found), True
+
+
+def _sequence(scores: Array, labels: Array) -> tuple[float, int]:
+    """Return the negative log-likelihood of one sequence and the number of its tokens; a score of NaN makes it inf."""
+    scores, labels = scores.reshape(-1, scores.shape[-1]), labels.reshape(-1)
+    judged = np.flatnonzero(labels >= 0)
+    total = 0.0
+    for start in range(0, len(judged), CHUNK):
+        chosen = judged[start : start + CHUNK]
+        wide = scores[chosen].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # infinities
+            wide -= wide.max(axis=1, keepdims=True)
+            likely = wide[np.arange(len(chosen)), labels[chosen]]
+            total += float((np.log(np.exp(wide).sum(axis=1)) - likely).sum())
+    return (np.inf if np.isnan(total) else total), len(judged)
+
+
+def image_noise(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
+    """Return the peak signal to noise ratio of each image against its target, in dB.
+
+    The peak is 1 for targets of floats, 65535 for those of uint16, and 255 for other integers. An image that is equal
+    counts as one that is wrong by half a unit of float32 everywhere: 144.5 dB.
+
+    Raises:
+        RequantError: No output has the shape of the target.
+    """
+    target = np.asarray(sample.label)
+    images = next((value for value in _numbers(outputs) if _fits(target.shape, value.shape)), None)
+    if images is None:
+        raise _unlike(sample, outputs, "target")
+    peak = 1.0 if target.dtype.kind == "f" else 65535.0 if target.dtype == np.uint16 else 255.0
+    difference = (images.astype(np.float64) - target.reshape(images.shape)).reshape(len(images), -1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.square(difference).mean(axis=1) / peak**2
+    error = np.where(np.isnan(error), np.inf, np.maximum(error, EXACT**2))
+    return _weighted(-10 * np.log10(error), len(images))
+
+
+def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
+    """Return, for each map, how many pixels of each class are in common, and how many in either, by turns.
+
+    A label below 0 is not judged, nor is `IGNORED_CLASS` where the model has no such class.
+
+    Raises:
+        RequantError: No output is a map of classes like the labels.
+    """
+    labels = _whole(sample)
+    found, count = _class_map(outputs, labels, sample)
+    labels = labels.reshape(found.shape)
+    judged = (labels >= 0) & ((labels != IGNORED_CLASS) | (count > IGNORED_CLASS))
+    _check_classes(np.where(judged, labels, 0), count, sample.where)
+    rows = []
+    for one, right, seen in zip(found, labels, judged, strict=True):
+        guess, truth = one[seen], right[seen]
+        guess = np.where(
+            (guess >= 0) & (guess < count), guess, count
+        )  # what is no class is in no union but its label's
+        common = np.bincount(truth[guess == truth], minlength=count)
+        either = np.bincount(truth, minlength=count) + np.bincount(guess, minlength=count + 1)[:count] - common
+        rows.append(np.stack([common, either], axis=1).reshape(-1))
+    return _spread(np.asarray(rows, np.float64), len(rows))
+
+
+def _class_map(outputs: Outputs, labels: Array, sample: Sample) -> tuple[Array, int]:
+    """Return the map of classes that the labels are compared with, and how many classes there are."""
+    scores = class_scores(outputs)
+    if scores is not None and _fits(labels.shape, scores.shape[:-1]):
+        found = predictions(outputs)
+        assert found is not None  # there are scores
+        return found, scores.shape[-1]
+    for value in _numbers(outputs):
+        if value.dtype.kind in "iu" and _fits(labels.shape, value.shape):
+            known = labels[labels != IGNORED_CLASS]
+            return value.astype(np.int64), int(max(value.max(initial=0), known.max(initial=0))) + 1
+    raise _unlike(sample, outputs, "label")
+
+
+def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
+    """Return a score and a label, 0 or 1, for each item: the output itself, or how far class 1 is ahead of class 0.
+
+    A label below 0 is not judged; NaN is the lowest score.
+
+    Raises:
+        RequantError: Labels are neither 0 nor 1, or no output holds their scores.
+    """
+    labels = np.asarray(sample.label)
+    if wrong := labels[(labels != 1) & (labels > 0)].reshape(-1)[:1].tolist():
+        raise DataError(f"{sample.where}: label {wrong[0]}, where auroc wants 0 or 1")
+    for value in _floats(outputs):
+        two = value.shape[-1:] == (2,) and _fits(labels.shape, value.shape[:-1])
+        if two or _fits(labels.shape, value.shape):
+            scores = (value[..., 1] - value[..., 0] if two else value).reshape(-1).astype(np.float64)
+            entries = np.repeat(np.arange(len(value)), scores.size // len(value))
+            judged = labels.reshape(-1) >= 0
+            parts = np.stack([np.where(np.isnan(scores), -np.inf, scores), labels.reshape(-1)], axis=1)
+            return Items(parts[judged].astype(np.float64), entries[judged])
+    raise _unlike(sample, outputs, "label")
+
+
+# ------------------------------------------------------------------------------------------------ labels and shapes
+
+
+def _fitted(sample: Sample, shape: tuple[int, ...]) -> Array:
+    """Return the labels of a sample, classes, in a shape."""
+    labels = _whole(sample)
+    if not _fits(labels.shape, shape):
+        raise RequantError(f"{sample.where}: labels of shape {labels.shape} for predictions of shape {shape}")
+    return labels.reshape(shape)
+
+
+def _fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
+    """Tell whether an array can be given a shape without elements that change their place in rows."""
+    ends = [[axis for axis in shape if axis != 1][-1:] for shape in (have, want)]
+    same = np.prod(have, dtype=np.int64) == np.prod(want, dtype=np.int64)
+    return bool(same) and (ends[0] == ends[1] or len([axis for axis in have if axis != 1]) <= 1)
+
+
+def _whole(sample: Sample) -> Array:
+    """Return the labels of a sample as int64."""
+    labels = np.asarray(sample.label)
+    if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
+        raise DataError(f"{sample.where}: labels of {labels.dtype}, where classes are wanted")
+    return labels.astype(np.int64)
+
+
+def _check_classes(labels: Array, count: int, where: str) -> None:
+    """Refuse a label that is no class."""
+    if labels.size and labels.max() >= count:
+        raise DataError(f"{where}: label {int(labels.max())}, but the output has {count} classes, counted from 0")
+
+
+def _floats(outputs: Outputs) -> Iterator[Array]:
+    """Yield the outputs that are tensors of floats with a batch axis."""
+    return (value for value in outputs.values() if is_float(value) and value.ndim > 0 and len(value))
+
+
+def _numbers(outputs: Outputs) -> Iterator[Array]:
+    """Yield the outputs that are tensors of numbers with a batch axis."""
+    return (
+        value
+        for value in outputs.values()
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.ndim > 0 and len(value)
+    )
+
+
+def _unlike(sample: Sample, outputs: Outputs, what: str) -> RequantError:
+    """Return that no output goes with the label of a sample."""
+    shapes = ", ".join(f"{name} {np.shape(value)}" for name, value in outputs.items()) or "none"
+    return RequantError(
+        f"{sample.where}: no output goes with a {what} of shape {np.asarray(sample.label).shape}: {shapes}"
+    )

@@ -1,0 +1,126 @@
+"""A float and an INT8 model against each other: loaded together, or one after the other where they are large."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, islice
+
+from ...calibration.samples import Sample
+from ...calibration.session import FEW, Array, ModelSource
+from ..model.files import Weights
+from ..runtime.session import Runner
+from ..runtime.timing import Latency, interleave, latency, summary
+from .outputs import Accuracy, Outputs, Watch, compare_outputs, measure
+
+ROOM = 2**28  # bytes of samples and outputs that are kept while the other model is loaded
+
+
+def judge_pair(
+    before: ModelSource,
+    after: ModelSource,
+    samples: Iterable[Sample],
+    progress: Callable[[int], None] | None = None,
+    *,
+    weights: Weights,
+    watch: Watch | None = None,
+) -> Accuracy:
+    """Run two models over samples and compare them.
+
+    Of large models only one is loaded at any time: the float model runs over as many samples as fit into `ROOM` with
+    their outputs, then the INT8 model over the same, and so on.
+
+    Args:
+        before: The float model.
+        after: The INT8 model.
+        samples: The samples, with labels where they are to be compared with.
+        progress: Called with how many samples are done.
+        weights: The size of the float model.
+        watch: Called with the outputs of both for each sample; see `compare_outputs`.
+
+    Raises:
+        RequantError: A model cannot be loaded or run, or the labels of a sample do not fit the predictions.
+    """
+    if not weights.large:
+        return measure(Runner(before), Runner(after), samples, progress, watch)
+    gc.collect()  # models that are no longer used are cycles, and would stay
+    rest = iter(samples)
+    head = list(islice(rest, FEW + 1))
+    lean = len(head) <= FEW or weights.lumpy
+    return compare_outputs(
+        _in_turns(partial(Runner, before, lean=lean), partial(Runner, after), chain(head, rest)), progress, watch
+    )
+
+
+def _in_turns(
+    load_before: Callable[[], Runner], load_after: Callable[[], Runner], samples: Iterable[Sample]
+) -> Iterator[tuple[Outputs, Outputs, Sample]]:
+    """Yield the outputs of both models for each sample, with only one of the models in memory."""
+    rest = iter(samples)
+    while recorded := _record(load_before, rest):
+        run = load_after()
+        yield from ((outputs, run(sample.feed), sample) for sample, outputs in recorded)
+        del run
+
+
+def _record(load: Callable[[], Runner], samples: Iterator[Sample]) -> list[tuple[Sample, Outputs]]:
+    """Take samples, as many as fit into `ROOM` but at least one, and return them with the outputs of a model."""
+    first = next(samples, None)
+    if first is None:
+        return []
+    run = load()
+    recorded: list[tuple[Sample, Outputs]] = []
+    size = 0
+    for sample in chain([first], samples):
+        outputs = run(sample.feed)
+        recorded.append((sample, outputs))
+        size += sum(getattr(value, "nbytes", 0) for value in (*sample.feed.values(), *outputs.values()))
+        if size > ROOM:
+            break
+    return recorded
+
+
+def time_pair(
+    before: ModelSource,
+    after: ModelSource,
+    feed: Mapping[str, Array],
+    *,
+    weights: Weights,
+    threads: int,
+    batch: int,
+    seconds: float = 2.0,
+) -> Latency:
+    """Time two models on one feed, in turns; or one after the other where they are large.
+
+    Both have packed their weights, as they have where they are used, but for a float model that is `Weights.lumpy`.
+
+    Args:
+        before: The float model.
+        after: The INT8 model.
+        feed: What they are run on.
+        weights: The size of the float model.
+        threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        batch: Items in the feed.
+        seconds: How long both are timed together.
+
+    Raises:
+        RequantError: A model cannot be loaded or run.
+    """
+    if not weights.large:
+        runs = [partial(Runner(model, threads=threads), feed) for model in (before, after)]
+        return latency(*runs, batch=batch, seconds=seconds)
+    gc.collect()
+    loads = (partial(Runner, before, lean=weights.lumpy), partial(Runner, after))
+    first, second = (interleave([partial(load(threads=threads), feed)], seconds=seconds / 2)[0] for load in loads)
+    return summary(first, second, batch=batch)
+
+
+def timing_note(weights: Weights) -> str | None:
+    """Say what `time_pair` could not do as it should; None where there is nothing to say."""
+    if weights.lumpy:
+        return (
+            "float was timed on weights that are not packed, because one of them is more than a fifth of the model: "
+            "on several rows at once it may be faster"
+        )
+    return "float and int8 were timed one after the other: together they are too large" if weights.large else None

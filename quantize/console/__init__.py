@@ -1,0 +1,1 @@
+"""Results as tables on the terminal. The only package that imports rich."""

@@ -1,0 +1,134 @@
+"""An `Explanation` for people: what ran, what it costs, why."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..runtime.executed import Kernel
+from ..runtime.isa import Isa
+from ..tools.explain.explain import Explanation
+
+ROWS = 25  # kernels that are shown unless all are asked for
+REASONS = 12
+SHORT_OPS = {"QuantizeLinear": "Q", "DequantizeLinear": "DQ"}
+
+
+def print_explanation(found: Explanation, *, everything: bool = False) -> None:
+    """Print what ran, most expensive first, on stdout: it is what was asked for.
+
+    Args:
+        found: What `explain_model` found.
+        everything: Whether to list all kernels and findings.
+    """
+    console = Console(highlight=False)
+    _print_kernels(console, found, len(found.kernels) if everything else ROWS)
+    _print_summary(console, found)
+    _print_reasons(console, found, None if everything else REASONS)
+    _print_causes(console, found, None if everything else REASONS)
+
+
+def _print_kernels(console: Console, found: Explanation, rows: int) -> None:
+    """List kernels."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for column in ("µs", "share", "MMAC"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("kernel", overflow="fold", min_width=12)
+    table.add_column("precision", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    table.add_column("node", overflow="fold")
+    shown = sorted(found.kernels, key=lambda kernel: -kernel.run.microseconds)[:rows]
+    for kernel in shown:
+        spent = kernel.run.microseconds
+        table.add_row(
+            f"{spent:.0f}",
+            _share(spent, found.totals.kernels),
+            f"{kernel.run.macs / 1e6:.2f}" if kernel.run.macs else "",
+            escape(kernel.spelled.removeprefix("com.microsoft.")),
+            kernel.precision,
+            kernel.layout,
+            escape(_node(kernel)),
+        )
+    console.print(table)
+    left = len(found.kernels) - len(shown)
+    if left:
+        rest = found.totals.kernels - sum(kernel.run.microseconds for kernel in shown)
+        console.print(f"{left} more kernels take {_share(rest, found.totals.kernels)}; --all lists them")
+    console.print()
+
+
+def _node(kernel: Kernel) -> str:
+    """Write the node with what it absorbed: ``conv1 + Relu, Q, 3 DQ``."""
+    if kernel.node is None:
+        return "(inserted by the runtime)"
+    counts = Counter(SHORT_OPS.get(op, op) for op in kernel.absorbs)
+    absorbed = ", ".join(op if count == 1 else f"{count} {op}" for op, count in counts.items())
+    part = f" ({kernel.run.op} of {kernel.op})" if kernel.run.node != kernel.node and _decomposed(kernel) else ""
+    return f"{kernel.node}{part}" + (f" + {absorbed}" if absorbed else "")
+
+
+def _decomposed(kernel: Kernel) -> bool:
+    return kernel.kind == "rest" and not kernel.absorbs and kernel.run.op != kernel.op and not kernel.run.domain
+
+
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.1%}" if total else ""
+
+
+def _print_summary(console: Console, found: Explanation) -> None:
+    """Print totals, shares and the instruction set."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    totals = found.totals
+    parts = {
+        "compute": totals.compute,
+        "conversions": totals.conversions,
+        "layout changes": totals.layout,
+        "rest": totals.rest,
+    }
+    listed = ", ".join(f"{name} {_share(spent, totals.kernels)}" for name, spent in parts.items())
+    threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}" if found.threads else "the runtime's threads"
+    table.add_row("kernels", f"{totals.kernels / 1000:.3f} ms on {threads}: {listed}")
+    table.add_row("run on", escape(found.data))
+    table.add_row("integer kernels", f"{found.mac_share_int8:.1%} of the multiply-accumulates")
+    table.add_row("CPU", ", ".join(found.flags) or "the system does not tell")
+    sums = "in 32 bits, exactly" if found.exact else "in pairs in 16 bits, with saturation"
+    name = Isa.VNNI if found.exact else Isa.AVX2
+    table.add_row("probe", f"255 * 127 + 255 * 127 = {found.probe}: integer products are added {sums} ({name})")
+    table.add_row("instructions", escape(found.hot.note))
+    console.print(table)
+
+
+def _print_reasons(console: Console, found: Explanation, most: int | None) -> None:
+    """List products in float, dearest first."""
+    nodes = sorted((node for node in found.nodes if node.reasons), key=lambda node: -node.microseconds)
+    if not nodes or (not found.mac_share_int8 and len({node.reasons for node in nodes}) == 1):
+        return  # a model that is not quantized: one sentence below says it of all
+    console.print()
+    plural = "s" if len(nodes) > 1 else ""
+    table = Table(title=f"{len(nodes)} product{plural} in float", box=None, title_justify="left", pad_edge=False)
+    table.add_column("µs", justify="right")
+    table.add_column("node", overflow="fold")
+    table.add_column("why", overflow="fold")
+    for node in nodes[:most]:
+        table.add_row(f"{node.microseconds:.0f}", escape(f"{node.op} {node.name}"), escape("; ".join(node.reasons)))
+    console.print(table)
+    if most is not None and len(nodes) > most:
+        console.print(f"{len(nodes) - most} more; --all lists them")
+
+
+def _print_causes(console: Console, found: Explanation, most: int | None) -> None:
+    """List why the model is slow."""
+    if not found.causes:
+        return
+    console.print()
+    table = Table(title="why it is slow", box=None, title_justify="left", pad_edge=False)
+    table.add_column("µs", justify="right")
+    table.add_column("what", overflow="fold")
+    for cause in found.causes[:most]:
+        table.add_row(f"{cause.microseconds:.0f}", escape(cause.text))
+    console.print(table)

@@ -1,0 +1,267 @@
+"""Results for people: short tables on stderr."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ...calibration.checks import Finding
+from ...transforms.ops import MS
+from ...transforms.plan import Impl
+from ..accuracy.compare import Comparison
+from ..accuracy.drop import Versus
+from ..accuracy.outputs import Accuracy
+from ..figures import size_text
+from ..placement.costs import Costs
+from ..result import Result
+from ..runtime.timing import Latency
+from ..steps.search import Frontier
+from ..tools.inspect.operators import OperatorFacts
+
+DEAREST = 30  # units whose costs are shown
+SLOWEST = 3  # stages whose time is told
+REASONS = 12  # lines about what stayed float; the rest is counted
+
+
+def print_quantized(result: Result) -> None:
+    """Print what `quantize_model` did, what its data are found to be, and what a search tried."""
+    print_result(result)
+    print_findings(result.findings)
+    if result.search is not None:
+        print_frontier(result.search)
+
+
+def print_result(result: Result) -> None:
+    """Print what `quantize_model` did."""
+    console = Console(stderr=True, highlight=False)
+    table = _headless()
+    total = result.int8_nodes + len(result.float_nodes)
+    kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
+    table.add_row("output", f"{escape(result.output)} ({result.format})")
+    forms = ", ".join(f"{count} {form}" for form, count in result.forms.items())
+    table.add_row("int8 nodes", f"{result.int8_nodes} of {total}" + (f" (units: {forms})" if forms else ""))
+    table.add_row("integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates ({kernels})")
+    if result.ranges:
+        table.add_row("ranges", escape(result.ranges))
+    _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
+    if result.latency is not None:
+        _latency_row(table, result.latency)
+    _placement_row(table, result)
+    _effort_row(table, result)
+    if result.relieved:
+        channels = sum(result.relieved.values())
+        table.add_row("16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range")
+    table.add_row("size", f"{size_text(result.float_bytes)} -> {size_text(result.int8_bytes)}")
+    if result.rejected is not None:
+        _accuracy_rows(table, result.rejected[0], "of the int8 model that was not kept")
+        _latency_row(table, result.rejected[1])
+    console.print(table)
+    _print_float_nodes(console, result)
+    for note in result.notes:
+        console.print(f"note: {escape(note)}")
+    if result.verdict:
+        console.print(f"[bold]not int8:[/bold] {escape(result.verdict)}")
+
+
+def _effort_row(table: Table, result: Result) -> None:
+    """Say what was done for accuracy, and where the time went."""
+    if not result.seconds:
+        return
+    spent = sorted(((took, stage) for stage, took in result.seconds.items() if took >= 1), reverse=True)
+    most = f" ({', '.join(f'{stage} {took:.0f}' for took, stage in spent[:SLOWEST])})" if spent else ""
+    done = f": {', '.join(result.corrections)}" if result.corrections else ""
+    table.add_row("effort", f"{result.effort}{done}; {sum(result.seconds.values()):.0f} s{most}")
+
+
+def _placement_row(table: Table, result: Result) -> None:
+    """Say how it was decided what is int8, and what was foretold of it."""
+    placement = result.placement
+    tried = ", ".join(f"{name} {ms:.2f} ms" for name, ms in placement.tried.items())
+    foretold = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
+    table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + foretold)
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print what `compare_models` found."""
+    console = Console(stderr=True, highlight=False)
+    table = _headless()
+    if found.metric is not None:
+        _metric_rows(table, found.metric)
+    _accuracy_rows(table, found.accuracy, f"on {found.accuracy.samples} samples")
+    for timed in found.latencies:
+        _latency_row(table, timed)
+    console.print(table)
+
+
+def _metric_rows(table: Table, found: Versus) -> None:
+    """Add the scores in a metric, the drop with its interval, and the items behind it."""
+    scale, unit, digits = (100, " points", 2) if found.metric.unit == "share" else (1, "", 4)
+    unit = " dB" if found.metric.unit == "dB" else unit
+    before, after = (
+        (f"{found.before:.2%}", f"{found.after:.2%}") if scale == 100 else (f"{found.before:.4f}", f"{found.after:.4f}")
+    )
+    table.add_row(escape(found.metric.name), f"{before} -> {after}")
+    relative = "" if found.relative_drop is None else f" ({found.relative_drop:.2%} of the float model's)"
+    within = (
+        "; no interval"
+        if found.interval is None
+        else "; 95 % interval {:.{d}f} to {:.{d}f}".format(*(scale * end for end in found.interval), d=digits)
+    )
+    table.add_row("drop", f"{scale * found.drop:.{digits}f}{unit}{relative}{within} ({found.method})")
+    if found.broken is not None:
+        counted = f"{found.broken} broken, {found.fixed} fixed of {found.items}"
+        table.add_row("items", f"{counted} (exact binomial p = {found.p_value:.3g})")
+    for note in found.notes:
+        table.add_row("note", escape(note))
+
+
+def print_frontier(found: Frontier) -> None:
+    """Print the models that a search tried: speed against the metric, which of them are worth having, and the best."""
+    console = Console(stderr=True, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("speed-up", found.metric, "int8 units", "price of noise", ""):
+        table.add_column(title, justify="left" if not title else "right")
+    worth, best = set(found.frontier), found.best
+    table.add_row("1.00x", f"{found.before:.6g}", "0", "", "float")
+    for point in found.points:
+        marks = ["best"] if point == best else []
+        marks += [] if point.kept else ["misses the bar"]
+        marks += [] if point in worth else ["another is faster and better"]
+        row = (f"{point.speedup:.2f}x", f"{point.value:.6g}", str(point.int8_units), f"{point.price:.3g}")
+        table.add_row(*row, ", ".join(marks))
+    console.print(table)
+    more = "" if found.done else "; the time was up: the same command with --force goes on"
+    console.print(f"bar: {found.metric} {found.bar:.6g}, {len(found.points)} models in {found.seconds:.0f} s{more}")
+    if found.same_data:
+        console.print(
+            f"note: {found.same_data:.0%} of the evaluation data are calibration data too: they judge too well"
+        )
+
+
+def print_costs(found: Sequence[Costs]) -> None:
+    """Print costs by machine, on stdout: it is what was asked for."""
+    console = Console(highlight=False)
+    if not found:
+        console.print("no costs are kept")
+    for costs in found:
+        machine = costs.machine
+        table = Table(box=None, pad_edge=False, title_justify="left")
+        runtime = f"ONNX Runtime {machine.runtime}, {machine.threads} thread(s)"
+        table.title = escape(f"{machine.cpu}, {runtime}, microseconds")
+        table.add_column("unit")
+        for impl in Impl:
+            table.add_column(impl.value, justify="right")
+        dearest = sorted(costs.rows.items(), key=lambda item: -max(item[1].values()))
+        for key, row in dearest[:DEAREST]:
+            table.add_row(key, *(f"{row[impl.value]:.1f}" if impl.value in row else "" for impl in Impl))
+        console.print(table)
+        if len(dearest) > DEAREST:
+            console.print(f"and {len(dearest) - DEAREST} that take less; --json has all")
+
+
+def print_operators(found: Sequence[OperatorFacts]) -> None:
+    """Print operators with their kernels, on stdout: it is what was asked for."""
+    table = Table(box=None, pad_edge=False)
+    for column, most in (("operator", 20), ("becomes", 16), ("kernels", 20), ("why", None)):
+        table.add_column(column, overflow="fold", max_width=most)
+    for facts in found:
+        kernels = [*dict.fromkeys(facts.kernels.values()), *(f"{name} (not installed)" for name in facts.missing)]
+        short = [name.removeprefix(f"{MS}.") for name in kernels]  # the runtime's own domain goes without saying
+        table.add_row(facts.name.removeprefix(f"{MS}."), facts.does, "\n".join(short), facts.why)
+    Console(highlight=False).print(table)
+
+
+def print_findings(found: Sequence[Finding]) -> None:
+    """Print what a run over data tells about them, and how the ranges have grown where they still do."""
+    console = Console(stderr=True, highlight=False)
+    for finding in found:
+        style = "[bold]warning:[/bold]" if finding.severity == "warning" else "note:"
+        console.print(f"{style} {escape(finding.message)}", soft_wrap=True)
+        if finding.curve:
+            console.print(_growth(finding.curve))
+
+
+def _growth(curve: Sequence[tuple[int, float]]) -> Table:
+    """Draw how ranges have grown with the samples."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("samples", justify="right")
+    table.add_column("width", justify="right")
+    table.add_column(no_wrap=True)
+    for samples, share in curve:
+        table.add_row(str(samples), f"{share:.2f}", bar(share))
+    return table
+
+
+def bar(share: float, width: int = 32) -> str:
+    """Draw a share of 1 as a bar, in eighths of a column.
+
+    >>> bar(0.5, 4), bar(0.3, 4)
+    ('██', '█▎')
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _headless() -> Table:
+    """A table of two columns without lines."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
+    """Add counts against labels, agreement, what it foretells, and SQNR."""
+    labelled, agreed = accuracy.labelled, accuracy.agreement_interval
+    if labelled is not None:
+        before, after = labelled.float_accuracy, labelled.int8_accuracy
+        table.add_row(
+            "top-1", f"{before:.2%} -> {after:.2%} ({100 * (after - before):+.2f} points, {labelled.items} items)"
+        )
+        table.add_row(
+            "items", f"{labelled.broken} broken, {labelled.fixed} fixed (exact binomial p = {labelled.p_value:.3g})"
+        )
+        low, high = labelled.drop_interval
+        table.add_row("drop", f"{100 * (before - after):.2f} points, 95 % interval {100 * low:.2f} to {100 * high:.2f}")
+    if accuracy.agreement is not None and agreed is not None:
+        table.add_row("top-1 agreement", f"{accuracy.agreement:.2%} {where}; 95 % interval from {agreed[0]:.2%}")
+    if accuracy.predicted_drop:
+        table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels")
+    for name, value in accuracy.sqnr_db.items():
+        table.add_row(
+            "SQNR", f"{'no difference' if math.isinf(value) and value > 0 else f'{value:.1f} dB'} at {escape(name)}"
+        )
+
+
+def _latency_row(table: Table, timed: Latency) -> None:
+    """Add a latency with its speed-up and throughput."""
+    table.add_row(
+        f"latency, batch {timed.batch}",
+        f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x "
+        f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; "
+        f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} items/s)",
+    )
+
+
+def _print_float_nodes(console: Console, result: Result) -> None:
+    """List what stayed float, nodes of one reason together."""
+    if not result.float_nodes:
+        return
+    table = Table(title=f"{len(result.float_nodes)} nodes stayed float", box=None, title_justify="left", pad_edge=False)
+    table.add_column("nodes", justify="right")
+    table.add_column("operator")
+    table.add_column("why", overflow="fold")
+    table.add_column("for instance", overflow="ellipsis", no_wrap=True, max_width=28)
+    groups = Counter((node.operator, node.reason) for node in result.float_nodes)
+    example = {(node.operator, node.reason): node.name for node in reversed(result.float_nodes)}
+    for (operator, reason), count in groups.most_common(REASONS):
+        table.add_row(str(count), operator, escape(reason), escape(example[operator, reason]))
+    rest = sum(count for _, count in groups.most_common()[REASONS:])
+    if rest:
+        table.add_row(str(rest), "", "for other reasons; --json lists all", "")
+    console.print(table)

@@ -1,0 +1,103 @@
+"""A `Sensitivity` for people: what hurts most, and why."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..tools.sensitivity import Sensitivity, TensorRow, UnitRow
+
+ROWS = 20  # units and tensors that are shown unless all are asked for
+WIDTH = 80
+
+
+def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
+    """Print units and tensors, worst first, on stdout: it is what was asked for.
+
+    Args:
+        found: What `measure_sensitivity` found.
+        everything: Whether to list all rows.
+    """
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH)
+    console.print(
+        f"all in integers: {decibels_text(found.sqnr_db)} dB at the worst of {len(found.outputs)} outputs; "
+        f"ranges by {escape(found.calibration)} on {found.calibrated} samples, each trial on {found.samples}"
+    )
+    if found.units:
+        console.print()
+        _print_units(console, found, len(found.units) if everything else ROWS)
+    if found.tensors:
+        console.print()
+        _print_tensors(console, found, len(found.tensors) if everything else ROWS)
+    for note in found.notes:
+        console.print(f"note: {escape(note)}")
+
+
+def decibels_text(value: float | None) -> str:
+    """Write an SQNR.
+
+    >>> decibels_text(12.345), decibels_text(math.inf), decibels_text(-math.inf), decibels_text(None)
+    ('12.3', 'exact', 'lost', '')
+    """
+    if value is None:
+        return ""
+    return f"{value:.1f}" if math.isfinite(value) else "exact" if value > 0 else "lost"
+
+
+def _print_units(console: Console, found: Sensitivity, rows: int) -> None:
+    """List units."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), title="units, dB", title_justify="left")
+    for column in ("alone", "gain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("unit", overflow="fold", max_width=26)
+    table.add_column("operator", no_wrap=True, max_width=12, overflow="ellipsis")
+    table.add_column("evidence", overflow="fold")
+    for row in found.units[:rows]:
+        table.add_row(
+            decibels_text(row.sqnr_db), _gain(found, row), escape(row.name), escape(row.operator), escape(row.verdict)
+        )
+    console.print(table)
+    _print_rest(console, len(found.units) - rows)
+
+
+def _print_tensors(console: Console, found: Sensitivity, rows: int) -> None:
+    """List tensors."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), title="tensors, dB", title_justify="left")
+    for column in ("alone", "own"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("tensor", overflow="fold", max_width=26)
+    table.add_column("range", no_wrap=True)
+    table.add_column("evidence", overflow="fold")
+    for row in found.tensors[:rows]:
+        table.add_row(
+            decibels_text(row.sqnr_db),
+            decibels_text(row.own_sqnr_db),
+            escape(row.name),
+            _range(row),
+            escape(row.verdict),
+        )
+    console.print(table)
+    _print_rest(console, len(found.tensors) - rows)
+
+
+def _gain(found: Sensitivity, row: UnitRow) -> str:
+    """Write by how much the outputs gain where a unit is left in float."""
+    gain = found.gain_db(row)
+    if gain is None:
+        return ""
+    return f"{gain:+.1f}" if math.isfinite(gain) else "all" if gain > 0 else ""
+
+
+def _range(row: TensorRow) -> str:
+    """Write the range of a tensor."""
+    return f"{row.lo:.3g}..{row.hi:.3g}"
+
+
+def _print_rest(console: Console, left: int) -> None:
+    """Say how many rows are not shown."""
+    if left > 0:
+        console.print(f"and {left} that hurt less; --all lists them")

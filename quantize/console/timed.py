@@ -1,0 +1,134 @@
+"""What was measured on one machine, for people: short tables on stderr."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..tools.bench.bench import Bench, Timed
+from ..tools.bench.compile import Change, Compiled
+from ..tools.bench.profile import BenchProfile
+from ..tools.bench.settings import Settings
+
+
+def print_compiled(found: Compiled) -> None:
+    """Print what `compile_model` did."""
+    console = Console(stderr=True, highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    target = found.target
+    table.add_row("output", f"{escape(found.output)} ({found.format})")
+    cpu = ", ".join(target.cpu) or "CPU features unknown"
+    table.add_row("compiled for", f"ONNX Runtime {target.runtime}, {target.machine}: {cpu}")
+    table.add_row("probes", ", ".join(found.probes) or "none: nothing in the graph depends on the CPU")
+    if found.identical is None:
+        table.add_row("outputs", "not compared: no inputs are known that the model runs on; give --data")
+    elif found.identical:
+        table.add_row("outputs", f"equal bit for bit on {found.samples} samples of {escape(found.data)}")
+    else:
+        for name, value in found.sqnr_db.items():
+            shown = f"{value:.1f} dB" if math.isfinite(value) else "no difference" if value > 0 else "not finite"
+            table.add_row("SQNR", f"{shown} at {escape(name)}, on {found.samples} samples of {escape(found.data)}")
+    table.add_row("load", _change(found.load))
+    if found.run is not None:
+        table.add_row(f"run, {found.threads or 'default'} threads", _change(found.run))
+    table.add_row("size", f"{found.bytes_before / 1e6:.2f} -> {found.bytes_after / 1e6:.2f} MB")
+    console.print(table)
+    console.print("load it with")
+    _print_code(console, found.snippet)
+
+
+def print_bench(found: Bench) -> None:
+    """Print what `bench_model` measured."""
+    console = Console(stderr=True, highlight=False)
+    threads = "the runtime's threads" if found.threads == 0 else f"{found.threads} thread(s)"
+    timed, other = found.timed, found.other
+    lines = [f"{escape(timed.model)}, batch {found.batch}, {threads}, {escape(found.data)}:", _times(timed)]
+    lines[1] += f", {found.rate:.0f} items/s"
+    if other is not None:
+        lines += [f"{escape(other.model)}:", _times(other)]
+        lines.append(
+            f"the first is {found.ratio:.2f}x as fast, minimum against minimum; medians {found.median_ratio:.2f}x"
+        )
+    lines.append(f"load {timed.load_ms:.1f} ms, first run {timed.first_ms:.3f} ms")
+    lines += [f"note: {escape(note)}" for note in found.notes]
+    console.print("\n".join(lines), soft_wrap=True)
+    if found.profile is not None:
+        _print_profile(console, found.profile)
+    if found.settings is not None:
+        _print_settings(console, found.settings)
+
+
+def _times(timed: Timed) -> str:
+    """Write the times of a model."""
+    return f"{timed.milliseconds:.3f} ms (median {timed.median_ms:.3f} ms of {timed.runs} runs)"
+
+
+def _print_profile(console: Console, found: BenchProfile) -> None:
+    """Print where the time goes."""
+    console.print(
+        f"\nwith the profiler on, {found.runs} runs: {found.milliseconds:.3f} ms, kernels {found.kernels_ms:.3f} ms",
+        soft_wrap=True,
+    )
+    table = _right_aligned("us", "share", "MMAC", "nodes")
+    table.add_column("operator", no_wrap=True)
+    for each in found.operators:
+        macs = f"{each.macs / 1e6:.2f}" if each.macs else ""
+        table.add_row(f"{each.microseconds:.0f}", f"{each.share:.1%}", macs, str(each.count), escape(each.kernel))
+    console.print(table)
+    for title, nodes in (("slowest nodes", found.slowest), ("convolutions, in order of execution", found.convolutions)):
+        if not nodes:
+            continue
+        console.print(f"\n{title}")
+        table = _right_aligned("us", "share")
+        for column in ("kernel", "node", "problem"):
+            table.add_column(column, overflow="fold")
+        for one in nodes:
+            kernel = escape(one.kernel.removeprefix("com.microsoft."))
+            table.add_row(f"{one.microseconds:.0f}", f"{one.share:.1%}", kernel, escape(one.node), escape(one.problem))
+        console.print(table)
+
+
+def _right_aligned(*columns: str) -> Table:
+    """Begin a table of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _print_settings(console: Console, found: Settings) -> None:
+    """Print what was tried and what to use."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("option", "value"):
+        table.add_column(column, no_wrap=True)
+    for column in ("before ms", "ms", "speed-up"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for trial in found.trials:
+        told = "taken" if trial.taken else trial.reason
+        if trial.before_ms is None or trial.ms is None:
+            table.add_row(trial.option, str(trial.value), "", "", "", told)
+        else:
+            times = f"{trial.before_ms:.3f}", f"{trial.ms:.3f}", f"{trial.speedup:.2f}x"
+            table.add_row(trial.option, str(trial.value), *times, told)
+    console.print(table)
+    console.print(f"all together: {found.default_ms:.3f} -> {found.best_ms:.3f} ms: {found.speedup:.2f}x")
+    _print_code(console, found.snippet)
+
+
+def _print_code(console: Console, code: str) -> None:
+    """Print code so that it can be copied."""
+    console.print(escape(code), soft_wrap=True)
+
+
+def _change(found: Change) -> str:
+    """Write a time before and after."""
+    return (
+        f"{found.before_ms:.3f} -> {found.after_ms:.3f} ms: {found.speedup:.2f}x "
+        f"(median {found.before_median_ms:.3f} -> {found.after_median_ms:.3f} ms)"
+    )

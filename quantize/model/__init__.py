@@ -1,0 +1,1 @@
+"""A model as a file: load, save, shapes, types, metadata."""

@@ -1,0 +1,78 @@
+"""The models between the steps of a pipeline, each in a file: ``03_fold_batch_norms.onnx``."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ... import RequantError
+from ...transforms import REGISTRY, Pipeline, StepResult
+from .files import PathLike, check_output, save_model
+
+DUMP = re.compile(r"[0-9]{2,}_(\w+)\.onnx(\.data)?")
+
+
+def begin_dumps(
+    folder: PathLike, pipeline: Pipeline, source: PathLike, target: PathLike, *, force: bool
+) -> Callable[[StepResult, ir.Model], None]:
+    """Return what writes the model after each step into a folder, for `transforms.run` to call.
+
+    A step whose error is ignored keeps its number and writes nothing. Weights of more than one ONNX message can hold
+    go into a file beside each model.
+
+    Args:
+        folder: Where to write; it is made if only its parent is there.
+        pipeline: The steps.
+        source: The model that they start from.
+        target: Where the result goes.
+        force: Whether dumps that are there may be removed.
+
+    Raises:
+        RequantError: The folder cannot be written to, or it holds dumps and `force` is not set, or the input, or the
+            output would.
+    """
+    place = Path(folder)
+    _make(place)
+    paths = [place / f"{number:02}_{step.name}.onnx" for number, step in enumerate(pipeline.steps, 1)]
+    for path in paths:
+        if path.absolute() == Path(target).absolute():
+            raise RequantError(f"{target}: a dump of the same name would overwrite it; choose another path")
+        check_output(path, source, force=True)
+    old = [path for path in sorted(place.iterdir()) if _is_dump(path)]
+    if old and not force:
+        raise RequantError(f"{folder}: holds {len(old)} dumps already, {old[0].name!r} first; --force removes them")
+    if any(path.exists() and path.samefile(source) for path in old if Path(source).exists()):
+        raise RequantError(f"{folder}: holds the input {os.fspath(source)!r} among its dumps; choose another folder")
+    for path in old:
+        path.unlink()
+    rest = iter(paths)
+
+    def write(result: StepResult, model: ir.Model) -> None:
+        path = next(rest)
+        if result.error is None:
+            save_model(model, path)
+
+    return write
+
+
+def _make(folder: Path) -> None:
+    """Make a folder if need be, and see that files can be made in it."""
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except FileExistsError as error:
+        raise RequantError(f"{folder}: is a file; give a folder for the dumps") from error
+    except OSError as error:
+        raise RequantError(f"{folder}: dumps cannot be written there: {error.strerror}") from error
+
+
+def _is_dump(path: Path) -> bool:
+    """Whether a file has the name of a dump."""
+    match = DUMP.fullmatch(path.name)
+    return match is not None and match[1] in REGISTRY and path.is_file()

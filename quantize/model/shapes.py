@@ -1,0 +1,362 @@
+"""Lengths of free axes, as a user gives them or as data have them, and the shapes of all tensors that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
+
+from ... import RequantError, UnknownNameError
+from ...calibration.session import DTYPES, Array, open_session
+from ...transforms.fold_constants import fold_constants
+from ...transforms.graph import LARGE, constant, inferred, quiet
+from ...transforms.inline_functions import ORIGIN, inline_functions
+from ...transforms.tensors import load_tensors
+from ...transforms.verify import KEPT_AWAY
+from .files import serialize
+
+Shape: TypeAlias = tuple[int, ...]
+Axes: TypeAlias = tuple[int | str | None, ...]
+"""Lengths, names of free axes, None for one without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """What is known of the free axes of a model's inputs.
+
+    Attributes:
+        shapes: Whole shapes, by input.
+        dims: Lengths, by the name that the model gives an axis.
+    """
+
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether anything is given."""
+        return bool(self.shapes or self.dims)
+
+    @classmethod
+    def of(cls, feed: Mapping[str, Array]) -> Lengths:
+        """Return the shapes of a feed."""
+        return cls({name: tuple(array.shape) for name, array in feed.items()})
+
+
+def parse_lengths(shapes: Iterable[str], dims: Iterable[str]) -> Lengths:
+    """Read ``input=1,3,224,224`` and ``batch=1``; the name of an input may contain ``=``.
+
+    >>> parse_lengths(["x=1,3"], ["batch=2"])
+    Lengths(shapes={'x': (1, 3)}, dims={'batch': 2})
+
+    Raises:
+        RequantError: A text is of another form, or a name is given twice.
+    """
+    found: dict[str, Shape] = {}
+    for text in shapes:
+        name, equals, lengths = text.rpartition("=")
+        parts = [part.strip() for part in lengths.split(",")] if lengths.strip() else []
+        if not equals or not name or not all(part.isdecimal() for part in parts):
+            raise RequantError(f"{text!r} is no shape of an input; write for instance input=1,3,224,224")
+        if found.setdefault(name, tuple(map(int, parts))) != tuple(map(int, parts)):
+            raise RequantError(f"input {name!r} is given two shapes")
+    named: dict[str, int] = {}
+    for text in dims:
+        name, equals, length = text.rpartition("=")
+        if not equals or not name or not length.strip().isdecimal():
+            raise RequantError(f"{text!r} is no length of an axis; write for instance batch=1")
+        if named.setdefault(name, int(length)) != int(length):
+            raise RequantError(f"axis {name!r} is given two lengths")
+    return Lengths(found, named)
+
+
+def inputs_of(model: ir.Model) -> tuple[ir.Value, ...]:
+    """Return the inputs that a caller must feed: an initializer among the inputs has a value already."""
+    return tuple(value for value in model.graph.inputs if not value.is_initializer())
+
+
+def bind(model: ir.Model, lengths: Lengths) -> dict[str, int]:
+    """Give the inputs of a model their lengths, in place, and return the lengths by the names of the axes.
+
+    Raises:
+        RequantError: As `resolve`.
+    """
+    inputs = {str(value.name): value for value in inputs_of(model)}
+    axes = {name: None if v.shape is None else tuple(map(_plain, v.shape)) for name, v in inputs.items()}
+    shapes, dims = resolve(axes, lengths)
+    for name, shape in shapes.items():
+        if shape is not None:
+            inputs[name].shape = ir.Shape(shape)
+    return dims
+
+
+def resolve(inputs: Mapping[str, Axes | None], lengths: Lengths) -> tuple[dict[str, Axes | None], dict[str, int]]:
+    """Return the axes of inputs with what is known of their lengths, and the lengths by the names of the axes.
+
+    Args:
+        inputs: Of each input the lengths of its axes, the name where that is free, None where it has none; None where
+            not even the rank is known.
+        lengths: What is given.
+
+    Raises:
+        RequantError: There is no such input or axis, an input has another rank or a fixed axis of another length, or
+            two axes of one name get two lengths.
+    """
+    for name in lengths.shapes:
+        if name not in inputs:
+            raise UnknownNameError("input", name, inputs)
+    symbols = {axis for axes in inputs.values() for axis in axes or () if isinstance(axis, str)}
+    for name in lengths.dims:
+        if name not in symbols:
+            raise UnknownNameError("free axis", name, symbols)
+    dims = dict(lengths.dims)
+    for name, shape in lengths.shapes.items():
+        _match(name, inputs[name], shape, dims)
+    found: dict[str, Axes | None] = {}
+    for name, axes in inputs.items():
+        given = lengths.shapes.get(name)
+        found[name] = given if given is not None or axes is None else tuple(_length(axis, dims) for axis in axes)
+    return found, dims
+
+
+def _plain(axis: int | ir.SymbolicDim) -> int | str | None:
+    """Return the length of an axis, or its name, or None."""
+    return axis if isinstance(axis, int) else axis.value
+
+
+def _length(axis: int | str | None, dims: Mapping[str, int]) -> int | str | None:
+    """Return the length of an axis where it is known, else its name."""
+    return dims.get(axis, axis) if isinstance(axis, str) else axis
+
+
+def _match(name: str, axes: Axes | None, shape: Shape, dims: dict[str, int]) -> None:
+    """Check a shape against what the model says, and take the lengths of its named axes into `dims`."""
+    if axes is None:
+        return
+    wanted = ", ".join("?" if axis is None else str(axis) for axis in axes)
+    given = ", ".join(map(str, shape))
+    if len(axes) != len(shape):
+        raise RequantError(f"input {name!r} is of shape ({wanted}), not of ({given})")
+    for axis, length in zip(axes, shape, strict=True):
+        if isinstance(axis, int) and axis != length:
+            raise RequantError(f"input {name!r} is of shape ({wanted}), which ({given}) is not")
+        if isinstance(axis, str) and dims.setdefault(axis, length) != length:
+            raise RequantError(f"axis {axis!r} of input {name!r} would be {length} and {dims[axis]} long")
+
+
+def free_axes(model: ir.Model) -> tuple[str, ...]:
+    """Return what the lengths of the inputs still depend on: names of axes, or ``"axis 0 of 'x'"`` of one without."""
+    return open_axes(
+        {
+            str(value.name): None if value.shape is None else tuple(map(_plain, value.shape))
+            for value in inputs_of(model)
+            if value.shape is not None or isinstance(value.type, ir.TensorType)
+        }
+    )
+
+
+def open_axes(inputs: Mapping[str, Axes | None]) -> tuple[str, ...]:
+    """Return which axes have no length, by name or place."""
+    found: dict[str, None] = {}
+    for name, axes in inputs.items():
+        if axes is None:
+            found[f"the rank of {name!r}"] = None
+        for place, axis in enumerate(axes or ()):
+            if not isinstance(axis, int):
+                found[axis if axis is not None else f"axis {place} of {name!r}"] = None
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """A model whose tensors have the types and shapes that can be inferred.
+
+    Attributes:
+        model: The model, its functions inlined and its constants initializers.
+        steps: How often the body of each Loop and Scan runs, at most; None where that is not known.
+    """
+
+    model: ir.Model
+    steps: Mapping[ir.Node, int | None]
+
+
+def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Shaped:
+    """Return a copy without calls of functions whose tensors have every type and shape that can be inferred.
+
+    What the model says of inner tensors is believed only where nothing can be inferred. Weights stay where they are:
+    only small constants are read, which shapes may be computed from.
+
+    Args:
+        model: The model; it does not change.
+        lengths: Lengths of its inputs' free axes.
+        ask_runtime: Whether ONNX Runtime is asked about operators that onnx does not know; it loads the model.
+
+    Raises:
+        RequantError: `lengths` do not fit the model.
+    """
+    copy = model.clone()
+    inline_functions(copy)
+    for node in copy.graph.all_nodes():
+        node.metadata_props.pop(ORIGIN, None)
+    with quiet():
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    load_tensors(copy, keep=lambda tensor: tensor.nbytes > KEPT_AWAY)
+    dims = bind(copy, lengths)
+    for value in [value for graph in copy.graphs() if graph is not copy.graph for value in graph.inputs]:
+        if value.shape is not None:
+            value.shape = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
+    said: dict[ir.Value, ir.Shape] = {}
+    for value in _results(copy):
+        if value.shape is not None:
+            said[value] = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
+            value.shape = None
+    _infer(copy)
+    told = ask_runtime and _ask_runtime(copy)
+    for value, shape in said.items():
+        finer = _finer(value.shape, shape)
+        told = told or finer != value.shape
+        value.shape = finer
+    steps = _steps(copy)
+    if told or steps:
+        _infer(copy)
+    if not free_axes(copy) and any(not _known(value) for value in _results(copy)):
+        _shapes_of_folded(copy)
+    return Shaped(copy, steps)
+
+
+def fed_shapes(model: ir.Model, feed: Mapping[str, Array]) -> dict[str, Shape]:
+    """Return the shapes of tensors for inputs as a feed has them, as far as they can be inferred."""
+    fed = model.clone()
+    for value in fed.graph.inputs:
+        array = feed.get(str(value.name))
+        value.shape = value.shape if array is None else ir.Shape(array.shape)
+    for node in fed.graph:
+        for value in node.outputs:
+            value.shape = None  # with free axes, that of the feed does not reach
+    found = {}
+    for name, value in inferred(fed).items():
+        if value.shape is not None and all(isinstance(axis, int) for axis in value.shape):
+            found[name] = tuple(axis for axis in value.shape if isinstance(axis, int))
+    return found
+
+
+def _results(model: ir.Model) -> list[ir.Value]:
+    """Return what the nodes of a model give, in bodies too."""
+    return [value for graph in model.graphs() for node in graph for value in node.outputs]
+
+
+def _known(value: ir.Value) -> bool:
+    return not value.name or (value.shape is not None and value.shape.is_static())
+
+
+def _folded(model: ir.Model) -> ir.Model:
+    """Return a copy in which what is computed from shapes is constant; nodes that read a large weight stay."""
+    plain = model.clone()
+    reads = [node for node in plain.graph.all_nodes() if any(_is_large(value) for value in node.inputs)]
+    fold_constants(plain, exclude_node=tuple(str(node.name) for node in reads if node.name))
+    return plain
+
+
+def _is_large(value: ir.Value | None) -> bool:
+    tensor = constant(value)
+    return tensor is not None and tensor.nbytes > LARGE
+
+
+def _shapes_of_folded(model: ir.Model) -> None:
+    """Give tensors the shapes that are known once what is computed from shapes is constant."""
+    plain = _folded(model)
+    _infer(plain)
+    for graph, other in zip(model.graphs(), plain.graphs(), strict=False):
+        found = {value.name: value.shape for node in other for value in node.outputs}
+        found |= {value.name: value.shape for value in other.initializers.values()}
+        for value in (value for node in graph for value in node.outputs):
+            shape = found.get(value.name)
+            if not _known(value) and shape is not None:
+                value.shape = _finer(value.shape, shape)
+
+
+def _steps(model: ir.Model) -> dict[ir.Node, int | None]:
+    """Return how often bodies run, and let the results that a Loop stacks be of that length."""
+    loops = [node for node in model.graph.all_nodes() if not node.domain and node.op_type in ("Loop", "Scan")]
+    found: dict[ir.Node, int | None] = {}
+    folded: dict[str | None, ir.Value | None] = {}
+    if any(node.op_type == "Loop" for node in loops):
+        plain = _folded(model)
+        folded = {node.name: node.inputs[0] for node in plain.graph.all_nodes() if node.op_type == "Loop"}
+    for node in loops:
+        if node.op_type == "Scan":
+            found[node] = _scanned(node)
+            continue
+        most = constant(folded.get(node.name))
+        found[node] = None if most is None else max(0, int(most.numpy().reshape(())))
+        carried = len(node.inputs) - 2
+        body = node.attributes["body"].as_graph()
+        for value, result in zip(node.outputs[:carried], body.outputs[1:], strict=False):
+            if value.shape is None:  # onnx does not know that it stays the same in every step
+                value.shape = result.shape
+        for value in node.outputs[carried:] if found[node] is not None else ():
+            if value.shape is not None:
+                value.shape = ir.Shape([found[node], *list(value.shape)[1:]])
+    return found
+
+
+def _scanned(node: ir.Node) -> int | None:
+    """Return the length of the axis that a Scan of opset 9 or later goes along."""
+    count = node.attributes.get_int("num_scan_inputs", 0)
+    value = node.inputs[len(node.inputs) - count] if count else None
+    axis = next(iter(node.attributes.get_ints("scan_input_axes", [0])))
+    length = value.shape[axis] if value is not None and value.shape is not None else None
+    return length if isinstance(length, int) else None
+
+
+def _infer(model: ir.Model) -> None:
+    with quiet():
+        ShapeInferencePass(check_type=False, strict_mode=False)(model)
+
+
+def _finer(found: ir.Shape | None, said: ir.Shape) -> ir.Shape:
+    """Return a shape with the lengths that were found, and those that the model says where none were."""
+    if found is None or len(found) != len(said):
+        return said if found is None else found
+    return ir.Shape(
+        [a if isinstance(a, int) or not isinstance(b, int) else b for a, b in zip(found, said, strict=True)]
+    )
+
+
+def _ask_runtime(model: ir.Model) -> bool:
+    """Give tensors of the main graph that onnx knows no lengths of those that ONNX Runtime infers; tell if any.
+
+    Nothing is run.
+    """
+    open_axes = bool(free_axes(model))
+    values = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
+    unknown = [
+        name
+        for name, value in values.items()
+        if (value.shape is None or (not open_axes and not value.shape.is_static()))
+        and (value.type is None or isinstance(value.type, ir.TensorType))
+    ]
+    if not unknown:
+        return False
+    copy = model.clone()
+    outputs = {str(value.name) for value in copy.graph.outputs}
+    produced = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
+    copy.graph.outputs.extend(produced[name] for name in unknown if name not in outputs)
+    try:
+        session = open_session(serialize(copy), optimize=False, lean=True)
+    except RequantError:  # of another domain, or too large in memory: what is unknown stays so
+        return False
+    changed = False
+    for output in session.get_outputs():
+        if output.name in unknown and output.type in DTYPES:
+            value = values[output.name]
+            if value.dtype is None and output.type != "tensor(string)":
+                value.dtype = ir.DataType.from_numpy(DTYPES[output.type])
+            if output.shape:  # of a tensor of unknown rank the runtime says what it says of a scalar
+                shape = ir.Shape([axis if isinstance(axis, (int, str)) else None for axis in output.shape])
+                finer = _finer(value.shape, shape)
+                changed = changed or finer != value.shape
+                value.shape = finer
+    return changed

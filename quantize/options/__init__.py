@@ -1,0 +1,1 @@
+"""What a user may ask for: options, selection of nodes, effort, given ranges."""

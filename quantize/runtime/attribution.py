@@ -1,0 +1,96 @@
+"""Which unit a kernel of the runtime belongs to, told by names."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ...transforms.plan import Unit
+from .profile import KernelRun
+
+COUNTED = re.compile(r"^fused |_token_\d+$")
+"""What the runtime puts before and behind names of nodes."""
+WORDS = "quantize dequantize quantized lookup blocks packed apart cast int8 scale".split()
+MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|_nchwc|_nhwc|_q|_dq)(_\d+)?$")
+"""Ends of names that emitters and the runtime add to the name of a tensor or a node."""
+CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+LAYOUTS = frozenset({"Transpose", "ReorderInput", "ReorderOutput"})
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where the time of a run went, in microseconds.
+
+    Attributes:
+        units: Kernel time of each unit that had a kernel of its own.
+        conversions: QuantizeLinear and DequantizeLinear.
+        layouts: Changes of layout that the runtime added.
+        rest: What belongs to no unit.
+        sizes: Elements of the first output of each unit that had a kernel.
+        turned: By operator and shape of the result, what its changes of layout took.
+    """
+
+    units: Mapping[str, float]
+    conversions: float
+    layouts: float
+    rest: float
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    turned: Mapping[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return math.fsum((*self.units.values(), self.conversions, self.layouts, self.rest))
+
+
+class Owners:
+    """The units of a model by the names of their nodes and of the tensors that these make."""
+
+    def __init__(self, model: ir.Model, units: Iterable[Unit]) -> None:
+        """Learn the names.
+
+        Args:
+            model: The simplified model.
+            units: Its units.
+        """
+        self.by_node = {name: unit.name for unit in units for name in unit.nodes}
+        made = ((value, node) for graph in model.graphs() for node in graph for value in node.outputs)
+        self.by_tensor = {
+            str(value.name): self.by_node[str(node.name)] for value, node in made if node.name in self.by_node
+        }
+
+    def of(self, name: str) -> str | None:
+        """Return the unit of a node of the executed graph, or None."""
+        name = COUNTED.sub("", name)
+        while True:
+            owner = self.by_node.get(name) or self.by_tensor.get(name)
+            shorter = MADE.sub("", name)
+            if owner is not None or shorter == name:
+                return owner
+            name = shorter
+
+    def spent(self, runs: Iterable[KernelRun]) -> Spent:
+        """Sum kernel times up."""
+        units: dict[str, float] = defaultdict(float)
+        sizes: dict[str, int] = {}
+        turned: dict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
+        conversions, layouts, rest = [0.0], [0.0], [0.0]
+        for run in runs:
+            known = COUNTED.sub("", run.node) in self.by_node
+            if run.op in CONVERSIONS and not known:
+                conversions.append(run.microseconds)
+            elif run.op in LAYOUTS and not known:
+                layouts.append(run.microseconds)
+                turned[run.op, run.outputs[0] if run.outputs else ()] += run.microseconds
+            elif (owner := self.of(run.node)) is not None:
+                units[owner] += run.microseconds
+                if run.outputs:
+                    sizes[owner] = math.prod(run.outputs[0])
+            else:
+                rest.append(run.microseconds)
+        return Spent(dict(units), math.fsum(conversions), math.fsum(layouts), math.fsum(rest), sizes, dict(turned))

@@ -1,0 +1,191 @@
+"""The executed kernels in the words of the model's nodes: layout, precision, what each absorbed, what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from .match import CONVERSIONS, NCHWC, PRODUCTS, REORDERS, Match, inserted_layout
+from .profile import KernelRun
+
+Kind = Literal["compute", "conversion", "layout", "rest"]
+SHORT = {
+    "float": "f32",
+    "float16": "f16",
+    "double": "f64",
+    "bfloat16": "bf16",
+    "uint8": "u8",
+    "int8": "s8",
+    "uint16": "u16",
+    "int16": "s16",
+    "int32": "s32",
+    "int64": "s64",
+    "bool": "u8",
+    "string": "str",
+}
+"""Element types, from the runtime's names to oneDNN's; a bool is a byte."""
+
+SPATIAL = frozenset(
+    "Conv FusedConv NhwcFusedConv QLinearConv ConvInteger ConvTranspose MaxPool NhwcMaxPool AveragePool LpPool "
+    "GlobalAveragePool GlobalMaxPool QLinearAveragePool QLinearGlobalAveragePool BatchNormalization Resize "
+    "Upsample InstanceNormalization".split()
+)
+"""Operators whose axes are a batch, channels and space."""
+
+WEIGHTS = {
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), 3),
+    **dict.fromkeys(
+        (
+            *("Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "Gemm", "FusedGemm", "MatMul"),
+            *("FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Attention"),
+            *("QAttention", "LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"),
+        ),
+        1,
+    ),
+}
+"""By operator, which input is the weight, or the second factor."""
+
+DTYPES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One executed kernel.
+
+    Attributes:
+        run: What the profile says of it.
+        kind: ``compute`` multiplies and accumulates, ``conversion`` changes the type, ``layout`` was inserted by the
+            runtime to change the order of axes; the rest is ``rest``.
+        node: The node of the model that it is told of; None for what the runtime inserted.
+        op: The operator of that node, or of the kernel.
+        absorbs: The operators of the further nodes whose work it does, in the model's order.
+        layout: ``NCHWc`` in blocks of channels, ``NHWC``, ``NCHW``; empty where there is no space.
+        precision: ``float32``, ``u8·s8→u8``, ``f32→u8``.
+        weight: Element type of the second factor, empty for what has none.
+        place: Its node in the optimised graph.
+    """
+
+    run: KernelRun
+    kind: Kind
+    node: str | None
+    op: str
+    absorbs: tuple[str, ...]
+    layout: str
+    precision: str
+    weight: str
+    place: ir.Node | None
+
+    @property
+    def spelled(self) -> str:
+        """The kernel as ``domain.Operator``."""
+        return f"{self.run.domain}.{self.run.op}" if self.run.domain else self.run.op
+
+    @property
+    def integer(self) -> bool:
+        """Whether its products are of integers."""
+        return self.run.integer
+
+
+def kernels(
+    runs: Sequence[KernelRun], graph: ir.Graph, nodes: Mapping[str, ir.Node], match: Match
+) -> tuple[Kernel, ...]:
+    """Describe what ran, in order of execution.
+
+    Args:
+        runs: What the profile holds.
+        graph: The optimised graph.
+        nodes: The nodes of the model, by name.
+        match: Which kernel does the work of which node.
+    """
+    places = {node.name: node for node in graph.all_nodes() if node.name}
+    members: dict[str, list[str]] = {}
+    for name, kernel in match.kernels.items():
+        if kernel is not None:
+            members.setdefault(kernel, []).append(name)
+    layouts = _layouts(graph, nodes)
+    found = []
+    for run in runs:
+        place = places.get(run.node)
+        node = match.principals.get(run.node) or match.parts.get(run.node)
+        absorbs = tuple(nodes[name].op_type for name in members.get(run.node, []) if name != node)
+        weight = _weight(run, place)
+        found.append(
+            Kernel(
+                run,
+                _kind(run, place, nodes),
+                node,
+                nodes[node].op_type if node is not None else run.op,
+                absorbs,
+                layouts.get(run.node, ""),
+                _precision(run, weight),
+                weight,
+                place,
+            )
+        )
+    return tuple(found)
+
+
+def _kind(run: KernelRun, place: ir.Node | None, nodes: Mapping[str, ir.Node]) -> Kind:
+    if run.macs or run.op in PRODUCTS:
+        return "compute"
+    if run.op in CONVERSIONS:
+        return "conversion"
+    return "layout" if place is not None and inserted_layout(place, nodes) else "rest"
+
+
+def _layouts(graph: ir.Graph, nodes: Mapping[str, ir.Node]) -> dict[str, str]:
+    """Return the layout in which each executed node computes, by name.
+
+    A kernel of the blocked domain or with ``channels_last`` says it; what moves no axes has that of its input. A
+    Transpose that the runtime inserted leads from one to the other.
+    """
+    tensors: dict[ir.Value, str] = {}
+    found: dict[str, str] = {}
+    for node in graph.all_nodes():
+        before = next((tensors[v] for v in node.inputs if v is not None and tensors.get(v)), "")
+        layout = _own_layout(node) or before
+        after = layout
+        if node.op_type in REORDERS and node.domain == NCHWC:
+            layout, after = "NCHWc", "NCHWc" if node.op_type == "ReorderInput" else _plain(node)
+        elif inserted_layout(node, nodes):
+            layout = after = "NHWC" if node.attributes.get_ints("perm", ())[-1:] == (1,) else "NCHW"
+        elif node.op_type in ("Transpose", "Reshape", "Flatten", "MatMul", "Gemm", "QGemm", "Squeeze", "Unsqueeze"):
+            after = ""
+        found[node.name or ""] = layout
+        tensors.update(dict.fromkeys(node.outputs, after))
+    return found
+
+
+def _own_layout(node: ir.Node) -> str:
+    if node.domain == NCHWC:
+        return "NCHWc"
+    if node.attributes.get_int("channels_last", 0) or node.op_type.startswith("Nhwc"):
+        return "NHWC"
+    return "NCHW" if node.op_type in SPATIAL else ""
+
+
+def _plain(node: ir.Node) -> str:
+    return "NHWC" if node.attributes.get_int("channels_last", 0) else "NCHW"
+
+
+def _weight(run: KernelRun, place: ir.Node | None) -> str:
+    """Return the short type of the second factor of a product; empty for what is none."""
+    index = WEIGHTS.get(run.op)
+    if index is None or place is None or index >= len(place.inputs) or (value := place.inputs[index]) is None:
+        return ""
+    dtype = value.const_value.dtype if value.const_value is not None else value.dtype
+    if dtype is None:
+        return "u8" if run.integer else "f32"
+    return SHORT.get(DTYPES.get(dtype, dtype.name.lower()), dtype.name.lower())
+
+
+def _precision(run: KernelRun, weight: str) -> str:
+    """Write the types of what a kernel reads and writes."""
+    before, after = (SHORT.get(types[0], types[0]) if types else "" for types in (run.reads, run.writes))
+    if {before, weight or before, after} == {"f32"}:
+        return "float32"
+    factors = f"{before}·{weight}" if weight else before
+    return factors if before == after and not weight else f"{factors}→{after}"

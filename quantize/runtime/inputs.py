@@ -1,0 +1,39 @@
+"""Data for a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ... import RequantError
+from ...calibration.samples import Sample
+from ...calibration.session import ModelSource, input_specs, open_session
+from ...calibration.sources import DataSource, Source, open_source
+
+
+def open_data(model: ModelSource, data: DataSource, samples: int | None = None) -> Source:
+    """Open a source of data for a model: all of it, or a number of samples picked evenly.
+
+    Raises:
+        RequantError: The runtime cannot load the model, or the source does not fit it.
+    """
+    source = open_source(data, input_specs(open_session(model, lean=True)))
+    return source if samples is None else source.samples(samples)
+
+
+def stacked(source: Source, batch: int) -> Sample:
+    """Return one feed of `batch` items, repeating the samples if there are too few.
+
+    Raises:
+        RequantError: The model's inputs have no free batch axis.
+    """
+    sample = next(source.batches(batch))
+    free = all(spec.shape and not isinstance(spec.shape[0], int) for spec in source.inputs)
+    if not free:
+        fixed = next(spec for spec in source.inputs if not spec.shape or isinstance(spec.shape[0], int))
+        raise RequantError(
+            f"input {fixed.name!r} is {fixed}: its first axis is fixed, so that no batch of {batch} can be fed"
+        )
+    feed = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in sample.feed.items()}
+    return replace(sample, feed=feed)

@@ -1,0 +1,257 @@
+"""Which executed kernel does the work of which node of the model: by names, by tensors, and by what lies between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ...transforms.ops import MS
+
+NCHWC = f"{MS}.nchwc"
+REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
+CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+PRODUCTS = frozenset(
+    "Conv ConvTranspose Gemm MatMul FusedConv FusedGemm FusedMatMul QLinearConv QLinearMatMul QGemm ConvInteger "
+    "MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul LSTM GRU RNN Attention QAttention".split()
+)
+IR_INPUTS = 4  # the IR version from which an initializer that is an input too may be overridden
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Nodes of a model and the kernels that ran.
+
+    Attributes:
+        kernels: By name of a node the name of the executed node that does its work; None where nothing has to.
+        folded: Nodes that were computed once, while the model was loaded.
+        principals: By name of an executed node the node of the model that it is told of; absent for what the runtime
+            inserted.
+        parts: By name of an executed node the node of the model that it is a part of, where the runtime has taken
+            that apart.
+        constants: Tensors of the model that are the same in every run.
+    """
+
+    kernels: Mapping[str, str | None]
+    folded: frozenset[str]
+    principals: Mapping[str, str]
+    parts: Mapping[str, str]
+    constants: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Search:
+    """What is known so far: the home of each node, and where each tensor of the model is made in the executed graph."""
+
+    nodes: Mapping[str, ir.Node]
+    made: Mapping[str, str]  # tensor -> executed node that computes it, looked for behind layout changes
+    known: frozenset[str]  # tensors of the executed graph
+    constants: frozenset[str]
+    order: Mapping[str, int]  # of execution
+    home: dict[str, str] = field(default_factory=dict)
+
+
+def match(model: ir.Model, graph: ir.Graph, ran: Iterable[str]) -> Match:
+    """Find for each node of `model` the node of the optimised `graph` that does its work.
+
+    A node that vanished was absorbed by the kernel that makes its output or, where the graph still holds its input,
+    by one that reads it; a DequantizeLinear by its reader, anything else by the kernel whose result it takes.
+
+    Args:
+        model: The model as it was given; its nodes have names.
+        graph: What the runtime made of it.
+        ran: The names of the nodes of `graph` that were executed, in order.
+    """
+    names = {name: place for place, name in enumerate(ran)}
+    nodes = {node.name: node for node in model.graph.all_nodes() if node.name}
+    executed = [node for node in graph.all_nodes() if node.name in names]
+    search = _Search(nodes, *_tensors(executed, nodes), _constants(model), names)
+    _by_name(search, executed)
+    producers = {value.name: name for name, node in nodes.items() for value in node.outputs if value.name}
+    _moved_conversions(search, [node for node in executed if producers.keys().isdisjoint(v.name for v in node.outputs)])
+    for value, maker in search.made.items():
+        if value in producers:
+            search.home.setdefault(producers[value], maker)
+    _by_reader(search, executed)
+    folded = set()
+    for name in reversed([name for name in nodes if name not in search.home]):
+        node = nodes[name]
+        if _is_folded(search, node):
+            folded.add(name)
+        elif (kernel := _absorbed_by(search, node)) is not None:
+            search.home[name] = kernel
+    kernels = {name: search.home.get(name) for name in nodes}
+    principals = _principals(search, executed)
+    return Match(kernels, frozenset(folded), principals, _parts(search, executed, principals), search.constants)
+
+
+def inserted_layout(node: ir.Node, nodes: Mapping[str, ir.Node]) -> bool:
+    """Whether an executed node is a change of layout that the model does not ask for."""
+    return (node.op_type in REORDERS and node.domain == NCHWC) or (
+        node.op_type == "Transpose" and (node.name or "") not in nodes
+    )
+
+
+def _tensors(executed: Iterable[ir.Node], nodes: Mapping[str, ir.Node]) -> tuple[dict[str, str], frozenset[str]]:
+    """Return which executed node computes each tensor, and all tensors there are."""
+    made: dict[str, str] = {}
+    known: set[str] = set()
+    for node in executed:
+        known.update(value.name for value in (*node.inputs, *node.outputs) if value is not None and value.name)
+        name, source = node.name or "", node
+        if name.endswith("_nchwc") and node.domain == NCHWC:  # it has the name of the tensor that it computes
+            made[name.removesuffix("_nchwc")] = name
+        while inserted_layout(source, nodes) and (before := _data_producer(source)) is not None:
+            source = before
+        if not inserted_layout(source, nodes):
+            for value in node.outputs:
+                made.setdefault(value.name or "", source.name or "")
+    return made, frozenset(known)
+
+
+def _data_producer(node: ir.Node) -> ir.Node | None:
+    return node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+
+
+def _constants(model: ir.Model) -> frozenset[str]:
+    """Return the tensors that follow from initializers and constants alone."""
+    found = {name for graph in model.graphs() for name in graph.initializers}
+    if model.ir_version >= IR_INPUTS:
+        found.difference_update(value.name for value in model.graph.inputs if value.name)
+    for node in model.graph.all_nodes():
+        given = [value.name for value in node.inputs if value is not None]
+        if (given or node.op_type == "Constant") and found.issuperset(given) and not _has_body(node):
+            found.update(value.name for value in node.outputs if value.name)
+    return frozenset(found)
+
+
+def _has_body(node: ir.Node) -> bool:
+    return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+
+
+def _by_name(search: _Search, executed: Iterable[ir.Node]) -> None:
+    """Give a node the kernel that has its name: as it is, numbered or called fused by the runtime."""
+    for node in executed:
+        if inserted_layout(node, search.nodes):
+            continue
+        name = node.name or ""
+        fused = re.sub(r"/\w+Fusion/?$", "", name)  # the last of the nodes that were fused
+        for candidate in (name, re.sub(r"_token_\d+$", "", name), name.removeprefix("fused "), fused):
+            if candidate in search.nodes and candidate not in search.home:
+                search.home[candidate] = name
+                break
+
+
+def _by_reader(search: _Search, executed: Iterable[ir.Node]) -> None:
+    """Give a node that vanished a kernel of nobody's where the readers of both are the same operator unchanged."""
+    kernels, taken = {node.name: node for node in executed}, set(search.home.values())
+    todo = [name for name, kernel in search.home.items() if kernel in kernels]
+    while todo:
+        name = todo.pop()
+        kernel = kernels[search.home[name]]
+        if kernel.op_type != search.nodes[name].op_type:
+            continue
+        for value, read in zip(search.nodes[name].inputs, kernel.inputs, strict=False):
+            before, source = (v.producer() if v is not None else None for v in (value, read))
+            while source is not None and inserted_layout(source, search.nodes):
+                source = _data_producer(source)
+            if before is None or source is None or before.name in search.home or source.name in taken:
+                continue
+            if source.name in kernels and source.op_type not in CONVERSIONS and before.op_type not in CONVERSIONS:
+                search.home[before.name or ""] = source.name or ""
+                taken.add(source.name or "")
+                todo.append(before.name or "")
+
+
+def _moved_conversions(search: _Search, executed: Iterable[ir.Node]) -> None:
+    """Find a QuantizeLinear or DequantizeLinear that the runtime moved over other nodes by its scale."""
+    taken = set(search.home.values())
+    free = [node for node in executed if node.op_type in CONVERSIONS and node.name not in taken]
+    for node in free:
+        for name, other in search.nodes.items():
+            if name not in search.home and other.op_type == node.op_type and _scale(other) == _scale(node) is not None:
+                search.home[name] = node.name or ""
+                break
+
+
+def _scale(node: ir.Node) -> str | None:
+    return node.inputs[1].name if len(node.inputs) > 1 and node.inputs[1] is not None else None
+
+
+def _is_folded(search: _Search, node: ir.Node) -> bool:
+    """Whether a node that vanished was computed while the model was loaded: none of its inputs is read any more."""
+    outputs = {value.name for value in node.outputs}
+    given = {value.name for value in node.inputs[:1] if value is not None}
+    return bool(outputs) and search.constants >= outputs and not (given & search.known)
+
+
+def _absorbed_by(search: _Search, node: ir.Node) -> str | None:
+    """Return the kernel that took a node in; None for what nobody needs."""
+    for value in node.outputs:
+        if (maker := search.made.get(value.name or "")) is not None:
+            return maker
+    forwards = node.op_type == "DequantizeLinear" or node.op_type in PRODUCTS
+    backwards = None if forwards else _behind(search, node)
+    return backwards or next(_readers(search, node), None) or _behind(search, node, beyond=True)
+
+
+def _readers(search: _Search, node: ir.Node) -> Iterator[str]:
+    """Yield the kernels of the nodes that read a node's outputs, those that run by themselves first."""
+    users = [use.node.name or "" for value in node.outputs for use in value.uses()]
+    yield from (search.home[name] for name in users if name in search.home)
+
+
+def _behind(search: _Search, node: ir.Node, *, beyond: bool = False) -> str | None:
+    """Walk back over nodes that vanished to the kernel that ran last; stop where the executed graph holds a tensor."""
+    found, seen, todo = [], set(), [node]
+    while todo:
+        for value in todo.pop().inputs:
+            if value is None or value.name in search.constants or value in seen:
+                continue
+            seen.add(value)
+            producer = value.producer()
+            if producer is None or (value.name in search.known and not beyond):
+                continue
+            readers = {search.home.get(use.node.name or "") for use in value.uses()} - {None}
+            if (kernel := search.home.get(producer.name or "")) is not None:
+                if readers <= {kernel}:  # else others read the tensor, and so the kernel ends in it
+                    found.append(kernel)
+            elif producer.op_type not in PRODUCTS:  # of which a kernel computes no more than one
+                todo.append(producer)
+    return max(found, key=lambda kernel: search.order[kernel], default=None)
+
+
+def _principals(search: _Search, executed: Iterable[ir.Node]) -> dict[str, str]:
+    """Choose the node of the model that a kernel is told of: a product, or what has its name, or what it ends in."""
+    members: dict[str, list[str]] = {}
+    for name, kernel in search.home.items():
+        members.setdefault(kernel, []).append(name)
+    found = {}
+    for node in executed:
+        kernel, outputs = node.name or "", {value.name for value in node.outputs}
+        candidates = members.get(kernel, [])
+        if not candidates:
+            continue
+
+        def rank(name: str, kernel: str = kernel, outputs: set[str | None] = outputs) -> tuple[bool, ...]:
+            original = search.nodes[name]
+            ends = not outputs.isdisjoint(value.name for value in original.outputs)
+            return (original.op_type in PRODUCTS, name == kernel, ends, original.op_type not in CONVERSIONS)
+
+        found[kernel] = max(candidates, key=rank)
+    return found
+
+
+def _parts(search: _Search, executed: Iterable[ir.Node], principals: Mapping[str, str]) -> dict[str, str]:
+    """Find what the runtime has taken apart: kernels of nobody's whose results end in a kernel of another name."""
+    found: dict[str, str] = {}
+    for node in reversed([*executed]):
+        if node.name in principals or node.op_type in CONVERSIONS or inserted_layout(node, search.nodes):
+            continue
+        readers = {use.node.name or "" for value in node.outputs for use in value.uses()}
+        owners = {found.get(name) or principals.get(name, "") for name in readers}
+        if len(owners) == 1 and (owner := owners.pop()) and owner not in search.order:
+            found[node.name or ""] = owner
+    return found

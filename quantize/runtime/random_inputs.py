@@ -1,0 +1,85 @@
+"""Inputs for a model without data: enough to run it, not to judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from ... import RequantError
+from ...calibration.objects import python_object
+from ...calibration.session import Array, InputSpec, ModelSource, input_specs, open_session
+from ...calibration.sources import Source
+from .session import Runner
+
+FREE = (8, 1, 16, 32, 64, 224)  # lengths to try for the free axes but the first, which is a batch of 1
+FEEDS = 4
+
+
+def generated_source(model: ModelSource) -> Source | None:
+    """Return random feeds that a model runs on, None where none are found or an input cannot be fed from arrays.
+
+    Floats are normal, integers are 0 or 1 (ids and masks) or, where the model refuses these (an axis), all 0, booleans
+    true.
+
+    Raises:
+        RequantError: The runtime cannot load the model.
+    """
+    session = open_session(model, lean=True)
+    try:
+        specs = input_specs(session)
+    except RequantError:
+        return None
+    run = Runner(model, lean=True)
+    free = any(not isinstance(axis, int) for spec in specs for axis in spec.shape[1:])
+    integers = any(spec.dtype.kind in "iu" for spec in specs)
+    for length, below in product(FREE if free else FREE[:1], (2, 1) if integers else (2,)):
+        feeds = _feeds(specs, length, below)
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds[0].items())
+        source = Source(specs, python_object(feeds, f"random inputs ({shapes})"))
+        try:
+            for sample in source:
+                run(sample.feed)
+        except RequantError:
+            continue
+        return source
+    return None
+
+
+def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Source | None:
+    """Return random feeds of given shapes, as `generated_source` draws them; None where the model refuses them.
+
+    Raises:
+        RequantError: The runtime cannot load the model, or an input cannot be fed from arrays.
+    """
+    specs = [replace(spec, shape=shapes[spec.name]) for spec in input_specs(open_session(model, lean=True))]
+    run = Runner(model, lean=True)
+    for below in (2, 1):
+        feeds = _feeds(specs, 0, below)
+        told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds[0].items())
+        try:
+            run(feeds[0])
+        except RequantError:
+            continue
+        return Source(tuple(specs), python_object(feeds, f"random inputs ({told})"))
+    return None
+
+
+def _feeds(specs: Sequence[InputSpec], length: int, below: int) -> list[dict[str, Array]]:
+    """Return random feeds whose free axes but the first have `length`, with integers below `below`."""
+    random = np.random.default_rng(0)
+    return [{spec.name: _array(spec, length, below, random) for spec in specs} for _ in range(FEEDS)]
+
+
+def _array(spec: InputSpec, length: int, below: int, random: np.random.Generator) -> Array:
+    """Return a random array for one input."""
+    shape = [axis if isinstance(axis, int) else 1 if place == 0 else length for place, axis in enumerate(spec.shape)]
+    if spec.dtype.kind == "f":
+        return random.standard_normal(shape).astype(spec.dtype)
+    if spec.dtype.kind == "b":
+        return np.ones(shape, np.bool_)
+    if spec.dtype.kind in "iu":
+        return random.integers(0, below, shape).astype(spec.dtype)
+    return np.full(shape, "a")

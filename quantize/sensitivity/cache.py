@@ -1,0 +1,120 @@
+"""Trials are kept in the user's cache folder as they are made, so that a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...calibration.samples import Sample
+from ..placement.costs import Machine, folder
+from .switch_graph import Switch
+from .switch_model import Powers, Switchboard
+
+SCHEMA = 1
+PREFIX = "sensitivity-"
+KEPT = 30 * 24 * 3600  # seconds after which what nobody has asked for again is removed
+
+
+@dataclass(slots=True)
+class Trials:
+    """Trials of one board on one set of samples.
+
+    Attributes:
+        path: The file: a JSON array per line, of a trial's digest and of its powers by output.
+        known: The trials that are there, by digest.
+        write: Appends a line.
+        added: How many were added.
+    """
+
+    path: Path
+    known: dict[str, Powers] = field(default_factory=dict)
+    write: Callable[[str], object] = lambda line: None
+    added: int = 0
+
+    def add(self, key: str, found: Powers) -> None:
+        """Keep a trial."""
+        self.known[key] = found
+        self.added += 1
+        with suppress(OSError):  # a full disk takes nothing but the convenience
+            self.write(json.dumps([key, found]) + "\n")
+
+
+@contextmanager
+def trials_of(board: Switchboard, samples: Sequence[Sample], *, fresh: bool) -> Iterator[Trials]:
+    """Open the trials that are kept of a board: of the same weights, scales, samples, runtime and processor.
+
+    Args:
+        board: The board.
+        samples: The samples.
+        fresh: Whether to forget them first.
+    """
+    path = folder() / f"{PREFIX}{_key(board, samples)}.jsonl"
+    found = Trials(path)
+    if fresh:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    found.known.update(_read(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.is_file() and not path.read_bytes().endswith(b"\n")
+        file = path.open("a", encoding="utf-8", buffering=1)  # a line at a time, whatever ends the run
+        if torn:
+            file.write("\n")
+    except OSError:
+        yield found
+        return
+    with file:
+        found.write = file.write
+        yield found
+
+
+def digest(on: Collection[Switch]) -> str:
+    """Return a short digest of a set of switches."""
+    text = repr(sorted((switch.unit, switch.tensor) for switch in on))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def forget_old(now: float | None = None) -> int:
+    """Remove what was not asked for in a long time; return how many files there were."""
+    removed = 0
+    for path in folder().glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if (now or time.time()) - path.stat().st_mtime > KEPT:
+                path.unlink()
+                removed += 1
+    return removed
+
+
+def _key(board: Switchboard, samples: Sequence[Sample]) -> str:
+    """Return what distinguishes trials from all others."""
+    machine = Machine.here(1)
+    told = (SCHEMA, machine.runtime, machine.cpu, board.identity, [_digest(sample) for sample in samples])
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+
+
+def _digest(sample: Sample) -> str:
+    """Return a digest of all that a sample feeds."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, array in sorted(sample.feed.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def _read(path: Path) -> Iterator[tuple[str, Powers]]:
+    """Yield the trials of a file; the last line may be cut off."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        os.utime(path)
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        with suppress(ValueError, TypeError, AttributeError):
+            key, found = json.loads(line)
+            yield str(key), {str(name): (float(signal), float(noise)) for name, (signal, noise) in found.items()}

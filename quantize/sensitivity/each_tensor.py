@@ -1,0 +1,92 @@
+"""Which tensors must not be uint8: each one is quantized alone, and the model's outputs tell."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from ...calibration.samples import Sample
+from ...transforms.graph import nodes_by_name
+from ...transforms.qparams import Array, QParams
+from ..accuracy.outputs import decibels
+from ..job import Job
+from ..model.shapes import fed_shapes
+from ..placement.estimates import runs_in
+from .switch_graph import Switch
+from .switch_model import noises, tensor_switches
+
+# A tensor ruins a model when it alone leaves less than RUIN_DB at an output and stands out from the others: the
+# tensors of a network that is merely hard to quantize are all alike, and none of them is worth a float unit.
+RUIN_DB = 20.0
+STANDS_OUT_DB = 10.0
+
+
+def ruinous(sqnr_db: Mapping[str, float], least: float = RUIN_DB) -> dict[str, str]:
+    """Return the tensors that must stay float, with the reason, from the SQNR that each alone leaves.
+
+    Args:
+        sqnr_db: By tensor, in dB.
+        least: With so much or more no tensor ruins anything, in dB.
+    """
+
+    def limit(name: str) -> float:
+        others = [value for other, value in sqnr_db.items() if other != name]
+        return min(least, statistics.median(others) - STANDS_OUT_DB) if others else least
+
+    return {
+        name: f"in uint8 {name!r} alone leaves {value:.1f} dB at an output"
+        for name, value in sqnr_db.items()
+        if value < limit(name)
+    }
+
+
+def alone(
+    model: ir.Model,
+    qparams: Mapping[str, QParams],
+    samples: Sequence[Sample],
+    *,
+    optimize: bool = True,
+    runs: float = math.inf,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, float]:
+    """Return the least SQNR, in dB, of the float outputs when one tensor at a time goes through uint8.
+
+    One session serves all tensors.
+
+    Args:
+        model: A float model.
+        qparams: uint8 scale and zero point of each tensor to try.
+        samples: A few samples; tensors times samples inferences are made.
+        optimize: Whether the runtime may rewrite the graph, see `tensor_switches`.
+        runs: How many inferences may be made: of the samples, fewer are tried. Where one alone takes more, nothing is.
+        progress: Called with how many tensors are done, and how many there are.
+
+    Returns:
+        In dB, by tensor; empty where `runs` are too few.
+
+    Raises:
+        RequantError: The model fails on a sample.
+    """
+    if len(qparams) > runs:
+        return {}
+    board = tensor_switches(model, qparams, optimize=optimize)
+    if not board.outputs:
+        return dict.fromkeys(qparams, math.inf)
+    if qparams and runs < len(qparams) * len(samples):
+        samples = samples[: int(runs // len(qparams))]
+    found = {}
+    trials = ({Switch("", name)} for name in qparams)
+    for name, outputs in zip(qparams, noises(board, trials, samples), strict=True):
+        found[name] = min(decibels(*sums) for sums in outputs.values())
+        if progress is not None:
+            progress(len(found), len(qparams))
+    return found
+
+
+def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:
+    """Return about how often the float model runs on a feed in some time, the same everywhere."""
+    sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
+    return runs_in(seconds, job.widest.units, nodes_by_name(job.simple), sizes)

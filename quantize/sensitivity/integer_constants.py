@@ -1,0 +1,96 @@
+"""What the constants of a plan's units stand for as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from ...calibration.session import Array
+from ...transforms.graph import constant, nodes_by_name
+from ...transforms.insert_qdq import constant_operands
+from ...transforms.int8_weights import Adjustment, WeightWriter
+from ...transforms.ops import OPS
+from ...transforms.plan import Impl, Plan, Unit
+from ...transforms.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
+from ...transforms.writer import Writer
+from .switch_graph import with_lookups
+
+
+def integer_constants(
+    model: ir.Model,
+    plan: Plan,
+    qparams: Mapping[str, QParams],
+    *,
+    scheme: Scheme | None = None,
+    means: Mapping[str, Array] | None = None,
+    adjusted: Mapping[str, Adjustment] | None = None,
+    exact: bool = True,
+) -> dict[str, dict[int, Array]]:
+    """Return the values that the integer constants of a plan's units stand for: weights, biases and operands.
+
+    Arguments as of `insert_qdq`. The biases behind a MatMul, of an operator of its own, are not among them.
+    """
+    scheme = scheme or Scheme()
+    copy = model.clone()
+    adjusted = adjusted or {}
+    writer = WeightWriter(
+        Writer.of(copy, scheme), scheme.weight_params, means=means or {}, adjusted=adjusted, exact=exact
+    )
+    nodes = nodes_by_name(copy)
+    qparams = with_lookups(plan, nodes, qparams)
+    found = {}
+    for unit in plan.units:
+        node = nodes[unit.nodes[0]]
+        if plan.impl(unit).reads_u8:
+            found[unit.name] = _static(node, unit, qparams[plan.root(unit.inputs[0])], scheme, writer)
+        elif plan.impl(unit).int8:
+            found[unit.name] = _stored(node, unit, plan.impl(unit), scheme)
+    return {name: arrays for name, arrays in found.items() if arrays}
+
+
+def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: WeightWriter) -> dict[int, Array]:
+    """Return what the constants of a unit on uint8 become."""
+    if OPS[unit.op].kind == "compute":
+        if constant(node.inputs[1]) is None:
+            return {}
+        writer.static(node, unit, float(x.scale))
+        return {index: _behind(value) for index, value in enumerate(node.inputs) if _is_integer(value)}
+    operands = constant_operands(node, unit, scheme)
+    return {index: dequantize(stored, params) for index, stored, params in operands}
+
+
+def _stored(node: ir.Node, unit: Unit, impl: Impl, scheme: Scheme) -> dict[int, Array]:
+    """Return what the weights of a unit that reads float become."""
+    row, found = OPS[unit.op], {}
+    indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op == "LSTM" else (1,)
+    for index in indices:
+        tensor = constant(node.inputs[index])
+        if tensor is None:
+            continue
+        array = tensor.numpy()
+        if unit.op == "Gather":
+            params, rows = symmetric_s8(array, 0), array
+        elif unit.op == "LSTM":
+            rows = array.reshape(array.shape[0] * array.shape[1], -1)
+            params = scheme.weight_params(rows, 0)
+        else:
+            params, rows = scheme.weight_params(array, row.channel_axis(node) % array.ndim), array
+        found[index] = dequantize(quantize(rows, params), params).reshape(array.shape)
+    return found
+
+
+def _is_integer(value: ir.Value | None) -> bool:
+    """Whether a tensor is dequantized from integers of the file."""
+    dq = value.producer() if value is not None else None
+    return dq is not None and dq.op_type == "DequantizeLinear" and constant(dq.inputs[0]) is not None
+
+
+def _behind(value: ir.Value | None) -> Array:
+    """Return the values of a constant that is dequantized."""
+    dq = value.producer() if value is not None else None
+    assert dq is not None
+    stored, scale, zero = (constant(each) for each in dq.inputs[:3])
+    assert stored is not None and scale is not None and zero is not None  # the writer has put them there
+    axis = dq.attributes.get_int("axis", 1) if len(scale.shape) else None
+    return dequantize(stored.numpy(), QParams(scale=scale.numpy(), zero_point=zero.numpy(), axis=axis))

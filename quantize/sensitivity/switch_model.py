@@ -1,0 +1,230 @@
+"""A float model with a switch wherever a plan puts integers: any part of the plan is tried in one session."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ... import RequantError
+from ...calibration.execution import cpus
+from ...calibration.samples import Sample
+from ...calibration.session import Array, Feed, open_session, runtime_message
+from ...calibration.stamps import model_stamp
+from ...transforms.graph import nodes_by_name
+from ...transforms.plan import Plan
+from ...transforms.qparams import QParams
+from ..accuracy.outputs import balance, balanced_noise, powers
+from ..model.files import Weights, serialize
+from .switch_graph import SWITCHES, Part, Switch, everyone, insert_part, insert_tap, taps_of, wires_of
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
+
+Powers: TypeAlias = dict[str, tuple[float, float]]
+"""The sums of squares of each output and of its noise."""
+Constants: TypeAlias = Mapping[str, Mapping[int, Array]]
+"""By unit and index of the input of its first node, the float32 values that its integers stand for."""
+
+
+@dataclass(frozen=True)
+class Switchboard:
+    """A model that runs with any part of a plan in integers; made by `switchboard` or `tensor_switches`.
+
+    Attributes:
+        session: The model in the runtime, on one thread: runs at the same time do not disturb each other.
+        outputs: The float outputs.
+        switches: The switches, with the place of each in the input that sets them.
+        parts: The units that have switches, each with the place that says whether any of these is on.
+        plan: The plan whose integers can be had.
+        identity: What changes when the model, its weights, scales or switches do.
+    """
+
+    session: InferenceSession
+    outputs: tuple[str, ...]
+    switches: Mapping[Switch, int]
+    parts: Mapping[str, int] = field(default_factory=dict)
+    plan: Plan = field(default_factory=lambda: Plan((), {}))
+    identity: str = ""
+
+    @property
+    def everything(self) -> frozenset[Switch]:
+        """All switches: the outputs are those of the integer model."""
+        return frozenset(self.switches)
+
+    def unit(self, name: str) -> frozenset[Switch]:
+        """The switches of a unit: its constants, and what it reads; what it writes only where nobody reads that so."""
+        outputs = {tensor for unit in self.plan.units if unit.name == name for tensor in unit.outputs}
+        return frozenset(s for s in self.switches if s.unit == name or (not s.unit and s.tensor in outputs))
+
+    def tensor(self, name: str) -> frozenset[Switch]:
+        """The switches of a tensor for all who read it, or what has its scale."""
+        return frozenset(s for s in self.switches if s.tensor and self.plan.root(s.tensor) == name)
+
+    def constants(self, unit: str) -> frozenset[Switch]:
+        """The switch of the constants of a unit; none where it has no constants."""
+        return frozenset({Switch(unit, "")} & self.switches.keys())
+
+    def of(self, plan: Plan) -> frozenset[Switch]:
+        """Return the switches of another plan, in which fewer units are in integers, and those in the same form.
+
+        A tensor that an integer kernel writes is in integers for all who read it, another one for those who compute
+        on it in integers. What moves values keeps the scale that it has in the whole plan.
+        """
+        integer = {unit.name for unit in plan.units if plan.impl(unit).int8}
+        return frozenset(s for s in self.switches if s.unit in integer or s.tensor in plan.produced_u8)
+
+    def run(self, feed: Feed, on: Collection[Switch] = ()) -> dict[str, Array]:
+        """Return the float outputs with some switches on.
+
+        Raises:
+            RequantError: The runtime refuses the feed.
+        """
+        fed = dict(feed)
+        if self.switches:
+            fed[SWITCHES] = np.zeros(len(self.switches) + len(self.parts), np.bool_)
+            fed[SWITCHES][[self.switches[switch] for switch in on]] = True
+            fed[SWITCHES][[self.parts[switch.unit] for switch in on if switch.unit]] = True
+        try:
+            return dict(zip(self.outputs, self.session.run(list(self.outputs), fed), strict=True))
+        except Exception as error:  # the runtime's exceptions share no base class of their own
+            raise RequantError(f"the model fails: {runtime_message(error)}") from error
+
+
+def switchboard(
+    model: ir.Model,
+    plan: Plan,
+    qparams: Mapping[str, QParams],
+    constants: Constants | None = None,
+    *,
+    optimize: bool = True,
+    folder: Path | None = None,
+) -> Switchboard:
+    """Open a session in which any part of a plan can be in integers.
+
+    Weights are there three times, twice in float, so that those of a large model had better be left out.
+
+    Args:
+        model: The simplified float model that the plan is of.
+        plan: What can be in integers.
+        qparams: Scale and zero point of every tensor in ``plan.observed``.
+        constants: What `integer_constants` returns; units that are not there keep their own.
+        optimize: Whether the runtime may rewrite the graph: ONNX Runtime 1.31 aborts where it finds a DequantizeLinear,
+            a Transpose or the like, and a reader in one of the bodies that are put in.
+        folder: Where large weights may be put.
+
+    Raises:
+        RequantError: The runtime cannot load it.
+    """
+    copy = model.clone()
+    taps = taps_of(copy, plan, qparams)
+    arrays = {name: found for name, found in (constants or {}).items() if found}
+    switches = [*taps, *(Switch(name, "") for name in arrays)]
+    parts = [unit for unit in plan.units if any(switch.unit == unit.name for switch in switches)]
+    wires = wires_of(copy, len(switches) + len(parts))
+    wired = dict(zip(switches, wires, strict=False))
+    for index, switch in enumerate(taps):
+        if not switch.unit:
+            insert_tap(copy, taps[switch], wired[switch], f"requant_tap_{index}")
+    nodes = nodes_by_name(copy)
+    for index, (unit, some) in enumerate(zip(parts, wires[len(switches) :], strict=True)):
+        part = Part(
+            [nodes[name] for name in unit.nodes],
+            [(taps[switch], wired[switch]) for switch in taps if switch.unit == unit.name],
+            arrays.get(unit.name, {}),
+            wired.get(Switch(unit.name, "")),
+            some,
+        )
+        insert_part(copy, part, f"requant_unit_{index}")
+    places = {unit.name: len(switches) + index for index, unit in enumerate(parts)}
+    return _opened(copy, switches, places, plan, optimize=optimize, folder=folder)
+
+
+def tensor_switches(
+    model: ir.Model, qparams: Mapping[str, QParams], *, optimize: bool = True, folder: Path | None = None
+) -> Switchboard:
+    """Open a session with one switch, ``Switch("", name)``, for each of some tensors of the main graph.
+
+    Args:
+        model: A float model.
+        qparams: Scale and zero point of each tensor.
+        optimize: As for `switchboard`.
+        folder: Where large weights may be put.
+
+    Raises:
+        RequantError: The runtime cannot load it.
+    """
+    copy = model.clone()
+    values = ir.convenience.create_value_mapping(copy.graph, include_subgraphs=False)
+    taps = {Switch("", name): everyone(values[name], (), params) for name, params in qparams.items()}
+    for index, (tap, wire) in enumerate(zip(taps.values(), wires_of(copy, len(taps)), strict=True)):
+        insert_tap(copy, tap, wire, f"requant_tap_{index}")
+    return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=folder)
+
+
+def noises(
+    board: Switchboard, trials: Iterable[Collection[Switch]], samples: Sequence[Sample], workers: int | None = None
+) -> Iterator[Powers]:
+    """Yield for each trial, a set of switches that are on, the powers of the outputs and of their noise.
+
+    Where the channels of an output are of different magnitudes, as where offsets of boxes and scores are joined, the
+    noise counts in each channel relative to that channel's own power (`balance`), if that is more.
+
+    Several trials run at a time; what comes of them does not depend on how many.
+
+    Args:
+        board: The model.
+        trials: What is on.
+        samples: What each is run on.
+        workers: How many run at a time; None for one per CPU.
+
+    Raises:
+        RequantError: The model fails on a sample.
+    """
+
+    def outputs(sample: Sample, on: Collection[Switch]) -> dict[str, Array]:
+        try:
+            return board.run(sample.feed, on)
+        except RequantError as error:
+            raise RequantError(f"{sample.where}: {error}") from error
+
+    def trial(on: Collection[Switch]) -> Powers:
+        total = {name: np.zeros(3) for name in board.outputs}
+        for sample, reference in zip(samples, references, strict=True):
+            for name, value in outputs(sample, on).items():
+                exact = reference[name]
+                total[name] += (*powers(exact, value), balanced_noise(exact, value, balances[name]))
+        # not np.maximum, of which NaN, the noise of what is not finite, would come too
+        return {name: (float(sums[0]), float(max(sums[1], sums[2]))) for name, sums in total.items()}
+
+    pool = ThreadPoolExecutor(workers or cpus())
+    try:
+        references = list(pool.map(lambda sample: outputs(sample, ()), samples))
+        balances = {name: balance([reference[name] for reference in references]) for name in board.outputs}
+        yield from pool.map(trial, trials)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _opened(
+    copy: ir.Model,
+    switches: Sequence[Switch],
+    parts: Mapping[str, int],
+    plan: Plan,
+    *,
+    optimize: bool,
+    folder: Path | None,
+) -> Switchboard:
+    """Open the session of a model that has its switches."""
+    source = serialize(copy, folder)
+    session = open_session(source, threads=1, optimize=optimize, lean=Weights.of(copy).lumpy)
+    outputs = tuple(output.name for output in session.get_outputs() if output.type in FLOATS)
+    places = {switch: index for index, switch in enumerate(switches)}
+    return Switchboard(session, outputs, places, parts, plan, repr((model_stamp(source), switches)))

@@ -1,0 +1,1 @@
+"""The steps of `quantize_model`: prepare, simplify, ranges, evidence, emit, judge, deliver."""

@@ -1,0 +1,107 @@
+"""Calibration by itself: range files and logs of float models, and the log of a logging model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from io import StringIO
+from pathlib import Path
+
+from ... import RequantError
+from ...calibration.files import load_ranges, merge_files, write_atomically
+from ...calibration.identity import fingerprint
+from ...calibration.log import check_names, log_text
+from ...calibration.runner import LOG_MARK, run_logged
+from ...calibration.sources import DataSource
+from ..model.files import load_model, staging
+from ..options.options import Options
+from ..result import Calibration
+from ..runtime.inputs import open_data
+from ..runtime.progress import Progress, silent
+from .prepare import prepare
+from .ranges import causes_of, inspect_data, inspect_file, observe_plan
+
+Path_ = str | os.PathLike[str]
+
+
+def calibrate_model(
+    model: Path_,
+    data: DataSource,
+    options: Options | None = None,
+    *,
+    log: Path_ | None = None,
+    progress: Progress = silent,
+) -> Calibration:
+    """Observe what `quantize_model` with these options observes, and choose ranges as it does.
+
+    Args:
+        model: Path of the float model.
+        data: A data source, as `quantize_model` takes it.
+        options: See `Options`.
+        log: A min/max log to write too, with the extremes of each tensor.
+        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+
+    Raises:
+        RequantError: The model, the data or the options are not what they must be, or nothing could become uint8.
+    """
+    options = options or Options()
+    if options.ranges is not None:
+        raise RequantError(f"{model}: ranges are what calibrating makes; quantize takes them")
+    identity = fingerprint(load_model(model))
+    scratch = options.execution.scratch
+    with staging(None if scratch is None else scratch / "model") as folder:  # where all workers see it
+        job = prepare(model, data, options, folder, progress)
+        if not job.widest.quantized:
+            raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
+        if log is not None:
+            check_names(job.widest.quantized)
+        file = observe_plan(job, identity)
+        found = inspect_data(job, file.seen, causes_of(job, file.seen))
+    if log is not None:
+        write_atomically(log, log_text(file.seen.ranges).encode())
+    return Calibration(file, found)
+
+
+def is_logging(model: Path_) -> bool:
+    """Whether a model is one that `insert_logging` made.
+
+    Raises:
+        RequantError: It cannot be read.
+    """
+    loaded = load_model(model)
+    return "requant.log_first_n" in loaded.metadata_props or any(
+        LOG_MARK in str(value.name) for value in loaded.graph.outputs
+    )
+
+
+def log_model(
+    model: Path_,
+    data: DataSource,
+    log: Path_,
+    *,
+    samples: int | None = None,
+    progress: Progress = silent,
+) -> int:
+    """Run a logging model over data and write its min/max log; return the number of lines.
+
+    Raises:
+        RequantError: The model logs nothing, or the data do not fit; no log is written.
+    """
+    load_model(model)  # what is wrong with a file is told in the same words by every command
+    lines = StringIO()
+    written = run_logged(Path(model), open_data(model, data, samples), lines.write, progress=partial(progress, "log"))
+    write_atomically(log, lines.getvalue().encode())
+    return written
+
+
+def merge_ranges(paths: Sequence[Path_]) -> Calibration:
+    """Merge range files of one model, at least one; the result is that of one run over all the data.
+
+    The findings are those that need no data.
+
+    Raises:
+        RequantError: A file cannot be read, or they do not go together.
+    """
+    file = merge_files([load_ranges(path) for path in paths])
+    return Calibration(file, inspect_file(file))

@@ -1,0 +1,175 @@
+"""From what is known of a model and its data to a candidate: evidence, placement, emission, corrections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from ... import RequantError
+from ...transforms import signature, verify
+from ...transforms.existing import drop_round_trips
+from ...transforms.fuse_silu import fuse_silus
+from ...transforms.insert_qdq import insert_qdq
+from ...transforms.int8_weights import Adjustment
+from ...transforms.joined_convs import join_convs
+from ...transforms.ops import GATE
+from ...transforms.plan import Plan
+from ...transforms.qdq_to_qoperator import qdq_to_qoperator
+from ...transforms.qparams import QParams
+from ..accuracy.outputs import Accuracy
+from ..accuracy.selected_outputs import selected_from, showing
+from ..corrections.adjust import find_adjustments
+from ..corrections.equalization import equalized
+from ..job import Candidate, Evidence, Job
+from ..model.files import serialize
+from ..model.metadata import describe_origin
+from ..options.efforts import ADJUSTING, EFFORTS
+from ..placement import Placement
+from ..placement.joined_convs import sums_of, with_common_scales
+from ..placement.plan_file import read_plan
+from ..placement.rules import Facts, choose_by, facts_of
+from ..placement.search import Write, everything, place
+from ..sensitivity.each_tensor import alone, ruinous, runs_for
+from .judge import first_feed, judge
+from .ranges import Found
+
+EVIDENCE = 4  # samples for each tensor tried alone
+FINE_DB = 45.0  # a model with less noise than this is as good as float: none of its tensors is worth a look
+
+
+def scaled(job: Job) -> Job:
+    """Return a job whose simplified model is equalized, where that is asked for."""
+    return equalized(job) if "equalize" in job.corrections else job
+
+
+def gathered(job: Job, ranges: Found) -> Evidence:
+    """Find out what each tensor alone does to the outputs, before it is decided what is int8.
+
+    With little effort, or a plan of the user's, only a model that comes out ruined is looked into (`_mended`).
+    """
+    effort = EFFORTS[job.options.effort]
+    if not effort.seconds or job.options.plan is not None or not job.judged or job.weights.large:
+        return Evidence()
+    facts, rules, write = choices(job, ranges, Evidence())
+    try:
+        candidate = write(rules if job.options.placed_by == "rules" else everything(facts, rules))
+        accuracy = judge(job, candidate)
+    except RequantError:  # of the plan that is chosen it will be said
+        return Evidence()
+    if accuracy.worst_sqnr_db >= FINE_DB or not candidate.qparams:
+        return Evidence()
+    found = each_alone(job, candidate, accuracy, effort.seconds)
+    return Evidence(ruinous(found, effort.least_db), {name: 10 ** (-value / 10) for name, value in found.items()})
+
+
+def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: float = math.inf) -> dict[str, float]:
+    """Return the SQNR that each tensor of a candidate alone leaves at the outputs, in dB."""
+    if job.source is None:
+        return {}
+    samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
+    values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
+    outside = {name: params for name, params in candidate.qparams.items() if name in values}
+    compared = accuracy.sqnr_db
+    sources = [source for source in selected_from(job.simple) if source[-1] in compared]
+    unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
+    judged = showing(job.simple, sources, unlike) if sources else job.simple
+    told = partial(job.progress, "try tensors alone")
+    runs = runs_for(job, samples[0].feed, seconds) if samples else 0
+    return alone(judged, outside, samples, optimize=not job.given, runs=runs, progress=told)
+
+
+def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Write]:
+    """Return what may be decided, the plan by rules, and what writes a plan."""
+    facts = replace(
+        facts_of(job.simple, job.selection, job.types, job.scheme.activation),
+        static=job.static,
+        ranges=found.ranges,
+        kept_float={**found.without, **evidence.kept_float},
+        shifted=job.options.shifts(exact=job.exact),
+        portable=job.options.portable,
+    )
+    return facts, choose_by(facts, job.simple), partial(write_plan_into, job, found)
+
+
+def emit(job: Job, found: Found, evidence: Evidence) -> Candidate:
+    """Place, write and correct."""
+    facts, rules, write = choices(job, found, evidence)
+    if job.options.plan is not None:
+        candidate = write(read_plan(job.options.plan, facts, rules, strict=False))
+        placement = Placement("plan")
+    else:
+        candidate, placement = place(job, facts, rules, write, first_feed(job), evidence.noise)
+    return replace(corrected(job, found, candidate), placement=placement, evidence=evidence)
+
+
+def corrected(job: Job, found: Found, candidate: Candidate) -> Candidate:
+    """Correct what the corrections that are asked for find to be wrong, and join convolutions that are only added."""
+    adjusted: Mapping[str, Adjustment] = {}
+    if job.corrections & ADJUSTING and job.judged and not job.weights.large:
+        plain = candidate if job.options.format == "qdq" else write_plan_into(job, found, candidate.plan, form="qdq")
+        adjusted = find_adjustments(job, plain)
+    if not adjusted and not sums_of(job, candidate.plan):
+        return candidate
+    return write_plan_into(job, found, candidate.plan, adjusted, join=True)
+
+
+def write_plan_into(
+    job: Job,
+    found: Found,
+    plan: Plan,
+    adjusted: Mapping[str, Adjustment] | None = None,
+    form: str = "",
+    *,
+    join: bool = False,
+) -> Candidate:
+    """Write a plan into a model.
+
+    Args:
+        job: The job.
+        found: The ranges.
+        plan: What becomes int8.
+        adjusted: What was found on data for the weights of units.
+        form: The format, if not that of the job.
+        join: Whether convolutions of which only the sum is read become one. Before that, every unit has a kernel of
+            its own, which may be timed and corrected.
+    """
+    ranges = found.ranges
+    dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
+    given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
+    qparams = {
+        name: given[name]
+        if name in given and name not in found.overridden and _covers(given[name], ranges.get(name))
+        else job.scheme.activation_params(*ranges[name])
+        for name in plan.observed
+    }
+    model = job.simple.clone()
+    steps = ["insert_qdq"]
+    floats = {u.name for u in plan.units if u.op == GATE and not plan.impl(u).int8 and plan.produced_u8 & {*u.inputs}}
+    if floats and fuse_silus(model, floats).applied:
+        steps.insert(0, "fuse_silu")
+    means = found.means if "means" in job.corrections else {}
+    adjusted = with_common_scales(job, plan, qparams, adjusted or {})
+    written = insert_qdq(
+        model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.exact
+    )
+    if join:
+        join_convs(model, sums_of(job, plan), job.scheme)
+    if job.given:
+        drop_round_trips(model)
+    if (form or job.options.format) == "qoperator":
+        qdq_to_qoperator(model)
+        steps.append("qdq_to_qoperator")
+    describe_origin(model, steps, qparams, job.asked())
+    verify(model, like=signature(job.simple))
+    return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)
+
+
+def _covers(params: QParams, span: tuple[float, float] | None) -> bool:
+    """Whether a tensor of this range keeps its values with these parameters: a pair may clip for some readers only."""
+    if span is None:
+        return True
+    (least, most), step = params.range, float(params.scale)
+    return least - step <= span[0] and span[1] <= most + step

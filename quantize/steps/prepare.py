@@ -1,0 +1,201 @@
+"""The first stage of `quantize_model`: what can be refused is refused, and the graph made plain."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ... import RequantError
+from ...calibration.session import Array, ModelSource, newest_ir_version, open_session
+from ...calibration.sources import DataSource, Source
+from ...transforms import PipelineResult, StepResult
+from ...transforms.existing import given_params, release_weights
+from ...transforms.graph import node_name, nodes_by_name, separate_bodies
+from ...transforms.inline_functions import ORIGIN
+from ..accuracy.pair import timing_note
+from ..job import Job
+from ..model.files import Weights, about, load_model, serialize
+from ..model.types import add_types
+from ..options.given_ranges import load_supply
+from ..options.options import Options
+from ..placement.costs import read as read_costs
+from ..placement.plan_file import read_plan
+from ..placement.rules import choose, choose_by, facts_of
+from ..placement.search import everything
+from ..runtime.inputs import open_data, stacked
+from ..runtime.isa import resolve
+from ..runtime.progress import Progress, silent
+from ..runtime.random_inputs import generated_source
+from ..runtime.session import Runner
+from .simplify import LITTLE, WIDEN, pipelines, simplify
+
+
+def prepare(
+    path: str | os.PathLike[str], data: DataSource | None, options: Options, folder: Path, progress: Progress
+) -> Job:
+    """Load a model, check everything that can be refused, and simplify it.
+
+    Raises:
+        RequantError: The request cannot be met.
+    """
+    supply = load_supply(options)
+    original = load_model(path)
+    options.selection.check(original)
+    if not supply.is_of(original):
+        simple = make_plain(path, original, folder, progress).model
+        raise supply.refuse(path, simple, choose(simple).quantized)
+    reference, remarks = _reference(Path(path), original, folder)
+    source = generated_source(reference) if data is None else open_data(reference, data, options.samples)
+    if data is not None and source is not None:
+        Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
+    types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
+    plain = make_plain(path, original, folder, progress, portable=options.portable)
+    simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
+    supply.check(original, simple)
+    types |= {new: types[old] for new, old in renamed.items() if old in types}
+    # a node in the body of a function may have been renamed once more: its names are those of what it was before
+    origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
+    selection = options.selection.renamed([*renamed.items(), *origins])
+    gone = set(types) - set(nodes_by_name(simple))
+    for name in sorted(gone):
+        if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
+            notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours before anything else")
+    if source is None:
+        notes.append("not measured: no lengths of the inputs' free axes are found that the model runs on; give data")
+    elif data is None:
+        notes.append(f"measured on {source.description}: give data to judge the model by")
+    weights = Weights.of(simple)
+    notes += remarks
+    notes += [note] if (note := timing_note(weights)) else []
+    notes += supply.remarks(simple, options.scheme)
+    static = data is not None or supply.ranges is not None
+    exact = resolve(options.isa).exact
+    facts = facts_of(simple, selection, types, options.scheme.activation)
+    facts = replace(facts, static=static, shifted=options.shifts(exact=exact), portable=options.portable)
+    widest = choose_by(facts, simple)
+    if options.plan is not None:
+        read_plan(options.plan, facts, widest)  # what does not fit is refused before anything is observed
+    if options.costs is not None:
+        costs = read_costs(options.costs)
+        if costs.machine.threads != options.threads:
+            raise RequantError(f"{options.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
+    if (options.place != "rules" or options.plan is not None) and static:
+        widest = everything(facts, widest)
+    return Job(
+        path=Path(path),
+        reference=reference,
+        folder=folder,
+        simple=simple,
+        float_source=serialize(simple, folder),
+        weights=weights,
+        types=types,
+        selection=selection,
+        widest=widest,
+        steps=tuple(plain.steps),
+        given=given_params(simple),
+        exact=exact,
+        notes=tuple(notes),
+        supply=supply,
+        source=source,
+        judged=data is not None,
+        options=options,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model made plain.
+
+    Attributes:
+        model: The simplified copy, all of whose nodes and tensors have names of their own.
+        notes: What went wrong.
+        renamed: The old names of renamed nodes.
+        origins: Pairs of the name of a node that came out of a function and a name it had.
+        steps: What each transform did.
+    """
+
+    model: ir.Model
+    notes: Sequence[str]
+    renamed: Mapping[str, str]
+    origins: Sequence[tuple[str, str]]
+    steps: Sequence[StepResult]
+
+
+def make_plain(
+    path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress, *, portable: bool = False
+) -> Plain:
+    """Simplify a model, on whose tensors everything later is decided.
+
+    Raises:
+        RequantError: The runtime does not load it.
+    """
+    with about(path):
+        inlined, origins = _inlined(original, progress)
+        done, notes, renamed = _plainer(inlined.model, folder, progress, portable=portable)
+    add_types(done.model, folder)
+    return Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
+
+
+def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
+    """Return the float model as the runtime runs it, with what is to be said of it.
+
+    ONNX Runtime has hardly a kernel for bfloat16: such a model is held against itself in float32.
+    """
+    tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
+    if ir.DataType.BFLOAT16 not in tensors:
+        return path, []
+    try:
+        open_session(path, lean=True)
+    except RequantError:
+        pass
+    else:
+        return path, []
+    widened = simplify(original, silent, pipeline=WIDEN).model
+    widened.ir_version = min(widened.ir_version, newest_ir_version())
+    return serialize(widened, folder), ["the runtime has no kernels for bfloat16: float is float32 here"]
+
+
+def _plainer(
+    original: ir.Model, folder: Path, progress: Progress, *, portable: bool
+) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
+    """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
+    notes: list[str] = []
+    _, plain = pipelines(portable=portable)
+    for pipeline in (plain, LITTLE):
+        done = simplify(original, progress, pipeline=pipeline)
+        notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
+        model = done.model
+        model.ir_version = min(model.ir_version, newest_ir_version())
+        release_weights(model)
+        renamed = separate_bodies(model)
+        try:
+            open_session(serialize(model, folder), lean=True)
+        except RequantError as error:
+            if pipeline is LITTLE:
+                raise
+            notes.append(f"the simplified model does not load, so that the model is taken as it is ({error})")
+        else:
+            break
+    return done, notes, renamed
+
+
+def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, list[tuple[str, str]]]:
+    """Return a copy without functions, and pairs of the name of a node that came out of one and a name it had."""
+    inline, _ = pipelines()
+    done = simplify(original, progress, pipeline=inline)
+    origins = []
+    for node in done.model.graph.all_nodes():
+        names = json.loads(node.metadata_props.pop(ORIGIN, "[]"))
+        origins += [(node_name(node), name) for name in names]
+    return done, origins
+
+
+def _first(source: Source, batch: int) -> Mapping[str, Array]:
+    """Return the first feed, of `batch` items."""
+    return (next(iter(source)) if batch == 1 else stacked(source, batch)).feed

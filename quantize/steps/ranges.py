@@ -1,0 +1,203 @@
+"""Ranges for a plan: observed on data, read from a range file or a log, set by the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ...calibration import normalisation
+from ...calibration.checks import Finding, explain_broken, findings, probe
+from ...calibration.files import Data, RangeFile
+from ...calibration.identity import tensor_digests
+from ...calibration.log import Log
+from ...calibration.observations import Observations, Place
+from ...calibration.observers import Channels
+from ...calibration.ranges import Range
+from ...calibration.runner import observe
+from ...calibration.session import Array
+from ...transforms.bias_correction import mean_axis
+from ...transforms.graph import nodes_by_name
+from ...transforms.ops import OPS
+from ..corrections.activation_ranges import ranges_by_results
+from ..job import Job
+from ..options.given_ranges import precision_of
+
+OF_ALL = ("growing", "few", "duplicates")
+"""Kinds of findings that are about all samples: whether a part has too few, or copies, says nothing of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of the tensors of a plan.
+
+    Attributes:
+        ranges: The range of each tensor that has one.
+        without: Why each of the others stays float.
+        means: The channel means by which biases are corrected.
+        overridden: Tensors that have their range from the user.
+        findings: What the data are found to be, where they were observed.
+        seen: What was observed, or what a range file tells of it.
+    """
+
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    without: Mapping[str, str] = field(default_factory=dict)
+    means: Mapping[str, Array] = field(default_factory=dict)
+    overridden: frozenset[str] = frozenset()
+    findings: tuple[Finding, ...] = ()
+    seen: Observations = field(default_factory=Observations)
+
+
+def observe_plan(job: Job, model: str = "") -> RangeFile:
+    """Observe what any plan for a model may need, and choose ranges with the rule and the overrides that are asked for.
+
+    Args:
+        job: What there is to observe, on what data.
+        model: The `fingerprint` of the user's model; without it the result cannot be written to a file.
+
+    Raises:
+        RequantError: The data do not fit the model.
+    """
+    rule, source = job.supply.rule, job.source
+    # quantizing is for any model; where ranges are all that is wanted, a model or data that give NaN are a mistake
+    execution = replace(job.options.execution, strict=bool(model))
+    if rule is None or source is None:
+        raise AssertionError("where ranges are observed there are data and a rule")
+    histogram = rule.needs_histogram or job.supply.overrides.needs_histogram
+    seen = observe(
+        job.float_source,
+        job.widest.quantized,  # not only those that give their scale to others now: a later plan may split a group
+        source,
+        histogram=histogram,
+        channel_axis=channels_of(job),
+        execution=execution,
+        progress=partial(job.progress, "calibrate"),
+    )
+    file = RangeFile.of(
+        seen,
+        rule,
+        model=model,
+        data=Data(
+            source.description,
+            execution.batch,
+            () if execution.shard == (1, 1) else (execution.shard,),
+            execution.histogram_values if histogram else None,
+        ),
+        digests=tensor_digests(job.simple, job.widest.quantized) if model else {},
+        precision=precision_of(job.scheme),
+    )
+    return file.overridden(job.supply.overrides)
+
+
+def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Return what is likely not meant to be so in the data that were observed, and in the model.
+
+    At most `normalisation.SAMPLES` samples are read again. What cannot be found out is left out: findings are an
+    extra, and no failure of theirs ends a run.
+
+    Args:
+        job: The job, with data.
+        seen: What was observed.
+        causes: What made tensors NaN or infinite, from `causes_of`.
+    """
+    if job.source is None:
+        return ()
+    probed = None
+    with suppress(Exception):  # of the user's model: in the simplified one BatchNormalization is folded
+        probed = probe(job.reference, job.source.samples(normalisation.SAMPLES))
+    found: tuple[Finding, ...] = ()
+    with suppress(Exception):
+        found = findings(seen, probed=probed, inputs=[spec.name for spec in job.source.inputs], causes=causes)
+    return found if job.options.execution.shard == (1, 1) else _of_a_part(found)
+
+
+def inspect_file(file: RangeFile) -> tuple[Finding, ...]:
+    """Return what can be told of the data of a range file without reading them again."""
+    found: tuple[Finding, ...] = ()
+    with suppress(Exception):
+        found = findings(file.seen, inputs=file.seen.moments)
+    return _of_a_part(found) if file.data.shards else found
+
+
+def _of_a_part(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Leave out what can only be told of all samples together."""
+    return tuple(finding for finding in found if finding.kind not in OF_ALL)
+
+
+def causes_of(job: Job, seen: Observations) -> dict[str, str]:
+    """Return what made tensors NaN or infinite in the data that were observed, of those of which it can be told."""
+    causes: dict[str, str] = {}
+    if seen.broken and job.source is not None:
+        with suppress(Exception):
+            causes = explain_broken(job.float_source, job.source, seen)
+    return causes
+
+
+def channels_of(job: Job) -> dict[str, int]:
+    """Return the tensors whose channel means correct a bias, with the axis of the channels."""
+    plan, nodes = job.widest, nodes_by_name(job.simple)
+    corrected = [u for u in plan.units if plan.impl(u).reads_u8 and OPS[u.op].bias is not None]
+    at_home = [u for u in corrected if nodes[u.nodes[0]].graph is job.simple.graph]
+    return {u.inputs[0]: mean_axis(nodes[u.nodes[0]]) for u in at_home}
+
+
+def find_ranges(job: Job) -> Found:
+    """Find the ranges of all tensors that may become uint8, where the user says they are.
+
+    Raises:
+        RequantError: The data do not fit the model.
+    """
+    given, own, planned = job.supply.ranges, job.supply.overrides, job.widest.quantized
+    if not job.static or not planned:
+        return Found()
+    without = dict.fromkeys(planned, f"has no range in {job.supply.source}")
+    causes: Mapping[str, str] = {}
+    told: tuple[Finding, ...] = ()
+    if isinstance(given, Log):
+        ranges, seen = {**given.ranges, **own.ranges}, Observations()
+    else:
+        file = observe_plan(job) if given is None else given
+        ranges, seen = dict(file.ranges), file.seen
+        if given is None:  # what a file was made from may not be these data
+            causes = causes_of(job, seen)
+            told = inspect_data(job, seen, causes)
+        without |= dict.fromkeys(planned if given is None else file.digests, "has no values in the calibration data")
+        without |= {name: _broken(place, causes.get(name, "")) for name, place in seen.broken.items()}
+    without |= dict.fromkeys(own.floats, f"kept float by {own.source}")
+    ranges = {name: span for name, span in ranges.items() if name not in own.floats}
+    channels = {**_channels(job, ranges.keys() - seen.channels.keys()), **seen.channels}
+    if "results" in job.corrections and not isinstance(given, Log) and file.rule.name == "auto":
+        chosen = {name: span for name, span in ranges.items() if name not in own.ranges}
+        ranges |= ranges_by_results(job, seen.ranges, chosen)
+    return Found(
+        ranges,
+        {name: without[name] for name in planned if name not in ranges},
+        {name: channel.mean for name, channel in channels.items()},
+        frozenset(own.ranges),
+        told,
+        seen,
+    )
+
+
+def _broken(place: Place, cause: str) -> str:
+    """Say which sample made a tensor NaN or infinite, and how where that is known."""
+    return f"holds NaN or infinity: {place.where}{', ' if cause else ''}{cause}"
+
+
+def _channels(job: Job, tensors: AbstractSet[str]) -> Mapping[str, Channels]:
+    """Observe the channels of those of the tensors that need it, where a range file does not tell them and data can."""
+    wanted = {name: axis for name, axis in channels_of(job).items() if name in tensors}
+    if not wanted or job.supply.ranges is None or not job.judged or job.source is None:
+        return {}
+    seen = observe(
+        job.float_source,
+        (),
+        job.source,
+        histogram=False,
+        channel_axis=wanted,
+        execution=replace(job.options.execution, strict=False),
+        progress=partial(job.progress, "observe means"),
+    )
+    return seen.channels

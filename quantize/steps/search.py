@@ -1,0 +1,356 @@
+"""The fastest model that keeps the user's bar: a search along the price of noise, guided by what tensors cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ... import RequantError
+from ...calibration.files import write_atomically
+from ...calibration.session import ModelSource
+from ...calibration.sources import DataSource, Source
+from ...transforms.plan import Plan
+from ..accuracy.drop import Allowance, reaches, same_data
+from ..accuracy.metrics import Metric, Reference, can_leave, check_label, score, score_with
+from ..accuracy.pair import time_pair
+from ..job import Candidate, Evidence, Job
+from ..placement import Placement
+from ..placement.search import Write, pricing
+from ..runtime.inputs import open_data
+from .emit import choices, corrected, gathered
+from .judge import first_feed
+from .ranges import Found
+
+PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""What all noise is worth, as a share of the float model's run time; between two of them the search goes on."""
+FIRST = 2
+"""Where it begins: the price of the usual effort."""
+FINER = 4
+"""Prices that are tried between two neighbours."""
+TIMED = 1.0
+"""Seconds for which a candidate is timed against float."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a model must keep.
+
+    Attributes:
+        metric: The metric.
+        allowance: How much of it may be lost.
+        data: The data to judge by, with labels where the metric wants them.
+        seconds: After so long no further candidate is tried.
+    """
+
+    metric: Metric
+    allowance: Allowance
+    data: DataSource
+    seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Refuse a search without time.
+
+        Raises:
+            RequantError: There is none.
+        """
+        if not self.seconds > 0:
+            raise RequantError(f"the time budget must be more than 0 seconds, not {self.seconds:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A model on the way.
+
+    Attributes:
+        price: What all noise was worth, as a share of the float model's run time.
+        value: The score.
+        speedup: How many times faster than the float model.
+        int8_units: Units that compute in integers.
+        kept: Whether it keeps the bar.
+        digest: Of what its units become; equal plans are tried once.
+    """
+
+    price: float
+    value: float
+    speedup: float
+    int8_units: int
+    kept: bool
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the point as plain JSON values; what is not finite is null."""
+        return {name: None if value in (math.inf, -math.inf) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """What a search found.
+
+    Attributes:
+        metric: The name of the metric.
+        higher_is_better: Whether more of it is.
+        before: The float model's score.
+        bar: What had to be kept.
+        points: Every model that was tried, the fastest first.
+        best: The fastest one that keeps the bar; None where only the float model does.
+        seconds: How long it took.
+        done: Whether it ended by itself, not by the clock.
+        same_data: The share of the evaluation data that is calibration data too, 0..1.
+        interrupted: Whether the user ended it.
+    """
+
+    metric: str
+    higher_is_better: bool
+    before: float
+    bar: float
+    points: tuple[Point, ...] = ()
+    best: Point | None = None
+    seconds: float = 0.0
+    done: bool = True
+    same_data: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def frontier(self) -> tuple[Point, ...]:
+        """The points than which no other is both faster and better, the fastest first."""
+        return undominated(self.points, higher=self.higher_is_better)
+
+    @property
+    def most_accurate(self) -> Point | None:
+        """The point with the best score; None where nothing was tried."""
+        return max(self.points, key=lambda point: point.value if self.higher_is_better else -point.value, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the search as plain JSON values."""
+        return {
+            "metric": self.metric,
+            "float": self.before if math.isfinite(self.before) else None,
+            "bar": self.bar if math.isfinite(self.bar) else None,
+            "reached": self.best is not None,
+            "best": self.best and self.best.to_json(),
+            "frontier": [point.to_json() for point in self.frontier],
+            "tried": [point.to_json() for point in self.points],
+            "seconds": self.seconds,
+            "done": self.done,
+            "same_data": self.same_data,
+        }
+
+
+def undominated(points: Sequence[Point], *, higher: bool) -> tuple[Point, ...]:
+    """Return the points than which no other is at least as fast and as good, and more of one; the fastest first."""
+    found: list[Point] = []
+    sign = 1.0 if higher else -1.0
+    for point in sorted(points, key=lambda each: (-each.speedup, -sign * each.value)):
+        if not found or sign * point.value > sign * found[-1].value:
+            found.append(point)
+    return tuple(found)
+
+
+@dataclass
+class _Walk:
+    """What a search knows while it lasts."""
+
+    job: Job
+    ranges: Found
+    goal: Goal
+    evidence: Evidence
+    plan_at: Callable[[float], Plan]
+    write: Write
+    source: Source
+    reference: Reference
+    state: Path
+    frontier: Frontier
+    start: float
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+
+    @property
+    def late(self) -> bool:
+        """Whether no further candidate is to be tried."""
+        return time.monotonic() - self.start >= self.goal.seconds
+
+
+def opened(job: Job, goal: Goal) -> Source:
+    """Return the data to judge by, of which the first sample was looked at.
+
+    Raises:
+        RequantError: They cannot be read, or have no labels for the metric.
+    """
+    source = open_data(job.reference, goal.data)
+    first = next(iter(source.samples(1)), None)
+    if first is not None:
+        check_label(goal.metric, first)
+    return source
+
+
+def search(
+    job: Job, ranges: Found, goal: Goal, source: Source, state: str | os.PathLike[str]
+) -> tuple[Candidate | None, Frontier]:
+    """Find the fastest model that keeps the bar.
+
+    The price of noise is raised where the bar is missed and lowered where it is kept; each price has one cheapest
+    placement. What was tried is kept in `state`: a search that was interrupted goes on there.
+
+    Args:
+        job: The job.
+        ranges: The ranges.
+        goal: What must be kept.
+        source: Its data, from `opened`.
+        state: The file of what was tried.
+
+    Returns:
+        The fastest model that keeps the bar, else the one with the best score; None where nothing can become int8.
+        And everything that was tried.
+
+    Raises:
+        RequantError: The metric or its data cannot be used.
+    """
+    start = time.monotonic()
+    reference = Reference(goal.metric, job.reference)
+    before = _scored(job, job.reference, source, reference)
+    bar = goal.allowance.bar(goal.metric, before)
+    overlap = same_data(job.source, source) if job.source is not None else 0.0
+    frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
+    evidence = gathered(job, ranges)
+    facts, rules, write = choices(job, ranges, evidence)
+    plan_at = pricing(job, facts, rules, write, first_feed(job), evidence.noise)
+    walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
+    _recall(walk)
+    done = interrupted = False
+    try:
+        done = _bisect(walk)
+    except KeyboardInterrupt:
+        if not walk.frontier.points:
+            raise
+        interrupted = True
+    seconds = time.monotonic() - start
+    walk.frontier = replace(walk.frontier, seconds=seconds, done=done, interrupted=interrupted)
+    best = walk.frontier.best or walk.frontier.most_accurate
+    if best is None:
+        return None, walk.frontier
+    if best.digest not in walk.candidates:  # found by an earlier run
+        _emitted(walk, best.price)
+    return walk.candidates[best.digest], walk.frontier
+
+
+def _bisect(walk: _Walk) -> bool:
+    """Find the least price that keeps the bar, among `PRICES`, then between two; return whether there was time."""
+    low, high = -1, len(PRICES)  # the highest that misses, the least that keeps
+    middle = FIRST
+    while high - low > 1:
+        if walk.late:
+            return False
+        low, high = (low, middle) if _try(walk, PRICES[middle]).kept else (middle, high)
+        middle = (low + high) // 2
+    if low < 0 or high == len(PRICES):
+        return True
+    least, most = PRICES[low], PRICES[high]
+    for _ in range(FINER):
+        if walk.late:
+            return False
+        between = math.sqrt(least * most) if least else most / 2
+        least, most = (least, between) if _try(walk, between).kept else (between, most)
+    return True
+
+
+def _try(walk: _Walk, price: float) -> Point:
+    """Emit, judge and time the model of a price, unless one of its plan was tried before."""
+    candidate = _emitted(walk, price)
+    digest = _digest(candidate.plan)
+    known = next((point for point in walk.frontier.points if point.digest == digest), None)
+    if known is not None:
+        return known
+    walk.job.progress(_so_far(walk), len(walk.frontier.points), None)
+    metric = walk.goal.metric
+    value = _scored(walk.job, candidate.source, walk.source, walk.reference)
+    plan = candidate.plan
+    units = sum(plan.impl(unit).int8 for unit in plan.units)
+    point = Point(price, value, _speedup(walk, candidate), units, reaches(metric, value, walk.frontier.bar), digest)
+    points = tuple(sorted((*walk.frontier.points, point), key=lambda each: -each.speedup))
+    best = next((each for each in points if each.kept and each.int8_units), None)
+    walk.frontier = replace(walk.frontier, points=points, best=best)
+    _remember(walk)
+    return point
+
+
+def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) -> float:
+    """Return the score of a model, on the executor that was asked for."""
+    execution, metric = job.options.execution, reference.metric
+    if can_leave(execution, metric, source):
+        return score_with(execution, metric, model, source, reference=job.reference, progress=job.progress).value
+    return score(metric, model, source, reference=reference, progress=job.progress).value
+
+
+def _emitted(walk: _Walk, price: float) -> Candidate:
+    """Return the corrected model of a price; that of a plan is made once."""
+    plan = walk.plan_at(price)
+    digest = _digest(plan)
+    if digest not in walk.candidates:
+        made = corrected(walk.job, walk.ranges, walk.write(plan))
+        walk.candidates[digest] = replace(made, placement=Placement("search"), evidence=walk.evidence)
+    return walk.candidates[digest]
+
+
+def _digest(plan: Plan) -> str:
+    """Return what tells a plan from another."""
+    text = json.dumps([[unit.name, plan.impl(unit).value] for unit in plan.units])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _speedup(walk: _Walk, candidate: Candidate) -> float:
+    """Return how many times faster than float a candidate is; 1 where nothing can be timed."""
+    job, feed = walk.job, first_feed(walk.job)
+    if feed is None:
+        return 1.0
+    options = job.options
+    told = time_pair(
+        job.reference,
+        candidate.source,
+        feed,
+        weights=job.weights,
+        threads=options.threads,
+        batch=options.batch,
+        seconds=min(TIMED, options.seconds),
+    )
+    return told.speedup
+
+
+def _so_far(walk: _Walk) -> str:
+    """Say in a few words how far the search is."""
+    best = walk.frontier.best
+    found = "no model keeps the bar yet" if best is None else f"{best.speedup:.2f}x at {best.value:.4g}"
+    return f"search: {found}"
+
+
+def _key(walk: _Walk) -> str:
+    """Return what tells this search from one of another model, data, metric or options."""
+    goal, frontier = walk.goal, walk.frontier
+    tensors = sorted((name, tuple(map(float, span))) for name, span in walk.ranges.ranges.items())
+    asked = [walk.job.asked(), goal.metric.name, frontier.before, walk.source.description, tensors]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _remember(walk: _Walk) -> None:
+    """Write down what was tried."""
+    rows = [asdict(point) for point in walk.frontier.points]
+    write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode())
+
+
+def _recall(walk: _Walk) -> None:
+    """Take over what an interrupted search of the same model, data and goal has tried."""
+    try:
+        found = json.loads(walk.state.read_text())
+        rows = found["points"] if found["key"] == _key(walk) else []
+        points = [Point(**row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    bar, metric = walk.frontier.bar, walk.goal.metric
+    points = [replace(point, kept=reaches(metric, point.value, bar)) for point in points]
+    best = next((each for each in points if each.kept and each.int8_units), None)
+    walk.frontier = replace(walk.frontier, points=tuple(points), best=best)

@@ -1,0 +1,30 @@
+"""The float rewrites that come before any decision: the same outputs from a plainer graph."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...transforms import Pipeline, PipelineResult, parse_groups, run
+from ..runtime.progress import Progress
+
+INLINE = "inline_functions(ignore_errors=true)"
+WIDEN = f"{INLINE} widen_floats"
+GATES = "unfuse_gates"
+LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
+
+
+def pipelines(*, portable: bool = False) -> tuple[str, str]:
+    """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions.
+
+    Args:
+        portable: Whether operators stay whole that other runtimes want whole.
+    """
+    steps = [step for step in parse_groups("simplify").steps if not (portable and step.name == GATES)]
+    cut = 1 + [step.name for step in steps].index("inline_functions")
+    return str(Pipeline(tuple(steps[:cut]))), str(Pipeline(tuple(steps[cut:])))
+
+
+def simplify(model: ir.Model, progress: Progress, *, pipeline: str | None = None) -> PipelineResult:
+    """Run a pipeline on a copy of `model`; None is what the group `simplify` does without functions."""
+    chosen = pipelines()[1] if pipeline is None else pipeline
+    return run(chosen, model, progress=lambda step: progress(f"simplify: {step.name}", 0, None))

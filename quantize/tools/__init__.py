@@ -1,0 +1,1 @@
+"""Commands for any ONNX model."""

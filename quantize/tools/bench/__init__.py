@@ -1,0 +1,1 @@
+"""`requant bench` and `compile`: time a model, session options, compiled models."""

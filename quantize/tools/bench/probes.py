@@ -1,0 +1,99 @@
+"""Nodes that let a compiled graph fail where the CPU would compute something else, whatever program loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ....calibration.session import Array, open_session
+from ...runtime.isa import probe
+from ...runtime.profile import INTEGER
+
+BLOCKED = "com.microsoft.nchwc"
+"""The domain of operators on (N, C / block, H, W, block): the block is what the CPU's registers hold."""
+
+NAME = "requant: compiled for another CPU or runtime; compile it again here"
+"""Name of the nodes that fail: the runtime's message quotes it."""
+
+CHANNELS, KEPT, WIDTH = 32, 31, 2
+"""Of the mask. With a block of b, the first of the two places of channel 31 is 63 - b: every block skips another."""
+
+
+def add_probes(model: ir.Model) -> tuple[str, ...]:
+    """Let the graph fail in any program where the CPU would compute something else; return what is probed.
+
+    Before:  any graph that the runtime has optimised
+    After:   the same, and for each probe a Gather from one zero whose indices are 0 here, and out of bounds elsewhere
+
+    ``layout`` is probed where the graph has operators of `BLOCKED`: ReorderOutput picks zeros out of a constant only
+    with the block of this CPU. ``products`` is probed where it has integer kernels: ``2 * 255 * 127`` saturates in 16
+    bits. The probes read constants alone: a runtime that may optimise runs them once, while it loads the model.
+    """
+    probes: dict[str, list[ir.Node]] = {}
+    if any(node.domain == BLOCKED for node in model.graph.all_nodes()):
+        probes["layout"] = _layout_probe(_picked())
+    opset = model.opset_imports.get("", 0)
+    if opset >= 10 and any(node.op_type in INTEGER for node in model.graph.all_nodes()):  # MatMulInteger came with it
+        probes["products"] = _products_probe(probe())
+    nodes = [node for probing in probes.values() for node in probing]
+    for value in (value for node in nodes for value in node.inputs):
+        if value is not None and value.const_value is not None:
+            model.graph.register_initializer(value)
+    if nodes:
+        model.graph.insert_before(model.graph[0], nodes)  # a failure comes before any work
+    return tuple(probes)
+
+
+def _constant(name: str, array: Array) -> ir.Value:
+    """Return an initializer."""
+    name = f"requant/probe/{name}"
+    return ir.Value(
+        name=name,
+        const_value=ir.tensor(array, name=name),
+        shape=ir.Shape(array.shape),
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+    )
+
+
+def _node(op: str, inputs: Sequence[ir.Value], name: str, domain: str = "", **attributes: int) -> ir.Node:
+    """Return a node of one output."""
+    written = [ir.AttrInt64(key, value) for key, value in attributes.items()]
+    node = ir.Node(domain, op, inputs, written, name=name)
+    node.outputs[0].name = f"requant/probe/{name}"
+    return node
+
+
+def _layout_probe(mask: Array) -> list[ir.Node]:
+    """Return nodes that fail where ReorderOutput does not pick the zeros of a mask (1, `CHANNELS`, 1, `WIDTH`)."""
+    picked = _node("ReorderOutput", [_constant("mask", mask)], "layout_picked", BLOCKED, channels=KEPT)
+    index = _node("Cast", picked.outputs, "layout_index", to=int(ir.DataType.INT64))
+    zero = _constant("layout_zero", np.zeros(1, np.float32))
+    return [picked, index, _node("Gather", [zero, index.outputs[0]], f"{NAME} (layout)")]
+
+
+def _products_probe(total: int) -> list[ir.Node]:
+    """Return nodes that fail where ``2 * 255 * 127`` is not `total`."""
+    factors = [_constant("a", np.full((1, 2), 255, np.uint8)), _constant("b", np.full((2, 1), 127, np.int8))]
+    products = _node("MatMulInteger", factors, "products_sum")
+    expected = _constant("products_expected", np.asarray(total, np.int32))
+    index = _node("Sub", [products.outputs[0], expected], "products_index")
+    zero = _constant("products_zero", np.zeros(1, np.float32))
+    return [products, index, _node("Gather", [zero, index.outputs[0]], f"{NAME} (products)")]
+
+
+def _picked() -> Array:
+    """Return a mask that is 0 where ReorderOutput reads on this CPU, and 1 elsewhere."""
+    places = np.arange(CHANNELS * WIDTH, dtype=np.float32).reshape(1, CHANNELS, 1, WIDTH)
+    reorder = _node("ReorderOutput", [_constant("mask", places)], "layout_picked", BLOCKED, channels=KEPT)
+    reorder.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    mask, opsets = reorder.inputs[0], {"": 13, BLOCKED: 1}
+    assert mask is not None
+    graph = ir.Graph([], reorder.outputs, nodes=[reorder], initializers=[mask], opset_imports=opsets, name="picked")
+    model = ir.Model(graph, ir_version=8)
+    session = open_session(bytes(ir.to_proto(model).SerializeToString()), threads=1, optimize=False)
+    read = np.asarray(session.run(None, {})[0], np.int64)
+    picked = np.ones(places.size, np.float32)
+    picked[read.reshape(-1)] = 0.0
+    return picked.reshape(places.shape)

@@ -1,0 +1,1 @@
+"""`requant explain`: which kernels ran, and why the model is not faster."""

@@ -1,0 +1,300 @@
+"""`explain_model`: which kernels a model runs on this machine, what each costs, and why it is not faster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+
+from .... import RequantError
+from ....calibration.samples import Sample
+from ....calibration.session import ModelSource
+from ....calibration.sources import DataSource
+from ...model.files import load_model, serialize
+from ...runtime.executed import Kernel, kernels
+from ...runtime.inputs import open_data
+from ...runtime.isa import Isa, flags, probe
+from ...runtime.match import PRODUCTS, Match, match
+from ...runtime.profile import integer_share, profiled
+from ...runtime.progress import Progress, silent
+from ...runtime.random_inputs import generated_source
+from ...runtime.session import Runner
+from .causes import Cause, causes
+from .float_twins import Rival, rivals
+from .hot_instructions import Hot, hot_instructions, runtime_library
+from .why_float import Reason, parameters, why_float
+
+TIMES = 10  # runs under the profiler, of which each kernel's least time counts
+EXACT = 2 * 255 * 127
+SECONDS = 0.5  # of sampling
+UNSEEN = Hot(0, {}, "hot instructions were not looked for")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node of the model.
+
+    Attributes:
+        name: Its name.
+        op: Its operator.
+        role: ``run`` by a kernel of its own; ``absorbed`` into that of another node; ``folded`` into a constant when
+            the model was loaded; ``gone`` where the runtime found nothing to do.
+        kernel: The kernel that does its work, as ``domain.Operator``; empty where there is none.
+        executed: That kernel's node in the optimised graph.
+        into: The node whose kernel absorbed it; empty for the others.
+        layout: The kernel's layout, as in `Kernel`.
+        precision: The kernel's precision, as in `Kernel`.
+        microseconds: The time of its kernels, those it was taken apart into included; 0 where it has none of its own.
+        share: That time over the time of all kernels, 0..1.
+        macs: Multiply-accumulates of its kernels.
+        integer: Whether these are of integers.
+        reasons: Why a product ran in float, what weighs most first.
+    """
+
+    name: str
+    op: str
+    role: str
+    kernel: str
+    executed: str
+    into: str
+    layout: str
+    precision: str
+    microseconds: float
+    share: float
+    macs: int
+    integer: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Where the time of one run goes, in microseconds.
+
+    Attributes:
+        run: A whole run under the profiler.
+        kernels: All kernels; the rest of `run` is between them, and most of that is the profiler's.
+        compute: Kernels that multiply and accumulate.
+        conversions: QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear.
+        layout: Layout changes that the runtime inserted.
+        rest: Other kernels.
+    """
+
+    run: float
+    kernels: float
+    compute: float
+    conversions: float
+    layout: float
+    rest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a model runs, and why it is not faster.
+
+    Attributes:
+        model: The model's file.
+        data: What it was run on, in words.
+        threads: Threads inside one operator; 0 was the runtime's choice.
+        nodes: The model's nodes, in its order.
+        kernels: What ran, in order of execution.
+        totals: Where the time goes.
+        mac_share_int8: Share of the multiply-accumulates in integer kernels, 0..1.
+        flags: The CPU's features for integer products.
+        probe: The runtime's ``255 * 127 + 255 * 127``; 64770 where products are added exactly.
+        hot: The instructions that were hot.
+        causes: Why it is slow, the dearest first.
+    """
+
+    model: str
+    data: str
+    threads: int
+    nodes: tuple[NodeFacts, ...]
+    kernels: tuple[Kernel, ...]
+    totals: Totals
+    mac_share_int8: float
+    flags: tuple[str, ...]
+    probe: int
+    hot: Hot
+    causes: tuple[Cause, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the runtime adds integer products exactly."""
+        return self.probe == EXACT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        total = self.totals.kernels
+        inserted = [kernel for kernel in self.kernels if kernel.node is None]
+        return {
+            "model": self.model,
+            "data": self.data,
+            "threads": self.threads,
+            "nodes": [asdict(node) for node in self.nodes],
+            "inserted": [
+                {
+                    "executed": kernel.run.node,
+                    "kernel": kernel.spelled,
+                    "kind": kernel.kind,
+                    "layout": kernel.layout,
+                    "precision": kernel.precision,
+                    "microseconds": kernel.run.microseconds,
+                    "share": _share(kernel.run.microseconds, total),
+                }
+                for kernel in inserted
+            ],
+            "totals": asdict(self.totals),
+            "mac_share_int8": self.mac_share_int8,
+            "isa": {"name": str(Isa.VNNI if self.exact else Isa.AVX2), "flags": list(self.flags)},
+            "probe": {"sum": self.probe, "exact": self.exact, "hot": asdict(self.hot)},
+            "findings": [
+                {"text": c.text, "microseconds": c.microseconds, "share": _share(c.microseconds, total)}
+                for c in self.causes
+            ],
+        }
+
+
+def explain_model(
+    model: str | os.PathLike[str],
+    data: DataSource | None = None,
+    *,
+    threads: int = 1,
+    whole: bool = True,
+    progress: Progress = silent,
+) -> Explanation:
+    """Run a model, float or quantized by whatever tool, and tell what ran and what it costs.
+
+    Args:
+        model: Path of the model.
+        data: A data source, whose first sample is fed; None for random inputs.
+        threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        whole: Whether to look beyond the profile: time float kernels for comparison and, where the tools for it are
+            installed, find the hot instructions.
+        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+
+    Raises:
+        RequantError: The model cannot be loaded or run, the data do not fit, or no inputs could be made up.
+    """
+    loaded = load_model(model)
+    source = serialize(loaded)
+    progress("profile", 0, None)
+    described, sample = _sample(loaded, source, data, os.fspath(model))
+    try:
+        profile = profiled(source, sample.feed, threads=threads, times=TIMES)
+    except RequantError as error:
+        raise RequantError(f"{error}{_hint(loaded)}") from error
+    nodes = {node.name: node for node in loaded.graph.all_nodes() if node.name}
+    matched = match(loaded, profile.graph, [run.node for run in profile.runs])
+    ran = kernels(profile.runs, profile.graph, nodes, matched)
+    reasons = {
+        kernel.node: why_float(loaded, nodes[kernel.node])
+        for kernel in ran
+        if kernel.kind == "compute" and not kernel.integer and kernel.node is not None and kernel.op in PRODUCTS
+    }
+    twins, hot = _beyond(source, sample, ran, threads, progress) if whole else ({}, UNSEEN)
+    total = probe()
+    return Explanation(
+        model=os.fspath(model),
+        data=described,
+        threads=threads,
+        nodes=_facts(nodes, ran, matched, reasons),
+        kernels=ran,
+        totals=_totals(ran, profile.microseconds),
+        mac_share_int8=integer_share(profile.runs),
+        flags=flags(),
+        probe=total,
+        hot=hot,
+        causes=causes(ran, matched, reasons, twins, exact=total == EXACT),
+    )
+
+
+def _sample(model: ir.Model, source: ModelSource, data: DataSource | None, name: str) -> tuple[str, Sample]:
+    """Return what to feed, with its description.
+
+    Raises:
+        RequantError: The data do not fit, or no inputs could be made up.
+    """
+    opened = generated_source(source) if data is None else open_data(source, data)
+    if opened is None:
+        hint = _hint(model)
+        raise RequantError(f"{name}: runs on no inputs that could be made up{hint or '; give --data SRC'}")
+    return opened.description, next(iter(opened))
+
+
+def _hint(model: ir.Model) -> str:
+    """Name an activation with one scale per channel, with which the runtime makes kernels that then fail."""
+    for node in model.graph.all_nodes():
+        data = node.inputs[0] if node.inputs else None
+        if node.op_type != "DequantizeLinear" or data is None or data.producer() is None:
+            continue
+        scale, _ = parameters(node)
+        quantize = data.producer()
+        if scale is not None and scale.size > 1 and quantize is not None and quantize.op_type == "QuantizeLinear":
+            held = quantize.inputs[0]
+            if held is not None and not held.is_initializer():
+                return f"; activation {held.name!r} has {scale.size} scales, and the integer kernels take one"
+    return ""
+
+
+def _beyond(
+    source: ModelSource, sample: Sample, ran: Sequence[Kernel], threads: int, progress: Progress
+) -> tuple[dict[str, Rival], Hot]:
+    """Time float kernels in the place of 8-bit ones, and look for the hot instructions."""
+    progress("compare with float kernels", 0, None)
+    twins = rivals(ran, threads=threads)
+    progress("look for hot instructions", 0, None)
+    run = Runner(source, threads=threads)
+    return twins, hot_instructions(partial(run, sample.feed), runtime_library(), seconds=SECONDS)
+
+
+def _share(part: float, total: float) -> float:
+    return part / total if total else 0.0
+
+
+def _totals(ran: Sequence[Kernel], run: float) -> Totals:
+    """Add up the kernels by kind."""
+    spent = dict.fromkeys(("compute", "conversion", "layout", "rest"), 0.0)
+    for kernel in ran:
+        spent[kernel.kind] += kernel.run.microseconds
+    return Totals(run, sum(spent.values()), *spent.values())
+
+
+def _facts(
+    nodes: Mapping[str, ir.Node], ran: Sequence[Kernel], matched: Match, reasons: Mapping[str, tuple[Reason, ...]]
+) -> tuple[NodeFacts, ...]:
+    """Describe every node of the model."""
+    by_node = {kernel.run.node: kernel for kernel in ran}
+    own: dict[str, list[Kernel]] = {}
+    for part in ran:
+        if part.node is not None:
+            own.setdefault(part.node, []).append(part)
+    total = sum(kernel.run.microseconds for kernel in ran)
+    found = []
+    for name, node in nodes.items():
+        home = matched.kernels.get(name)
+        kernel = by_node.get(home or "")
+        mine = own.get(name, [])
+        role = "run" if mine else "absorbed" if kernel else "folded" if name in matched.folded else "gone"
+        spent = sum(part.run.microseconds for part in mine)
+        found.append(
+            NodeFacts(
+                name=name,
+                op=node.op_type,
+                role=role,
+                kernel=kernel.spelled if kernel is not None else "",
+                executed=home or "",
+                into=(kernel.node or "") if kernel is not None and role == "absorbed" else "",
+                layout=kernel.layout if kernel is not None else "",
+                precision=kernel.precision if kernel is not None else "",
+                microseconds=spent,
+                share=_share(spent, total),
+                macs=sum(part.run.macs for part in mine),
+                integer=any(part.integer for part in mine),
+                reasons=tuple(reason.text for reason in reasons.get(name, ())),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,211 @@
+"""Why a convolution or a matrix product ran in float: what the runtime wants of a graph, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ....transforms.graph import constant
+
+QUANTIZED = frozenset(
+    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QGemm ConvInteger MatMulInteger "
+    "MatMulIntegerToFloat DynamicQuantizeMatMul QAttention DynamicQuantizeLSTM MatMulNBits".split()
+)
+ABSORBED = frozenset({"Relu", "Clip"})
+EIGHT_BITS = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
+NO_KERNEL = frozenset("ConvTranspose LSTM GRU RNN Attention Einsum".split())
+"""Products for which no QuantizeLinear and DequantizeLinear around them give an integer kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a node ran in float.
+
+    Attributes:
+        kind: The reason without names: nodes of one kind are told of together.
+        text: The reason with the tensors and nodes that it is about.
+    """
+
+    kind: str
+    text: str
+
+
+def why_float(model: ir.Model, node: ir.Node) -> tuple[Reason, ...]:
+    """Return what keeps a Conv, Gemm or MatMul out of the integer kernels, what weighs most first.
+
+    A Conv needs a DequantizeLinear right before its input, another on its constant weight, and a QuantizeLinear right
+    after it; a MatMul or Gemm can do without the last. Between product and QuantizeLinear there may be a Relu or Clip
+    that the range of the uint8 tensor makes superfluous.
+    """
+    if node.op_type in NO_KERNEL:
+        return (_same(f"{node.op_type} has no integer kernel for static ranges"),)
+    if not any(other.op_type in QUANTIZED for other in model.graph.all_nodes()):
+        return (_same("the model is not quantized"),)
+    data, weight, after = _dequantized(node, 0), _dequantized(node, 1), _after(node)
+    if data is None and weight is None and after.quantize is None and _upstream(node) is None:
+        return (_same("it is not quantized: neither its input nor its weight is dequantized"),)
+    if data is None and weight is not None and _upstream(node) is None:
+        return (_same("only its weight is int8: its input is never quantized"),)
+    found = [*_input_reasons(node, data), *_weight_reasons(node, weight), *_output_reasons(node, after)]
+    return tuple(found) or (_same("the graph has all that an integer kernel needs; the runtime did not take it"),)
+
+
+def _same(text: str) -> Reason:
+    return Reason(text, text)
+
+
+def _dequantized(node: ir.Node, index: int) -> ir.Node | None:
+    """Return the DequantizeLinear that makes an input."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    producer = value.producer() if value is not None else None
+    return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
+
+
+def _upstream(node: ir.Node) -> ir.Node | None:
+    """Return the node between a product and the DequantizeLinear before it, where there is one node."""
+    producer = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    return producer if producer is not None and _dequantized(producer, 0) is not None else None
+
+
+def parameters(node: ir.Node) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return scale and zero point of a QuantizeLinear or DequantizeLinear; None for a scale that is computed."""
+    scale = constant(node.inputs[1])
+    zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    shift = np.zeros(1, np.uint8) if zero is None else np.asarray(zero.numpy())
+    return (None if scale is None else np.asarray(scale.numpy())), shift
+
+
+def _integers(node: ir.Node) -> ir.DataType:
+    """Return the integer type of a QuantizeLinear or DequantizeLinear."""
+    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    held = constant(zero)
+    if held is not None:
+        return held.dtype
+    data = node.inputs[0]
+    known = data.dtype if data is not None and node.op_type == "DequantizeLinear" else None
+    return known or ir.DataType.UINT8
+
+
+def _input_reasons(node: ir.Node, data: ir.Node | None) -> Iterator[Reason]:
+    value = node.inputs[0]
+    name = value.name if value is not None else ""
+    if data is None:
+        between = _upstream(node)
+        if between is not None:
+            kind = f"{between.op_type} stands between the DequantizeLinear and it"
+            yield Reason(kind, f"{between.op_type} {between.name!r} stands between the DequantizeLinear and it")
+        else:
+            yield Reason("its input is float", f"its input {name!r} does not come from a DequantizeLinear")
+        return
+    if _integers(data) not in EIGHT_BITS:
+        width = _integers(data).name.lower()
+        yield Reason(f"{width} activations have no integer kernel", f"its input {name!r} is {width}, not 8 bits wide")
+    scale, _ = parameters(data)
+    if scale is not None and scale.size > 1:
+        text = f"its input {name!r} has {scale.size} scales, one per channel; the integer kernel takes one"
+        yield Reason("per-channel activation scales", text)
+
+
+def _weight_reasons(node: ir.Node, weight: ir.Node | None) -> Iterator[Reason]:
+    value = node.inputs[1]
+    name = value.name if value is not None else ""
+    if weight is None:
+        held = "is float" if constant(value) is not None else "is computed, and not from a DequantizeLinear"
+        yield Reason("its weight is not dequantized", f"its weight {name!r} {held}")
+        return
+    if _integers(weight) not in EIGHT_BITS:
+        width = _integers(weight).name.lower()
+        yield Reason(f"{width} weights have no integer kernel", f"its weight {name!r} is {width}, not 8 bits wide")
+    if weight.attributes.get_int("block_size", 0) > 0:
+        yield Reason("weights quantized in blocks", f"its weight {name!r} has a scale per block, not per channel")
+    scale, _ = parameters(weight)
+    if scale is not None and scale.size > 1 and node.op_type in ("Gemm", "MatMul"):
+        axis, rank = weight.attributes.get_int("axis", 1), len(value.shape) if value is not None and value.shape else 2
+        wanted = 0 if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1 else rank - 1
+        if axis % rank != wanted:
+            text = f"its weight {name!r} has a scale for each index of axis {axis}, which the sum runs over"
+            yield Reason("weight scales along the wrong axis", text)
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """What follows a product: activations that may be absorbed, the QuantizeLinear, and who else reads."""
+
+    activation: ir.Node | None
+    quantize: ir.Node | None
+    strangers: tuple[ir.Node, ...]
+    is_output: bool
+
+
+def _after(node: ir.Node) -> _After:
+    """Look through one activation for a QuantizeLinear."""
+    value, activation = node.outputs[0], None
+    users = [use.node for use in value.uses()]
+    if len(users) == 1 and users[0].op_type != "QuantizeLinear":
+        (next_one,) = users
+        beyond = [use.node for output in next_one.outputs for use in output.uses()]
+        if next_one.op_type in ABSORBED or any(user.op_type == "QuantizeLinear" for user in beyond):
+            activation, users, value = next_one, beyond, next_one.outputs[0]
+    quantize = next((user for user in users if user.op_type == "QuantizeLinear"), None)
+    strangers = tuple(user for user in users if user is not quantize)
+    return _After(activation, quantize, strangers, value.is_graph_output())
+
+
+def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
+    if after.quantize is None:
+        yield from _without_quantize(node, after)
+        return
+    scale, zero = parameters(after.quantize)
+    name = after.quantize.inputs[0].name if after.quantize.inputs[0] is not None else ""
+    if scale is not None and scale.size > 1:
+        text = f"its output {name!r} has {scale.size} scales, one per channel; the integer kernel takes one"
+        yield Reason("per-channel activation scales", text)
+    elif after.activation is not None and (problem := _not_absorbed(after.activation, scale, zero)) is not None:
+        yield problem
+    if after.strangers or after.is_output:
+        who = f"{after.strangers[0].op_type} {after.strangers[0].name!r}" if after.strangers else "the model's output"
+        yield Reason("its output is also read in float", f"its output {name!r} is also read in float, by {who}")
+
+
+def _without_quantize(node: ir.Node, after: _After) -> Iterator[Reason]:
+    readers = [f"{user.op_type} {user.name!r}" for user in after.strangers[:1]] or ["the model's output"]
+    if node.op_type == "Conv":
+        text = f"no QuantizeLinear on its output, which goes to {readers[0]} in float"
+        yield Reason("no QuantizeLinear on its output", text)
+    elif node.op_type == "Gemm" and len(node.inputs) > 2 and _dequantized(node, 2) is None:
+        text = f"no QuantizeLinear on its output, and its bias {node.inputs[2].name!r} is float"  # type: ignore[union-attr]
+        yield Reason("no QuantizeLinear on its output, and its bias is float", text)
+
+
+def _not_absorbed(activation: ir.Node, scale: np.ndarray | None, zero: np.ndarray) -> Reason | None:
+    """Return why an activation does not vanish into the rounding to integers after it."""
+    name = f"{activation.op_type} {activation.name!r}"
+    if activation.op_type not in ABSORBED:
+        kind = f"{activation.op_type} before its QuantizeLinear is not absorbed"
+        return Reason(kind, f"{name} stands between it and its QuantizeLinear, and is not absorbed")
+    limits = np.iinfo(zero.dtype)
+    if scale is None:
+        return None
+    low, high = (float((end - int(zero.flat[0])) * scale.flat[0]) for end in (limits.min, limits.max))
+    if activation.op_type == "Relu":
+        if int(zero.flat[0]) == limits.min:
+            return None
+        kind = "zero point after Relu not the least of the type"
+        return Reason(kind, f"zero point {int(zero.flat[0])} after {name}, which is absorbed only with {limits.min}")
+    bounds = _clip_bounds(activation)
+    if bounds[0] <= low * (1 + 1e-6) and high <= bounds[1] * (1 + 1e-6):  # the scale is rounded to float32
+        return None
+    text = f"{name} to {bounds[0]:g}..{bounds[1]:g} cuts into the range {low:g}..{high:g} of its QuantizeLinear"
+    return Reason("Clip cuts into the range of its QuantizeLinear", text)
+
+
+def _clip_bounds(node: ir.Node) -> tuple[float, float]:
+    """Return the bounds of a Clip, from inputs or (before opset 11) attributes."""
+    low, high = (constant(value) for value in (*node.inputs[1:3], None, None)[:2])
+    return (
+        node.attributes.get_float("min", -np.inf) if low is None else float(low.numpy()),
+        node.attributes.get_float("max", np.inf) if high is None else float(high.numpy()),
+    )

@@ -1,0 +1,114 @@
+"""The constants of a model: parameters, statistics, and what only describes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from ....transforms.graph import constant
+
+Role = Literal["parameter", "statistic", "quantization", "other"]
+ROLES: tuple[Role, ...] = ("parameter", "statistic", "quantization", "other")
+
+_BINARY = (1, 2, 4, 5, 6, 7)
+_UNARY = (1, 2, 3, 4)
+SCALES = {
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (1, 2)),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul"), _BINARY),
+    **dict.fromkeys("QLinearSigmoid QLinearLeakyRelu QLinearAveragePool QLinearGlobalAveragePool".split(), _UNARY),
+    **dict.fromkeys(("QLinearSoftmax", "QLinearReduceMean"), _UNARY),
+    **dict.fromkeys(("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulNBits"), (2, 3)),
+    "MatMulIntegerToFloat": (2, 3, 4, 5),
+    "QGemm": (1, 2, 4, 5, 7, 8),
+    "QAttention": (3, 4, 6, 7),
+    "DynamicQuantizeLSTM": (8, 9, 10, 11),
+}
+"""By operator, which inputs are scales and zero points."""
+
+INT32 = {"DequantizeLinear": 0, "QLinearConv": 8, "QGemm": 6}
+"""By operator, which input is a bias where it is int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How many numbers the constants of a model are.
+
+    Attributes:
+        elements: By role: ``parameter`` is what training sets, in whatever type it is stored; ``statistic`` the running
+            mean and variance of a BatchNormalization; ``quantization`` scales and zero points; ``other`` shapes,
+            indices, tables and single numbers.
+        tensors: How many tensors, by role.
+        bytes: Bytes of all of them, by type.
+    """
+
+    elements: dict[Role, int]
+    tensors: dict[Role, int]
+    bytes: dict[str, int]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers training sets."""
+        return self.elements["parameter"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        roles = {role: {"tensors": self.tensors[role], "elements": self.elements[role]} for role in ROLES}
+        return {"parameters": self.parameters, "roles": roles, "bytes": dict(self.bytes)}
+
+
+def count_weights(model: ir.Model) -> Counted:
+    """Count the initializers and Constant nodes of a model, of bodies and functions too; nothing is read.
+
+    Exporters put what was trained into initializers, and shapes, factors and tables into Constant nodes. Only where no
+    initializer is a parameter do those of Constant nodes count as parameters.
+    """
+    found = [(_role(value, tensor), value.is_initializer(), tensor) for value, tensor in _constants(model)]
+    initializers = any(role == "parameter" and apart for role, apart, _ in found)
+    elements, tensors, sizes = Counter[Role](), Counter[Role](), Counter[str]()
+    for role, apart, tensor in found:
+        counted: Role = "other" if role == "parameter" and initializers and not apart else role
+        elements[counted] += tensor.size
+        tensors[counted] += 1
+        sizes[ir.DataType(tensor.dtype).name] += tensor.nbytes if tensor.dtype is not ir.DataType.STRING else 0
+    return Counted(
+        {role: elements[role] for role in ROLES}, {role: tensors[role] for role in ROLES}, dict(sizes.most_common())
+    )
+
+
+def _constants(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """Yield every constant with the value that readers see."""
+    graphs = [*model.graphs(), *(graph for f in model.functions.values() for graph in (f, *f.subgraphs()))]
+    for graph in graphs:
+        held = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
+        for value in (*held, *(value for node in graph if node.op_type == "Constant" for value in node.outputs)):
+            tensor = value.const_value if value.is_initializer() else constant(value)
+            if tensor is not None:
+                yield value, tensor
+
+
+def _role(value: ir.Value, tensor: ir.TensorProtocol) -> Role:
+    """Tell what a constant is by its readers and its type."""
+    uses = [(use.node.op_type, use.idx) for use in value.uses()]
+    if uses and all(op == "BatchNormalization" and index in (3, 4) for op, index in uses):
+        return "statistic"
+    if uses and all(_is_scale(op, index) for op, index in uses):
+        return "quantization"
+    dtype = ir.DataType(tensor.dtype)
+    if not tensor.shape.dims:
+        return "other"
+    if dtype.is_floating_point() or (dtype.bitwidth <= 8 and dtype is not ir.DataType.BOOL):
+        return "parameter"
+    if dtype is ir.DataType.INT32 and any(INT32.get(op) == index for op, index in uses):
+        return "parameter"
+    return "other"
+
+
+def _is_scale(op: str, index: int) -> bool:
+    """Whether an input of an operator is a scale or a zero point."""
+    if op == "QLinearConcat":  # of the result, then of each tensor behind it
+        return index < 2 or (index - 2) % 3 != 0
+    return index in SCALES.get(op, ())

@@ -1,0 +1,432 @@
+"""`inspect_model`: what a model is made of, what a run of it costs, and how much of that is in integers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from .... import RequantError
+from ....calibration.sources import DataSource
+from ....transforms.graph import constant, node_name
+from ....transforms.tensors import external_tensors
+from ....transforms.verify import Port, signature
+from ...model.files import load_model
+from ...model.shapes import Lengths, Shape, Shaped, free_axes, inputs_of, shaped
+from ...runtime.inputs import open_data
+from ...runtime.profile import INTEGER, MACS, multiply_accumulates
+from .constants import Counted, count_weights
+
+Precision = Literal["int8", "weight-only", "float", ""]
+EIGHT = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
+SMALL = EIGHT | {ir.DataType.INT4, ir.DataType.UINT4}
+"""Types of at most 8 bits in which weights are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node of the model, of a body in it or of a function that it calls.
+
+    Attributes:
+        name: Its name; of a node of a function behind those of the calls.
+        op: Its operator, ``domain.Operator`` where the domain is not the standard one.
+        inside: The names of the nodes in whose bodies it is, outermost first.
+        inputs: The tensors that it reads; ``""`` for one that is left out.
+        outputs: The tensors that it gives.
+        types: Of each output the type and shape, ``"FLOAT [1, 64, 7, 7]"``.
+        steps: How often it runs, which in the bodies of loops is more than once; None where that is not known.
+        macs: Multiply-accumulates of all its steps; None where shapes are not known.
+        output_bytes: Bytes of its outputs, of one step; None likewise.
+        precision: Of a product: ``int8``, ``weight-only`` where activations are float, ``float``. Empty for the rest.
+    """
+
+    name: str
+    op: str
+    inside: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[str, ...]
+    steps: int | None
+    macs: int | None
+    output_bytes: int | None
+    precision: Precision
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "name": self.name,
+            "op": self.op,
+            "inside": list(self.inside),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "types": list(self.types),
+            "steps": self.steps,
+            "macs": self.macs,
+            "output_bytes": self.output_bytes,
+            "precision": self.precision or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a model is made of.
+
+    Attributes:
+        path: Its path.
+        file_bytes: Bytes of the file.
+        external: Bytes of each file of external data, by its name.
+        ir_version: Version of the format.
+        producer: What wrote it, with its version.
+        opsets: Version of each domain's operators; the standard one is ``ai.onnx``.
+        metadata: Its ``metadata_props``.
+        inputs: What must be fed.
+        outputs: What it gives.
+        operators: How many nodes of each operator the file holds: bodies and functions too, each function once.
+        functions: Its model-local functions.
+        weights: Parameters and other constants.
+        tensors: How many computed tensors there are of each type; None is a type that is not known.
+        depends: What shapes still depend on: names of axes, or ``"axis 0 of 'x'"``.
+        unknown: Why something could not be counted although all inputs have lengths, one sentence each.
+        macs: Multiply-accumulates of a run; None where they are not known. Of the bodies of an If the dearest.
+        peak_bytes: Most bytes of tensors that are alive at a time, each from its node to its last reader, without
+            weights; None where they are not known. An estimate: it is of the graph as it is written,
+            while the runtime reuses memory and fuses nodes.
+        nodes: Every node, in the order of the file.
+    """
+
+    path: str
+    file_bytes: int
+    external: Mapping[str, int]
+    ir_version: int
+    producer: str
+    opsets: Mapping[str, int]
+    metadata: Mapping[str, str]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    operators: Mapping[str, int]
+    functions: tuple[str, ...]
+    weights: Counted
+    tensors: Mapping[str | None, int]
+    depends: tuple[str, ...]
+    unknown: tuple[str, ...]
+    macs: int | None
+    peak_bytes: int | None
+    nodes: tuple[NodeFacts, ...]
+
+    @property
+    def coverage(self) -> dict[str, float] | None:
+        """The share of the multiply-accumulates in each precision, 0..1; None where they are not known or none."""
+        counted: Counter[str] = Counter()
+        for node in self.nodes:
+            if node.precision and node.macs is not None:
+                counted[node.precision] += node.macs
+        total = sum(counted.values())
+        if self.macs is None or not total:
+            return None
+        return {name: counted[name] / total for name in ("int8", "weight-only", "float")}
+
+    @property
+    def products(self) -> dict[str, int]:
+        """How many products there are in each precision."""
+        counted = Counter(node.precision for node in self.nodes if node.precision)
+        return {name: counted[name] for name in ("int8", "weight-only", "float")}
+
+    def why_unknown(self) -> str:
+        """Say in one clause why counts are not known."""
+        if self.depends:
+            return "depends on " + ", ".join(self.depends)
+        return self.unknown[0] if self.unknown else "depends on what is not known"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "model": self.path,
+            "file_bytes": self.file_bytes,
+            "external_data": dict(self.external),
+            "ir_version": self.ir_version,
+            "producer": self.producer,
+            "opsets": dict(self.opsets),
+            "metadata": dict(self.metadata),
+            "inputs": list(map(_port_json, self.inputs)),
+            "outputs": list(map(_port_json, self.outputs)),
+            "operators": dict(self.operators),
+            "functions": list(self.functions),
+            "weights": self.weights.to_json(),
+            "tensors": {dtype or "unknown": count for dtype, count in self.tensors.items()},
+            "depends_on": list(self.depends),
+            "unknown": list(self.unknown),
+            "macs": self.macs,
+            "peak_activation_bytes": self.peak_bytes,
+            "products": self.products,
+            "mac_share": self.coverage,
+            "nodes": [node.to_json() for node in self.nodes],
+        }
+
+
+def _port_json(port: Port) -> dict[str, Any]:
+    shape = None if port.shape is None else list(port.shape)
+    return {"name": port.name, "type": port.type, "shape": shape}
+
+
+def inspect_model(
+    path: str | os.PathLike[str],
+    lengths: Lengths | None = None,
+    *,
+    data: DataSource | None = None,
+) -> Inspection:
+    """Tell what a model is made of, and what a run of it costs. Large weights are not read.
+
+    Args:
+        path: Path of the model.
+        lengths: Lengths of the free axes of its inputs; without them what depends on these is not counted.
+        data: A data source whose first sample has the lengths.
+
+    Raises:
+        RequantError: The file is not a model, or lengths or data do not fit it.
+    """
+    model = load_model(path, in_place=True)
+    if data is not None:
+        if lengths:
+            raise RequantError("lengths of axes are given and to be taken from data; give one of the two")
+        lengths = Lengths.of(next(iter(open_data(path, data))).feed)
+    found = shaped(model, lengths or Lengths())
+    nodes = tuple(_facts(found, found.model.graph))
+    depends = free_axes(found.model)
+    macs = _total(found.model.graph, {(node.inside, node.name): node.macs for node in nodes}, ())
+    peak = _peak(found.model.graph)
+    return replace(
+        _described(path, model),
+        tensors=_types(found.model),
+        depends=depends,
+        unknown=_unknown(nodes) if not depends else (),
+        macs=macs,
+        peak_bytes=peak,
+        nodes=nodes,
+    )
+
+
+def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
+    """Return what can be read off a model without shapes."""
+    called = signature(model)
+    needed = {str(value.name) for value in inputs_of(model)}
+    files = sorted({Path(tensor.path) for tensor in external_tensors(model)} - {Path(path).absolute()})
+    producer = " ".join(filter(None, (model.producer_name, model.producer_version)))
+    return Inspection(
+        path=os.fspath(path),
+        file_bytes=Path(path).stat().st_size,
+        external={file.name: file.stat().st_size for file in files},
+        ir_version=model.ir_version,
+        producer=producer,
+        opsets={domain or "ai.onnx": version for domain, version in sorted(model.opset_imports.items())},
+        metadata=dict(model.metadata_props),
+        inputs=tuple(port for port in called.inputs if port.name in needed),
+        outputs=called.outputs,
+        operators=dict(Counter(map(spelled, all_nodes(model))).most_common()),
+        functions=tuple(".".join(filter(None, (f.domain, f.name))) for f in model.functions.values()),
+        weights=count_weights(model),
+        tensors={},
+        depends=(),
+        unknown=(),
+        macs=None,
+        peak_bytes=None,
+        nodes=(),
+    )
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node that the file holds: of bodies, and of functions once each."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def spelled(node: ir.Node) -> str:
+    """Return the operator of a node, behind its domain where that is not the standard one."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _facts(found: Shaped, graph: ir.Graph, inside: tuple[str, ...] = (), steps: int | None = 1) -> Iterator[NodeFacts]:
+    """Describe every node of a graph, each followed by those of its bodies."""
+    for node in graph:
+        yield _node_facts(node, inside, steps)
+        each = found.steps.get(node, 1)
+        runs = None if steps is None or each is None else steps * each
+        for body in _bodies(node):
+            yield from _facts(found, body, (*inside, node_name(node)), runs)
+
+
+def _node_facts(node: ir.Node, inside: tuple[str, ...], steps: int | None) -> NodeFacts:
+    once = node_macs(node)
+    return NodeFacts(
+        name=node_name(node),
+        op=spelled(node),
+        inside=inside,
+        inputs=tuple(str(value.name) if value is not None else "" for value in node.inputs),
+        outputs=tuple(str(value.name) for value in node.outputs),
+        types=tuple(map(_typed, node.outputs)),
+        steps=steps,
+        macs=0 if once == 0 else None if once is None or steps is None else once * steps,
+        output_bytes=_sum(_bytes(value) for value in node.outputs),
+        precision=precision(node),
+    )
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    return [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH and not a.is_ref()]
+
+
+def _typed(value: ir.Value) -> str:
+    """Write the type and shape of a tensor."""
+    shape = "" if value.shape is None else " [" + ", ".join(_axis(axis) for axis in value.shape) + "]"
+    return f"{value.dtype.name if value.dtype is not None else value.type or 'unknown'}{shape}"
+
+
+def _axis(axis: int | ir.SymbolicDim) -> str:
+    return str(axis) if isinstance(axis, int) else str(axis.value or "?")
+
+
+def node_macs(node: ir.Node) -> int | None:
+    """Return the multiply-accumulates of one run of a node; None where its shapes are not known."""
+    if node.op_type not in MACS:
+        return 0
+    shapes = [_lengths(value) if value is not None else () for value in node.inputs]
+    outputs = [_lengths(value) for value in node.outputs[:1]]
+    if any(shape is None for shape in (*shapes, *outputs)):
+        return None
+    return multiply_accumulates(node.op_type, node, shapes, outputs)  # type: ignore[arg-type]
+
+
+def _lengths(value: ir.Value) -> Shape | None:
+    """Return the shape of a tensor; None where a length is not known."""
+    shape = value.const_value.shape if value.const_value is not None else value.shape
+    if shape is None or not all(isinstance(axis, int) for axis in shape):
+        return None
+    return tuple(shape)  # type: ignore[arg-type]
+
+
+def _bytes(value: ir.Value) -> int | None:
+    """Return the bytes of a tensor; None where they are not known."""
+    shape = _lengths(value)
+    if not value.name:  # an output that is left out
+        return 0
+    if shape is None or value.dtype is None or value.dtype is ir.DataType.STRING:
+        return None
+    return math.ceil(math.prod(shape) * value.dtype.itemsize)
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """Add numbers; None where one is not known."""
+    found = list(numbers)
+    return None if any(number is None for number in found) else sum(number or 0 for number in found)
+
+
+def precision(node: ir.Node) -> Precision:
+    """Return in which numbers a product is computed, as its graph says it; empty for what is no product."""
+    if node.op_type not in MACS:
+        return ""
+    if node.op_type in INTEGER:
+        return "int8"
+    factors = [_stored(value) for value in node.inputs[:2]]
+    if all(dtype in EIGHT for dtype in factors):
+        return "int8"
+    weights = [value for value in node.inputs[1:3] if value is not None]
+    packed = node.op_type == "MatMulNBits"
+    return "weight-only" if packed or any(_stored(value) in SMALL for value in weights) else "float"
+
+
+def _stored(value: ir.Value | None) -> ir.DataType | None:
+    """Return the type of the integers that a tensor is dequantized from, None where it is not."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
+        return None
+    held = constant(node.inputs[0])
+    if held is not None:
+        return ir.DataType(held.dtype)
+    if node.inputs[0].dtype is not None:
+        return node.inputs[0].dtype
+    zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    return None if zero is None else ir.DataType(zero.dtype)
+
+
+Macs = Mapping[tuple[tuple[str, ...], str], int | None]
+
+
+def _total(graph: ir.Graph, macs: Macs, inside: tuple[str, ...]) -> int | None:
+    """Add the multiply-accumulates of a graph; of the bodies of one node those of the dearest."""
+    parts: list[int | None] = []
+    for node in graph:
+        name = node_name(node)
+        parts.append(macs[inside, name])
+        within = [_total(body, macs, (*inside, name)) for body in _bodies(node)]
+        if within:
+            parts.append(None if None in within else max(number or 0 for number in within))
+    return _sum(parts)
+
+
+def _peak(graph: ir.Graph) -> int | None:
+    """Return the most bytes of computed tensors that are alive at a time, the graph's own inputs included."""
+    nodes = list(graph)
+    last = _last_reads(nodes)
+    fixed = _computed_from_constants(nodes)
+    end = len(nodes)
+    change: Counter[int] = Counter()
+    values = [(value, 0) for value in graph.inputs if not value.is_initializer()]
+    values += [(value, place) for place, node in enumerate(nodes) for value in node.outputs if value not in fixed]
+    for value, first in values:
+        size = _bytes(value)
+        if size is None:
+            return None
+        change[first] += size
+        change[1 + (end if value.is_graph_output() or value.is_graph_input() else last.get(value, first))] -= size
+    now = most = 0
+    for place in range(end + 1):
+        now += change[place]
+        within = [_peak(body) for body in _bodies(nodes[place])] if place < end else []
+        if None in within:
+            return None
+        most = max(most, now + max((number or 0 for number in within), default=0))
+    return most
+
+
+def _last_reads(nodes: list[ir.Node]) -> dict[ir.Value, int]:
+    """Return the place of the last node of a graph that reads a value, itself or in its bodies."""
+    found: dict[ir.Value, int] = {}
+    for place, node in enumerate(nodes):
+        readers = [node, *(inner for body in _bodies(node) for inner in body.all_nodes())]
+        outer = [value for body in _bodies(node) for value in body.outputs]
+        found.update((v, place) for v in (*(v for each in readers for v in each.inputs), *outer) if v is not None)
+    return found
+
+
+def _computed_from_constants(nodes: list[ir.Node]) -> set[ir.Value]:
+    """Return what is the same in every run, as dequantized weights are: a runtime computes it once."""
+    found: set[ir.Value] = set()
+    for node in nodes:
+        values = [value for value in node.inputs if value is not None]
+        if values and not _bodies(node) and all(v in found or constant(v) is not None for v in values):
+            found.update(node.outputs)
+    return found
+
+
+def _types(model: ir.Model) -> dict[str | None, int]:
+    """Count the computed tensors of each type."""
+    values = [value for graph in model.graphs() for node in graph for value in node.outputs if value.name]
+    counted = Counter(None if value.dtype is None else value.dtype.name for value in values)
+    return dict(counted.most_common())
+
+
+def _unknown(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
+    """Say what could not be counted of a model whose inputs all have lengths."""
+    found: dict[str, None] = {}
+    for node in nodes:
+        if node.steps is None:
+            found[f"depends on how often the body of {node.inside[-1]!r} runs"] = None
+        elif node.output_bytes is None or node.macs is None:
+            found[f"no shape is known of what {node.name!r} ({node.op}) gives"] = None
+    return tuple(found)
