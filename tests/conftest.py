@@ -19,7 +19,9 @@ Range = tuple[float, float]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite the expected output in tests/cases/*.txt")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite the expected output in tests/transforms/cases/*.txt"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

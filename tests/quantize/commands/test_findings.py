@@ -1,0 +1,174 @@
+"""Findings through the command line: what is wrong with data is told, right data are met with silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner, Result
+from onnx import numpy_helper
+
+from requant.cli import main
+from requant.quantize import Latency, Options, calibrate_model, merge_ranges, quantize_model
+
+SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
+DIGITS = SAMPLE_MODELS / "digits.onnx"
+RIGHT = f"{SAMPLE_MODELS / 'digits.npz'}:calib"
+INT8_WINS = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
+
+
+@pytest.fixture(autouse=True)
+def int8_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decide which model is faster: it takes less time than finding out."""
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: INT8_WINS)
+
+
+def succeed(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="requant")
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def kinds(found: dict[str, Any]) -> list[str]:
+    return [finding["kind"] for finding in found["findings"]]
+
+
+def images() -> Any:
+    return np.load(SAMPLE_MODELS / "digits.npz")["calib/image"]
+
+
+@pytest.fixture
+def pixels(tmp_path: Path) -> Path:
+    """The digits as they were before they were divided by 255."""
+    np.savez(tmp_path / "pixels.npz", image=np.rint(255 * images()))
+    return tmp_path / "pixels.npz"
+
+
+@pytest.mark.parametrize("command", ["calibrate", "quantize"])
+def test_data_of_another_scale_get_a_warning(tmp_path: Path, pixels: Path, command: str) -> None:
+    result = succeed(command, DIGITS, "--data", pixels, "-o", tmp_path / "out")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert "'image' has a mean of " in line
+    assert "check scale, mean and std" in line
+    result = succeed(command, DIGITS, "--data", pixels, "-o", tmp_path / "again", "--json")
+    assert "warning" not in result.stderr
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (finding["kind"], finding["name"], finding["severity"]) == ("normalisation", "image", "warning")
+    assert f"warning: {finding['message']}" == line
+
+
+@pytest.mark.parametrize("command", ["calibrate", "quantize"])
+@pytest.mark.parametrize("name", ["digits", "digits_transformer"])
+def test_right_data_are_met_with_silence(tmp_path: Path, name: str, command: str) -> None:
+    arguments = [command, SAMPLE_MODELS / f"{name}.onnx", "--data", RIGHT, "-o", tmp_path / "out", "--json"]
+    assert json.loads(succeed(*arguments).stdout)["findings"] == []
+
+
+def test_right_data_of_a_model_with_dead_channels_get_a_note_alone(tmp_path: Path) -> None:
+    arguments = ["calibrate", SAMPLE_MODELS / "digits_mobile.onnx", "--data", RIGHT, "-o", tmp_path / "out", "--json"]
+    (finding,) = json.loads(succeed(*arguments).stdout)["findings"]
+    assert (finding["severity"], finding["kind"]) == ("note", "constant")
+    assert "channels that never change" in finding["message"]
+
+
+def test_right_data_add_nothing_to_what_people_see(tmp_path: Path) -> None:
+    result = succeed("calibrate", DIGITS, "--data", RIGHT, "-o", tmp_path / "out")
+    assert result.stderr == f"{tmp_path / 'out'}: 8 tensors, 200 samples\n"
+
+
+def test_the_growth_of_ranges_is_drawn(tmp_path: Path) -> None:
+    grown = np.linspace(0.01, 1, 64, dtype=np.float32)[:, None, None, None]
+    np.savez(tmp_path / "grown.npz", image=images()[:64] * grown)
+    arguments = ["calibrate", DIGITS, "--data", tmp_path / "grown.npz", "-o"]
+    shown = succeed(*arguments, tmp_path / "out").stderr
+    assert "warning: the ranges still grow: by " in shown
+    assert "\N{FULL BLOCK}" in shown
+    found = json.loads(succeed(*arguments, tmp_path / "again", "--json").stdout)
+    (finding,) = [finding for finding in found["findings"] if finding["kind"] == "growing"]
+    assert finding["curve"][-1] == [64, 1.0]
+
+
+def test_of_a_part_nothing_is_told_that_only_the_whole_tells(tmp_path: Path) -> None:
+    np.savez(tmp_path / "few.npz", image=np.concatenate([images()[:1]] * 6))
+    arguments = ["calibrate", DIGITS, "--data", tmp_path / "few.npz", "--json", "-o"]
+    assert kinds(json.loads(succeed(*arguments, tmp_path / "whole").stdout)) == ["duplicates", "few"]
+    for name, shard in (("a", "1/2"), ("b", "2/2")):
+        assert kinds(json.loads(succeed(*arguments, tmp_path / name, "--shard", shard).stdout)) == []
+    merge = ["calibrate", "--merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "merged", "--json"]
+    assert kinds(json.loads(succeed(*merge).stdout)) == ["duplicates", "few"]
+    lone = ["calibrate", DIGITS, "--data", tmp_path / "few.npz", "-o", tmp_path / "c", "--shard", "1/3"]
+    succeed(*lone)
+    succeed(*lone[:-3], tmp_path / "d", "--shard", "2/3")
+    merge = ["calibrate", "--merge", tmp_path / "c", tmp_path / "d", "-o", tmp_path / "part", "--json"]
+    assert kinds(json.loads(succeed(*merge).stdout)) == []
+
+
+def test_findings_from_python(tmp_path: Path, pixels: Path) -> None:
+    found = calibrate_model(DIGITS, str(pixels))
+    result = quantize_model(DIGITS, str(pixels), tmp_path / "out.onnx")
+    for findings in (found.findings, result.findings):
+        assert [(finding.kind, finding.severity) for finding in findings] == [("normalisation", "warning")]
+    assert found.file.samples == 200
+    filed = quantize_model(DIGITS, str(pixels), tmp_path / "filed.onnx", Options(ranges=found.file))
+    assert filed.findings == ()  # they were told when the file was made
+    np.savez(tmp_path / "black.npz", image=np.zeros((20, 1, 28, 28), np.float32))
+    from requant.calibration import save_ranges
+
+    save_ranges(tmp_path / "black.json", calibrate_model(DIGITS, str(tmp_path / "black.npz")).file)
+    merged = merge_ranges([tmp_path / "black.json"])
+    assert ("constant", "image", "warning") in [(f.kind, f.name, f.severity) for f in merged.findings]
+
+
+@pytest.mark.parametrize("broken", ["probe", "findings", "explain_broken"])
+def test_no_failure_of_a_finding_ends_a_run(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    model, data = write_root(tmp_path)
+    monkeypatch.setattr(f"requant.quantize.steps.ranges.{broken}", fail)
+    for command in ("calibrate", "quantize"):
+        succeed(command, model, "--data", data, "-o", tmp_path / command)
+
+
+# An activation that turns out to be NaN where the model takes it back: the outputs are finite.
+ROOT = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[N,64] x) => (float[N,64] y) {
+  [root] s = Sqrt(x)
+  [product] p = MatMul(s, w)
+  nan = IsNaN(p)
+  c = Where(nan, zero, p)
+  [last] y = MatMul(c, w)
+}
+"""
+
+
+def write_root(folder: Path) -> tuple[Path, Path]:
+    """Write a model and data of which sample 17 makes a tensor NaN."""
+    proto = onnx.parser.parse_model(ROOT)
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    for name, array in (("w", weights), ("zero", np.zeros(1, np.float32))):
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(proto, folder / "root.onnx")
+    x = np.abs(np.random.default_rng(1).standard_normal((20, 64))).astype(np.float32)
+    x[17, 0] = -1
+    np.savez(folder / "data.npz", x=x)
+    return folder / "root.onnx", folder / "data.npz"
+
+
+def test_what_made_a_tensor_nan_is_told(tmp_path: Path) -> None:
+    model, data = write_root(tmp_path)
+    result = succeed("calibrate", model, "--data", data, "-o", tmp_path / "r.json")
+    clause = f"{data}, sample 17, made by Sqrt 'root' from finite 'x' (-1 to "
+    assert f"note: 'p', 's' hold NaN or infinity at {clause}" in result.stderr  # of p it is made by s
+    found = json.loads(succeed("quantize", model, "--data", data, "-o", tmp_path / "out", "--json").stdout)
+    assert [finding["kind"] for finding in found["findings"]] == ["broken"]
+    (reason,) = {node["reason"] for node in found["float_nodes"] if node["name"] == "product"}
+    assert reason.startswith(f"holds NaN or infinity: {clause}")
+    part = ["quantize", model, "--data", data, "-o", tmp_path / "part", "--json", "--samples", "10"]
+    assert json.loads(succeed(*part).stdout)["findings"][0]["kind"] == "few"  # without the 18th of 20

@@ -1,0 +1,260 @@
+"""``requant.toml``: every option has its key, unknown keys are refused, and what it asks for is what is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from requant import RequantError
+from requant.cli import main
+from requant.quantize import check_project
+from requant.quantize.gate.project import (
+    CHECK,
+    QUANTIZE,
+    Kind,
+    Project,
+    asked_project,
+    load_project,
+    quantize_arguments,
+    template,
+)
+
+SAMPLES = Path(__file__).parents[3] / "sample_models"
+MODEL = 'model = "model.onnx"\noutput = "int8.onnx"\n'
+ACTS = {"--help", "--quiet", "--verbose"}  # of the one command, not of what is wanted
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="requant")
+
+
+def options(command: str) -> set[str]:
+    """Return the long options of a command."""
+    found = main.commands[command]
+    params = found.get_params(click.Context(found))
+    return {opt for param in params for opt in param.opts if isinstance(param, click.Option) and opt.startswith("--")}
+
+
+def flags(keys: tuple[Any, ...]) -> set[str]:
+    return {f"--{key.name.replace('_', '-')}" for key in keys}
+
+
+# ------------------------------------------------------------------------------------------------- the keys
+
+
+def test_every_option_of_quantize_has_its_key() -> None:
+    # the output is the key `output`; the JSON is what the check reads
+    assert options("quantize") - ACTS - {"--output", "--json"} == flags(QUANTIZE)
+
+
+def test_every_option_of_check_has_its_key() -> None:
+    # the models are the keys `model` and `output`; a project that updates its baseline would judge nothing
+    assert options("check") - ACTS - {"--float", "--model", "--update"} == flags(CHECK)
+
+
+@pytest.mark.parametrize("key", QUANTIZE, ids=lambda key: key.name)
+def test_a_key_of_quantize_is_taken_as_its_option(key: Any) -> None:
+    value = tomllib.loads(f"value = {key.example}")["value"]
+    arguments = quantize_arguments(Project(path=None, model="m.onnx", output="q.onnx", quantize={key.name: value}))
+    command = main.commands["quantize"]
+    param = next(p for p in command.params if f"--{key.name.replace('_', '-')}" in p.opts)
+    context = click.Context(command)
+    parsed: dict[str, Any]
+    parsed, _, _ = command.make_parser(context).parse_args(list(arguments[1:]))
+    raw = parsed.get(str(param.name))
+    assert raw is not None or value is False
+    given = value if isinstance(value, list) else [value]
+    if key.kind is Kind.EACH:
+        assert list(raw or ()) == given
+    elif key.kind is not Kind.FLAG:
+        assert raw == ",".join(map(str, given))
+        assert param.process_value(context, raw) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MODEL + "[quantize]\nsmaples = 3", "no key in [quantize] named 'smaples'; did you mean 'samples'?"),
+        (MODEL + "[check]\nmetrics = 'top1'", "no key in [check] named 'metrics'; did you mean 'metric'?"),
+        (MODEL + "[chekc]", "no key named 'chekc'; did you mean 'check'?"),
+        (MODEL + "[quantize]\nsamples = 'many'", "[quantize] samples: a whole number is wanted, not 'many'"),
+        (MODEL + "[quantize]\nsamples = true", "[quantize] samples: a whole number is wanted, not True"),
+        (MODEL + "[quantize]\nsymmetric = 1", "[quantize] symmetric: true or false is wanted, not 1"),
+        (MODEL + "[check]\nmetric = [1]", "[check] metric: a text, or a list of texts is wanted, not [1]"),
+        ("model = 3\noutput = 'x'", "model: a text is wanted, not 3"),
+        (MODEL + "quantize = 3", "quantize: a table of numbers or texts is wanted, not 3"),
+        ('output = "x"', "no 'model'; write for instance model = \"model.onnx\""),
+        (MODEL + "[check]\nmetric = oops", "line 4"),
+    ],
+    ids=["near", "plural", "table", "type", "bool", "flag", "list", "model", "no table", "missing", "no TOML"],
+)
+def test_what_is_wrong_in_a_project_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "requant.toml").write_text(text)
+    with pytest.raises(RequantError) as error:
+        load_project(tmp_path / "requant.toml")
+    assert says in str(error.value)
+    assert str(error.value).startswith(str(tmp_path / "requant.toml"))
+    result = invoke("check", tmp_path / "requant.toml")
+    assert result.exit_code == 2
+    assert result.stderr == f"requant: {error.value}\n"
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from([key.name for key in QUANTIZE]), st.integers() | st.text() | st.booleans()))
+def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
+    kinds = {key.name: key.kind for key in QUANTIZE}
+    wanted = {Kind.FLAG: bool, Kind.INT: int, Kind.NUMBER: int, Kind.TABLE: dict}
+    fits = all(type(value) is wanted.get(kinds[name], str) for name, value in values.items())
+    from requant.quantize.gate.project import _checked
+
+    if fits:
+        assert _checked("quantize", values) == values
+    else:
+        with pytest.raises(RequantError):
+            _checked("quantize", values)
+
+
+def test_an_absent_project_says_how_to_write_one(tmp_path: Path) -> None:
+    result = invoke("check", tmp_path / "requant.toml")
+    assert result.exit_code == 2
+    assert "requant init" in result.stderr
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    (tmp_path / "other.npz").write_bytes(b"")
+    (folder / "requant.toml").write_text(
+        MODEL + '[check]\ndata = "own.npz"\nsamples = 9\n[check.tolerance]\ntop1 = 0.1\nsize = 0.2'
+    )
+    monkeypatch.chdir(tmp_path)
+    given = {"data": "other.npz:calib", "tolerance": {"top1": "1%"}, "metric": ("top1", "mod.py:f"), "junit": "a.xml"}
+    found = asked_project("inside/requant.toml", given)
+    assert found.check["data"] == f"{tmp_path / 'other.npz'}:calib"  # relative to where the command is given
+    assert found.check["samples"] == 9
+    assert found.check["tolerance"] == {"top1": "1%", "size": 0.2}
+    assert found.check["metric"] == ["top1", "mod.py:f"]
+    assert found.file("junit") == tmp_path / "a.xml"
+    assert found.model == "model.onnx"
+
+
+# ------------------------------------------------------------------------------------------------- a new one
+
+
+@pytest.mark.parametrize("name", ["digits", "digits_mobile", "digits_transformer"])
+def test_init_writes_a_project_that_is_valid_as_it_is_and_with_every_line(tmp_path: Path, name: str) -> None:
+    model = SAMPLES / f"{name}.onnx"
+    result = invoke("init", model, "-o", tmp_path / "requant.toml")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "requant.toml").read_text()
+    found = load_project(tmp_path / "requant.toml")
+    assert (tmp_path / found.model).resolve() == model.resolve()
+    assert "input image: float32 (" in text
+    assert max(map(len, text.splitlines())) <= 120
+    whole = re.sub(r"^# (?=\w+ = |\[check\.tolerance\])", "", text, flags=re.MULTILINE)
+    (tmp_path / "requant.toml").write_text(whole)
+    complete = load_project(tmp_path / "requant.toml")
+    assert set(complete.quantize or {}) == {key.name for key in QUANTIZE}
+    assert set(complete.check) == {key.name for key in CHECK}
+
+
+def write_model(path: Path, inputs: str) -> Path:
+    import onnx
+
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> net ({inputs}) => (float[?] y) {{ y = Cast<to = 1>(x) }}'
+    )
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ("float[N, 3, 224, 224] x", 'preprocess = "resize=256 crop=224 scale=255"'),
+        ("float[N, 96, 96, 3] x", 'preprocess = "resize=110 crop=96 scale=255"'),
+        ("int64[N, T] x", 'tokenizer = "tokens.py:encode"'),
+        ("float[N, 40] x", 'data = "calib.npz"'),
+    ],
+    ids=["image", "channels last", "tokens", "arrays"],
+)
+def test_init_suits_the_inputs(tmp_path: Path, inputs: str, says: str) -> None:
+    text = template(write_model(tmp_path / "net.onnx", inputs), tmp_path / "requant.toml")
+    assert any(line.startswith(says) for line in text.splitlines())
+    assert tomllib.loads(text)["quantize"]["place"] == "estimated"
+
+
+def test_init_refuses_to_overwrite_and_what_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "requant.toml").write_text("mine")
+    result = invoke("init", SAMPLES / "digits.onnx", "-o", tmp_path / "requant.toml")
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+    assert (tmp_path / "requant.toml").read_text() == "mine"
+    result = invoke("init", SAMPLES / "digits.npz", "-o", tmp_path / "new.toml")
+    assert result.exit_code == 2
+    assert not (tmp_path / "new.toml").exists()
+
+
+# ------------------------------------------------------------------------------------------------- the whole
+
+
+def write_project(folder: Path, *, quantize: str = "", check: str = "") -> Path:
+    """Write a project of the digits network."""
+    (folder / "requant.toml").write_text(
+        f'model = "{SAMPLES / "digits.onnx"}"\noutput = "int8.onnx"\n'
+        f'[quantize]\ndata = "{SAMPLES / "digits.npz"}:calib"\nplace = "all"\neffort = "low"\nsamples = 20\n{quantize}\n'
+        f'[check]\ndata = "{SAMPLES / "digits.npz"}"\nseconds = 0\nsamples = 40\nmetric = "sqnr"\n{check}\n'
+    )
+    return folder / "requant.toml"
+
+
+def test_a_project_quantizes_measures_and_judges(tmp_path: Path) -> None:
+    project = write_project(tmp_path)
+    result = invoke("check", project, "--update")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "int8.onnx").is_file()  # relative to the file, not to the current folder
+    assert (tmp_path / "requant.lock.json").is_file()
+    result = invoke("check", project, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["quantize"]["mac_share_int8"] == 1.0
+    assert [line["name"] for line in found["lines"]] == ["data", "sqnr", "mac_share", "size", "opset", "layers"]
+
+
+@pytest.mark.slow
+def test_a_project_that_asks_for_less_fails(tmp_path: Path) -> None:
+    check_project(write_project(tmp_path), update=True)
+    found = check_project(write_project(tmp_path, quantize='exclude_nodes = ["conv2"]'))
+    assert not found.ok
+    assert "conv2" in str(found)
+
+
+def test_what_quantize_refuses_is_refused(tmp_path: Path) -> None:
+    project = write_project(tmp_path, quantize='exclude_nodes = ["conv9"]')
+    result = invoke("check", project, "--update")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "[quantize]: no node named 'conv9'" in result.stderr
+    assert not (tmp_path / "requant.lock.json").exists()
+
+
+def test_what_the_check_refuses_is_refused_before_anything_is_quantized(tmp_path: Path) -> None:
+    result = invoke("check", write_project(tmp_path, check="[check.tolerance]\nsqnrr = 1"), "--update")
+    assert result.exit_code == 2
+    assert "did you mean 'sqnr'?" in result.stderr
+    assert not (tmp_path / "int8.onnx").exists()

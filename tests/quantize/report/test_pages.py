@@ -1,0 +1,226 @@
+"""``requant quantize --report``, ``requant report`` and ``requant view``: what is written, and what is refused before work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner, Result
+
+from requant import RequantError
+from requant.cli import main
+from requant.quantize import Goal, Latency, Options, Strategy, quantize_model, search_model
+from requant.quantize.accuracy.drop import parse_drop
+from requant.quantize.accuracy.metrics import metric_named
+from requant.quantize.options.selection import Selection
+from requant.quantize.report import Record, Recorder, load_record
+
+SAMPLES = Path(__file__).parents[3] / "sample_models"
+DIGITS = SAMPLES / "digits.onnx"
+DATA = f"{SAMPLES / 'digits.npz'}:calib"
+FASTER = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
+
+
+@pytest.fixture
+def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let INT8 be faster whatever the machine, and measured in no time."""
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: FASTER)
+    monkeypatch.setattr("requant.quantize.steps.search.time_pair", lambda *_, **__: FASTER)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="requant")
+
+
+def quantize(folder: Path, *more: object) -> Result:
+    output = folder / "int8.onnx"
+    fixed = ("--effort", "low", "--place", "rules", "--samples", 24)
+    return invoke("quantize", DIGITS, "--data", DATA, "-o", output, *fixed, *more)
+
+
+@pytest.mark.usefixtures("_no_clock")
+def test_a_run_is_written_as_page_and_as_record(tmp_path: Path) -> None:
+    page, kept = tmp_path / "run.html", tmp_path / "run.json"
+    done = quantize(tmp_path, "--report", page, "--report", kept, "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    record = load_record(kept)
+    assert record.remarks == ()
+    assert record.command.startswith("requant quantize ")
+    assert str(DIGITS) in record.command
+    assert record.headline.speedup == 2.0
+    assert record.headline.sqnr_db == result["sqnr_db"]
+    assert record.headline.int8_nodes == result["int8_nodes"]
+    assert sum(unit.implementation != "float" for unit in record.units) == sum(result["forms"].values())
+    made = invoke("report", kept, "-o", tmp_path / "again.html")
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+@pytest.mark.usefixtures("_no_clock")
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    assert quantize(tmp_path, "--report", tmp_path / "a.json").exit_code == 0
+    shutil.copy(tmp_path / "a.json", tmp_path / "b.json")
+    made = invoke("report", tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / "both.html")
+    assert made.exit_code == 0, made.output
+    assert "int8 (1)" in (tmp_path / "both.html").read_text()
+
+
+def test_a_model_is_viewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("click.launch", opened.append)
+    done = invoke("view", DIGITS, "-o", tmp_path / "view.html", "--open")
+    assert done.exit_code == 0, done.output
+    assert opened == [(tmp_path / "view.html").as_uri()]
+    text = (tmp_path / "view.html").read_text()
+    assert "Plotly.register" not in text and len(text) < 200_000  # noqa: PT018 - a graph needs no charts
+    assert "GlobalAveragePool" not in text
+    assert "MaxPool" in text
+
+
+@pytest.mark.parametrize(
+    ("reports", "message"),
+    [
+        (["run.txt"], "a report is an .html page, or a .json record"),
+        (["run.html", "run.html"], "is written to twice"),
+        (["int8.plan.json"], "is written to twice"),
+        (["nowhere/run.html"], "no folder"),
+        (["taken.html"], "exists already; --force overwrites it"),
+        (["folder.html"], "is a folder"),
+    ],
+    ids=["suffix", "twice", "plan", "no-folder", "exists", "folder"],
+)
+def test_a_report_that_cannot_be_written_is_refused_first(
+    reports: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("requant.quantize.quantize_model", lambda *_, **__: pytest.fail("work began"))
+    (tmp_path / "taken.html").write_text("mine")
+    (tmp_path / "folder.html").mkdir()
+    given = [part for name in reports for part in ("--report", tmp_path / name)]
+    done = quantize(tmp_path, *given)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "taken.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("report", "{no}", "-o", "{out}"), "cannot be read"),
+        (("report", "{text}", "-o", "{out}"), "no JSON"),
+        (("report", "{new}", "-o", "{out}"), "version 99; this program reads up to 1"),
+        (("report", "{text}", "-o", "{pdf}"), "the page is a file .html"),
+        (("report", "{text}", "-o", "{taken}"), "exists already"),
+        (("report", "-o", "{out}"), "RECORDS"),
+        (("view", "{text}", "-o", "{out}"), "not an ONNX model"),
+        (("view", "{model}", "-o", "{taken}"), "exists already"),
+        (("view", "{model}", "-o", "{model}"), "the page is a file .html"),
+        (("view", "{no}", "-o", "{out}"), "no such file"),
+    ],
+    ids=["missing", "text", "newer", "suffix", "exists", "none", "no-model", "view-exists", "model", "no-file"],
+)
+def test_what_cannot_be_shown_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    places: dict[str, Any] = {name: tmp_path / f"{name}.html" for name in ("out", "taken")}
+    places |= {"no": tmp_path / "no", "text": tmp_path / "text", "new": tmp_path / "new.json", "model": DIGITS}
+    places["pdf"] = tmp_path / "page.pdf"
+    places["taken"].write_text("mine")
+    places["text"].write_text("some text")
+    places["new"].write_text(json.dumps({"kind": "requant run record", "schema": 99}))
+    done = invoke(*(argument.format(**places) for argument in arguments))
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not places["out"].exists()
+    assert places["taken"].read_text() == "mine"
+
+
+# ------------------------------------------------------------------------------------------------------ what is gathered
+
+
+def run(folder: Path, model: Path, data: Any, options: Options) -> Record:
+    """Quantize, and return the record as a page is made of it."""
+    recorder = Recorder([folder / "run.json", folder / "run.html"])
+    recorder.write(quantize_model(model, data, folder / "out.onnx", options, look=recorder.look))
+    return load_record(folder / "run.json")
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.usefixtures("_no_clock")
+def test_tensors_have_ranges_histograms_and_noise(form: str, tmp_path: Path) -> None:
+    record = run(tmp_path, DIGITS, DATA, Options(effort="low", place="rules", samples=24, format=form))
+    assert record.remarks == ()
+    stored = [row for row in record.tensors if row.uint8]
+    assert stored
+    for row in stored:
+        assert row.lo is not None and row.hi is not None and row.least is not None and row.most is not None  # noqa: PT018
+        assert row.bins is not None  # minmax needs none: they were counted for the report
+        assert row.sqnr_db is not None
+        assert 20 < row.sqnr_db < 70  # 8 bits: about 50 dB of an even spread over the range
+    assert {row.clipped for row in stored if not row.shares} == {0.0}  # by minmax nothing is
+    assert record.judged is not None
+    assert record.judged.labelled is not None
+    assert record.judged.labelled.items == record.judged.samples == 24
+    assert [row.picture[:10] for row in record.judged.items] == ["data:image"] * len(record.judged.items)
+    assert any(step.step.startswith("fold_batch_norms") and step.applied == 2 for step in record.pipeline)
+    conv = next(unit for unit in record.units if unit.op == "Conv" and unit.implementation == "u8->u8")
+    assert any("QLinearConv" in kernel for kernel in conv.int8_kernels)
+    assert not any("Q" in kernel for kernel in conv.float_kernels)
+    assert set(record.stages) >= {"calibrate", "compare"}
+
+
+@pytest.mark.usefixtures("_no_clock")
+def test_without_data_a_report_has_kernels_and_weights(tmp_path: Path) -> None:
+    selection = Selection(frozenset(), frozenset(), frozenset(), Strategy.DYNAMIC, {})
+    record = run(tmp_path, DIGITS, None, Options(selection=selection, effort="low"))
+    assert record.remarks == ()
+    assert record.judged is None
+    assert not any(row.bins for row in record.tensors)
+    assert record.weights
+    assert record.times
+
+
+def test_a_float_output_says_so(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> net (float[2,4] x) => (float[2,4] y) { [only] y = Exp(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "exp.onnx")
+    feeds = [{"x": np.full((2, 4), value, np.float32)} for value in (0.0, 1.0)]
+    record = run(tmp_path, tmp_path / "exp.onnx", feeds, Options(effort="low", seconds=0.05))
+    assert record.headline.verdict
+    assert record.remarks == ()
+    assert [unit.implementation for unit in record.units] == ["float"]
+    assert record.units[0].reason
+    assert "Not INT8" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.usefixtures("_no_clock")
+def test_a_search_shows_what_was_tried(tmp_path: Path) -> None:
+    goal = Goal(metric=metric_named("agreement"), allowance=parse_drop("0.5%"), data=DATA, seconds=60)
+    recorder = Recorder([tmp_path / "run.json"])
+    options = Options(effort="low", samples=24, place="rules")
+    result = search_model(DIGITS, DATA, tmp_path / "out.onnx", goal, options, look=recorder.look)
+    recorder.write(result)
+    record = load_record(tmp_path / "run.json")
+    assert result.search is not None
+    assert record.search is not None
+    assert len(record.search.points) == len(result.search.points) > 0
+    assert record.search.metric == "agreement"
+
+
+@pytest.mark.parametrize("error", [RequantError("no"), ValueError("two\nlines")], ids=["refusal", "fault"])
+@pytest.mark.usefixtures("_no_clock")
+def test_a_part_that_fails_is_left_out_with_a_remark(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("requant.quantize.report.gather.tensors_of", fail)
+    record = run(tmp_path, DIGITS, DATA, Options(effort="low", place="rules", samples=8))
+    assert record.remarks == (f"tensors: not gathered: {' '.join(str(error).split())}",)
+    assert record.times

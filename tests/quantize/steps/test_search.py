@@ -1,0 +1,250 @@
+"""The search for the fastest model that keeps a bar: what is tried, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from requant import RequantError
+from requant.calibration import DataSpec, Execution, input_specs, open_session, open_source
+from requant.cli import main
+from requant.quantize import Goal, Latency, Options, Point, search_model
+from requant.quantize.accuracy.drop import parse_drop
+from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
+from requant.quantize.steps import search as frontier
+from requant.quantize.steps.search import undominated
+
+SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
+MODEL = SAMPLE_MODELS / "digits.onnx"
+DATA = SAMPLE_MODELS / "digits.npz"
+OPTIONS = Options(place="all", samples=32, seconds=0.0, force=True, corrections=("means",))
+
+POINTS = st.lists(
+    st.builds(
+        Point,
+        st.just(0.0),
+        st.integers(0, 5).map(float),
+        st.integers(1, 5).map(float),
+        st.just(1),
+        st.booleans(),
+        st.just(""),
+    )
+)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a model be the faster the more of it is int8, on any machine."""
+    latency = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)
+    monkeypatch.setattr(
+        frontier,
+        "_speedup",
+        lambda _, candidate: 1 + sum(candidate.plan.impl(u).int8 for u in candidate.plan.units) / 10,
+    )
+
+
+def goal(drop: str, metric: str = "sqnr", **asked: Any) -> Goal:
+    return Goal(metric=metric_named(metric), allowance=parse_drop(drop), data=f"{DATA}", **asked)
+
+
+@given(POINTS, st.booleans())
+def test_no_point_of_a_frontier_is_worse_in_both_respects(points: list[Point], higher: bool) -> None:
+    found = undominated(points, higher=higher)
+    sign = 1 if higher else -1
+    for point in found:
+        assert not any(p.speedup >= point.speedup and sign * p.value > sign * point.value for p in points)
+        assert not any(p.speedup > point.speedup and sign * p.value >= sign * point.value for p in points)
+    for point in points:  # and whatever is left out is no better than one that is there
+        assert any(p.speedup >= point.speedup and sign * p.value >= sign * point.value for p in found)
+
+
+def test_a_bar_that_everything_keeps_gives_the_fastest_model(tmp_path: Path) -> None:
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), OPTIONS)
+    assert result.search is not None
+    assert result.search.best is not None
+    assert result.search.best == result.search.points[0]
+    assert result.verdict == ""
+    assert not (tmp_path / "out.onnx.search.json").exists()
+    onnx.checker.check_model(tmp_path / "out.onnx")
+
+
+def test_a_bar_in_between_gives_up_speed_for_it(tmp_path: Path) -> None:
+    """Whatever is tried, the fastest of those that keep the bar is written, and it is not the fastest of all."""
+    loose = search_model(MODEL, f"{DATA}:calib", tmp_path / "loose.onnx", goal("50%"), OPTIONS)
+    assert loose.search is not None
+    fastest = loose.search.points[0].value  # dB
+    share = 100 * 10 ** (-(fastest + 0.5) / 20)
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal(f"{share}%"), OPTIONS)
+    found = result.search
+    assert found is not None
+    assert found.best is not None
+    assert found.best.value >= found.bar == pytest.approx(fastest + 0.5, abs=1e-9)  # of logarithm and power
+    assert found.best.speedup == max(point.speedup for point in found.points if point.kept)
+    assert found.best.speedup < loose.search.points[0].speedup
+    assert found.frontier == undominated(found.points, higher=True)
+
+
+def test_a_bar_out_of_reach_leaves_the_best_and_exit_code_1(tmp_path: Path) -> None:
+    arguments = [
+        "quantize",
+        MODEL,
+        "--data",
+        f"{DATA}:calib",
+        "-o",
+        tmp_path / "out.onnx",
+        "--place",
+        "all",
+        "--json",
+        "--corrections",
+        "means",
+    ]
+    search = ["--max-drop", "0.00001%", "--metric", "sqnr", "--eval-data", f"{DATA}"]
+    done = CliRunner().invoke(main, [str(a) for a in (*arguments, *search)])
+    assert done.exit_code == 1, done.output
+    found = json.loads(done.stdout)
+    assert not found["search"]["reached"]
+    assert "no int8 model keeps sqnr" in found["verdict"]
+    assert (tmp_path / "out.onnx").exists()
+    assert max(point["value"] for point in found["search"]["tried"]) == found["search"]["frontier"][-1]["value"]
+
+
+def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+    emitted = frontier._emitted
+
+    def counted(walk: Any, price: float) -> Any:
+        tried.append(price)
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        return emitted(walk, price)
+
+    monkeypatch.setattr(frontier, "_emitted", counted)
+    output = tmp_path / "out.onnx"
+    with pytest.raises(KeyboardInterrupt, match="best model so far"):
+        search_model(MODEL, f"{DATA}:calib", output, goal("0.00001%"), OPTIONS)
+    assert output.exists()
+    before = json.loads((tmp_path / "out.onnx.search.json").read_text())["points"]
+    judged: list[object] = []
+
+    def counting(metric: Metric, model: Any, *others: Any, **asked: Any) -> Score:
+        judged.append(model)
+        return score(metric, model, *others, **asked)
+
+    monkeypatch.setattr(frontier, "score", counting)
+    result = search_model(MODEL, f"{DATA}:calib", output, goal("0.00001%"), OPTIONS)
+    assert result.search is not None
+    assert len(before) == 1
+    assert len(judged) == 1 + len(result.search.points) - len(before)  # float, and what was not judged before
+
+
+def test_the_clock_ends_it(tmp_path: Path) -> None:
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%", seconds=1e-9), OPTIONS)
+    assert result.search is not None
+    assert result.search.points == ()
+    assert not result.search.done
+
+
+def test_shared_data_are_said(tmp_path: Path) -> None:
+    shared = Goal(metric=metric_named("agreement"), allowance=parse_drop("1"), data=f"{DATA}:calib")
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", shared, OPTIONS)
+    assert result.search is not None
+    assert result.search.same_data == 32 / 200  # as many as calibrate it
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--metric", "top1"], "--metric is of a search, which --max-drop asks for"),
+        (["--time-budget", "5"], "--time-budget is of a search"),
+        (["--max-drop", "1%"], "give --metric M"),
+        (["--max-drop", "1%", "--metric", "top1"], "give --eval-data SRC"),
+        (["--max-drop", "x", "--metric", "top1", "--eval-data", "a.npz"], "'x' is no drop"),
+        (["--max-drop", "1%", "--metric", "top2", "--eval-data", "a.npz"], "top2"),
+        (["--max-drop", "1%", "--metric", "top1", "--eval-data", "a.npz", "--lambda", "3"], "no price of noise"),
+    ],
+)
+def test_what_is_refused(given: list[str], says: str, tmp_path: Path) -> None:
+    arguments = ["quantize", str(MODEL), "--data", f"{DATA}:calib", "-o", str(tmp_path / "out.onnx"), *given]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2, done.output
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(RequantError, match="time budget"):
+        goal("1%", seconds=0.0)
+
+
+@pytest.mark.parametrize("metric", ["sqnr", "top1"])
+def test_the_score_of_an_executors_workers_is_that_of_this_process(metric: str) -> None:
+    """Two thread pools in the place of a cluster: parts of the data, opened by name, joined in their order."""
+    chosen, opened = metric_named(metric), open_source(DataSpec(f"{DATA}"), input_specs(open_session(MODEL)))
+    source = opened.samples(50)
+    execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
+    other = SAMPLE_MODELS / "digits_mobile.onnx"  # any model of the same inputs and outputs
+    assert can_leave(execution, chosen, source)
+    assert not can_leave(Execution(), chosen, source)
+    here = score(chosen, other, source, reference=MODEL, threads=1)
+    there = score_with(execution, chosen, other, source, reference=MODEL)
+    assert (there.value, there.samples) == (here.value, here.samples)
+    assert here.parts is not None
+    assert there.parts is not None
+    np.testing.assert_array_equal(there.parts, here.parts)
+
+
+def test_a_search_scores_on_the_executor_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[str] = []
+
+    def counted(execution: Execution, metric: Metric, *given: Any, **named: Any) -> Score:
+        scored.append(metric.name)
+        return score_with(execution, metric, *given, **named)
+
+    monkeypatch.setattr(frontier, "score_with", counted)
+    execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
+    options = replace(OPTIONS, execution=execution)
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)
+    assert result.search is not None
+    assert len(scored) == 1 + len(result.search.points)
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["asked", "forced"])
+def test_where_float_is_as_fast_it_keeps_the_bar_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    slow = Latency(float_ms=1.0, int8_ms=1.0, float_median_ms=1.0, int8_median_ms=1.0, runs=5)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: slow)
+    options = replace(OPTIONS, force_int8=force)
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)
+    assert result.search is not None
+    assert result.search.best is not None
+    assert bool(result.int8_nodes) is force
+    assert ("gains too little here: 1.00x" in result.verdict) is not force
+
+
+def test_a_part_of_the_data_may_have_no_label_that_counts(tmp_path: Path) -> None:
+    """Labels below 0 are not judged: here, of all samples of the first parts."""
+    data = dict(np.load(DATA))
+    labels = next(name for name in data if name.endswith("labels"))
+    prefix = labels.removesuffix("labels")
+    count = 40
+    image = data[f"{prefix}image"][:count]
+    given = np.where(np.arange(count) < count // 2, -1, data[labels][:count])
+    np.savez(tmp_path / "part.npz", image=image, labels=given)
+    chosen = metric_named("top1")
+    source = open_source(DataSpec(f"{tmp_path / 'part.npz'}"), input_specs(open_session(MODEL)))
+    execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
+    here, there = score(chosen, MODEL, source, threads=1), score_with(execution, chosen, MODEL, source)
+    assert (there.value, there.samples) == (here.value, here.samples) == (here.value, count)

@@ -1,0 +1,254 @@
+"""`requant bench`: the latency of one model, and the settings that are recommended for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner, Result
+
+from requant import RequantError
+from requant.cli import main
+from requant.quantize import Lengths, Load, Search, bench_model, compile_model
+from requant.quantize.tools.bench import bench
+from requant.quantize.tools.bench.settings import Settings, Trial
+
+ROOT = Path(__file__).parents[3]
+DIGITS = ROOT / "sample_models" / "digits.onnx"
+DATA = f"{ROOT / 'sample_models' / 'digits.npz'}:calib"
+
+FIXED = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[1,4] x) => (float[1,4] y) { y = Relu(x) }
+"""
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="requant")
+
+
+def test_json_tells_latency_and_rate() -> None:
+    result = invoke("bench", DIGITS, "--data", DATA, "--batch", 4, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert (found["model"], found["batch"], found["threads"], found["settings"]) == (str(DIGITS), 4, 1, None)
+    assert found["data"] == DATA
+    assert 0 < found["ms"] <= found["median_ms"]
+    assert found["items_per_second"] == 1e3 * 4 / found["ms"]
+    assert found["runs"] >= 5
+
+
+def test_people_get_a_line_on_stderr_of_random_inputs() -> None:
+    result = invoke("bench", DIGITS)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert f"{DIGITS}, batch 1, 1 thread(s), random inputs" in result.stderr
+    assert "items/s" in result.stderr
+
+
+FOUND = Settings(
+    "m.onnx",
+    {"intra_op_num_threads": 1},
+    2.0,
+    1.0,
+    (Trial("intra_op_num_threads", 1, 2.0, 1.0, True), Trial("execution_mode", "parallel", reason="no time was left")),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "threads"),
+    [([], None), (["--threads", "1"], 1), (["--threads", "2"], 2)],
+    ids=["free", "the-default-named", "two"],
+)
+def test_settings_are_looked_for_with_the_threads_that_were_asked_for(
+    arguments: list[str], threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def pretend(model: Path, feed: object, *, threads: int | None, seconds: float, progress: object) -> Settings:
+        asked.append((model, threads, seconds))
+        return FOUND
+
+    monkeypatch.setattr(bench, "recommend", pretend)
+    result = invoke("bench", DIGITS, "--settings", "--seconds", "0.5", "--json", *arguments)
+    assert asked == [(DIGITS, threads, 0.5)]
+    found = json.loads(result.stdout)["settings"]
+    assert found["values"] == {"intra_op_num_threads": 1}
+    assert found["speedup"] == 2.0
+    assert [trial["speedup"] for trial in found["trials"]] == [2.0, None]
+    assert "options.intra_op_num_threads = 1" in found["snippet"]
+    table = invoke("bench", DIGITS, "--settings", *arguments).stderr
+    for word in ("2.00x", "taken", "no time was left", "all together", "import onnxruntime as ort"):
+        assert word in table
+
+
+def test_settings_of_a_real_model() -> None:
+    found = bench_model(DIGITS, DATA, Load(seconds=0.01), search=Search(seconds=0.1))
+    assert found.settings is not None
+    assert found.settings.model == str(DIGITS)
+    assert bench_model(DIGITS, DATA, Load(seconds=0.01)).settings is None
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".ort"])
+def test_a_compiled_model_is_timed_here_and_refused_elsewhere(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / f"out{suffix}"
+    compile_model(DIGITS, output, seconds=0.01)
+    assert bench_model(output, DATA, Load(batch=2, seconds=0.01)).rate > 0
+    monkeypatch.setattr("platform.machine", lambda: "abacus")
+    result = invoke("bench", output)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"requant: {output}: compiled for ")
+    assert "here abacus" in line
+
+
+def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(FIXED), tmp_path / "fixed.onnx")
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 4), np.float32))
+    (tmp_path / "no.ort").write_bytes(b"nothing")
+    for arguments, said in (
+        ((tmp_path / "fixed.onnx", "--data", tmp_path / "x.npz", "--batch", 2), "its first axis is fixed"),
+        ((tmp_path / "none.onnx",), "none.onnx: no such file"),
+        ((tmp_path / "none.ort",), "none.ort: no such file"),
+        ((tmp_path / "no.ort",), "no.ort: "),
+        ((DIGITS, "--data", tmp_path / "x.npz"), "x.npz"),
+        ((DIGITS, "--seconds", "3"), "--seconds is for --settings"),
+        ((DIGITS, "--settings", "--seconds", "0"), "--seconds"),
+    ):
+        result = invoke("bench", *arguments)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        (line,) = result.stderr.splitlines()
+        assert said in line
+    with pytest.raises(RequantError, match="batch must be at least 1"):
+        bench_model(DIGITS, load=Load(batch=0))
+
+
+# --- shapes
+
+SEQUENCES = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[N,length,4] x, float[N,length,?] z) => (float[N,length,?] y) { y = Add(x, z) }
+"""
+
+
+@pytest.fixture
+def sequences(tmp_path: Path) -> Path:
+    onnx.save(onnx.parser.parse_model(SEQUENCES), tmp_path / "s.onnx")
+    return tmp_path / "s.onnx"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shapes", "batch"),
+    [
+        (("--dim", "length=5", "--shape", "z=1,5,4"), {"x": [1, 5, 4], "z": [1, 5, 4]}, 1),
+        (("--shape", "z=3,5,1"), {"x": [3, 5, 4], "z": [3, 5, 1]}, 3),
+        (("--shape", "z=2,5,1", "--batch", "2"), {"x": [2, 5, 4], "z": [2, 5, 1]}, 2),
+    ],
+    ids=["lengths", "the-first-axis-too", "and-the-batch"],
+)
+def test_lengths_are_given(
+    arguments: tuple[str, ...], shapes: dict[str, list[int]], batch: int, sequences: Path
+) -> None:
+    result = invoke("bench", sequences, *arguments, "--no-profile", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["shapes"], found["batch"]) == (shapes, batch)
+    assert found["items_per_second"] == 1e3 * batch / found["ms"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "the shapes of its inputs depend on length, axis 2 of 'z'; give --dim, --shape or --data"),
+        (("--dim", "length=5"), "the shapes of its inputs depend on axis 2 of 'z'; give --dim, --shape or --data"),
+        (("--shape", "z=3,5,1", "--batch", "2"), "the inputs' first axes are of different lengths: 2, 3"),
+        (("--shape", "z=1,5,3"), "does not run on random inputs of these shapes; give --data SRC"),
+        (("--dim", "lenght=5"), "no free axis named 'lenght'; did you mean 'length'?"),
+        (("--dim", "length=5", "--data", "x.npz"), "lengths of axes are given and to be taken from data"),
+    ],
+    ids=["nothing", "a-part", "another-batch", "shapes-that-do-not-run", "no-such-axis", "data-too"],
+)
+def test_lengths_are_never_guessed(arguments: tuple[str, ...], said: str, sequences: Path) -> None:
+    result = invoke("bench", sequences, *arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert said in line
+
+
+def test_a_fixed_model_takes_no_batch(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(FIXED), tmp_path / "fixed.onnx")
+    assert invoke("bench", tmp_path / "fixed.onnx", "--no-profile").exit_code == 0
+    result = invoke("bench", tmp_path / "fixed.onnx", "--batch", "2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "first axes are fixed, so that no batch of 2 can be fed" in result.stderr
+
+
+# --- against another model, and where the time goes
+
+
+def test_two_models_in_turns() -> None:
+    result = invoke("bench", DIGITS, "--compare", DIGITS, "--data", DATA, "--no-profile", "--json")
+    found = json.loads(result.stdout)
+    compared = found["compare"]
+    assert compared["model"] == str(DIGITS)
+    assert compared["ratio"] == compared["ms"] / found["ms"]
+    assert compared["median_ratio"] == compared["median_ms"] / found["median_ms"]
+    assert compared["runs"] == found["runs"]
+    assert min(found["load_ms"], found["first_ms"], compared["load_ms"], compared["first_ms"]) > 0
+    assert found["profile"] is None
+    told = invoke("bench", DIGITS, "--compare", DIGITS, "--data", DATA, "--no-profile").stderr
+    assert "x as fast, minimum against minimum; medians" in told
+
+
+def test_large_models_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("requant.quantize.tools.bench.bench.LARGE", 2**20)
+    found = bench_model(DIGITS, DATA, Load(seconds=0.01, profile=False), other=DIGITS)
+    assert found.notes == ("the models were timed one after the other: together they are too large",)
+    assert found.ratio is not None
+
+
+def test_a_model_of_other_inputs_is_refused(sequences: Path) -> None:
+    result = invoke("bench", DIGITS, "--compare", sequences)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{sequences}: the model fails" in result.stderr
+
+
+CONV1 = "mb2_ic1oc32_ih28oh28kh5sh1dh0ph2_iw28ow28kw5sw1dw0pw2"
+CONV2 = "mb2_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14ow14kw5sw1dw0pw2"
+
+
+def test_where_the_time_goes() -> None:
+    found = bench_model(DIGITS, load=Load(batch=2, seconds=0.01)).profile
+    assert found is not None
+    assert [(each.node, each.problem) for each in found.convolutions] == [("conv1", CONV1), ("conv2", CONV2)]
+    assert [each.macs for each in found.convolutions] == [2 * 28 * 28 * 32 * 25, 2 * 14 * 14 * 64 * 32 * 25]
+    assert sum(each.microseconds for each in found.operators) == pytest.approx(1e3 * found.kernels_ms, rel=1e-12)
+    assert sum(each.share for each in found.operators) == pytest.approx(1.0, abs=1e-12)  # sums of some ten floats
+    spent = [each.microseconds for each in found.slowest]
+    assert spent == sorted(spent, reverse=True)
+    assert len(spent) <= 10
+    assert sum(each.macs for each in found.operators) == 2 * (
+        28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 128 + 1280
+    )
+
+
+def test_the_profile_is_printed_and_in_the_json() -> None:
+    table = invoke("bench", DIGITS, "--batch", "2").stderr
+    assert "with the profiler on" in table
+    assert "slowest nodes" in table
+    assert "convolutions, in order of execution" in table
+    profile = json.loads(invoke("bench", DIGITS, "--json").stdout)["profile"]
+    assert set(profile) == {"runs", "milliseconds", "kernels_ms", "operators", "slowest", "convolutions"}
+    assert profile["convolutions"][1]["problem"] == CONV2.replace("mb2", "mb1")
+
+
+def test_of_ort_files_no_profile_is_told(tmp_path: Path) -> None:
+    compile_model(DIGITS, tmp_path / "m.ort", seconds=0.01)
+    found = bench_model(tmp_path / "m.ort", load=Load(seconds=0.01, lengths=Lengths({}, {"N": 3})))
+    assert (found.profile, found.batch) == (None, 3)
+    assert found.notes == ("where the time goes can be told of ONNX files only",)

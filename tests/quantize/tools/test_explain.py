@@ -1,0 +1,656 @@
+"""What ran, in the words of the model's nodes; why a product ran in float; what it costs; which instructions were hot."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from numpy.typing import ArrayLike
+from onnx import helper, numpy_helper
+
+from requant import RequantError
+from requant.cli import main
+from requant.quantize import Options, quantize_model
+from requant.quantize.runtime.executed import Kernel
+from requant.quantize.runtime.match import Match
+from requant.quantize.runtime.onednn_lines import verbose_lines
+from requant.quantize.runtime.profile import KernelRun
+from requant.quantize.runtime.session import Runner
+from requant.quantize.tools.explain import hot_instructions as vnni
+from requant.quantize.tools.explain.causes import causes
+from requant.quantize.tools.explain.explain import EXACT, Explanation, explain_model
+from requant.quantize.tools.explain.float_twins import Rival, Twin, rivals, timed, twin_of
+from requant.quantize.tools.explain.hot_instructions import Hot, hot_instructions, loops, parse_samples, summarise
+from requant.quantize.tools.explain.why_float import Reason
+
+SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
+DIGITS = SAMPLE_MODELS / "digits.onnx"
+DATA = f"{SAMPLE_MODELS / 'digits.npz'}:calib"
+NAMES = ("digits", "digits_mobile", "digits_transformer")
+SCALES = np.linspace(0.01, 0.08, 8)
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not sample the program counter but where that is tested: it takes a second."""
+    monkeypatch.setattr(
+        "requant.quantize.tools.explain.explain.hot_instructions", lambda *_, **__: Hot(0, {}, "not now")
+    )
+
+
+# ------------------------------------------------------------------------------------------ a product between DQ and Q
+
+
+def product(
+    op: str = "Conv",
+    *,
+    read: ArrayLike | None = 0.05,
+    held: ArrayLike | None = 0.01,
+    written: ArrayLike | None = 0.1,
+    zero: int = 0,
+    zero_written: int | None = None,
+    dtype: Any = np.uint8,
+    axis: int = 0,
+    group: int = 1,
+    before: str = "",
+    after: str = "",
+    bias: bool = False,
+    also_read: str = "",
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """Write ``x -> Q -> DQ -> before -> op -> after -> Q -> DQ -> Neg``; a scale of None leaves its pair out."""
+    nodes: list[onnx.NodeProto] = []
+    initializers: dict[str, Any] = {}
+
+    def pair(name: str, scale: ArrayLike, shift: int) -> str:
+        initializers[f"{name}_scale"] = np.asarray(scale, np.float32)
+        initializers[f"{name}_zero"] = np.full(np.shape(scale), shift, dtype)
+        given = [f"{name}_scale", f"{name}_zero"]
+        axes: dict[str, Any] = {"axis": 1} if np.ndim(scale) else {}
+        nodes.append(helper.make_node("QuantizeLinear", [name, *given], [f"{name}_q"], f"{name}/q", **axes))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", *given], [f"{name}_dq"], f"{name}/dq", **axes))
+        return f"{name}_dq"
+
+    shape = {"Conv": (8, 8 // group, 3, 3), "ConvTranspose": (8, 8, 3, 3)}.get(op, (8, 8))
+    weight = np.random.default_rng(0).integers(-60, 60, shape).astype(np.int8)
+    now = "x" if read is None else pair("x", read, zero)
+    if before:
+        nodes.append(helper.make_node(before, [now], ["between"], "before"))
+        now = "between"
+    if held is None:
+        initializers["w"] = weight.astype(np.float32) / 100
+    else:
+        initializers |= {"w_int8": weight, "w_scale": np.asarray(held, np.float32)}
+        initializers["w_zero"] = np.zeros(np.shape(held), np.int8)
+        axes: dict[str, Any] = {"axis": axis} if np.ndim(held) else {}
+        nodes.append(helper.make_node("DequantizeLinear", ["w_int8", "w_scale", "w_zero"], ["w"], "w/dq", **axes))
+    inputs = [now, "w"]
+    if bias:
+        initializers["b"] = np.ones(8, np.float32)
+        inputs.append("b")
+    window: dict[str, Any] = {"group": group, "pads": [1, 1, 1, 1]} if len(shape) == 4 else {}
+    nodes.append(helper.make_node(op, inputs, ["y"], "product", **window))
+    now = "y"
+    if after:
+        name, _, high = after.partition(":")
+        if high:
+            initializers |= {"low": np.float32(0), "high": np.float32(high)}
+        nodes.append(helper.make_node(name, [now, "low", "high"] if high else [now], ["z"], "after"))
+        now = "z"
+    outputs = {"model": [now], "": []}.get(also_read, ["stranger"])
+    if also_read not in ("", "model"):
+        nodes.append(helper.make_node(also_read, [now], ["stranger"], "stranger"))
+    if written is not None:
+        now = pair(now, written, zero if zero_written is None else zero_written)
+    nodes.append(helper.make_node("Neg" if written is not None else "Identity", [now], ["out"], "last"))
+    graph = helper.make_graph(
+        nodes,
+        "product",
+        [helper.make_tensor_value_info("x", 1, (1, 8, 8, 8) if len(shape) == 4 else (4, 8))],
+        [helper.make_tensor_value_info(name, 1, None) for name in ("out", *outputs)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in initializers.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def explained(model: onnx.ModelProto, folder: Path) -> Explanation:
+    onnx.save(model, folder / "model.onnx")
+    return explain_model(folder / "model.onnx", whole=False)
+
+
+INTEGER = {
+    "conv": {},
+    "conv-relu": {"after": "Relu"},
+    "conv-relu6": {"after": "Clip:6", "written": 6 / 255},
+    "conv-int8": {"dtype": np.int8},
+    "conv-int8-relu-at-its-least": {"dtype": np.int8, "zero": -128, "after": "Relu"},
+    "conv-scale-per-weight-channel": {"held": SCALES},
+    "conv-float-weight-that-the-runtime-quantizes": {"held": None},
+    "conv-opset-11": {"opset": 11},
+    "conv-opset-21": {"opset": 21},
+    "matmul": {"op": "MatMul"},
+    "matmul-float-out": {"op": "MatMul", "written": None},
+    "matmul-scale-per-column": {"op": "MatMul", "held": SCALES, "axis": 1},
+    "gemm": {"op": "Gemm", "bias": True},
+    "gemm-float-out": {"op": "Gemm", "written": None},
+}
+
+
+@pytest.mark.parametrize("given", INTEGER.values(), ids=INTEGER)
+def test_what_the_runtime_wants_becomes_an_integer_kernel(given: dict[str, Any], tmp_path: Path) -> None:
+    found = explained(product(**given), tmp_path)
+    (node,) = (node for node in found.nodes if node.name == "product")
+    assert node.integer
+    assert node.precision.startswith("u8·s8→")
+    assert not node.reasons
+    assert found.mac_share_int8 == 1.0
+
+
+FLOAT = {
+    "no-q": ({"written": None}, "no QuantizeLinear on its output, which goes to Identity 'last' in float"),
+    "no-q-after-relu": ({"written": None, "after": "Relu"}, "no QuantizeLinear on its output"),
+    "weight-only": ({"read": None, "written": None}, "only its weight is int8"),
+    "not-quantized": ({"read": None, "held": None, "written": None}, "the model is not quantized"),
+    "input-float": ({"read": None, "held": None}, "its input 'x' does not come from a DequantizeLinear"),
+    "dq-not-adjacent": ({"before": "Tanh"}, "Tanh 'before' stands between the DequantizeLinear and it"),
+    "relu-zero-point": ({"zero": 128, "after": "Relu"}, "zero point 128 after Relu 'after', .* only with 0"),
+    "int8-relu-zero-point": ({"dtype": np.int8, "after": "Relu"}, "zero point 0 after Relu 'after', .* only with -128"),
+    "clip-cuts": ({"written": 12 / 255, "after": "Clip:6"}, r"Clip 'after' to 0\.\.6 cuts into the range 0\.\.12 of"),
+    "activation": ({"after": "LeakyRelu"}, "LeakyRelu 'after' stands between it and its QuantizeLinear"),
+    "read-in-float": ({"also_read": "Abs"}, "its output 'y' is also read in float, by Abs 'stranger'"),
+    "model-output": ({"also_read": "model"}, "its output 'y' is also read in float, by the model's output"),
+    "16-bits": ({"dtype": np.uint16, "opset": 21}, "is uint16, not 8 bits wide"),
+    "depthwise-per-channel-int8": ({"read": SCALES, "group": 8, "dtype": np.int8}, "its input 'x_dq' has 8 scales"),
+    "depthwise-per-channel-relu": (
+        {"read": SCALES, "group": 8, "zero": 128, "after": "Relu"},
+        "its input 'x_dq' has 8 scales, one per channel",
+    ),
+    "per-channel-output": ({"written": SCALES, "after": "Relu"}, "its output 'z' has 8 scales, one per channel"),
+    "transposed": ({"op": "ConvTranspose"}, "ConvTranspose has no integer kernel"),
+    "matmul-float-weight": ({"op": "MatMul", "held": None}, "its weight 'w' is float"),
+    "matmul-relu-zero-point": ({"op": "MatMul", "zero": 128, "after": "Relu"}, "zero point 128 after Relu"),
+    "matmul-read-in-float": ({"op": "MatMul", "also_read": "Abs"}, "also read in float, by Abs"),
+    "gemm-float-bias": ({"op": "Gemm", "bias": True, "written": None}, "no QuantizeLinear on .* its bias 'b' is float"),
+    "gemm-per-channel": ({"op": "Gemm", "read": SCALES}, "its input 'x_dq' has 8 scales"),
+    "gemm-scale-per-row": (
+        {"op": "Gemm", "held": SCALES, "bias": True},
+        "its weight 'w' has a scale for each index of axis 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "reason"), FLOAT.values(), ids=FLOAT)
+def test_what_keeps_a_product_in_float_is_told(given: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """The installed runtime decides that it is float; with what the reason names put right, the table above."""
+    found = explained(product(**given), tmp_path)
+    (node,) = (node for node in found.nodes if node.name == "product")
+    assert (node.integer, node.precision) == (False, "float32")
+    assert re.match(reason, node.reasons[0]) or re.search(reason, node.reasons[0])
+    assert found.mac_share_int8 == 0.0
+
+
+def test_a_weight_that_is_dequantized_in_every_run_is_among_the_causes(tmp_path: Path) -> None:
+    found = explained(product(read=None, written=None), tmp_path)
+    (dequantize,) = (node for node in found.nodes if node.name == "w/dq")
+    assert (dequantize.role, dequantize.kernel) == ("run", "DequantizeLinear")
+    assert any("of constants in every run" in cause.text for cause in found.causes)
+
+
+@pytest.mark.parametrize("op", ["Conv", "MatMul"])
+def test_a_kernel_that_fails_on_scales_per_channel_is_told_with_the_tensor(op: str, tmp_path: Path) -> None:
+    with pytest.raises(RequantError, match="activation 'x' has 8 scales, and the integer kernels take one"):
+        explained(product(op, read=SCALES), tmp_path)
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 8, 8, 8) if op == "Conv" else (4, 8), np.float32))
+    with pytest.raises(RequantError, match=r"the model fails: .*; activation 'x' has 8 scales"):
+        explain_model(tmp_path / "model.onnx", str(tmp_path / "x.npz"))
+
+
+# ---------------------------------------------------------------------------------------------- nodes and their kernels
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Explanation]:
+    """Explain a sample model by name, ``NAME-int8`` for the quantized one, once."""
+
+    @functools.cache
+    def explain(name: str) -> Explanation:
+        stem, _, int8 = name.partition("-")
+        path = SAMPLE_MODELS / f"{stem}.onnx"
+        if int8:
+            options = Options(samples=5, place="rules", force_int8=True, seconds=0.02)
+            quantize_model(path, DATA, path := tmp_path_factory.mktemp("int8") / f"{stem}.onnx", options)
+        return explain_model(path, DATA, whole=False)
+
+    return explain
+
+
+EVERY = [*NAMES, *(f"{name}-int8" for name in NAMES)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_node_has_a_kernel_and_every_microsecond_a_place(name: str, sample: Callable[[str], Explanation]) -> None:
+    found = sample(name)
+    assert Counter(node.role for node in found.nodes).keys() <= {"run", "absorbed"}
+    executed = {kernel.run.node for kernel in found.kernels}
+    assert all(node.executed in executed for node in found.nodes)
+    names = {node.name for node in found.nodes if node.role == "run"}
+    assert {node.into for node in found.nodes if node.role == "absorbed"} <= names
+    inserted = [kernel for kernel in found.kernels if kernel.node is None]
+    assert {kernel.kind for kernel in inserted} <= {"layout"}
+    told = sum(node.microseconds for node in found.nodes) + sum(kernel.run.microseconds for kernel in inserted)
+    totals = found.totals
+    assert told == totals.kernels == sum(kernel.run.microseconds for kernel in found.kernels)
+    assert totals.compute + totals.conversions + totals.layout + totals.rest == totals.kernels
+    assert sum(node.macs for node in found.nodes) == sum(kernel.run.macs for kernel in found.kernels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_int8_moves_products_into_integer_kernels(name: str, sample: Callable[[str], Explanation]) -> None:
+    before, after = sample(name), sample(f"{name}-int8")
+    assert before.mac_share_int8 == 0.0
+    assert after.mac_share_int8 > 0.5
+    assert all(node.reasons for node in before.nodes if node.macs)
+    assert all(bool(node.reasons) != node.integer for node in after.nodes if node.macs)
+    assert sum(n.macs for n in before.nodes) == pytest.approx(sum(n.macs for n in after.nodes), rel=0.02)
+
+
+def test_a_float_network_is_told_with_what_its_convolutions_absorb(sample: Callable[[str], Explanation]) -> None:
+    nodes = {node.name: node for node in sample("digits").nodes}
+    conv = nodes["conv2"]
+    assert (conv.role, conv.kernel, conv.layout) == ("run", "com.microsoft.nchwc.Conv", "NCHWc")
+    assert (conv.precision, conv.macs, conv.integer) == ("float32", 14 * 14 * 64 * 800, False)
+    for name in ("bn2", "relu2"):
+        assert (nodes[name].role, nodes[name].into, nodes[name].microseconds) == ("absorbed", "conv2", 0.0)
+    assert (nodes["relu3"].into, nodes["fc1"].kernel) == ("fc1", "com.microsoft.FusedGemm")
+
+
+def test_a_residual_sum_and_a_gelu_are_found_in_their_kernels(sample: Callable[[str], Explanation]) -> None:
+    mobile = {node.name: node for node in sample("digits_mobile").nodes}
+    assert (mobile["block1.add"].role, mobile["block1.add"].into) == ("absorbed", "block1.project.conv")
+    transformer = {node.name: node for node in sample("digits_transformer").nodes}
+    gelu = {name: node.into for name, node in transformer.items() if name.startswith("layer1.mlp.gelu")}
+    assert {node for node in gelu.values() if node} == {"layer1.mlp.gelu.half"}
+    assert transformer["layer1.mlp.gelu.half"].kernel == "com.microsoft.BiasGelu"
+    assert transformer["layer1.mlp.fc1.add"].into == "layer1.mlp.gelu.half"
+    assert transformer["layer1.attention.self.scale"].into == "layer1.attention.self.scores"
+
+
+def test_pairs_and_relu_vanish_into_the_integer_convolution(tmp_path: Path) -> None:
+    found = explained(product(after="Relu"), tmp_path)
+    nodes = {node.name: node for node in found.nodes}
+    assert (nodes["product"].kernel, nodes["product"].layout) == ("com.microsoft.QLinearConv", "NHWC")
+    assert {name for name, node in nodes.items() if node.into == "product"} == {"x/dq", "w/dq", "after", "z/q"}
+    assert (nodes["x/q"].role, nodes["x/q"].precision) == ("run", "f32→u8")
+    assert [kernel.layout for kernel in found.kernels if kernel.kind == "layout"] == ["NHWC", "NCHW"]
+    assert found.totals.layout == sum(k.run.microseconds for k in found.kernels if k.run.op == "Transpose")
+
+
+def test_an_operator_that_is_taken_apart_is_told_whole(tmp_path: Path) -> None:
+    found = explained(product(after="HardSwish"), tmp_path)
+    (swish,) = (node for node in found.nodes if node.name == "after")
+    parts = [kernel for kernel in found.kernels if kernel.node == "after"]
+    assert [kernel.run.op for kernel in parts] == ["HardSigmoid", "Mul"]
+    assert swish.microseconds == sum(kernel.run.microseconds for kernel in parts)
+
+
+def test_a_silu_between_convolutions_is_not_theirs(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (float[1,8,8,8] x) => (float[1,8,8,8] y) {
+        [conv1] a = Conv(x, w) [sigmoid1] b = Sigmoid(a) [mul1] c = Mul(a, b)
+        [conv2] d = Conv(c, w) [sigmoid2] e = Sigmoid(d) [mul2] f = Mul(d, e) [conv3] y = Conv(f, w) }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8, 1, 1), np.float32), "w"))
+    found = explained(model, tmp_path)
+    assert {kernel.node: kernel.absorbs for kernel in found.kernels if kernel.node is not None} == {
+        "conv1": (),
+        "mul1": ("Sigmoid",),
+        "conv2": (),
+        "mul2": ("Sigmoid",),
+        "conv3": (),
+    }
+    assert [node.name for node in found.nodes if node.macs] == ["conv1", "conv2", "conv3"]
+
+
+def test_what_is_constant_is_folded(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (float[2,3] x) => (float[2,3] y)
+        <float[3] a = {1, 2, 3}> { [sqrt] b = Sqrt(a) [add] y = Add(x, b) }"""
+    )
+    roles = {node.name: node.role for node in explained(model, tmp_path).nodes}
+    assert roles == {"sqrt": "folded", "add": "run"}
+
+
+# -------------------------------------------------------------------------------------------------------------- causes
+
+
+def kernel(op: str, microseconds: float, *, kind: Any = "rest", node: str | None = None, macs: int = 0) -> Kernel:
+    run = KernelRun(node or op, "", op, microseconds, macs, ((1, 8),), ((1, 8),), ("uint8",), ("uint8",))
+    return Kernel(run, kind, node or op, op, (), "", "u8", "", None)
+
+
+NOTHING = Match({}, frozenset(), {}, {}, frozenset())
+
+
+def test_causes_come_with_their_cost_and_the_dearest_first() -> None:
+    ran = [
+        kernel("Conv", 400.0, kind="compute", node="conv1", macs=9),
+        kernel("Conv", 200.0, kind="compute", node="conv2", macs=9),
+        kernel("QLinearSoftmax", 320.0),
+        kernel("Transpose", 60.0, kind="layout"),
+        kernel("Erf", 16.0),
+        kernel("Add", 4.0),
+    ]
+    reasons = {name: (Reason("per-channel activation scales", "x"),) for name in ("conv1", "conv2")}
+    softmax = Rival(40.0, "QLinearSoftmax on 8-bit tensors")
+    found = causes(ran, NOTHING, reasons, {"QLinearSoftmax": softmax}, exact=True)
+    assert [(cause.microseconds, cause.text) for cause in found] == [
+        (
+            450.0,
+            "2 Conv in float take 60% of the time, of which integers could save up to 45%: per-channel activation scales",
+        ),
+        (280.0, "1 QLinearSoftmax on 8-bit tensors takes 8.0x the time of the float kernel: 28% of the whole is lost"),
+        (60.0, "1 layout change that the runtime inserted (1 Transpose) costs 6.0% of the time"),
+        (16.0, "1 GELU runs operator by operator: Erf alone takes 1.6% of the time"),
+    ]
+    saturating = causes(ran, NOTHING, reasons, {}, exact=False)
+    assert saturating[0].microseconds == 300.0  # of 600: pairs in 16 bits halve the time at best
+
+
+def test_what_cannot_be_told_from_rounding_is_no_cause() -> None:
+    """Times are whole microseconds: 2 and 1 may be 1.1 and 1.9."""
+    assert causes([kernel("QLinearMul", 2.0)], NOTHING, {}, {"QLinearMul": Rival(1.0, "mul")}, exact=True) == ()
+    assert causes([], NOTHING, {}, {}, exact=True) == ()
+
+
+def test_pairs_around_a_float_operator_are_counted(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (uint8[1,64] x) => (uint8[1,64] y)
+        <float s = {0.1}, uint8 z = {0}>
+        { [dq] a = DequantizeLinear(x, s, z) [f] b = HardSigmoid(a) [q] y = QuantizeLinear(b, s, z) }"""
+    )
+    found = explained(model, tmp_path)
+    (cause,) = found.causes
+    assert cause.text.startswith("1 DequantizeLinear and 1 QuantizeLinear around HardSigmoid cost ")
+    assert cause.microseconds == found.totals.conversions
+
+
+def test_the_float_twin_of_an_integer_convolution_has_its_shapes(tmp_path: Path) -> None:
+    found = explained(product(group=8), tmp_path)
+    (conv,) = (kernel for kernel in found.kernels if kernel.kind == "compute")
+    twin = twin_of(conv)
+    assert twin is not None
+    assert (twin.op, twin.inputs, twin.weights) == ("Conv", ((1, 8, 8, 8),), ((8, 1, 3, 3),))
+    assert dict(twin.attributes)["group"] == 8
+    (quantize,) = (kernel for kernel in found.kernels if kernel.node == "x/q")
+    assert twin_of(quantize) is None
+
+
+def test_a_silu_of_two_kernels_has_one_rival(tmp_path: Path) -> None:
+    pair = "{0} = QuantizeLinear({1}, s, z) [dq_{1}] {2} = DequantizeLinear({0}, s, z)"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> net (float[1,64,128] x) => (float[1,64,128] y)
+        <float s = {{0.02}}, uint8 z = {{128}}> {{ {pair.format("q", "x", "a")} [sigmoid] b = Sigmoid(a)
+        {pair.format("r", "b", "c")} [mul] d = Mul(a, c) {pair.format("t", "d", "y")} }}"""
+    )
+    found = explained(model, tmp_path)
+    assert [kernel.run.op for kernel in found.kernels if kernel.kind == "rest"] == ["QLinearSigmoid", "QLinearMul"]
+    ((name, rival),) = rivals(found.kernels, threads=1).items()
+    assert (name, rival.partner, rival.what) == ("sigmoid", "mul", "SiLU as QLinearSigmoid and QLinearMul")
+    cause, *_ = causes(found.kernels, NOTHING, {}, {name: replace(rival, microseconds=0.0)}, exact=True)
+    both = sum(kernel.run.microseconds for kernel in found.kernels if kernel.node in ("sigmoid", "mul"))
+    assert (cause.microseconds, set(cause.nodes)) == (both, {"sigmoid", "mul"})
+
+
+def test_twins_are_timed_alone_and_in_one_session() -> None:
+    twins = [
+        Twin("Conv", ((1, 16, 20, 20),), ((16, 16, 3, 3),)),
+        Twin("Softmax", ((4, 50),), (), (("axis", -1),)),
+        Twin("Add", ((2, 3), (2, 3))),
+    ]
+    found = timed(twins, threads=1)
+    assert found.keys() == set(twins)
+    assert all(time >= 0 for time in found.values())
+    assert timed([], threads=1) == {}
+
+
+# ----------------------------------------------------------------------------------------------------- oneDNN's form
+
+
+def test_a_line_says_what_a_line_of_onednn_says(sample: Callable[[str], Explanation]) -> None:
+    lines = [*verbose_lines(sample("digits").kernels, ("avx2", "avx512bw"))]
+    head = "onednn_verbose,exec,cpu,convolution,ort:com.microsoft.nchwc.Conv,forward_inference"
+    memory = "src_f32::blocked:aBcd16b::f0 wei_f32::any::f0 dst_f32::blocked:aBcd16b::f0"
+    problem = "mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14ow14kw5sw1dw0pw2"
+    (line,) = (line for line in lines if "ic32oc64" in line)
+    expected = f"{head},{memory},attr-post-ops:eltwise_relu,alg:convolution_auto,{problem},"
+    assert line.startswith(expected)
+    assert float(line.removeprefix(expected)) > 0
+    assert any("aBcd8b" in line for line in verbose_lines(sample("digits").kernels, ("avx2",)))
+
+
+def test_an_integer_convolution_is_in_nhwc_between_two_reorders(tmp_path: Path) -> None:
+    found = explained(product(held=SCALES, group=8), tmp_path)
+    lines = [line.split(",") for line in verbose_lines(found.kernels, ())]
+    fields = {line[4]: line for line in lines}
+    conv = fields["ort:com.microsoft.QLinearConv"]
+    assert conv[6] == "src_u8::blocked:acdb::f0 wei_s8::any::f0 dst_u8::blocked:acdb::f0"
+    scales = "attr-scales:src0:0:f32+dst:0:f32+wei:1:f32"
+    assert conv[7] == f"{scales} attr-zero-points:src0:0:s32+dst:0:s32"
+    assert conv[9] == "g8mb1_ic8oc8_ih8oh8kh3sh1dh0ph1_iw8ow8kw3sw1dw0pw1"
+    turns = [line[6] for line in lines if line[4] == "ort:Transpose"]
+    there, back = (
+        "src_u8::blocked:abcd::f0 dst_u8::blocked:acdb::f0",
+        "src_u8::blocked:acdb::f0 dst_u8::blocked:abcd::f0",
+    )
+    assert turns == [there, back]
+    assert {line[9] for line in lines if line[3] == "reorder"} == {"1x8x8x8"}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_line_has_eleven_fields(name: str, sample: Callable[[str], Explanation]) -> None:
+    found = sample(name)
+    lines = [line.split(",") for line in verbose_lines(found.kernels, found.flags)]
+    assert len(lines) == len(found.kernels)
+    assert {len(line) for line in lines} == {11}
+    assert math.fsum(float(line[-1]) for line in lines) * 1000 == pytest.approx(found.totals.kernels)
+
+
+# ----------------------------------------------------------------------------------------------------- hot instructions
+
+SCRIPT = """\
+PERF_RECORD_MMAP2 7/7: [0x7f0000100000(0x2000) @ 0x1000 fe:00 5341451 25568]: r-xp /site/runtime.so
+PERF_RECORD_MMAP2 7/7: [0x7f0000900000(0x1000) @ 0 fe:00 99 2]: r-xp /usr/lib/libc.so.6
+     7f0000100010 (/site/runtime.so)
+     7f0000100010 (/site/runtime.so)
+     7f0000101fff (/site/runtime.so)
+     7f0000900010 (/usr/lib/libc.so.6)
+     7f0000700000 (/site/runtime.so)
+ ffffffff821fdcb0 ([kernel.kallsyms])
+"""
+HEADERS = """
+/site/runtime.so:     file format elf64-x86-64
+
+Sections:
+Idx Name          Size      VMA               LMA               File off  Algn
+ 12 .text         00001f00  0000000000003000  0000000000003000  00001000  2**6
+                  CONTENTS, ALLOC, LOAD, READONLY, CODE
+"""
+DISASSEMBLY = """
+Disassembly of section .text:
+
+0000000000003000 <.text>:
+    3000:\tvmovdqu64 (%rcx),%zmm0
+    3006:\tvpbroadcastd (%rdi),%zmm2
+    300c:\tvpdpbusds %zmm0,%zmm2,%zmm14
+    3012:\t{vex} vpdpbusds %ymm0,%ymm2,%ymm4
+    3018:\tadd    $0x40,%rcx
+    301c:\tjae    3000 <.text>
+"""
+
+
+def test_samples_are_placed_in_the_file_of_the_library() -> None:
+    assert parse_samples(SCRIPT, "runtime.so") == {0x1010: 2, 0x2FFF: 1}
+    assert parse_samples("", "runtime.so") == {}
+
+
+def test_sections_and_instructions_are_read() -> None:
+    assert vnni.parse_sections(HEADERS) == [(0x1000, 0x1F00, 0x3000)]
+    names = ["vmovdqu64", "vpbroadcastd", "vpdpbusds", "vpdpbusds", "add", "jae"]
+    assert vnni.parse_instructions(DISASSEMBLY) == names
+
+
+def test_samples_near_each_other_are_one_loop() -> None:
+    assert loops(Counter({0: 1, 100: 2, 300: 4, 5000: 9})) == [(5000, 5000, 9), (0, 300, 7)]
+
+
+def test_a_loop_belongs_to_the_product_it_is_made_of() -> None:
+    code = {1000: ["vpdpbusd", "vpdpbusd", "vfmadd231ps"], 9000: ["vfmadd231ps"], 20000: ["mov", "ret"]}
+    found = summarise(Counter({1000: 60, 9000: 30, 20000: 10}), lambda start, stop: code[stop - vnni.MARGIN])
+    assert found.loops == {"vpdpbusd": 0.6, "vfmadd231ps": 0.3}
+    assert found.exact == 0.6
+    assert found.note == "of 100 samples in the runtime: 60% in loops of vpdpbusd, 30% in loops of vfmadd231ps"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("vpdpbusds", "exact"),
+        ("vpdpbssd", "exact"),
+        ("tdpbusd", "exact"),
+        ("udot", "exact"),
+        ("usdot", "exact"),
+        ("smmla", "exact"),
+        ("vpmaddubsw", "saturating"),
+        ("vfmadd231ps", "float"),
+        ("vfnmadd213ss", "float"),
+        ("vpaddd", None),
+        ("vpdpwssd", None),
+    ],
+)
+def test_instructions_are_told_apart(name: str, kind: str | None) -> None:
+    assert [label for label, pattern in vnni.PRODUCTS.items() if pattern.match(name)] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize("missing", ["perf", "objdump"])
+def test_without_the_tools_one_sentence_says_so(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda tool: None if tool == missing else f"/bin/{tool}")
+    found = hot_instructions(lambda: pytest.fail("run"), Path("runtime.so"))
+    assert found == Hot(0, {}, f"hot instructions were not looked for: there is no {missing} on the PATH")
+
+
+def refused(*_: object, **__: object) -> str:
+    raise subprocess.SubprocessError("perf is not permitted, or fails: Access to performance monitoring\n is limited.")
+
+
+def killed(*_: object, **__: object) -> str:
+    raise subprocess.CalledProcessError(1, "objdump", stderr="objdump: runtime.so: file format not recognized\n")
+
+
+@pytest.mark.parametrize(
+    ("sampled", "reason"),
+    [
+        (refused, "not found: perf is not permitted, or fails: Access to performance monitoring is limited."),
+        (killed, "not found: objdump: runtime.so: file format not recognized"),
+        (lambda *_, **__: SCRIPT, "not found: 3 samples fell into runtime.so"),
+    ],
+    ids=["not-permitted", "fails", "too-few"],
+)
+def test_tools_that_fail_are_told_of(sampled: Callable[..., str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda tool: f"/bin/{tool}")
+    monkeypatch.setattr(vnni, "_sampled", sampled)
+    found = hot_instructions(lambda: None, Path("/site/runtime.so"))
+    assert (found.samples, found.loops) == (0, {})
+    assert found.note.endswith(reason)
+    assert "\n" not in found.note
+
+
+@pytest.mark.slow
+def test_a_float_model_is_hot_where_floats_are_multiplied() -> None:
+    """With the tools of this machine, where it has them and permits them."""
+    with np.load(SAMPLE_MODELS / "digits.npz") as file:
+        feed = {"image": file["image"][:1]}
+    session = Runner(DIGITS, threads=1)
+    found = hot_instructions(lambda: session(feed), vnni.runtime_library(), seconds=0.5)
+    if not found.loops:
+        pytest.skip(found.note)
+    assert next(iter(found.loops)).startswith(("vfm", "fmla"))
+    assert found.exact == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["explain", *map(str, arguments)], prog_name="requant", env={"COLUMNS": "160"})
+
+
+def test_json_is_one_object_with_all_there_is_to_know(tmp_path: Path) -> None:
+    onnx.save(product(after="Relu"), tmp_path / "m.onnx")
+    result = run(tmp_path / "m.onnx", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["mac_share_int8"] == 1.0
+    assert found["probe"]["exact"] == (found["probe"]["sum"] == EXACT)
+    assert found["isa"]["name"] == ("vnni" if found["probe"]["exact"] else "avx2")
+    assert found["probe"]["hot"]["note"] == "not now"
+    assert {node["name"]: node["role"] for node in found["nodes"]}["product"] == "run"
+    assert {entry["kind"] for entry in found["inserted"]} == {"layout"}
+    assert set(found["totals"]) == {"run", "kernels", "compute", "conversions", "layout", "rest"}
+    costs = [entry["microseconds"] for entry in found["findings"]]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_table_is_short_unless_all_is_asked_for() -> None:
+    short = run(SAMPLE_MODELS / "digits_mobile.onnx", "--data", DATA)
+    assert short.exit_code == 0, short.output
+    assert re.search(r"^\d+ more kernels take .*; --all lists them$", short.stdout, re.MULTILINE)
+    assert "block1.project.conv + BatchNormalization, Add" in run(SAMPLE_MODELS / "digits_mobile.onnx", "--all").stdout
+    for heading in (
+        "integer kernels",
+        "probe",
+        "why it is slow",
+        "27 Conv in float take",
+        "the model is not quantized",
+    ):
+        assert heading in short.stdout
+
+
+def test_lines_are_printed_bare(tmp_path: Path) -> None:
+    onnx.save(product(), tmp_path / "m.onnx")
+    result = run(tmp_path / "m.onnx", "--verbose-format", "onednn")
+    assert result.exit_code == 0, result.output
+    assert [line.split(",")[0] for line in result.stdout.splitlines()] == ["onednn_verbose"] * 6
+
+
+WRONG = {
+    "no-model": (["none.onnx"], "none.onnx: no such file"),
+    "no-onnx": ([__file__], "not an ONNX model"),
+    "other-data": ([DIGITS, "--data", "x.npz"], "x.npz"),
+    "two-forms": ([DIGITS, "--json", "--verbose-format", "onednn"], "choose one"),
+    "no-format": ([DIGITS, "--verbose-format", "csv"], "csv"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_request_is_one_line_and_exit_code_2(
+    arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", image=np.ones((5, 3, 7), np.float32))
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert message in result.stderr

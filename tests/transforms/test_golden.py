@@ -1,0 +1,118 @@
+"""Models before and after a pipeline, as text: each file of `cases` holds the pipeline, a model and what it becomes.
+
+`pytest tests/transforms/test_golden.py --update-golden` writes what the transforms do now; the diff is for a reader to judge.
+"""
+
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from requant.transforms import METADATA_KEY, parse, run
+
+CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
+HEADER = "# transforms: "
+OUTPUT = "# output\n"
+
+EXPECTED_TRANSFORMS = (
+    "add_default_attributes",
+    "backport_concatv2",
+    "backport_tensor_array_v3",
+    "convert_opset",
+    "deduplicate_initializers",
+    "einsum_to_matmul",
+    "equalize_weights",
+    "externalize_weights",
+    "extract_subgraph",
+    "flatten_atrous_conv",
+    "fold_batch_norms",
+    "fold_constants",
+    "fold_convolutionwithbias_mul",
+    "fold_old_batch_norms",
+    "fold_pad",
+    "fold_subdivmul_batch_norms",
+    "freeze_max",
+    "freeze_min",
+    "freeze_requantization_ranges",
+    "fuse_convolutions",
+    "fuse_gelu",
+    "fuse_hard_sigmoid",
+    "fuse_pad_and_conv",
+    "fuse_quantized_conv_and_requantize",
+    "fuse_quantized_matmul_and_requantize",
+    "fuse_resize_and_conv",
+    "fuse_resize_pad_and_conv",
+    "fuse_silu",
+    "inline_functions",
+    "insert_logging",
+    "insert_qdq",
+    "merge_clips",
+    "merge_duplicate_nodes",
+    "merge_transposes",
+    "mkl_fuse_pad_and_conv",
+    "normalize_gemm",
+    "obfuscate_names",
+    "qdq_to_qoperator",
+    "qoperator_to_qdq",
+    "quantize_nodes",
+    "quantize_weights",
+    "reduce_mean_to_pool",
+    "remove_attribute",
+    "remove_control_dependencies",
+    "remove_device",
+    "remove_no_ops",
+    "remove_nodes",
+    "remove_qdq",
+    "rename_attribute",
+    "rename_node",
+    "rename_op",
+    "rerange_quantized_concat",
+    "round_weights",
+    "set_device",
+    "simplify_reshapes",
+    "sink_transposes",
+    "sort_by_execution_order",
+    "sparsify_gather",
+    "split_shared_weights",
+    "strip_unused_nodes",
+    "sum_to_add",
+    "unfuse_gates",
+    "unfuse_operators",
+    "widen_floats",
+)
+
+
+def split(path: Path) -> tuple[str, str, str]:
+    """Return the pipeline, the model's text and the expected output of a case."""
+    text = path.read_text(encoding="utf-8")
+    header, _, rest = text.partition("\n")
+    assert header.startswith(HEADER), f"{path.name}: the first line must start with {HEADER!r}"
+    before, _, after = rest.partition(OUTPUT)
+    return header.removeprefix(HEADER), before, after
+
+
+def output(pipeline: str, text: str) -> str:
+    """Return what each step reports, as comments, and the text of the model after the last."""
+    result = run(pipeline, ir.from_onnx_text(text))
+    del result.model.metadata_props[METADATA_KEY]
+    notes = [f"# {step.step.name}: {step.change}" for step in result.applied]
+    return "\n".join([*notes, ir.to_onnx_text(result.model), ""])
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_model_becomes_what_is_expected(
+    path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)  # where min_max.log is
+    pipeline, before, expected = split(path)
+    found = output(pipeline, before)
+    if request.config.getoption("--update-golden"):
+        path.write_text(f"{HEADER}{pipeline}\n{before}{OUTPUT}{found}", encoding="utf-8")
+        return
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", EXPECTED_TRANSFORMS)
+def test_there_are_two_cases_at_least(name: str) -> None:
+    first_steps = [parse(split(path)[0]).steps[0].name for path in CASES]
+    assert first_steps.count(name) >= 2
