@@ -207,7 +207,7 @@ def bandwidth(size: int) -> float:
 
 def describe_processor() -> str:
     """Return the name of the processor and its instructions for integer products, as far as the system tells."""
-    from requant.quantize.runtime.isa import flags
+    from requant.quantize.runtime.machine import flags
 
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

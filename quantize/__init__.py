@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .options.options import Options
     from .options.selection import Selection, Strategy
     from .placement.rules import choose
-    from .result import Calibration, FloatNode, Result
+    from .result import FloatNode, Frontier, Point, Result
     from .runtime.timing import Latency
-    from .steps.calibrate import calibrate_model, log_model, merge_ranges
-    from .steps.search import Frontier, Goal, Point
+    from .steps.calibrate import Calibration, calibrate_model, log_model, merge_ranges
+    from .steps.search import Goal
     from .tools.bench.bench import Bench, Load, Search, bench_model
     from .tools.bench.compile import Compiled, compile_model
     from .tools.inspect.diff import Differences, Ignored, diff_models
@@ -76,7 +76,7 @@ HOMES = {
     ".accuracy.outputs": ("Accuracy", "Labelled"),
     ".api": ("measure_costs", "quantize_model", "search_model"),
     ".tools.bench.bench": ("Bench", "Load", "Search", "bench_model"),
-    ".steps.calibrate": ("calibrate_model", "log_model", "merge_ranges"),
+    ".steps.calibrate": ("Calibration", "calibrate_model", "log_model", "merge_ranges"),
     ".accuracy.compare": ("Comparison", "compare_models"),
     ".tools.bench.compile": ("Compiled", "compile_model"),
     ".tools.inspect.diff": ("Differences", "Ignored", "diff_models"),
@@ -86,7 +86,7 @@ HOMES = {
     ".options.options": ("Options",),
     ".placement.rules": ("choose",),
     ".gate.project": ("check_project",),
-    ".result": ("Calibration", "FloatNode", "Result"),
+    ".result": ("FloatNode", "Result"),
     ".runtime.timing": ("Latency",),
     ".options.selection": ("Selection", "Strategy"),
     ".tools.sensitivity": ("Sensitivity", "TensorRow", "UnitRow", "measure_sensitivity"),

@@ -21,7 +21,6 @@ from .options.efforts import EFFORTS, chosen
 from .options.given_ranges import Supply
 from .options.options import Options
 from .options.selection import Selection
-from .placement import Placement
 from .runtime.progress import Progress
 from .runtime.timing import Latency
 
@@ -110,6 +109,25 @@ class Evidence:
 
     kept_float: Mapping[str, str] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a plan was found.
+
+    Attributes:
+        how: ``rules``, ``estimated``, ``measured``, ``all`` or ``plan``.
+        predicted_ms: The sum of the costs of the plan, in milliseconds; None where nothing was measured.
+        tried: Milliseconds of each plan that was timed, by name.
+    """
+
+    how: str = "rules"
+    predicted_ms: float | None = None
+    tried: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return {"how": self.how, "predicted_ms": self.predicted_ms, "tried_ms": dict(self.tried)}
 
 
 @dataclass(frozen=True)

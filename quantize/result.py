@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..calibration.checks import Finding
-from ..calibration.files import RangeFile
-from .accuracy.outputs import Accuracy
-from .figures import finite
+from .accuracy.outputs import Accuracy, accuracy_json
+from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
-from .placement import Placement
-from .runtime.timing import Latency
-from .steps.search import Frontier
+from .runtime.timing import Latency, latency_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +21,6 @@ class FloatNode:
     name: str
     operator: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What `calibrate_model` observed.
-
-    Attributes:
-        file: The ranges with what was seen, as `save_ranges` writes it and `Options` takes it.
-        findings: What the data are found to be, warnings first.
-    """
-
-    file: RangeFile
-    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,35 +132,90 @@ class Result:
         }
 
 
-def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
-    """Return agreement, what follows from it, and counts against labels, null where there are none; and SQNR."""
-    labelled, agreed = accuracy.labelled, accuracy.agreement_interval
-    return {
-        "agreement": accuracy.agreement,
-        "agreement_interval": agreed and list(agreed),
-        "predicted_drop": accuracy.predicted_drop,
-        "items": labelled and labelled.items,
-        "float_accuracy": labelled and labelled.float_accuracy,
-        "int8_accuracy": labelled and labelled.int8_accuracy,
-        "broken": labelled and labelled.broken,
-        "fixed": labelled and labelled.fixed,
-        "p_value": labelled and labelled.p_value,
-        "drop_interval": labelled and list(labelled.drop_interval),
-        "sqnr_db": finite(accuracy.worst_sqnr_db),
-        "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
-    }
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A model on the way.
+
+    Attributes:
+        price: What all noise was worth, as a share of the float model's run time.
+        value: The score.
+        speedup: How many times faster than the float model.
+        int8_units: Units that compute in integers.
+        kept: Whether it keeps the bar.
+        digest: Of what its units become; equal plans are tried once.
+    """
+
+    price: float
+    value: float
+    speedup: float
+    int8_units: int
+    kept: bool
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the point as plain JSON values; what is not finite is null."""
+        return {name: None if value in (math.inf, -math.inf) else value for name, value in asdict(self).items()}
 
 
-def latency_json(latency: Latency) -> dict[str, Any]:
-    """Return a latency with its speed-up and throughput."""
-    return {
-        "float_ms": latency.float_ms,
-        "int8_ms": latency.int8_ms,
-        "speedup": latency.speedup,
-        "float_median_ms": latency.float_median_ms,
-        "int8_median_ms": latency.int8_median_ms,
-        "batch": latency.batch,
-        "runs": latency.runs,
-        "float_items_per_second": latency.float_rate,
-        "int8_items_per_second": latency.int8_rate,
-    }
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """What a search found.
+
+    Attributes:
+        metric: The name of the metric.
+        higher_is_better: Whether more of it is.
+        before: The float model's score.
+        bar: What had to be kept.
+        points: Every model that was tried, the fastest first.
+        best: The fastest one that keeps the bar; None where only the float model does.
+        seconds: How long it took.
+        done: Whether it ended by itself, not by the clock.
+        same_data: The share of the evaluation data that is calibration data too, 0..1.
+        interrupted: Whether the user ended it.
+    """
+
+    metric: str
+    higher_is_better: bool
+    before: float
+    bar: float
+    points: tuple[Point, ...] = ()
+    best: Point | None = None
+    seconds: float = 0.0
+    done: bool = True
+    same_data: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def frontier(self) -> tuple[Point, ...]:
+        """The points than which no other is both faster and better, the fastest first."""
+        return undominated(self.points, higher=self.higher_is_better)
+
+    @property
+    def most_accurate(self) -> Point | None:
+        """The point with the best score; None where nothing was tried."""
+        return max(self.points, key=lambda point: point.value if self.higher_is_better else -point.value, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the search as plain JSON values."""
+        return {
+            "metric": self.metric,
+            "float": self.before if math.isfinite(self.before) else None,
+            "bar": self.bar if math.isfinite(self.bar) else None,
+            "reached": self.best is not None,
+            "best": self.best and self.best.to_json(),
+            "frontier": [point.to_json() for point in self.frontier],
+            "tried": [point.to_json() for point in self.points],
+            "seconds": self.seconds,
+            "done": self.done,
+            "same_data": self.same_data,
+        }
+
+
+def undominated(points: Sequence[Point], *, higher: bool) -> tuple[Point, ...]:
+    """Return the points than which no other is at least as fast and as good, and more of one; the fastest first."""
+    found: list[Point] = []
+    sign = 1.0 if higher else -1.0
+    for point in sorted(points, key=lambda each: (-each.speedup, -sign * each.value)):
+        if not found or sign * point.value > sign * found[-1].value:
+            found.append(point)
+    return tuple(found)

@@ -20,14 +20,41 @@ KNOWS = {
     "transforms": {"", "transforms"},
     "calibration": {"", "calibration"},
     "quantize": {"", "quantize", "transforms", "calibration"},
-    "cli": {"", "cli", "quantize", "transforms", "calibration"},
+    "cli": {"", "quantize"},
 }
+
+# The rooms of quantize/, from the ground up: a file or a folder directly in it, and the folders of tools/. A room may
+# import the rooms that its row names, and all that these may import.
+ROOMS = {
+    "runtime": "",
+    "options": "",
+    "model": "runtime",
+    "accuracy": "model",
+    "job": "accuracy options",
+    "result": "job",
+    "gate": "accuracy options",
+    "placement": "job",
+    "corrections": "placement",
+    "sensitivity": "placement",
+    "steps": "corrections sensitivity result",
+    "tools.bench": "accuracy",
+    "tools.explain": "model",
+    "tools.inspect": "model",
+    "tools": "steps",
+    "report": "steps",
+    "api": "steps",
+    "console": "tools tools.bench tools.explain tools.inspect gate result placement",
+    "commands": "console api report",
+}
+MOST_ROOMS, MOST_FLOORS = 20, 10
+# The only homes of two libraries.
+HOMES = {"click": ("cli.py", "quantize/commands/"), "rich": ("quantize/console/", "quantize/commands/app.py")}
 # Libraries that belong to other parts: no runtime where graphs are rewritten, no command line below cli.py.
 FOREIGN = {
     "": {"click", "google", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
-    "transforms": {"click", "onnxruntime", "rich"},
-    "calibration": {"click"},
-    "quantize": {"click"},
+    "transforms": {"onnxruntime"},
+    "calibration": set[str](),
+    "quantize": set[str](),
     "cli": set[str](),
 }
 IMPORT_NAMES = {"onnx-ir": "onnx_ir", "pillow": "PIL", "protobuf": "google"}
@@ -117,6 +144,8 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_libraries_stay_where_they_belong(path: Path) -> None:
     found = {name.split(".")[0] for _, name in all_imports(path)}
     assert not found & FOREIGN[part(path)]
+    place = path.relative_to(ROOT).as_posix()
+    assert not {name for name in found & set(HOMES) if not place.startswith(HOMES[name])}
 
 
 @each_source
@@ -144,7 +173,7 @@ def test_the_command_line_imports_heavy_modules_only_inside_functions() -> None:
     path = ROOT / "cli.py"
     found = {name for node in at_import_time(tree(path).body) for name in imported(node, path)}
     ours = {name for name in found if name.split(".")[0] == "requant"}
-    assert not {name for name in ours if name.split(".")[1:2] and name.split(".")[1] in PACKAGES}
+    assert ours == {"requant.quantize.commands.app.Commands"}
     assert {name.split(".")[0] for name in found - ours} <= sys.stdlib_module_names | {"click"}
 
 
@@ -161,3 +190,84 @@ def test_signatures_are_short() -> None:
 
     counts = {place: count(node.args) for place, node in functions() if not has_options(node)}
     assert {place: n for place, n in counts.items() if n > PARAMETERS} == {}
+
+
+# ------------------------------------------------------------------------------------------------- rooms of quantize/
+
+
+def room(module: str) -> str:
+    """Return the room of a dotted name below ``requant.quantize``: ``tools.bench.bench`` is in ``tools.bench``."""
+    first, _, rest = module.partition(".")
+    inner = rest.partition(".")[0]
+    return f"{first}.{inner}" if inner and (ROOT / "quantize" / first / inner).is_dir() and first == "tools" else first
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "quantize").with_suffix("").parts).removesuffix(".__init__")
+
+
+def arrows() -> set[tuple[str, str]]:
+    """Return who imports whom among the rooms, imports inside functions and for type checkers included."""
+    found = set()
+    for path in (ROOT / "quantize").rglob("*.py"):
+        if path == ROOT / "quantize" / "__init__.py":  # names that the package hands on
+            continue
+        for _, name in all_imports(path):
+            parts = name.split(".")
+            if parts[:2] == ["requant", "quantize"] and (ROOT / "quantize" / parts[2]).with_suffix("").name in NAMES:
+                found.add((room(module_of(path)), room(".".join(parts[2:]))))
+    return {(one, other) for one, other in found if one != other}
+
+
+NAMES = {name.partition(".")[0] for name in ROOMS}
+
+
+def below(name: str) -> set[str]:
+    """Return the rooms that a room may import."""
+    return {inner for each in ROOMS[name].split() for inner in (each, *below(each))}
+
+
+def test_the_rooms_are_those_of_the_table() -> None:
+    assert {room(module_of(path)) for path in (ROOT / "quantize").rglob("*.py")} - {"__init__"} == set(ROOMS)
+    assert len(ROOMS) <= MOST_ROOMS
+
+
+def test_a_room_imports_only_what_stands_below_it() -> None:
+    assert {(one, other) for one, other in arrows() if other not in below(one)} == set()
+
+
+def test_the_house_has_few_floors_and_no_circle() -> None:
+    under: dict[str, set[str]] = {name: {other for one, other in arrows() if one == name} for name in ROOMS}
+
+    def floor(name: str, above: tuple[str, ...] = ()) -> int:
+        assert name not in above, f"a circle: {' -> '.join((*above, name))}"
+        return 1 + max((floor(other, (*above, name)) for other in under[name]), default=0)
+
+    assert max(floor(name) for name in ROOMS) <= MOST_FLOORS
+
+
+MODULES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in SOURCES}
+
+
+def modules_imported(path: Path, names: set[str]) -> set[str]:
+    """Return the modules of the project that a file imports when it is imported."""
+    nodes = at_import_time(tree(path).body)
+    asked = {name.removeprefix("requant.") for node in nodes for name in imported(node, path)}
+    return {name if name in names else name.rpartition(".")[0] for name in asked} & names
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_files_import_each_other_in_a_circle(package: str) -> None:
+    names = {MODULES[path] for path in SOURCES if MODULES[path].startswith(f"{package}.")}
+    under = {MODULES[path]: modules_imported(path, names) for path in SOURCES if MODULES[path] in names}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, f"a circle: {' -> '.join((*above, name))}"
+        if name not in done:
+            for other in under[name] - {name}:
+                visit(other, (*above, name))
+            done.add(name)
+
+    for name in names:
+        visit(name, ())

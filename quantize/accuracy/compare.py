@@ -14,13 +14,12 @@ from ...calibration.samples import Sample
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
 from ..model.files import Weights, load_model
-from ..result import accuracy_json, latency_json
 from ..runtime.inputs import stacked
 from ..runtime.progress import Progress, silent
-from ..runtime.timing import Latency
+from ..runtime.timing import Latency, latency_json
 from .drop import Versus, versus
 from .metrics import Metric, Scorer, check_label, metric_named, of_reference, score
-from .outputs import Accuracy, Outputs
+from .outputs import Accuracy, Outputs, accuracy_json
 from .pair import judge_pair, time_pair
 
 Model = str | os.PathLike[str]

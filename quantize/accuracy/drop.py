@@ -14,10 +14,9 @@ import numpy as np
 from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.sources import Source
-from ..figures import finite
 from .metrics import Metric, Score, by_row
 from .metrics.intervals import area_interval, bootstrap
-from .outputs import Array, Interval, binomial_p, paired_interval
+from .outputs import Array, Interval, binomial_p, finite, paired_interval
 
 FEWEST = 5  # entries of which a bootstrap says something
 HASHED = 10_000

@@ -370,3 +370,27 @@ def paired_interval(broken: int, fixed: int, items: int) -> Interval:
     reach = Z * math.sqrt(b + c - (b - c) ** 2 / n) / n
     middle = (b - c) / n
     return max(-1.0, middle - reach), min(1.0, middle + reach)
+
+
+def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
+    """Return agreement, what follows from it, and counts against labels, null where there are none; and SQNR."""
+    labelled, agreed = accuracy.labelled, accuracy.agreement_interval
+    return {
+        "agreement": accuracy.agreement,
+        "agreement_interval": agreed and list(agreed),
+        "predicted_drop": accuracy.predicted_drop,
+        "items": labelled and labelled.items,
+        "float_accuracy": labelled and labelled.float_accuracy,
+        "int8_accuracy": labelled and labelled.int8_accuracy,
+        "broken": labelled and labelled.broken,
+        "fixed": labelled and labelled.fixed,
+        "p_value": labelled and labelled.p_value,
+        "drop_interval": labelled and list(labelled.drop_interval),
+        "sqnr_db": finite(accuracy.worst_sqnr_db),
+        "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
+    }
+
+
+def finite(value: float) -> float | None:
+    """Return `value`, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None

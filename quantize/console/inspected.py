@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..figures import size_text
+from ..model.files import size_text
 from ..tools.inspect.inspect import Inspection, NodeFacts
 
 METADATA = 100  # characters of a value that are shown

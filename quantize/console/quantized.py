@@ -16,11 +16,10 @@ from ...transforms.plan import Impl
 from ..accuracy.compare import Comparison
 from ..accuracy.drop import Versus
 from ..accuracy.outputs import Accuracy
-from ..figures import size_text
+from ..model.files import size_text
 from ..placement.costs import Costs
-from ..result import Result
+from ..result import Frontier, Result
 from ..runtime.timing import Latency
-from ..steps.search import Frontier
 from ..tools.inspect.operators import OperatorFacts
 
 DEAREST = 30  # units whose costs are shown

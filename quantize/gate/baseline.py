@@ -11,7 +11,7 @@ import numpy as np
 from ... import RequantError, UnknownNameError
 from ..accuracy.drop import Allowance, parse_drop
 from ..accuracy.metrics import Metric, Score
-from ..placement.costs import Machine
+from ..runtime.machine import Machine
 
 DEFAULTS: Mapping[str, str] = {"share": "0.005", "dB": "0.5", "": "1%"}
 """What may be lost of a metric, by its unit, where nothing is said."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..figures import size_text
+from ..model.files import size_text
 from .baseline import Constant, Layer, Measured
 from .judge import Line, Status
 

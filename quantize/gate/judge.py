@@ -11,8 +11,8 @@ from typing import Any
 from ... import RequantError
 from ..accuracy.drop import Allowance, versus
 from ..accuracy.metrics import Metric
-from ..accuracy.outputs import Interval
-from ..figures import finite, size_text
+from ..accuracy.outputs import Interval, finite
+from ..model.files import size_text
 from .baseline import Baseline, Measured, Scored, Seen, Speed, Statistics, Tolerances
 from .measure import machines_differ
 

@@ -19,7 +19,7 @@ from ... import RequantError
 from ...calibration.files import write_atomically
 from ...calibration.session import Array
 from ..accuracy.metrics import Score, metric_named
-from ..placement.costs import Machine
+from ..runtime.machine import Machine
 from .baseline import Baseline, Constant, Layer, Measured, Scored, Seen, Speed, Statistics, tolerances
 
 FORMAT = "requant.lock"

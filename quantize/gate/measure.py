@@ -20,9 +20,9 @@ from ..accuracy.drop import versus
 from ..accuracy.metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
 from ..accuracy.outputs import Outputs, class_scores, is_float
 from ..accuracy.pair import judge_pair, time_pair
-from ..model.files import Weights, size_on_disk
-from ..placement.costs import Machine
+from ..model.files import Weights, serialize, size_on_disk
 from ..runtime.inputs import stacked
+from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun, executed, integer_share
 from ..runtime.progress import Progress
 from ..runtime.session import Runner
@@ -114,7 +114,7 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
     """
     scores, seen = _scores(pair, metrics, progress)
     progress("inspect", 0, None)
-    runs = executed(pair.int8_path, pair.first.feed, threads=timing.threads)
+    runs = executed(serialize(pair.int8_model), pair.first.feed, threads=timing.threads)
     speed = speed_of(pair, timing, progress) if timing.seconds > 0 else None
     return Measured(
         float_model=fingerprint(pair.float_model),

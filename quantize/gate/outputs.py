@@ -6,10 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from ... import RequantError
 from ...calibration.files import write_atomically
 from .judge import Line, Status
@@ -20,7 +16,7 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 ACTIONS = "GITHUB_ACTIONS"
 """The environment variable that is ``true`` in a job on GitHub."""
 MARKS: Mapping[Status, str] = {Status.OK: "✓", Status.FAIL: "✗", Status.SKIP: "–"}  # noqa: RUF001
-STYLES: Mapping[Status, str] = {Status.OK: "green", Status.FAIL: "bold red", Status.SKIP: "dim"}
+
 COLUMNS = ("", "check", "baseline", "now", "tolerance")
 
 
@@ -32,26 +28,6 @@ def verdict(check: Check) -> str:
     if not count:
         return f"{check.int8_model}: nothing is worse than in {check.baseline}"
     return f"{check.int8_model}: {count} of {len(check.lines)} checks fail against {check.baseline}"
-
-
-def print_check(check: Check) -> None:
-    """Print a table of what was judged and the reasons of what fails, on stderr."""
-    console = Console(stderr=True, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold", justify="right" if column in COLUMNS[2:] else "left")
-    for line in check.lines:
-        mark = f"[{STYLES[line.status]}]{MARKS[line.status]}[/]"
-        cells = (line.name, line.baseline, line.measured, line.tolerance)
-        table.add_row(mark, *map(escape, cells))
-    console.print(table)
-    for line in check.lines:
-        if line.reason:
-            style = STYLES[line.status] if line.status is Status.FAIL else "bold"
-            console.print(f"[{style}]{escape(line.name)}:[/] {escape(line.reason)}")
-            for layer in line.layers:
-                console.print(f"  {escape(layer)}")
-    console.print(f"[bold]{escape(verdict(check))}[/]")
 
 
 def junit(check: Check) -> bytes:

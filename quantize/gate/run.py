@@ -19,8 +19,8 @@ from ...calibration.sources import DataSource, Source
 from ..accuracy.compare import common_inputs
 from ..accuracy.metrics import Metric, check_label, metric_named
 from ..model.files import load_model
-from ..placement.costs import Machine
 from ..runtime.inputs import open_data
+from ..runtime.machine import Machine
 from ..runtime.progress import Progress, silent
 from .baseline import Baseline, Measured, Tolerances, tolerances
 from .blame import changed_layers, explained

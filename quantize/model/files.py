@@ -482,3 +482,11 @@ def _refer(weights: Iterable[ir.Value], file: Path, offsets: Iterable[int]) -> N
             doc_string=tensor.doc_string,
             base_dir=file.parent,
         )
+
+
+def size_text(count: int) -> str:
+    """Write a number of bytes: ``1.82 MB``."""
+    for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= least:
+            return f"{count / least:.2f} {unit}"
+    return f"{count} B"

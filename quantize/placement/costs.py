@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,51 +15,9 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.files import write_atomically
 from ...transforms.plan import Impl, Unit
-from ..runtime.isa import flags
+from ..runtime.machine import Machine, folder
 
 SCHEMA = 1
-FOLDER = "REQUANT_CACHE"
-"""The environment variable that names another folder than ``~/.cache/requant``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What costs are of.
-
-    Attributes:
-        runtime: The version of the runtime.
-        cpu: The CPU as the system names it, and which instructions for products it has.
-        threads: Threads inside one operator.
-    """
-
-    runtime: str
-    cpu: str
-    threads: int
-
-    @classmethod
-    def here(cls, threads: int) -> Machine:
-        """Return this machine."""
-        import onnxruntime
-
-        found = flags()
-        # one name may stand for several CPUs, as on virtual machines
-        return cls(onnxruntime.__version__, f"{_cpu()} ({' '.join(found)})" if found else _cpu(), threads)
-
-    @property
-    def key(self) -> str:
-        """A name for files."""
-        words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.runtime} {self.cpu}").strip("-").lower()
-        return f"{words}-{self.threads}"
-
-
-def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the CPU."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
 
 
 @dataclass(slots=True)
@@ -111,17 +66,6 @@ class Costs:
         if any(not 0 <= value < float("inf") for row in rows.values() for value in row.values()):
             raise RequantError(f"{where}: costs must be finite and not negative")
         return cls(machine, rows)
-
-
-def folder() -> Path:
-    """Return where costs are kept."""
-    named, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
-    if named:
-        return Path(named)
-    try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "requant"
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / "requant"
 
 
 def path_of(machine: Machine) -> Path:

@@ -14,16 +14,16 @@ from ... import RequantError
 from ...calibration.session import Array, ModelSource
 from ...transforms.ops import OPS
 from ...transforms.plan import Choice, Impl, Plan, Unit
-from ..job import Candidate, Job
+from ..job import Candidate, Job, Placement
 from ..model.shapes import fed_shapes
 from ..options.efforts import EFFORTS
 from ..runtime.attribution import Owners, Spent
+from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun, profiled
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
-from . import Placement
 from . import costs as store
-from .costs import Costs, Machine
+from .costs import Costs
 from .estimates import IMAGE, conversion, estimate
 from .layouts import Turned, turned_by
 from .min_cut import Item, Problem, cheapest

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...transforms.plan import Choice, Impl, Plan
+from ..accuracy.outputs import finite
 from ..job import Job
-from ..model.files import load_model
-from ..placement.costs import Machine
+from ..model.files import load_model, serialize
 from ..placement.plan_file import plan_path
 from ..result import Result
 from ..runtime.attribution import CONVERSIONS as TYPES
 from ..runtime.attribution import COUNTED, LAYOUTS, Owners, Spent
 from ..runtime.executed import SHORT
 from ..runtime.isa import resolve
+from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun, profiled
 from ..steps.judge import first_feed
 from ..steps.ranges import Found
@@ -148,11 +149,6 @@ def headline_of(result: Result, threads: int) -> Headline:
     )
 
 
-def finite(value: float) -> float | None:
-    """Return `value`, or None where JSON has no number for it."""
-    return float(value) if math.isfinite(value) else None
-
-
 def _search(result: Result) -> Search | None:
     """Return the models that were tried for a metric."""
     found = result.search
@@ -195,7 +191,7 @@ def _profiles(job: Job, result: Result) -> tuple[Runs, Runs]:
         return (), ()
     threads = job.options.threads
     before = profiled(job.float_source, feed, threads=threads, times=TIMES).runs
-    return before, profiled(result.output, feed, threads=threads, times=TIMES).runs
+    return before, profiled(serialize(load_model(result.output)), feed, threads=threads, times=TIMES).runs
 
 
 def _units(job: Job, plan: Plan, runs: tuple[Runs, Runs], relieved: Mapping[str, int]) -> tuple[Unit, ...]:

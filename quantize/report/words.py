@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..figures import size_text
+from ..model.files import size_text
 from .numbers import NONE, decibels, microseconds, milliseconds, percent, points, times
 from .record import Headline, Judged, Record
 

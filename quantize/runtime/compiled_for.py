@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ... import RequantError
-from .isa import flags
+from .machine import flags
 
 KEY = "requant.compiled"
 """The key in ``metadata_props`` of what a model was compiled for: the JSON of a `Target`."""
@@ -23,7 +23,7 @@ class Target:
     Attributes:
         runtime: Version of ONNX Runtime.
         machine: Architecture, as the system names it: ``x86_64``, ``aarch64``.
-        cpu: Which of `requant.quantize.runtime.isa.FLAGS` the CPU has; empty where the system does not say.
+        cpu: Which of `requant.quantize.runtime.machine.FLAGS` the CPU has; empty where the system does not say.
     """
 
     runtime: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -13,8 +12,7 @@ from ... import UnknownNameError
 from ...calibration.session import open_session
 
 AUTO = "auto"
-FLAGS = ("avx2", "avx512bw", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm")
-"""The CPU features by which the runtime chooses its integer kernels, as Linux names them."""
+
 
 PROBE = """<ir_version: 8, opset_import: ["" : 13]>
 probe (uint8[1,2] a) => (int32[1,1] y) <int8[2,1] b = {127, 127}> { y = MatMulInteger(a, b) }"""
@@ -64,13 +62,3 @@ def resolve(name: str) -> Isa:
     if name not in {*Isa}:
         raise UnknownNameError("instruction set", name, [AUTO, *Isa])
     return Isa(name)
-
-
-def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Return which of `FLAGS` this CPU has, for display; empty where the system does not say."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ()
-    found = {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
-    return tuple(flag for flag in FLAGS if flag in found)

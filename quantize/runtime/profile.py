@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,9 @@ from typing import Any
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import ModelSource, Serialized, describe, open_session, runtime_message
-from ..model.files import load_model, serialize
+from ...calibration.session import ModelSource, describe, open_session, runtime_message
+from .macs import INTEGER, multiply_accumulates
 
-INTEGER = frozenset(
-    "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
-    "DynamicQuantizeLSTM QAttention".split()
-)
 RUNS = 3
 
 
@@ -93,18 +88,19 @@ def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -
 def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> Profile:
     """Run `model` under the profiler, `times` times; see `executed`.
 
+    Nodes of a model file that have no name of their own are told apart by the runtime's names. `load_model` names them.
+
     Raises:
         RequantError: The model cannot be loaded or run.
     """
-    source = model if isinstance(model, (bytes, Serialized)) else serialize(load_model(model))
     with tempfile.TemporaryDirectory(prefix="requant-") as folder:
         optimised = Path(folder) / "optimised.onnx"
-        session = open_session(source, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
+        session = open_session(model, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
         try:
             for _ in range(times):
                 session.run(None, dict(feed))
         except Exception as error:  # the runtime's exceptions share no base class of their own
-            raise RequantError(f"{describe(source)}: the model fails: {runtime_message(error)}") from error
+            raise RequantError(f"{describe(model)}: the model fails: {runtime_message(error)}") from error
         events = json.loads(Path(session.end_profiling()).read_text())
         graph = ir.load(optimised).graph
         _name_as_profiled(graph, events)
@@ -164,86 +160,6 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
 def _type(entry: Mapping[str, Any]) -> str:
     """Return the element type in a profile's ``{"float": [1, 3]}``."""
     return next(iter(entry), "")
-
-
-Shape = tuple[int, ...]
-
-
-def _convolution(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each output takes a product per weight of its channel, (M, C/group, *kernel)."""
-    return math.prod(output) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
-
-
-def _transposed(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each input gives a product per weight of its channel, (C, M/group, *kernel)."""
-    return math.prod(inputs[0]) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
-
-
-def _product(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each output takes a product per element of the common axis."""
-    transposed = node.attributes.get_int("transA", 0) and len(inputs[0]) > 1
-    return math.prod(output) * inputs[0][-2 if transposed else -1]
-
-
-def _recurrent(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each step (T, N, ...) takes every weight of W and R, both of three dimensions, once."""
-    weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
-    return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
-
-
-def _attention(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each."""
-    weights = _constant_shape(node, rank=2)
-    return math.prod(inputs[0]) * weights[1] + 2 * math.prod(output) * inputs[0][1]
-
-
-MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
-    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
-    "ConvTranspose": _transposed,
-    **dict.fromkeys(
-        "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "
-        "QGemm MatMulNBits".split(),
-        _product,
-    ),
-    **dict.fromkeys(("Attention", "QAttention"), _attention),
-    **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
-}
-"""Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""
-
-
-def multiply_accumulates(op: str, node: ir.Node | None, inputs: list[Shape], outputs: Sequence[Shape]) -> int:
-    """Return the multiply-accumulates of one run of a node, 0 for operators that are none of `MACS`.
-
-    Args:
-        op: The operator that runs.
-        node: The node with its constants.
-        inputs: Shapes of its inputs, in order; without constants that a kernel has packed.
-        outputs: Shapes of its outputs.
-    """
-    if node is None or op not in MACS or not outputs or not inputs or not inputs[0]:
-        return 0
-    return MACS[op](node, inputs, outputs[0])
-
-
-def _weight_shape(node: ir.Node, inputs: list[Shape], rank: int) -> Shape:
-    """Return the shape of the constant weight of a convolution, or of the one that is computed, its second input."""
-    shape = _constant_shape(node, rank)
-    if any(shape) or len(inputs) < 2 or len(inputs[1]) != rank:
-        return shape
-    return inputs[1]
-
-
-def _constant_shape(node: ir.Node, rank: int) -> tuple[int, ...]:
-    """Return the shape of the first constant input of `rank` dimensions; (0, 0) where weights are computed.
-
-    Weights that are dequantized in every run are constant too.
-    """
-    for value in node.inputs:
-        dq = value.producer() if value is not None else None
-        held = dq.inputs[0] if dq is not None and dq.op_type == "DequantizeLinear" else value
-        if held is not None and held.const_value is not None and len(held.const_value.shape) == rank:
-            return tuple(int(d) for d in held.const_value.shape)  # type: ignore[arg-type]
-    return (0, 0)
 
 
 def integer_share(runs: Iterable[KernelRun]) -> float:

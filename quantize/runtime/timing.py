@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 WARM_UP = 3
 MOST_ROUNDS = 300
@@ -93,3 +94,18 @@ def summary(first: Sequence[float], second: Sequence[float], *, batch: int) -> L
         runs=min(len(first), len(second)),
         batch=batch,
     )
+
+
+def latency_json(latency: Latency) -> dict[str, Any]:
+    """Return a latency with its speed-up and throughput."""
+    return {
+        "float_ms": latency.float_ms,
+        "int8_ms": latency.int8_ms,
+        "speedup": latency.speedup,
+        "float_median_ms": latency.float_median_ms,
+        "int8_median_ms": latency.int8_median_ms,
+        "batch": latency.batch,
+        "runs": latency.runs,
+        "float_items_per_second": latency.float_rate,
+        "int8_items_per_second": latency.int8_rate,
+    }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...calibration.samples import Sample
-from ..placement.costs import Machine, folder
+from ..runtime.machine import Machine, folder
 from .switch_graph import Switch
 from .switch_model import Powers, Switchboard
 

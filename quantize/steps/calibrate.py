@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.files import load_ranges, merge_files, write_atomically
+from ...calibration.checks import Finding
+from ...calibration.files import RangeFile, load_ranges, merge_files, write_atomically
 from ...calibration.identity import fingerprint
 from ...calibration.log import check_names, log_text
 from ...calibration.runner import LOG_MARK, run_logged
 from ...calibration.sources import DataSource
 from ..model.files import load_model, staging
 from ..options.options import Options
-from ..result import Calibration
 from ..runtime.inputs import open_data
 from ..runtime.progress import Progress, silent
 from .prepare import prepare
@@ -105,3 +106,16 @@ def merge_ranges(paths: Sequence[Path_]) -> Calibration:
     """
     file = merge_files([load_ranges(path) for path in paths])
     return Calibration(file, inspect_file(file))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What `calibrate_model` observed.
+
+    Attributes:
+        file: The ranges with what was seen, as `save_ranges` writes it and `Options` takes it.
+        findings: What the data are found to be, warnings first.
+    """
+
+    file: RangeFile
+    findings: tuple[Finding, ...] = ()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
-from ... import RequantError
 from ...transforms import signature, verify
 from ...transforms.existing import drop_round_trips
 from ...transforms.fuse_silu import fuse_silus
@@ -19,66 +16,23 @@ from ...transforms.ops import GATE
 from ...transforms.plan import Plan
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ...transforms.qparams import QParams
-from ..accuracy.outputs import Accuracy
-from ..accuracy.selected_outputs import selected_from, showing
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
-from ..job import Candidate, Evidence, Job
+from ..job import Candidate, Evidence, Job, Placement
 from ..model.files import serialize
 from ..model.metadata import describe_origin
-from ..options.efforts import ADJUSTING, EFFORTS
-from ..placement import Placement
+from ..options.efforts import ADJUSTING
 from ..placement.joined_convs import sums_of, with_common_scales
 from ..placement.plan_file import read_plan
 from ..placement.rules import Facts, choose_by, facts_of
-from ..placement.search import Write, everything, place
-from ..sensitivity.each_tensor import alone, ruinous, runs_for
-from .judge import first_feed, judge
+from ..placement.search import Write, place
+from .judge import first_feed
 from .ranges import Found
-
-EVIDENCE = 4  # samples for each tensor tried alone
-FINE_DB = 45.0  # a model with less noise than this is as good as float: none of its tensors is worth a look
 
 
 def scaled(job: Job) -> Job:
     """Return a job whose simplified model is equalized, where that is asked for."""
     return equalized(job) if "equalize" in job.corrections else job
-
-
-def gathered(job: Job, ranges: Found) -> Evidence:
-    """Find out what each tensor alone does to the outputs, before it is decided what is int8.
-
-    With little effort, or a plan of the user's, only a model that comes out ruined is looked into (`_mended`).
-    """
-    effort = EFFORTS[job.options.effort]
-    if not effort.seconds or job.options.plan is not None or not job.judged or job.weights.large:
-        return Evidence()
-    facts, rules, write = choices(job, ranges, Evidence())
-    try:
-        candidate = write(rules if job.options.placed_by == "rules" else everything(facts, rules))
-        accuracy = judge(job, candidate)
-    except RequantError:  # of the plan that is chosen it will be said
-        return Evidence()
-    if accuracy.worst_sqnr_db >= FINE_DB or not candidate.qparams:
-        return Evidence()
-    found = each_alone(job, candidate, accuracy, effort.seconds)
-    return Evidence(ruinous(found, effort.least_db), {name: 10 ** (-value / 10) for name, value in found.items()})
-
-
-def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: float = math.inf) -> dict[str, float]:
-    """Return the SQNR that each tensor of a candidate alone leaves at the outputs, in dB."""
-    if job.source is None:
-        return {}
-    samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
-    values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
-    outside = {name: params for name, params in candidate.qparams.items() if name in values}
-    compared = accuracy.sqnr_db
-    sources = [source for source in selected_from(job.simple) if source[-1] in compared]
-    unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
-    judged = showing(job.simple, sources, unlike) if sources else job.simple
-    told = partial(job.progress, "try tensors alone")
-    runs = runs_for(job, samples[0].feed, seconds) if samples else 0
-    return alone(judged, outside, samples, optimize=not job.given, runs=runs, progress=told)
 
 
 def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Write]:

@@ -7,10 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ... import RequantError
 from ...calibration.files import write_atomically
@@ -20,11 +19,12 @@ from ...transforms.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.metrics import Metric, Reference, can_leave, check_label, score, score_with
 from ..accuracy.pair import time_pair
-from ..job import Candidate, Evidence, Job
-from ..placement import Placement
+from ..job import Candidate, Evidence, Job, Placement
 from ..placement.search import Write, pricing
+from ..result import Frontier, Point
 from ..runtime.inputs import open_data
-from .emit import choices, corrected, gathered
+from .emit import choices, corrected
+from .evidence import gathered
 from .judge import first_feed
 from .ranges import Found
 
@@ -62,95 +62,6 @@ class Goal:
         """
         if not self.seconds > 0:
             raise RequantError(f"the time budget must be more than 0 seconds, not {self.seconds:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A model on the way.
-
-    Attributes:
-        price: What all noise was worth, as a share of the float model's run time.
-        value: The score.
-        speedup: How many times faster than the float model.
-        int8_units: Units that compute in integers.
-        kept: Whether it keeps the bar.
-        digest: Of what its units become; equal plans are tried once.
-    """
-
-    price: float
-    value: float
-    speedup: float
-    int8_units: int
-    kept: bool
-    digest: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the point as plain JSON values; what is not finite is null."""
-        return {name: None if value in (math.inf, -math.inf) else value for name, value in asdict(self).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """What a search found.
-
-    Attributes:
-        metric: The name of the metric.
-        higher_is_better: Whether more of it is.
-        before: The float model's score.
-        bar: What had to be kept.
-        points: Every model that was tried, the fastest first.
-        best: The fastest one that keeps the bar; None where only the float model does.
-        seconds: How long it took.
-        done: Whether it ended by itself, not by the clock.
-        same_data: The share of the evaluation data that is calibration data too, 0..1.
-        interrupted: Whether the user ended it.
-    """
-
-    metric: str
-    higher_is_better: bool
-    before: float
-    bar: float
-    points: tuple[Point, ...] = ()
-    best: Point | None = None
-    seconds: float = 0.0
-    done: bool = True
-    same_data: float = 0.0
-    interrupted: bool = False
-
-    @property
-    def frontier(self) -> tuple[Point, ...]:
-        """The points than which no other is both faster and better, the fastest first."""
-        return undominated(self.points, higher=self.higher_is_better)
-
-    @property
-    def most_accurate(self) -> Point | None:
-        """The point with the best score; None where nothing was tried."""
-        return max(self.points, key=lambda point: point.value if self.higher_is_better else -point.value, default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the search as plain JSON values."""
-        return {
-            "metric": self.metric,
-            "float": self.before if math.isfinite(self.before) else None,
-            "bar": self.bar if math.isfinite(self.bar) else None,
-            "reached": self.best is not None,
-            "best": self.best and self.best.to_json(),
-            "frontier": [point.to_json() for point in self.frontier],
-            "tried": [point.to_json() for point in self.points],
-            "seconds": self.seconds,
-            "done": self.done,
-            "same_data": self.same_data,
-        }
-
-
-def undominated(points: Sequence[Point], *, higher: bool) -> tuple[Point, ...]:
-    """Return the points than which no other is at least as fast and as good, and more of one; the fastest first."""
-    found: list[Point] = []
-    sign = 1.0 if higher else -1.0
-    for point in sorted(points, key=lambda each: (-each.speedup, -sign * each.value)):
-        if not found or sign * point.value > sign * found[-1].value:
-            found.append(point)
-    return tuple(found)
 
 
 @dataclass

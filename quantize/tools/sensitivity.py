@@ -31,10 +31,10 @@ from ..model.files import staging
 from ..options.efforts import EFFORTS
 from ..options.given_ranges import precision_of
 from ..options.options import Options
-from ..placement.costs import Machine
-from ..placement.costs import folder as cache_folder
 from ..placement.plan_file import read_plan
 from ..placement.search import everything
+from ..runtime.machine import Machine
+from ..runtime.machine import folder as cache_folder
 from ..runtime.progress import Progress, silent
 from ..sensitivity.cache import PREFIX, Trials, digest, forget_old, trials_of
 from ..sensitivity.integer_constants import integer_constants

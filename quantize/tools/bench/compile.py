@@ -32,12 +32,12 @@ from ...model.files import (
     staging,
 )
 from ...runtime.compiled_for import KEY, Target, this_machine
+from ...runtime.configured import GAIN, Values, open_configured, snippet
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
 from ...runtime.timing import interleave
 from .probes import add_probes
-from .settings import GAIN, Values, open_configured, snippet
 
 COMPARED = 8  # samples whose outputs are compared
 LOADS, MOST_LOADS = 5, 25  # of each, whatever the time, and however quick

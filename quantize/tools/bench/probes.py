@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ....calibration.session import Array, open_session
 from ...runtime.isa import probe
-from ...runtime.profile import INTEGER
+from ...runtime.macs import INTEGER
 
 BLOCKED = "com.microsoft.nchwc"
 """The domain of operators on (N, C / block, H, W, block): the block is what the CPU's registers hold."""

@@ -29,7 +29,7 @@ class TimedProcess:
 
         Args:
             model: Path of the model.
-            values: Settings, as `requant.quantize.tools.bench.settings.open_configured` takes them.
+            values: Settings, as `requant.quantize.runtime.configured.open_configured` takes them.
             feed: What the model is run on; strings must be of NumPy's type, not Python objects.
         """
         self._name = os.fspath(model)
@@ -77,7 +77,7 @@ class TimedProcess:
 
 def _serve(job: str) -> None:
     """Load a model and, for each number read, print the seconds of as many runs."""
-    from .settings import open_configured, timed_runs
+    from ...runtime.configured import open_configured, timed_runs
 
     model, values, names, arrays = json.loads(job)
     session = open_configured(model, values)

@@ -17,7 +17,8 @@ from ....calibration.sources import DataSource
 from ...model.files import load_model, serialize
 from ...runtime.executed import Kernel, kernels
 from ...runtime.inputs import open_data
-from ...runtime.isa import Isa, flags, probe
+from ...runtime.isa import Isa, probe
+from ...runtime.machine import flags
 from ...runtime.match import PRODUCTS, Match, match
 from ...runtime.profile import integer_share, profiled
 from ...runtime.progress import Progress, silent

@@ -20,7 +20,7 @@ from ....transforms.verify import Port, signature
 from ...model.files import load_model
 from ...model.shapes import Lengths, Shape, Shaped, free_axes, inputs_of, shaped
 from ...runtime.inputs import open_data
-from ...runtime.profile import INTEGER, MACS, multiply_accumulates
+from ...runtime.macs import INTEGER, MACS, multiply_accumulates
 from .constants import Counted, count_weights
 
 Precision = Literal["int8", "weight-only", "float", ""]

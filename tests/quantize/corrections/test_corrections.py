@@ -30,10 +30,11 @@ from requant.quantize.model.files import serialize
 from requant.quantize.options.efforts import CORRECTIONS, EFFORTS, chosen
 from requant.quantize.placement import costs as store
 from requant.quantize.placement import search as searching
-from requant.quantize.placement.costs import Costs, Machine, signature
+from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.rules import Facts, able
 from requant.quantize.placement.search import Search, place
 from requant.quantize.runtime.attribution import Spent
+from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.emit import choices
 from requant.quantize.steps.prepare import prepare

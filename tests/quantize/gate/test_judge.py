@@ -28,7 +28,7 @@ from requant.quantize.gate.baseline import (
 )
 from requant.quantize.gate.blame import changed_layers, explained
 from requant.quantize.gate.judge import Line, Status, beyond, judge, metric_line, size_line, slower
-from requant.quantize.placement.costs import Machine
+from requant.quantize.runtime.machine import Machine
 
 HERE = Machine("1.31", "a CPU", 1)
 counts = st.integers(0, 60)

@@ -45,7 +45,8 @@ def invoke(*arguments: object) -> Result:
 
 def options(command: str) -> set[str]:
     """Return the long options of a command."""
-    found = main.commands[command]
+    found = main.get_command(click.Context(main), command)
+    assert found is not None
     params = found.get_params(click.Context(found))
     return {opt for param in params for opt in param.opts if isinstance(param, click.Option) and opt.startswith("--")}
 
@@ -71,7 +72,8 @@ def test_every_option_of_check_has_its_key() -> None:
 def test_a_key_of_quantize_is_taken_as_its_option(key: Any) -> None:
     value = tomllib.loads(f"value = {key.example}")["value"]
     arguments = quantize_arguments(Project(path=None, model="m.onnx", output="q.onnx", quantize={key.name: value}))
-    command = main.commands["quantize"]
+    command = main.get_command(click.Context(main), "quantize")
+    assert command is not None
     param = next(p for p in command.params if f"--{key.name.replace('_', '-')}" in p.opts)
     context = click.Context(command)
     parsed: dict[str, Any]

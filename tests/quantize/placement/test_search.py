@@ -18,10 +18,11 @@ from requant.calibration.session import open_session
 from requant.cli import main
 from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
-from requant.quantize.placement.costs import Costs, Machine, signature
+from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.layouts import turned_by
 from requant.quantize.placement.rules import able, choose_by, facts_of
 from requant.quantize.runtime.attribution import Owners
+from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.profile import KernelRun
 from requant.transforms.plan import Impl
 from requant.transforms.qparams import Scheme

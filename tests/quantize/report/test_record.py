@@ -22,8 +22,7 @@ from PIL import Image
 
 from requant import RequantError
 from requant.calibration.observers import Histogram
-from requant.quantize.figures import size_text
-from requant.quantize.model.files import load_model
+from requant.quantize.model.files import load_model, size_text
 from requant.quantize.report import Record, load_record, report_runs, view_model, write_reports
 from requant.quantize.report.graph import graph_of
 from requant.quantize.report.layout import HEIGHT, WIDTH, picture_of

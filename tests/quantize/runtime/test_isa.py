@@ -9,7 +9,8 @@ import pytest
 
 from requant import RequantError
 from requant.quantize.runtime import isa
-from requant.quantize.runtime.isa import FLAGS, Isa, detect, flags, probe, resolve
+from requant.quantize.runtime.isa import Isa, detect, probe, resolve
+from requant.quantize.runtime.machine import FLAGS, flags
 
 
 @pytest.fixture(autouse=True)

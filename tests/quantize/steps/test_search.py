@@ -22,8 +22,8 @@ from requant.cli import main
 from requant.quantize import Goal, Latency, Options, Point, search_model
 from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
+from requant.quantize.result import undominated
 from requant.quantize.steps import search as frontier
-from requant.quantize.steps.search import undominated
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 MODEL = SAMPLE_MODELS / "digits.onnx"

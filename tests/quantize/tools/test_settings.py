@@ -13,22 +13,19 @@ import onnxruntime as ort
 import pytest
 
 from requant import RequantError
-from requant.quantize.tools.bench import settings
-from requant.quantize.tools.bench.settings import (
-    CANDIDATES,
-    DEFAULTS,
+from requant.quantize.runtime import configured
+from requant.quantize.runtime.configured import (
     ENUMERATIONS,
     GAIN,
-    Settings,
     Value,
     Values,
     open_configured,
-    physical_cores,
-    race,
-    recommend,
     session_block,
     snippet,
 )
+from requant.quantize.runtime.machine import physical_cores
+from requant.quantize.tools.bench import settings
+from requant.quantize.tools.bench.settings import CANDIDATES, DEFAULTS, Settings, race, recommend
 from requant.quantize.tools.bench.timed_process import TimedProcess
 
 ROOT = Path(__file__).parents[3]
@@ -193,7 +190,7 @@ def test_progress_counts_the_trials(pretend: Callable[[Cost], list[Values]]) -> 
 def test_a_race_gives_the_least_time_of_each_in_turns() -> None:
     order: list[str] = []
 
-    def runner(name: str, times: Sequence[float]) -> settings.Block:
+    def runner(name: str, times: Sequence[float]) -> configured.Block:
         endless = itertools.cycle(times)
 
         def block(count: int) -> list[float]:

@@ -1,0 +1,93 @@
+"""Multiply-accumulates of each operator, from the shapes of its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+INTEGER = frozenset(
+    "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
+    "DynamicQuantizeLSTM QAttention".split()
+)
+
+
+Shape = tuple[int, ...]
+
+
+def _convolution(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each output takes a product per weight of its channel, (M, C/group, *kernel)."""
+    return math.prod(output) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
+
+
+def _transposed(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each input gives a product per weight of its channel, (C, M/group, *kernel)."""
+    return math.prod(inputs[0]) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
+
+
+def _product(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each output takes a product per element of the common axis."""
+    transposed = node.attributes.get_int("transA", 0) and len(inputs[0]) > 1
+    return math.prod(output) * inputs[0][-2 if transposed else -1]
+
+
+def _recurrent(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Each step (T, N, ...) takes every weight of W and R, both of three dimensions, once."""
+    weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
+    return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
+
+
+def _attention(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+    """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each."""
+    weights = _constant_shape(node, rank=2)
+    return math.prod(inputs[0]) * weights[1] + 2 * math.prod(output) * inputs[0][1]
+
+
+MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
+    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
+    "ConvTranspose": _transposed,
+    **dict.fromkeys(
+        "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "
+        "QGemm MatMulNBits".split(),
+        _product,
+    ),
+    **dict.fromkeys(("Attention", "QAttention"), _attention),
+    **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
+}
+"""Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""
+
+
+def multiply_accumulates(op: str, node: ir.Node | None, inputs: list[Shape], outputs: Sequence[Shape]) -> int:
+    """Return the multiply-accumulates of one run of a node, 0 for operators that are none of `MACS`.
+
+    Args:
+        op: The operator that runs.
+        node: The node with its constants.
+        inputs: Shapes of its inputs, in order; without constants that a kernel has packed.
+        outputs: Shapes of its outputs.
+    """
+    if node is None or op not in MACS or not outputs or not inputs or not inputs[0]:
+        return 0
+    return MACS[op](node, inputs, outputs[0])
+
+
+def _weight_shape(node: ir.Node, inputs: list[Shape], rank: int) -> Shape:
+    """Return the shape of the constant weight of a convolution, or of the one that is computed, its second input."""
+    shape = _constant_shape(node, rank)
+    if any(shape) or len(inputs) < 2 or len(inputs[1]) != rank:
+        return shape
+    return inputs[1]
+
+
+def _constant_shape(node: ir.Node, rank: int) -> tuple[int, ...]:
+    """Return the shape of the first constant input of `rank` dimensions; (0, 0) where weights are computed.
+
+    Weights that are dequantized in every run are constant too.
+    """
+    for value in node.inputs:
+        dq = value.producer() if value is not None else None
+        held = dq.inputs[0] if dq is not None and dq.op_type == "DequantizeLinear" else value
+        if held is not None and held.const_value is not None and len(held.const_value.shape) == rank:
+            return tuple(int(d) for d in held.const_value.shape)  # type: ignore[arg-type]
+    return (0, 0)
