@@ -1,4 +1,4 @@
-"""Graph rewrites: from an ONNX model to an ONNX model, by name.
+"""Named rewrites of ONNX graphs.
 
 `run` applies a pipeline such as ``"fold_constants fold_batch_norms"`` to a copy of a model; `REGISTRY` holds every
 transform.
@@ -60,9 +60,20 @@ from . import (
     widen_floats,
 )
 from .groups import GROUPS, Member, join, members
-from .pipeline import METADATA_KEY, Pipeline, PipelineError, PipelineResult, Step, StepResult, parse, parse_groups, run
-from .plugins import load_plugins
-from .registry import REGISTRY, REQUIRED, Change, Option, Transform, TransformError, lookup, transform
+from .pipeline import (
+    METADATA_KEY,
+    Pipeline,
+    PipelineError,
+    PipelineResult,
+    Step,
+    StepResult,
+    load_plugins,
+    lookup,
+    parse,
+    parse_groups,
+    run,
+)
+from .registry import REGISTRY, REQUIRED, Change, Option, Transform, TransformError, transform
 from .verify import Port, Signature, VerifyError, signature, verify
 
 __all__ = [
