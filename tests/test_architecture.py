@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,14 @@ def test_the_command_line_imports_heavy_modules_only_inside_functions() -> None:
     ours = {name for name in found if name.split(".")[0] == "requant"}
     assert ours == {"requant.quantize.commands.app.Commands"}
     assert {name.split(".")[0] for name in found - ours} <= sys.stdlib_module_names | {"click"}
+
+
+def test_modules_of_transforms_import_each_other_without_circles() -> None:
+    modules = {path.stem: path for path in (ROOT / "transforms").glob("*.py") if path.stem != "__init__"}
+    graph = {
+        name: {part for _, seen in all_imports(path) for part in seen.split(".")[2:3]} for name, path in modules.items()
+    }
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 def test_functions_are_short() -> None:

@@ -1,4 +1,4 @@
-"""Graph rewrites: from an ONNX model to an ONNX model, by name.
+"""Named rewrites of ONNX graphs.
 
 `run` applies a pipeline such as ``"fold_constants fold_batch_norms"`` to a copy of a model; `REGISTRY` holds every
 transform.
@@ -15,12 +15,8 @@ from . import (
     flatten_atrous_conv,
     fold_batch_norms,
     fold_constants,
-    fold_convolutionwithbias_mul,
-    fold_old_batch_norms,
     fold_pad,
-    fold_subdivmul_batch_norms,
     freeze_ranges,
-    fuse_convolutions,
     fuse_gelu,
     fuse_hard_sigmoid,
     fuse_pad_and_conv,
@@ -33,7 +29,6 @@ from . import (
     merge_duplicate_nodes,
     merge_transposes,
     normalize_gemm,
-    not_in_onnx,
     obfuscate_names,
     qdq_to_qoperator,
     qoperator_to_qdq,
@@ -55,14 +50,26 @@ from . import (
     split_shared_weights,
     strip_unused_nodes,
     sum_to_add,
+    tensorflow_names,
     unfuse_gates,
     unfuse_operators,
     widen_floats,
 )
 from .groups import GROUPS, Member, join, members
-from .pipeline import METADATA_KEY, Pipeline, PipelineError, PipelineResult, Step, StepResult, parse, parse_groups, run
-from .plugins import load_plugins
-from .registry import REGISTRY, REQUIRED, Change, Option, Transform, TransformError, lookup, transform
+from .pipeline import (
+    METADATA_KEY,
+    Pipeline,
+    PipelineError,
+    PipelineResult,
+    Step,
+    StepResult,
+    load_plugins,
+    lookup,
+    parse,
+    parse_groups,
+    run,
+)
+from .registry import REGISTRY, REQUIRED, Change, Option, Transform, TransformError, transform
 from .verify import Port, Signature, VerifyError, signature, verify
 
 __all__ = [
@@ -93,12 +100,8 @@ __all__ = [
     "flatten_atrous_conv",
     "fold_batch_norms",
     "fold_constants",
-    "fold_convolutionwithbias_mul",
-    "fold_old_batch_norms",
     "fold_pad",
-    "fold_subdivmul_batch_norms",
     "freeze_ranges",
-    "fuse_convolutions",
     "fuse_gelu",
     "fuse_hard_sigmoid",
     "fuse_pad_and_conv",
@@ -115,7 +118,6 @@ __all__ = [
     "merge_duplicate_nodes",
     "merge_transposes",
     "normalize_gemm",
-    "not_in_onnx",
     "obfuscate_names",
     "parse",
     "parse_groups",
@@ -141,6 +143,7 @@ __all__ = [
     "split_shared_weights",
     "strip_unused_nodes",
     "sum_to_add",
+    "tensorflow_names",
     "transform",
     "unfuse_gates",
     "unfuse_operators",

@@ -1,4 +1,4 @@
-"""Named groups of transforms, whose steps run in the order of their phases."""
+"""Named groups of transforms. The steps of a group run in the order of their phases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Member:
     """One step of a group.
 
     Attributes:
-        phase: When it runs: phases ascend, and steps of one phase run in the order in which they joined.
+        phase: Steps run in ascending order of phases, and within a phase in the order in which they joined.
         step: A transform as a pipeline writes it, with or without options.
     """
 
@@ -25,7 +25,7 @@ class Member:
 
     @property
     def transform(self) -> str:
-        """The name of its transform."""
+        """The name of the step's transform."""
         return self.step.partition("(")[0].strip()
 
 
@@ -34,15 +34,15 @@ GROUPS: dict[str, list[Member]] = {}
 
 
 def join(group: str, phase: int, step: str) -> None:
-    """Let a step run in a group, which is new where nothing has joined it.
+    """Add a step to a group; the first step creates the group.
 
     Args:
         group: The group's name: letters, digits and ``_``.
-        phase: When it runs. The phases of this package's own steps are multiples of 10.
+        phase: The place of the step in the group. This package's own steps have multiples of 10.
         step: One transform as a pipeline writes it: ``"remove_nodes(op=Identity)"``.
 
     Raises:
-        TransformError: No group can have this name, or the same step is in this phase of it already.
+        TransformError: The name of the group is not valid, or the group has the same step in this phase already.
     """
     if not NAME.fullmatch(group):
         raise TransformError(f"no group can be named {group!r}: a name is made of letters, digits and '_'")
@@ -56,7 +56,7 @@ def members(group: str) -> tuple[Member, ...]:
     """Return the steps of a group in the order in which they run.
 
     Raises:
-        UnknownNameError: There is no such group; the message lists near names.
+        UnknownNameError: No group has this name; the message lists similar names.
     """
     if group not in GROUPS:
         raise UnknownNameError("group", group, GROUPS)
@@ -64,13 +64,13 @@ def members(group: str) -> tuple[Member, ...]:
 
 
 def groups_of(transform: str) -> tuple[tuple[str, int], ...]:
-    """Return the groups and phases in which a transform runs, by name of the group."""
+    """Return the groups in which a transform runs, sorted by name, each with the phase."""
     return tuple(
         (group, member.phase) for group in sorted(GROUPS) for member in members(group) if member.transform == transform
     )
 
 
-# The same outputs from a plainer graph: what `requant quantize` does before it decides anything.
+# A simpler graph with the same outputs: `requant quantize` runs this group first.
 join("simplify", 0, "inline_functions(ignore_errors=true)")
 join("simplify", 10, "convert_opset(ignore_errors=true)")
 join("simplify", 20, "widen_floats")
@@ -93,7 +93,7 @@ join("simplify", 180, "sum_to_add")
 join("simplify", 190, "merge_duplicate_nodes")
 join("simplify", 200, "strip_unused_nodes")
 
-# The stages of docs/flow.md; `min_max.log` is what the log is called there.
+# The stages of docs/flow.md, which names the log `min_max.log`.
 join("quantize", 10, "quantize_weights")
 join("quantize", 20, "quantize_nodes")
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import onnx_ir as ir
 
 from .graph import (
-    add_initializer,
     constant,
-    discard,
     drop_unused,
-    fresh_name,
-    inferred,
     remove,
-    sole_reader,
     take_place,
     unread,
 )
@@ -155,7 +148,7 @@ def to_qattention(node: ir.Node) -> None:
     Before:  y = Attention(DequantizeLinear(x8), DequantizeLinear(W8), b, mask, past)
     After:   y = QAttention(x8, W8, b, x_scale, W_scale, mask, x_zero_point, W_zero_point, past)
     """
-    (x, xs, xz), (w, ws, wz) = (_behind(node.inputs[index]) for index in (0, 1))
+    (x, xs, xz), (w, ws, wz) = (integer_source(node.inputs[index]) for index in (0, 1))
     bias, mask, past = [*node.inputs[2:5], None, None, None][:3]
     inputs = [x, w, bias, xs, ws, mask, xz, wz, past]
     attributes = {n: a for n, a in node.attributes.items() if n in ("num_heads", "unidirectional", "scale")}
@@ -169,28 +162,7 @@ def to_qattention(node: ir.Node) -> None:
             remove(dq)
 
 
-def would_merge(node: ir.Node) -> bool:
-    """Whether the runtime makes a float Gemm of a MatMul with the Add behind it, before it looks at the pairs."""
-    x, reader = node.inputs[0], sole_reader(node.outputs[0])
-    flat = x is not None and (x.shape is None or len(x.shape) == 2)
-    return flat and reader is not None and reader.op_type == "Add" and not reader.domain
-
-
-def to_integer_product(node: ir.Node) -> None:
-    """Spell a MatMul of dequantized factors whose result is float as the operator on integers.
-
-    Before:  y = MatMul(DequantizeLinear(x8), DequantizeLinear(W8))
-    After:   y = MatMulIntegerToFloat(x8, W8, x_scale, W_scale, x_zero_point, W_zero_point)
-    """
-    (x, xs, xz), (w, ws, wz) = (_behind(value) for value in node.inputs)
-    pairs = [value.producer() for value in node.inputs if value is not None]
-    take_place(node, ir.node("MatMulIntegerToFloat", [x, w, xs, ws, xz, wz], domain=MS, name=node.name))
-    for dq in pairs:
-        if dq is not None and dq.graph is not None and unread(dq):
-            remove(dq)
-
-
-def _behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+def integer_source(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return the integer tensor, scale and zero point behind a DequantizeLinear."""
     node = value.producer() if value is not None else None
     assert node is not None and node.op_type == "DequantizeLinear"  # the pairs were put in a moment ago
@@ -233,7 +205,7 @@ def to_lookup(node: ir.Node, writer: Writer) -> None:
     After:   y8 = com.microsoft.QLinearLeakyRelu(x8, x_scale, x_zero_point, s / alpha, floor(255 beta)), alpha 1
     A clipped line is what any change of scale and zero point gives; the runtime makes it in one table.
     """
-    x, scale, zero = _behind(node.inputs[0])
+    x, scale, zero = integer_source(node.inputs[0])
     dq, graph = node.inputs[0].producer(), node.graph  # type: ignore[union-attr]
     assert isinstance(graph, ir.Graph)  # a unit of the plan stands in a graph
     quantizer = next(use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear")
@@ -254,7 +226,7 @@ def lay_bare(node: ir.Node) -> None:
     Before:  y8 = QuantizeLinear(Pad(DequantizeLinear(x8), pads)), with equal scales and zero points
     After:   y8 = Pad(x8, pads, zero point)
     """
-    x, scale, zero = _behind(node.inputs[0])
+    x, scale, zero = integer_source(node.inputs[0])
     quantizers = [next(iter(output.uses())).node for output in node.outputs if output.uses()]
     if any(q.op_type != "QuantizeLinear" or not equal_parameters((scale, zero), q.inputs[1:3]) for q in quantizers):
         return
@@ -277,35 +249,3 @@ def lay_bare(node: ir.Node) -> None:
             output.name = name
     if dq is not None and unread(dq):
         remove(dq)
-
-
-def pad_every_axis(model: ir.Model) -> int:
-    """Let a Pad along chosen axes pad along all of them, most by nothing, in place; return how many did.
-
-    Before:  y = Pad(x (N, C, H, W), pads [p, q], value, axes [1])
-    After:   y = Pad(x, pads [0, p, 0, 0, 0, q, 0, 0], value)
-    Where ONNX Runtime 1.31 computes convolutions on integers it turns the layout of what lies between them, and takes
-    pads along chosen axes for pads along all: the session does not run.
-    Left alone: computed pads or axes; an unknown rank.
-    """
-    found = [node for graph in model.graphs() for node in graph if node.op_type == "Pad" and not node.domain]
-    chosen = [node for node in found if len(node.inputs) > 3 and node.inputs[3] is not None]
-    values = inferred(model, bodies=True) if chosen else {}
-    return sum(_pad_every_axis(model, node, values) for node in chosen)
-
-
-def _pad_every_axis(model: ir.Model, node: ir.Node, values: Mapping[str, ir.Value]) -> int:
-    """Spell out the pads of one node; `values` know the rank of its input."""
-    x, given, _, along = node.inputs
-    pads, axes, graph = constant(given), constant(along), node.graph
-    known = values.get(str(x.name)) if x is not None else None
-    if given is None or pads is None or axes is None or known is None or known.shape is None:
-        return 0
-    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
-    every = np.zeros((2, len(known.shape)), np.int64)
-    every[:, axes.numpy().astype(np.int64)] = pads.numpy().reshape(2, -1)
-    name = fresh_name(model, f"{given.name}/every_axis")
-    node.replace_input_with(1, add_initializer(graph, name, every.reshape(-1)))
-    node.resize_inputs(3)
-    discard(given, along)
-    return 1

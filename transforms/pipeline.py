@@ -4,7 +4,7 @@ r"""Pipelines of transforms as text: parse, print, run.
 
 The grammar is transform_graph's: ``name(key=value, key="value") name``. Steps are separated by white space, the
 parameters of a step by commas or white space. A value is quoted, with ``\"`` and ``\\`` for a quote and a
-backslash, or made of letters, digits and ``_ . / : + -``. Unlike the original, nothing that is wrong is skipped.
+backslash, or made of letters, digits and ``_ . / : + -``. The original grammar skips wrong text; this one refuses it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from .. import RequantError, near
+from . import plugins
 from .groups import members
-from .plugins import load_plugins
-from .registry import REQUIRED, Change, Option, Transform, TransformError, lookup
+from .registry import REQUIRED, Change, Option, Transform, TransformError
 from .verify import Signature, VerifyError, signature, verify
 
 METADATA_KEY = "requant.pipeline"
@@ -35,9 +35,9 @@ class PipelineError(RequantError):
     """A pipeline that cannot be run.
 
     Args:
-        message: What is wrong, in one line.
-        text: The pipeline; when given, its line is shown below the message, with a caret under the place.
-        at: The offending place, as an offset into `text`.
+        message: The error, in one line.
+        text: The pipeline; when given, the message shows its line, with a caret under the error.
+        at: The place of the error, as an offset into `text`.
     """
 
     def __init__(self, message: str, text: str | None = None, at: int = 0) -> None:
@@ -57,7 +57,7 @@ class Step:
     options: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
-        """Return the step as text that parses to it again."""
+        """Return the step as text; parsing the text gives an equal step."""
         pairs = [f"{key}={_quoted(one)}" for key, value in self.options for one in _written(value)]
         return f"{self.name}({', '.join(pairs)})" if pairs else self.name
 
@@ -75,13 +75,13 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did.
+    """The result of one step.
 
     Attributes:
         step: The step, with the inputs and outputs that `run` filled in.
-        change: What its transform reported; nothing when it failed.
-        notices: What a reader of the result should know, one sentence each.
-        error: Why it failed, when ``ignore_errors=true`` let the run go on; else None.
+        change: The report of its transform; empty when the transform failed.
+        notices: Notes for the user, one sentence each.
+        error: The error that ``ignore_errors=true`` ignored; None when there was none.
     """
 
     step: Step
@@ -92,18 +92,19 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """The rewritten model and what every step did, in order."""
+    """The rewritten model and the result of each step, in order."""
 
     model: ir.Model
     applied: tuple[StepResult, ...]
 
 
 def parse(text: str) -> Pipeline:
-    """Parse a pipeline; names and values are checked against the registered transforms.
+    """Parse a pipeline, and check its names and values against the registered transforms.
 
     Raises:
-        PipelineError: With the place and the nearest names: bad syntax, an unknown transform or parameter, a value
-            of the wrong type, a scalar given twice, a missing option, a step before one that must precede it.
+        PipelineError: Bad syntax, an unknown transform or parameter, a value of the wrong type, a scalar given twice,
+            a missing option, or a step before a step that must come earlier. The message shows the place and similar
+            names.
     """
     scanned = _scan(text)
     if not scanned:
@@ -117,20 +118,34 @@ def parse(text: str) -> Pipeline:
 def parse_groups(text: str) -> Pipeline:
     """Return the pipeline of named groups, written like steps: ``"freeze(min_max_log_file=my.log) fuse"``.
 
-    Options of a group go to each of its steps that has them, and win over what the group itself says.
+    An option of a group is passed to each step that has this option, and overrides the value in the group's definition.
 
     Raises:
-        PipelineError: With the place: bad syntax, an unknown group, an option that no step of the group has or of the
-            wrong type, steps in an order that they do not allow.
+        PipelineError: Bad syntax, an unknown group, an option that no step of the group has, a value of the wrong type,
+            or steps in a forbidden order. The message shows the place.
     """
     load_plugins()
     scanned = _scan(text)
     if not scanned:
         raise PipelineError("no group is named")
-    found = [pair for group in scanned for pair in _group_steps(text, group)]
-    steps = tuple(_resolve(text, step, transform) for step, transform in found)
-    _check_order(text, [step for step, _ in found], [transform for _, transform in found])
+    pairs = [pair for group in scanned for pair in _group_steps(text, group)]
+    steps = tuple(_resolve(text, step, transform) for step, transform in pairs)
+    _check_order(text, [step for step, _ in pairs], [transform for _, transform in pairs])
     return Pipeline(steps)
+
+
+def load_plugins() -> tuple[str, ...]:
+    """Import the plug-ins, each once per process, and return one line for each plug-in that failed."""
+    return plugins.load_plugins(parse_groups)
+
+
+def lookup(name: str) -> Transform:
+    """Return the transform registered as `name`, by this package or by a plug-in.
+
+    Raises:
+        UnknownNameError: No transform has this name; the message lists similar names.
+    """
+    return plugins.lookup(name, parse_groups)
 
 
 def run(
@@ -143,24 +158,24 @@ def run(
     progress: Progress | None = None,
     keep: Keep | None = None,
 ) -> PipelineResult:
-    """Run a pipeline on a copy of `model`, which shares its tensors; `model` itself does not change.
+    """Run a pipeline on a copy of `model`. The copy shares the tensors; `model` itself does not change.
 
-    The pipeline that ran is appended to the result's ``metadata_props["requant.pipeline"]``. A model of IR version 3
-    must list its initializers as inputs; the copy does not, and is of version 4.
+    The steps that ran are appended to the result's ``metadata_props["requant.pipeline"]``. A model of IR version 3
+    must list its initializers as inputs; the copy has version 4 and does not list them.
 
     Args:
-        pipeline: What to run.
+        pipeline: The pipeline.
         model: The model.
-        inputs: Tensor names for every step with an option ``inputs`` that the pipeline does not set.
-        outputs: Likewise for ``outputs``.
-        check: Whether to `verify` the model, before the first step and after each.
-        progress: Called with each step before it runs.
-        keep: Called with each step after it ran, and the model as it then is, which later steps go on with.
+        inputs: Tensor names for each step that has an option ``inputs`` and does not set it.
+        outputs: The same for the option ``outputs``.
+        check: Whether to `verify` the model before the first step and after each step.
+        progress: Called with each step before the step runs.
+        keep: Called after each step with its result and the model. Later steps edit the same model object.
 
     Raises:
-        PipelineError: The pipeline is wrong, or no step takes the given inputs or outputs.
-        TransformError: A step failed and does not say ``ignore_errors=true``.
-        VerifyError: The model was not valid, or is not after a step.
+        PipelineError: The pipeline is not valid, or no step takes the inputs or outputs.
+        TransformError: A step without ``ignore_errors=true`` failed.
+        VerifyError: The model is not valid before the first step or after a step.
     """
     steps = _with_ports(parse(str(pipeline)).steps, {"inputs": tuple(inputs), "outputs": tuple(outputs)})
     if check and not lookup(steps[0].name).takes_unsorted:
@@ -183,12 +198,12 @@ def run(
 
 
 def _run_step(step: Step, model: ir.Model, history: list[str], *, check: bool) -> tuple[ir.Model, StepResult]:
-    """Run one step in place; return the model, or its state before a step whose error is ignored."""
+    """Run one step in place; return the model, or a copy from before the step when its error is ignored."""
     transform = lookup(step.name)
     options: dict[str, Any] = dict(step.options)
     backup = _copy(model, transform) if options.pop(IGNORE_ERRORS.name, False) else None
     before = signature(model)
-    notices = tuple(f"{step.name} wants {name} before it" for name in transform.after if name not in history)
+    notices = tuple(f"{step.name} should run after {name}" for name in transform.after if name not in history)
     try:
         change = transform(model, **options)
     except RequantError as error:
@@ -201,7 +216,7 @@ def _run_step(step: Step, model: ir.Model, history: list[str], *, check: bool) -
 
 
 def _verify_after(when: str, model: ir.Model, before: Signature | None) -> None:
-    """Verify the model; an error says when."""
+    """Verify the model; `when` begins the error message."""
     try:
         verify(model, like=before)
     except VerifyError as error:
@@ -209,22 +224,22 @@ def _verify_after(when: str, model: ir.Model, before: Signature | None) -> None:
 
 
 def _copy(model: ir.Model, transform: Transform) -> ir.Model:
-    """Copy the model for a transform: onnx-ir cannot clone one whose nodes are not in order."""
+    """Copy the model for a transform; onnx-ir cannot clone a graph whose nodes are not in execution order."""
     if not transform.takes_unsorted:
         return model.clone()
     copy = ir.from_proto(ir.to_proto(model))
-    for name, weight in model.graph.initializers.items():  # lazy, and knowing in which folder its data lie
+    for name, weight in model.graph.initializers.items():  # keeps the tensor lazy, with the folder of its data
         copy.graph.initializers[name].const_value = weight.const_value
     return copy
 
 
 def _working_copy(model: ir.Model, transform: Transform) -> ir.Model:
-    """Copy the model for the first step, with names by which its nodes can be told apart.
+    """Copy the model for the first step, make its node names unique, and raise IR version 3 to 4.
 
-    From IR version 4 on, only an initializer that a caller may override is also an input.
+    From IR version 4 on, an initializer is also an input only if a caller may override it.
     """
     model = _copy(model, transform)
-    if "ai.onnx" in model.opset_imports:  # the long name of the standard domain; onnx-ir's nodes have the short one
+    if "ai.onnx" in model.opset_imports:  # the long name of the standard domain; onnx-ir's nodes use the short name
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     names = [node.name for node in model.graph.all_nodes() if node.name]
     if len(set(names)) < len(names):
@@ -236,15 +251,15 @@ def _working_copy(model: ir.Model, transform: Transform) -> ir.Model:
 
 
 def _history(model: ir.Model) -> list[str]:
-    """Return the names of the transforms that the model's metadata says were run on it."""
+    """Return the names of the transforms in the model's metadata, in the order in which they ran."""
     try:
         return [step.name for step in _scan(model.metadata_props.get(METADATA_KEY, ""))]
-    except PipelineError:  # somebody else's text under our key is no history
+    except PipelineError:  # another program wrote this key
         return []
 
 
 def _with_ports(steps: tuple[Step, ...], ports: Mapping[str, tuple[str, ...]]) -> tuple[Step, ...]:
-    """Give the inputs and outputs of a run to the steps that take them and do not set them."""
+    """Set the options ``inputs`` and ``outputs`` of the steps that have them and do not set them."""
     for key, names in ports.items():
         if not names:
             continue
@@ -258,12 +273,12 @@ def _with_ports(steps: tuple[Step, ...], ports: Mapping[str, tuple[str, ...]]) -
     return steps
 
 
-# --- text to steps: first the syntax alone, then names and values against the registry
+# --- text to steps: first the syntax, then names and values against the registry
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """``key=value`` as written, with the offsets of both."""
+    """``key=value`` as the text has it, with the offsets of both."""
 
     key: str
     value: str
@@ -274,7 +289,7 @@ class _Parameter:
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """One step as written."""
+    """One step as the text has it."""
 
     name: str
     at: int
@@ -310,7 +325,7 @@ def _scan(text: str) -> list[_Scanned]:
 
 
 def _scan_parameters(text: str, opened: int) -> tuple[tuple[_Parameter, ...], int]:
-    """Read ``(key=value, ...)`` from the parenthesis at `opened`; return the parameters and where they end."""
+    """Read ``(key=value, ...)`` from the parenthesis at `opened`; return the parameters and the offset after them."""
     parameters: list[_Parameter] = []
     at = _skip(text, opened + 1)
     while not text.startswith(")", at):
@@ -337,17 +352,17 @@ def _scan_parameters(text: str, opened: int) -> tuple[tuple[_Parameter, ...], in
 
 
 def _expect(pattern: re.Pattern[str], what: str, text: str, at: int, opened: int) -> re.Match[str]:
-    """Match `pattern` at `at`, or raise; when the text has ended, it is the parenthesis at `opened` that is wrong."""
-    found = pattern.match(text, at)
-    if found is not None:
-        return found
+    """Match `pattern` at `at`, or raise; at the end of the text the error points to the parenthesis at `opened`."""
+    match = pattern.match(text, at)
+    if match is not None:
+        return match
     if at >= len(text):
         raise PipelineError("'(' is never closed", text, opened)
     raise PipelineError(f"expected {what}, not {text[at]!r}", text, at)
 
 
 def _skip(text: str, at: int) -> int:
-    """Return the offset of the first character from `at` on that is not white space."""
+    """Return the offset of the first character at or after `at` that is not white space."""
     match = _SPACE.match(text, at)
     return match.end() if match else at
 
@@ -361,29 +376,29 @@ def _lookup(text: str, step: _Scanned) -> Transform:
 
 
 def _group_steps(text: str, group: _Scanned) -> list[tuple[_Scanned, Transform]]:
-    """Return the steps of a group, each with those of the group's options that it has, and their transforms."""
+    """Return the steps of a group and their transforms; each step gets the options of the group that it has."""
     try:
         texts = [member.step for member in members(group.name)]
     except RequantError as error:
         raise PipelineError(str(error), text, group.at) from error
     parts = [(part, _lookup(one, part)) for one in texts for part in _scan(one)]
     known = {IGNORE_ERRORS.name, *(option for _, transform in parts for option in transform.options)}
-    for given in group.parameters:
-        if given.key not in known:
-            message = f"no step of group {group.name} has a parameter {given.key!r}{near(given.key, known)}"
-            raise PipelineError(message, text, given.key_at)
-    found = []
+    for parameter in group.parameters:
+        if parameter.key not in known:
+            message = f"no step of group {group.name} has a parameter {parameter.key!r}{near(parameter.key, known)}"
+            raise PipelineError(message, text, parameter.key_at)
+    steps = []
     for part, transform in parts:
-        has = {IGNORE_ERRORS.name, *transform.options}
-        given_here = [given for given in group.parameters if given.key in has]
-        keys = {given.key for given in given_here}
-        own = [given for given in part.parameters if given.key not in keys]
-        found.append((_Scanned(part.name, group.at, (*own, *given_here)), transform))
-    return found
+        takes = {IGNORE_ERRORS.name, *transform.options}
+        from_group = [parameter for parameter in group.parameters if parameter.key in takes]
+        keys = {parameter.key for parameter in from_group}
+        own = [parameter for parameter in part.parameters if parameter.key not in keys]
+        steps.append((_Scanned(part.name, group.at, (*own, *from_group)), transform))
+    return steps
 
 
 def _resolve(text: str, step: _Scanned, transform: Transform) -> Step:
-    """Check the parameters of a step against the options of its transform, and drop the defaults."""
+    """Check the parameters of a step against the options of its transform, and drop default values."""
     options = {**transform.options, IGNORE_ERRORS.name: IGNORE_ERRORS}
     values: dict[str, Value] = {}
     for parameter in step.parameters:
@@ -414,7 +429,7 @@ def _converted(parameter: _Parameter, option: Option) -> Value:
     """Return the value of a parameter in the type of its option.
 
     Raises:
-        ValueError: It is not of that type; the message goes on after the option's name.
+        ValueError: The value has another type; the message continues a sentence that begins with the option's name.
     """
     text = parameter.value
     if option.type is tuple:
@@ -438,7 +453,7 @@ def _converted(parameter: _Parameter, option: Option) -> Value:
 
 
 def _check_order(text: str, scanned: Sequence[_Scanned], transforms: Sequence[Transform]) -> None:
-    """Refuse a step that comes before, and never after, a transform that must precede it."""
+    """Refuse a step when a transform that must come before the step comes only later."""
     names = [step.name for step in scanned]
     for place, (step, transform) in enumerate(zip(scanned, transforms, strict=True)):
         for earlier in transform.after:
@@ -451,14 +466,14 @@ def _check_order(text: str, scanned: Sequence[_Scanned], transforms: Sequence[Tr
 
 
 def _written(value: Value) -> tuple[str, ...]:
-    """Return the texts of a value: one, or one per name."""
+    """Return a value as text: one text, or one per name."""
     if isinstance(value, tuple):
         return value
     return (str(value).lower() if isinstance(value, bool) else str(value),)
 
 
 def _quoted(text: str) -> str:
-    """Quote `text` when it needs quotes."""
+    """Quote `text` when the grammar requires quotes."""
     if _PLAIN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

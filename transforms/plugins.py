@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
+from .. import UnknownNameError
 from .groups import GROUPS
-from .registry import REGISTRY
+from .registry import REGISTRY, Transform
 
 ENTRY_POINTS = "requant.transforms"
 
 LOADED: dict[tuple[str, str], str] = {}
-"""By name and value of the entry points that were imported, what was wrong; nothing where all went well."""
+"""The error of each imported entry point, by its name and value; empty where the import succeeded."""
+
+Check = Callable[[str], object]
+"""Raises an error when the group of this name has no valid pipeline."""
 
 
-def load_plugins() -> tuple[str, ...]:
-    """Import what other distributions register, each once per process, in the order of their names.
+def load_plugins(check: Check) -> tuple[str, ...]:
+    """Import the plug-ins, each once per process, in the order of their names.
 
-    A plug-in that fails leaves nothing behind, neither transforms nor steps of groups, and nothing else fails for it:
-    one line of the log ``requant`` (on stderr, where no handler takes it) says what is wrong with it.
+    A plug-in that fails leaves no transforms and no steps of groups behind, and other plug-ins still load. The logger
+    ``requant`` writes one line about the failure (to stderr when no handler is set).
+
+    Args:
+        check: Called with the name of each group that a plug-in joined.
 
     Returns:
-        What is wrong with those that failed, a line each.
+        One line for each plug-in that failed.
     """
     for entry in _found():
         key = entry.name, entry.value
         if key not in LOADED:
-            LOADED[key] = ""  # at once: a plug-in may ask for a transform while it is imported
-            LOADED[key] = _load(entry)
+            LOADED[key] = ""  # set before the import, which may look up a transform and so come here again
+            LOADED[key] = _load(entry, check)
     return tuple(filter(None, LOADED.values()))
+
+
+def lookup(name: str, check: Check) -> Transform:
+    """Return the transform registered as `name`; an unknown name loads the plug-ins first.
+
+    Args:
+        name: The name of the transform.
+        check: As for `load_plugins`.
+
+    Raises:
+        UnknownNameError: No transform has this name; the message lists similar names.
+    """
+    if name not in REGISTRY:
+        load_plugins(check)
+    if name not in REGISTRY:
+        raise UnknownNameError("transform", name, REGISTRY)
+    return REGISTRY[name]
 
 
 @cache
@@ -38,21 +63,19 @@ def _found() -> tuple[EntryPoint, ...]:
     return tuple(sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)))
 
 
-def _load(entry: EntryPoint) -> str:
-    """Import a plug-in, check that the groups it joined can still run, and return what is wrong with it."""
-    from .pipeline import parse_groups
-
+def _load(entry: EntryPoint, check: Check) -> str:
+    """Import a plug-in and check the groups that it joined; return the error message, empty on success."""
     transforms, groups = dict(REGISTRY), {name: list(steps) for name, steps in GROUPS.items()}
     try:
         entry.load()
         for name in [name for name, steps in GROUPS.items() if steps != groups.get(name)]:
-            parse_groups(name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - anything may go wrong in somebody else's module
+            check(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's module may raise anything
         for table, before in ((REGISTRY, transforms), (GROUPS, groups)):
             table.clear()
             table.update(before)  # type: ignore[arg-type]
-        said = " ".join(str(error).partition("\n")[0].split())
-        message = f"plug-in {entry.name!r} ({entry.value}) is left out: {type(error).__name__}: {said}"
+        reason = " ".join(str(error).partition("\n")[0].split())
+        message = f"plug-in {entry.name!r} ({entry.value}) is left out: {type(error).__name__}: {reason}"
         logging.getLogger("requant").warning("requant: %s", message)
         return message
     return ""

@@ -1,4 +1,4 @@
-"""The registry of named graph rewrites: a transform is a function whose signature is its option list."""
+"""The registry of named graph rewrites: the signature of a transform's function is its list of options."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from onnx_ir import Model
 
-from .. import RequantError, UnknownNameError
+from .. import RequantError
 
 
 class TransformError(RequantError):
-    """A transform cannot do what was asked of it on this model."""
+    """A transform cannot rewrite this model as requested."""
 
 
-class LeftAlone(Exception):  # noqa: N818 - not an error: it ends the look at one candidate
-    """A candidate that stays as it is, raised and caught inside a transform; the message is the reason to count."""
+class LeftAlone(Exception):  # noqa: N818 - not an error: it ends the check of one candidate
+    """The transform leaves one candidate alone. A transform raises and catches this; the message is the skip code."""
 
 
 @dataclass
@@ -27,15 +27,15 @@ class Change:
     """What one run of a transform did.
 
     Attributes:
-        applied: How many rewrites were made; 0 means that the model is as it was.
-        skipped: Why candidates were left alone, in kebab-case (``"weight-shared"``), with counts.
+        applied: The number of rewrites; 0 means that the model did not change.
+        skipped: The number of candidates left alone, by reason in kebab-case (``"weight-shared"``).
     """
 
     applied: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
     def skip(self, reason: str) -> None:
-        """Count one candidate that was left alone."""
+        """Count one candidate that is left alone."""
         self.skipped[reason] += 1
 
     def __str__(self) -> str:
@@ -45,12 +45,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A keyword-only argument of a transform.
+    """A keyword-only argument of a transform's function.
 
     Attributes:
         name: The argument's name.
         type: ``int``, ``float``, ``bool``, ``str``, or ``tuple`` for names that may be repeated.
-        default: The value when it is not given; `REQUIRED` when it must be.
+        default: The default value; `REQUIRED` when there is none.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Transform:
 
     Attributes:
         name: The name in a pipeline.
-        function: ``function(model, **options) -> Change``; it edits the model it is given.
-        options: What may be set, by name.
-        after: Transforms that must not come later in a pipeline than this one.
-        changes_io: Whether the graph's inputs or outputs may differ afterwards.
-        changes_values: Whether the graph's outputs may differ by more than float rounding.
-        takes_unsorted: Whether nodes of the model given may come before those that they read.
+        function: ``function(model, **options) -> Change``; it edits its argument in place.
+        options: The options by name.
+        after: Transforms that must come before this one in a pipeline that has both.
+        changes_io: Whether the transform may change the graph's inputs or outputs.
+        changes_values: Whether the graph's outputs may change by more than float rounding.
+        takes_unsorted: Whether the transform accepts a graph whose nodes are not in execution order.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Transform:
 
     @property
     def doc(self) -> str:
-        """The docstring: what it does, Before, After, Left alone."""
+        """The docstring of the function: summary, Before, After, Left alone."""
         return inspect.getdoc(self.function) or ""
 
     def __call__(self, model: Model, **options: Any) -> Change:
@@ -108,11 +108,11 @@ def transform(
 ) -> Callable[[Function], Function]:
     """Register a function as the transform `name`.
 
-    The function takes the model and keyword-only, annotated options, and returns a `Change`. An option
+    The function takes the model and keyword-only options with type annotations, and returns a `Change`. An option
     without a default is required. ``tuple[str, ...]`` options may be repeated: ``remove_nodes(op=A, op=B)``.
 
     Raises:
-        TypeError: The name is taken, the docstring is missing, or an option is not typed as `OPTION_TYPES` allow.
+        TypeError: The name is taken, the docstring is missing, or an option has a type outside `OPTION_TYPES`.
     """
 
     def register(function: Function) -> Function:
@@ -143,21 +143,6 @@ def _options(name: str, function: Function) -> dict[str, Option]:
 
 
 def _without_none(hint: Any) -> Any:
-    """Return ``T`` for ``T | None``: an option that may be left out."""
+    """Return ``T`` for ``T | None``, the type of an optional argument; any other type is returned unchanged."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     return kinds[0] if get_origin(hint) is UnionType and len(kinds) == 1 else hint
-
-
-def lookup(name: str) -> Transform:
-    """Return the transform registered as `name`.
-
-    Raises:
-        UnknownNameError: There is none; the message lists near names.
-    """
-    if name not in REGISTRY:
-        from .plugins import load_plugins
-
-        load_plugins()
-    if name not in REGISTRY:
-        raise UnknownNameError("transform", name, REGISTRY)
-    return REGISTRY[name]

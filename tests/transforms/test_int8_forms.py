@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.transforms.int8_forms import pad_every_axis
+from requant.transforms.runtime_workarounds import pad_every_axis
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
 CONSTANT = "int64[2] pads = {1, 2}, int64[1] axes = {-2}"

@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.transforms import Change, Pipeline, PipelineError, Step, TransformError, VerifyError, parse, registry, run
+from requant.transforms import (
+    Change,
+    Pipeline,
+    PipelineError,
+    Step,
+    Transform,
+    TransformError,
+    VerifyError,
+    parse,
+    plugins,
+    registry,
+    run,
+)
 from requant.transforms import transform as register
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
@@ -76,8 +88,10 @@ def late(model: ir.Model) -> Change:
 def toys() -> Iterator[None]:
     """Replace the registry, so that the texts of the errors depend on nothing else."""
     functions: list[Callable[..., Change]] = [tune, pick, rename, cut, give_up, spoil, retype]
+    table: dict[str, Transform] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "REGISTRY", {})
+        for module in (registry, plugins):
+            patch.setattr(module, "REGISTRY", table)
         for function in functions:
             register(function.__name__)(function)
         register("late", after=("rename", "tune"))(late)
@@ -322,7 +336,7 @@ def test_a_model_that_was_not_valid_is_not_blamed_on_a_step() -> None:
 
 def test_a_wanted_step_that_never_ran_is_noted() -> None:
     alone = run("late", model()).applied[0]
-    assert alone.notices == ("late wants rename before it", "late wants tune before it")
+    assert alone.notices == ("late should run after rename", "late should run after tune")
     assert run("rename tune late", model()).applied[2].notices == ()
     assert run("late", run("rename tune", model()).model).applied[0].notices == ()
 

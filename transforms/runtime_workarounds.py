@@ -1,0 +1,186 @@
+"""Rewrites that avoid a behaviour of ONNX Runtime in a graph with quantize/dequantize pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import (
+    add_initializer,
+    constant,
+    discard,
+    fresh_name,
+    inferred,
+    remove,
+    sole_reader,
+    take_place,
+    unread,
+)
+from .int8_forms import integer_source
+from .ops import MS, OPS, RELUS
+from .plan import Impl, Plan
+from .writer import Writer
+
+# Operators that the runtime replaces by integer ones between DequantizeLinear and QuantizeLinear
+FUSED = frozenset({"Softmax", *(name for name, row in OPS.items() if row.kind == "arith" and name != "HardSigmoid")})
+
+
+def keep_floats(plan: Plan, nodes: Mapping[str, ir.Node], writer: Writer) -> None:
+    """Keep the units that the plan has in float from being computed in integers."""
+    floats = [unit for unit in plan.units if plan.impl(unit) is Impl.FLOAT]
+    for unit in floats:
+        between = plan.produced_u8.intersection(unit.inputs) and plan.read_u8.intersection(unit.outputs)
+        if unit.op == "Conv" and between:
+            keep_conv_float(nodes[unit.nodes[0]])
+    for unit in floats:
+        if unit.op in FUSED and plan.read_u8.issuperset(unit.outputs):
+            separate_from_quantize(nodes[unit.nodes[-1]], writer)
+
+
+def keep_conv_float(conv: ir.Node) -> None:
+    """Replace a float Conv between integer neighbours by FusedConv with an activation that changes nothing, in place.
+
+    Before:  y = QuantizeLinear(Conv(DequantizeLinear(x8), W))
+    After:   y = QuantizeLinear(FusedConv(DequantizeLinear(x8), W)), activation LeakyRelu with alpha 1
+    ONNX Runtime quantizes the weights of a Conv between DequantizeLinear and QuantizeLinear by itself, with one scale
+    for all channels. It does not quantize a FusedConv, and runs it in the same float kernel. FusedConv requires an
+    activation.
+    """
+    conv.op_type, conv.domain = "FusedConv", MS
+    conv.attributes["activation"] = ir.AttrString("activation", "LeakyRelu")
+    conv.attributes["activation_params"] = ir.AttrFloat32s("activation_params", [1.0])
+
+
+def separate_from_quantize(node: ir.Node, writer: Writer) -> None:
+    """Put an activation that changes nothing between a float operator and the QuantizeLinear of its result.
+
+    Before:  QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b)))
+    After:   QuantizeLinear(LeakyRelu(Add(DequantizeLinear(a), DequantizeLinear(b)), alpha = 1))
+    ONNX Runtime computes an operator of `FUSED` between DequantizeLinear and QuantizeLinear in integers. An Identity
+    between the two would not help, because the runtime removes it.
+    Left alone: an operator with a float operand, which the runtime does not fuse.
+    """
+    value, graph = node.outputs[0], node.graph
+    first = node.inputs[0].producer() if node.inputs[0] is not None and node.op_type in RELUS else node
+    operands = [_producer_before_casts(v) for v in (first or node).inputs if v is not None and constant(v) is None]
+    if not isinstance(graph, ir.Graph) or any(p is None or p.op_type != "DequantizeLinear" for p in operands):
+        return
+    quantizers = [use.node for use in value.uses() if use.node.op_type == "QuantizeLinear" and use.idx == 0]
+    name = writer.name(f"{node.name}/apart")
+    barrier = ir.node("LeakyRelu", [value], {"alpha": 1.0}, name=name)
+    barrier.outputs[0].name = writer.name(f"{value.name}/apart")
+    barrier.outputs[0].type, barrier.outputs[0].shape = value.type, value.shape
+    graph.insert_after(node, [barrier])
+    for quantizer in quantizers:
+        quantizer.replace_input_with(0, barrier.outputs[0])
+
+
+def _producer_before_casts(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes a tensor, skipping Casts: the runtime removes Casts from float to float."""
+    node = value.producer()
+    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
+
+
+def move_relu_behind_max_pool(value: ir.Value, writer: Writer) -> ir.Value:
+    """Swap a Relu and the MaxPool that reads it, before the result is quantized; return the new result.
+
+    Before:  QuantizeLinear(MaxPool(Relu(x)))
+    After:   QuantizeLinear(Relu(MaxPool(x))), with equal values
+    ONNX Runtime moves a QuantizeLinear above a MaxPool, and a MaxPool on uint8 outside of a chain of integer
+    convolutions takes 27 times as long as a float one. The runtime does not move a QuantizeLinear above a Relu.
+    Left alone: any other tensor, which is returned unchanged.
+
+    Args:
+        value: The float tensor that is about to be quantized.
+        writer: Makes the names.
+    """
+    pool = value.producer()
+    before = pool.inputs[0] if pool is not None and pool.op_type == "MaxPool" and not pool.domain else None
+    relu = before.producer() if before is not None else None
+    if pool is None or before is None or relu is None or relu.op_type != "Relu" or sole_reader(before) is not pool:
+        return value
+    graph = pool.graph
+    if not isinstance(graph, ir.Graph) or value.is_graph_output() or len(pool.outputs) != 1:
+        return value
+    pool.replace_input_with(0, relu.inputs[0])
+    readers = list(value.uses())
+    graph.remove(relu)
+    relu.replace_input_with(0, value)
+    graph.insert_after(pool, [relu])
+    name = value.name
+    value.name, before.name = writer.name(f"{name}/pooled"), name
+    before.type, before.shape = value.type, value.shape
+    for use in readers:
+        use.node.replace_input_with(use.idx, before)
+    return before
+
+
+def replace_relu_by_max(relu: ir.Node, writer: Writer) -> None:
+    """Replace the Relu behind a Gemm with a float result by a Max with 0.
+
+    Before:  y = Relu(Gemm(DequantizeLinear(x8), DequantizeLinear(W8)))
+    After:   y = Max(Gemm(DequantizeLinear(x8), DequantizeLinear(W8)), 0)
+    ONNX Runtime fuses a Gemm with a Relu before it looks for integer operators, and then computes both in float.
+    Left alone: any operator but a Relu.
+    """
+    if relu.op_type != "Relu" or not isinstance(relu.graph, ir.Graph):
+        return
+    zero = writer.initializer(relu.graph, f"{relu.name}/zero", np.asarray(0, np.float32))
+    take_place(relu, ir.node("Max", [relu.inputs[0], zero], name=relu.name))
+
+
+def to_integer_product(node: ir.Node) -> None:
+    """Replace a MatMul of dequantized factors with a bias behind it by the integer operator with a float result.
+
+    Before:  y = MatMul(DequantizeLinear(x8), DequantizeLinear(W8)), which an Add reads
+    After:   y = MatMulIntegerToFloat(x8, W8, x_scale, W_scale, x_zero_point, W_zero_point)
+    ONNX Runtime fuses a MatMul and an Add to a float Gemm before it looks for integer operators.
+    Left alone: a MatMul that the runtime does not fuse: of more than two dimensions, or without an Add.
+    """
+    x, reader = node.inputs[0], sole_reader(node.outputs[0])
+    is_matrix = x is not None and (x.shape is None or len(x.shape) == 2)
+    if not is_matrix or reader is None or reader.op_type != "Add" or reader.domain:
+        return
+    (a, a_scale, a_zero), (b, b_scale, b_zero) = (integer_source(value) for value in node.inputs)
+    pairs = [value.producer() for value in node.inputs if value is not None]
+    inputs = [a, b, a_scale, b_scale, a_zero, b_zero]
+    take_place(node, ir.node("MatMulIntegerToFloat", inputs, domain=MS, name=node.name))
+    for dq in pairs:
+        if dq is not None and dq.graph is not None and unread(dq):
+            remove(dq)
+
+
+def pad_every_axis(model: ir.Model) -> int:
+    """Give each Pad along selected axes pads for all axes, in place; return how many nodes changed.
+
+    Before:  y = Pad(x (N, C, H, W), pads [p, q], value, axes [1])
+    After:   y = Pad(x, pads [0, p, 0, 0, 0, q, 0, 0], value)
+    ONNX Runtime 1.31 changes the layout of tensors between integer convolutions, and then reads the pads of selected
+    axes as pads of all axes: the session fails when it runs.
+    Left alone: computed pads or axes; an unknown rank.
+    """
+    pads = [node for graph in model.graphs() for node in graph if node.op_type == "Pad" and not node.domain]
+    selective = [node for node in pads if len(node.inputs) > 3 and node.inputs[3] is not None]
+    values = inferred(model, bodies=True) if selective else {}
+    return sum(_pad_every_axis(model, node, values) for node in selective)
+
+
+def _pad_every_axis(model: ir.Model, node: ir.Node, values: Mapping[str, ir.Value]) -> int:
+    """Give one Pad pads for all axes; `values` has the rank of its input. Return 1 when the node changed, else 0."""
+    x, old, _, axes_input = node.inputs
+    pads, axes, graph = constant(old), constant(axes_input), node.graph
+    known = values.get(str(x.name)) if x is not None else None
+    if old is None or pads is None or axes is None or known is None or known.shape is None:
+        return 0
+    assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
+    every = np.zeros((2, len(known.shape)), np.int64)
+    every[:, axes.numpy().astype(np.int64)] = pads.numpy().reshape(2, -1)
+    name = fresh_name(model, f"{old.name}/every_axis")
+    node.replace_input_with(1, add_initializer(graph, name, every.reshape(-1)))
+    node.resize_inputs(3)
+    discard(old, axes_input)
+    return 1
