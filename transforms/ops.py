@@ -20,6 +20,8 @@ RELUS = frozenset({"Relu", "Clip"})
 GATE = "gate"
 """The name of a group ``x * sigmoid(x)`` or ``x * hardsigmoid(x)``: a SiLU or a hard-swish."""
 GATES = frozenset({"Sigmoid", "HardSigmoid"})
+CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
+GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
