@@ -21,9 +21,9 @@ from .graph import (
     take,
     take_place,
 )
+from .ops import CLIP_TAKES_INPUTS
 from .registry import Change, transform
 
-CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
 CLIPPED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 Bounds = tuple[float, float]
 

@@ -21,10 +21,10 @@ from .graph import (
     stays_finite,
     take,
 )
+from .ops import GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
 
 STRETCHES = 7  # the opset from which C is stretched as numpy does it
-NEEDS_NO_C = 11  # the opset from which C may be missing
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
@@ -86,7 +86,7 @@ def _normalize(gemm: ir.Node, taken: set[str], opset: int) -> bool:
         if beta != 1 or not fits:
             _set_constant(gemm, 2, taken, lambda array: np.resize(array * beta, columns), (columns,))
     elif added is not None:
-        _drop_bias(gemm, taken, np.zeros(columns if opset < NEEDS_NO_C else 0, weight.dtype.numpy()))
+        _drop_bias(gemm, taken, np.zeros(columns if opset < GEMM_NEEDS_NO_C else 0, weight.dtype.numpy()))
         if beta != 0:
             _add_after(gemm, added, taken, beta, weight.dtype)
         discard(added)

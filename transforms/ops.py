@@ -11,12 +11,17 @@ from typing import Literal
 
 from onnx_ir import Node
 
+from . import reasons
+from .reasons import NONE, Reason
+
 Kernel = tuple[str, str]  # domain, operator
 MS = "com.microsoft"
 RELUS = frozenset({"Relu", "Clip"})
 GATE = "gate"
 """The name of a group ``x * sigmoid(x)`` or ``x * hardsigmoid(x)``: a SiLU or a hard-swish."""
 GATES = frozenset({"Sigmoid", "HardSigmoid"})
+CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
+GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +57,8 @@ class Op:
     stores: tuple[int, ...] = ()
     absorbs: frozenset[str] = frozenset()
     bare: bool = False
-    slow: str = ""
-    why: str = ""
+    slow: Reason = NONE
+    why: Reason = NONE
 
 
 def _gemm_channels(node: Node) -> int:
@@ -69,18 +74,9 @@ def _arith(kernel: str, **facts: object) -> Op:
     return Op(kind="arith", u8=(MS, kernel), **facts)  # type: ignore[arg-type]
 
 
-def _float(why: str, **facts: object) -> Op:
+def _float(why: Reason, **facts: object) -> Op:
     return Op(kind="float", activations=None, why=why, **facts)  # type: ignore[arg-type]
 
-
-NO_KERNEL = "the runtime has no integer kernel for {}"
-_SOFTMAX = "an integer softmax is several times slower than the float one"
-_LOOKUP = "alone or in a SiLU, the integer table lookup costs more than the float kernel"
-_NORM = "a normalisation squares and divides: the runtime computes it in float, in one kernel"
-_ALONE = "no integer kernel where no Conv, Gemm, MatMul, Add or Mul absorbs it"
-INTEGER = "computes in integers already"
-_RECURRENT = "the runtime has no integer {}"
-_GELU = "float in one kernel; in uint8 it would fall apart into several"
 
 OPS: dict[str, Op] = {
     "Conv": Op(kind="compute", weight=1, bias=2, u8=("", "QLinearConv"), stores=(1,), absorbs=RELUS),
@@ -108,14 +104,14 @@ OPS: dict[str, Op] = {
     ),
     f"{MS}.Attention": Op(kind="compute", weight=1, channel_axis=lambda node: -1, u8_float=(MS, "QAttention")),
     "ConvTranspose": _float(
-        "the runtime has no integer ConvTranspose",
+        reasons.NO_INTEGER.about("ConvTranspose"),
         weight=1,
         channel_axis=lambda node: 1,
         stores=(1,),
     ),
-    "LSTM": _float(_RECURRENT.format("LSTM of static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
-    "GRU": _float(_RECURRENT.format("GRU")),
-    "RNN": _float(_RECURRENT.format("RNN")),
+    "LSTM": _float(reasons.NO_INTEGER.about("LSTM of static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
+    "GRU": _float(reasons.NO_INTEGER.about("GRU")),
+    "RNN": _float(reasons.NO_INTEGER.about("RNN")),
     "Add": _arith("QLinearAdd", activations=None, absorbs=RELUS),
     "Mul": _arith("QLinearMul", activations=None, absorbs=RELUS),
     "Concat": _arith("QLinearConcat", activations=None),
@@ -123,9 +119,9 @@ OPS: dict[str, Op] = {
     "AveragePool": _arith("QLinearAveragePool"),
     "GlobalAveragePool": _arith("QLinearGlobalAveragePool"),
     "LeakyRelu": _arith("QLinearLeakyRelu"),
-    "Sigmoid": _arith("QLinearSigmoid", slow=_LOOKUP),
-    "HardSigmoid": _arith("QLinearLeakyRelu", slow=NO_KERNEL.format("HardSigmoid") + " of that name"),
-    GATE: _arith("QLinearMul", slow="the runtime fuses the group into one float kernel"),
+    "Sigmoid": _arith("QLinearSigmoid", slow=reasons.LOOKUP),
+    "HardSigmoid": _arith("QLinearLeakyRelu", slow=reasons.NO_KERNEL.about("HardSigmoid of that name")),
+    GATE: _arith("QLinearMul", slow=reasons.FUSED_GROUP),
     **{
         name: _same(name)
         for name in (
@@ -147,19 +143,19 @@ OPS: dict[str, Op] = {
     "Gather": _same("Gather", stores=(0,)),
     "Pad": _same("Pad", bare=True),
     "SpaceToDepth": _same("SpaceToDepth", bare=True),
-    "Resize": _same("Resize", why="only mode=nearest selects values; interpolation and cropping are float"),
-    "Softmax": _float(_SOFTMAX),
-    "LogSoftmax": _float(_SOFTMAX),
-    "Relu": _float(_ALONE),
-    "Clip": _float(_ALONE),
-    "Sub": _float("the runtime has no integer subtraction"),
-    "Div": _float("the runtime has no integer division of quantized tensors"),
-    "ReduceMean": _float("the runtime has no integer mean but the global average pooling"),
-    "Gelu": _float(_GELU),
-    f"{MS}.Gelu": _float(_GELU),
-    f"{MS}.BiasGelu": _float(_GELU),
-    f"{MS}.FastGelu": _float(_GELU),
-    f"{MS}.QuickGelu": _float(_GELU),
+    "Resize": _same("Resize", why=reasons.NEAREST_ONLY),
+    "Softmax": _float(reasons.SOFTMAX),
+    "LogSoftmax": _float(reasons.SOFTMAX),
+    "Relu": _float(reasons.NOT_ABSORBED),
+    "Clip": _float(reasons.NOT_ABSORBED),
+    "Sub": _float(reasons.NO_INTEGER.about("subtraction")),
+    "Div": _float(reasons.NO_INTEGER.about("division of quantized tensors")),
+    "ReduceMean": _float(reasons.NO_INTEGER.about("mean but the global average pooling")),
+    "Gelu": _float(reasons.GELU),
+    f"{MS}.Gelu": _float(reasons.GELU),
+    f"{MS}.BiasGelu": _float(reasons.GELU),
+    f"{MS}.FastGelu": _float(reasons.GELU),
+    f"{MS}.QuickGelu": _float(reasons.GELU),
     **dict.fromkeys(
         (
             "BatchNormalization",
@@ -173,16 +169,16 @@ OPS: dict[str, Op] = {
             f"{MS}.SkipLayerNormalization",
             f"{MS}.SkipSimplifiedLayerNormalization",
         ),
-        _float(_NORM),
+        _float(reasons.NORMALIZATION),
     ),
     **{
-        name: _float(NO_KERNEL.format(name))
+        name: _float(reasons.NO_KERNEL.about(name))
         for name in ("Elu", "Erf", "HardSwish", "Mish", "PRelu", "Selu", "Softplus", "Swish", "Tanh")
     },
-    "Einsum": _float("not a matrix product that MatMul could express"),
+    "Einsum": _float(reasons.NOT_A_PRODUCT),
     **dict.fromkeys(
         ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
-        _float("part of a quantization that was there before"),
+        _float(reasons.QUANTIZED_BEFORE),
     ),
     **dict.fromkeys(
         (
@@ -205,11 +201,11 @@ OPS: dict[str, Op] = {
             f"{MS}.QLinearSoftmax",
             f"{MS}.QLinearWhere",
         ),
-        _float(INTEGER),
+        _float(reasons.INTEGER),
     ),
-    "If": _float("decides at run time; its branches are quantized inside"),
-    "Loop": _float("repeats at run time; its body is quantized inside"),
-    "Scan": _float("repeats at run time; its body is quantized inside"),
+    "If": _float(reasons.IN_BODY.about("decides", "branches are")),
+    "Loop": _float(reasons.IN_BODY.about("repeats", "body is")),
+    "Scan": _float(reasons.IN_BODY.about("repeats", "body is")),
 }
 
 
@@ -232,7 +228,7 @@ def only_moves(node: Node) -> bool:
     return (len(node.outputs) == 1 or node.op_type == "Split") and not interpolates
 
 
-def why_float(op: str) -> str:
+def why_float(op: str) -> Reason:
     """Say why an operator without an integer form stays float."""
     row = OPS.get(op)
-    return row.why if row is not None and row.why else NO_KERNEL.format(op)
+    return row.why if row is not None and row.why else reasons.NO_KERNEL.about(op)

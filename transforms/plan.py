@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from .ops import OPS
+from .reasons import NONE, Reason
 
 
 class Impl(StrEnum):
@@ -68,10 +69,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The implementation of a unit, and in words why it is not an integer one."""
+    """The implementation of a unit, and why it is not an integer one."""
 
     impl: Impl
-    reason: str = ""
+    reason: Reason = NONE
 
 
 @dataclass(frozen=True)

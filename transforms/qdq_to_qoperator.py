@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from .existing import is_linear
 from .graph import computing_graphs, constant, remove, sole_reader, take_place, unread
 from .ops import MS, OPS, only_moves
 from .qlinear import Quantized, equal_parameters
@@ -61,12 +62,12 @@ def _dequantizers(node: ir.Node) -> list[ir.Node | None]:
     chosen = {"same": (0,), "arith": row.activations, "compute": None}[row.kind]
     operands = [v for i, v in enumerate(node.inputs) if v is not None and (chosen is None or i in chosen)]
     before = [value.producer() if value is not None else None for value in operands]
-    return [each if each is not None and _is_linear(each, "DequantizeLinear") else None for each in before]
+    return [each if _is_linear(each, "DequantizeLinear") else None for each in before]
 
 
-def _is_linear(node: ir.Node, op_type: str) -> bool:
+def _is_linear(node: ir.Node | None, op_type: str) -> bool:
     """Whether `node` is a QuantizeLinear or DequantizeLinear with a zero point."""
-    return node.op_type == op_type and node.domain in ("", MS) and len(node.inputs) == 3
+    return node is not None and is_linear(node, op_type) and len(node.inputs) == 3
 
 
 def _obstacle(node: ir.Node, before: list[ir.Node | None], y: Quantized | None) -> str:

@@ -13,12 +13,12 @@ from .functions import DOMAIN, add_functions, drop_functions
 from .graph import add_initializer, constant, names, node_name, remove, replace, take
 from .ops import OPS, only_moves
 from .plan import Unit
+from .qlinear import Quantized
 from .qparams import FLOAT_MAX, Array
 from .registry import Change, TransformError, transform
 from .units import clip_bounds, units
 
 UINT8, INT32, FLOAT = (ir.TensorType(t) for t in (ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.FLOAT))
-Quantized = tuple[ir.Value, ir.Value, ir.Value]  # uint8 tensor, scale, zero point
 Range = tuple[float, float] | None
 
 

@@ -74,7 +74,8 @@ def _fix_target(node: ir.Node, taken: set[str], change: Change) -> bool:
     if 0 in lengths:
         change.skip("empty")
         return False
-    _set_target(node, lengths, taken)
+    node.replace_input_with(1, _target(node, lengths, taken))
+    discard(target)
     change.applied += 1
     return True
 
@@ -124,12 +125,9 @@ def _is_scalar(value: ir.Value | None) -> bool:
     return node.op_type in ("Cast", "Identity") and _is_scalar(node.inputs[0])
 
 
-def _set_target(node: ir.Node, lengths: list[int], taken: set[str]) -> None:
-    """Give a Reshape a constant target."""
-    old, graph = node.inputs[1] if len(node.inputs) > 1 else None, graph_of(node)
-    name = take(taken, f"{node_name(node)}/target")
-    node.replace_input_with(1, add_initializer(graph, name, np.array(lengths, np.int64)))
-    discard(old)
+def _target(node: ir.Node, lengths: list[int], taken: set[str]) -> ir.Value:
+    """Add a constant Reshape target, named after `node`."""
+    return add_initializer(graph_of(node), take(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
 
 
 def _undoes(second: ir.Node, first: ir.Node) -> bool:
@@ -169,9 +167,7 @@ def _merge(node: ir.Node, known: Mapping[ir.Value, ir.Value], taken: set[str], c
     if 0 in lengths:
         change.skip("empty")
         return False
-    one = ir.node("Reshape", [first.inputs[0], None], name=node_name(node))
-    target = add_initializer(graph_of(node), take(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
-    one.replace_input_with(1, target)
+    one = ir.node("Reshape", [first.inputs[0], _target(node, lengths, taken)], name=node_name(node))
     others = (*node.inputs[1:], *first.inputs[1:])
     take_place(node, one)
     remove(first)

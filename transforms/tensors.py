@@ -6,26 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from .graph import release
+from .graph import every_graph, every_node, release
 
 
 def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Yield every tensor: initializers and attributes, in bodies and functions too."""
-    for graph in model.graphs():
+    for graph in every_graph(model):
         yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
-    for function in model.functions.values():
-        for graph in function.subgraphs():
-            yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
-    for node in _nodes(model):
+    for node in every_node(model):
         for attribute in node.attributes.values():
             yield from _held(attribute)
-
-
-def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield every node, in bodies and functions too."""
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
 
 
 def _held(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
@@ -44,11 +34,11 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 
 def load_tensors(model: ir.Model, *, keep: Callable[[ir.ExternalTensor], bool]) -> None:
     """Take tensors into memory that lie in files and are not to stay there."""
-    for graph in (*model.graphs(), *(graph for f in model.functions.values() for graph in f.subgraphs())):
+    for graph in every_graph(model):
         for value in graph.initializers.values():
             if value.const_value is not None:
                 value.const_value = _loaded(value.const_value, keep)
-    for node in _nodes(model):
+    for node in every_node(model):
         for name, attribute in list(node.attributes.items()):
             held = _held(attribute)
             loaded = [_loaded(tensor, keep) for tensor in held]

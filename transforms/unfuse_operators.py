@@ -25,7 +25,7 @@ from .graph import (
     take,
     take_over,
 )
-from .ops import MS
+from .ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C, MS
 from .registry import Change, LeftAlone, transform
 
 # Activations inside FusedConv and FusedGemm, and the attributes of the standard operator that their parameters are.
@@ -44,8 +44,6 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Tanh": (),
     "ThresholdedRelu": ("alpha",),
 }
-CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
-GEMM_NEEDS_NO_C = 11
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 # What onnx does not infer behind an operator of the runtime: who gives as many axes, and the type, of its first input,

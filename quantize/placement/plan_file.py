@@ -11,6 +11,7 @@ from typing import Any
 from ... import RequantError, UnknownNameError
 from ...calibration.files import write_atomically
 from ...transforms.plan import Choice, Impl, Plan
+from ...transforms.reasons import NONE, other
 from .rules import Facts, able
 
 SCHEMA = 1
@@ -29,7 +30,7 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """
     units = {
         unit.name: {"operator": unit.op, "implementation": choice.impl.value}
-        | ({"reason": choice.reason} if choice.reason else {})
+        | ({"reason": choice.reason.text} if choice.reason else {})
         for unit in plan.units
         for choice in [plan.choices[unit.name]]
     }
@@ -66,7 +67,8 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
                 f"{os.fspath(path)}: unit {name!r} cannot be {asked!r}; it can be: {', '.join(sorted(possible))}"
             )
         if asked != rules.choices[name].impl.value:
-            changed[name] = Choice(Impl(asked), "" if asked != Impl.FLOAT.value else f"{os.fspath(path)} says so")
+            reason = other(f"{os.fspath(path)} says so") if asked == Impl.FLOAT.value else NONE
+            changed[name] = Choice(Impl(asked), reason)
     return rules.with_choices(changed)
 
 

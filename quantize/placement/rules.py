@@ -20,6 +20,7 @@ from ...transforms.graph import bodies, computing_graphs, constant, inferred, no
 from ...transforms.int8_forms import gate_obstacle
 from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves, why_float
 from ...transforms.plan import Choice, Impl, Plan, Unit
+from ...transforms.reasons import FUSED_GROUP, NONE, Reason, other
 from ...transforms.units import activations, units
 from ..options.selection import ORDERS, Selection, Strategy
 from ..runtime.kernels import uint8_kernels
@@ -33,12 +34,14 @@ WIDEST_SPREAD = 16.0
 LEAST_STORED = 2**16  # bytes of float32 below which weights that are computed with in float stay as they are
 # A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
 LEAST_HIDDEN = 192
-ALREADY = "its weights are quantized already"
+ALREADY = Reason("quantized-weights", "its weights are quantized already")
 NO_RANGES = "no ranges without data"
 BOTH_ACTIVATIONS = "both factors are activations, a small share of the work"
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """What any runtime computes in integers, besides products and what moves values."""
+Obstacle = Reason | str
+"""Why a unit cannot have a form; empty where it can."""
 STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM)
 FIRST_INTEGER_OPSET = 10  # of QLinearConv and QLinearMatMul
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
@@ -167,18 +170,19 @@ def _decide(unit: Unit, facts: Facts) -> Choice:
     """Choose the first implementation of those that the user's strategy names to which nothing is opposed."""
     row, anchor = OPS.get(unit.op), facts.nodes[unit.nodes[0]]
     if unit.op == "group":
-        return Choice(Impl.FLOAT, "the runtime fuses the group into one float kernel")
+        return Choice(Impl.FLOAT, FUSED_GROUP)
     if row is None:
-        return Choice(Impl.FLOAT, f"an operator of domain {anchor.domain}" if anchor.domain else why_float(unit.op))
+        foreign = other(f"an operator of domain {anchor.domain}") if anchor.domain else NONE
+        return Choice(Impl.FLOAT, foreign or why_float(unit.op))
     refused = facts.selection.refuses(unit, facts.types)
     if refused:
-        return Choice(Impl.FLOAT, refused)
+        return Choice(Impl.FLOAT, other(refused))
     if unit.op == "Scan" and not bodies(anchor, facts.opset):
-        return Choice(Impl.FLOAT, "a Scan of opset 8 is not looked into")
+        return Choice(Impl.FLOAT, other("a Scan of opset 8 is not looked into"))
     if row.kind == "float" and not row.stores and row.dynamic is None:
         return Choice(Impl.FLOAT, why_float(unit.op))
     if facts.portable and row.kind == "arith" and unit.op not in MEETING:
-        return Choice(Impl.FLOAT, "other runtimes make it a part of the product before")
+        return Choice(Impl.FLOAT, other("other runtimes make it a part of the product before"))
     hard_swish = unit.op == GATE and anchor.op_type == "HardSigmoid"  # two kernels in float as well
     if row.slow and not facts.anything and not hard_swish:
         return Choice(Impl.FLOAT, row.slow)
@@ -188,17 +192,17 @@ def _decide(unit: Unit, facts: Facts) -> Choice:
         reason = OBSTACLES[impl](unit, facts, strategy)
         if not reason:
             return Choice(impl)
-        reasons.append(reason)
-    telling = next((reason for reason in reasons if reason != NOT_OFFERED), "")
+        reasons.append(other(reason))
+    telling = next((reason for reason in reasons if reason.code != NOT_OFFERED.code), NONE)
     if row.kind != "float":
         return Choice(Impl.FLOAT, telling or why_float(unit.op))
-    return Choice(Impl.FLOAT, f"{row.why}; {telling}" if telling else row.why)
+    return Choice(Impl.FLOAT, Reason(row.why.code, f"{row.why}; {telling}") if telling else row.why)
 
 
-NOT_OFFERED = "it has no such form"
+NOT_OFFERED = Reason("no-such-form", "it has no such form")
 
 
-def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
+def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Obstacle:
     """Say why `unit`, whatever its neighbours, cannot or should not compute on uint8; empty when it can."""
     row = OPS[unit.op]
     either = row.u8_float is not None or (facts.portable and row.kind == "compute")
@@ -207,7 +211,7 @@ def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     return _u8_obstacle(unit, facts, strategy, row.u8, touched)
 
 
-def _shifted_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
+def _shifted_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Obstacle:
     """Say why `unit` cannot be a convolution whose weights have a zero point."""
     node = facts.nodes[unit.nodes[0]]
     if not facts.shifted or unit.op != "Conv" or node.attributes.get_int("group", 1) != 1:
@@ -215,7 +219,7 @@ def _shifted_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     return _static_obstacle(unit, facts, strategy)
 
 
-def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
+def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Obstacle:
     """Say why `unit` cannot read uint8 and write float."""
     row = OPS[unit.op]
     if facts.signed and row.u8 is None and row.u8_float is not None:
@@ -223,7 +227,9 @@ def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     return _u8_obstacle(unit, facts, strategy, row.u8_float, unit.inputs)
 
 
-def _u8_obstacle(unit: Unit, facts: Facts, strategy: Strategy, kernel: Kernel | None, touched: Iterable[str]) -> str:
+def _u8_obstacle(
+    unit: Unit, facts: Facts, strategy: Strategy, kernel: Kernel | None, touched: Iterable[str]
+) -> Obstacle:
     """Say what is opposed to a kernel that reads uint8; `touched` are the tensors that then are uint8."""
     if kernel is None:
         return NOT_OFFERED
@@ -236,7 +242,7 @@ def _u8_obstacle(unit: Unit, facts: Facts, strategy: Strategy, kernel: Kernel | 
     return held or _ranged_obstacle(unit, facts) or _form_obstacle(unit, anchor, OPS[unit.op], facts, strategy)
 
 
-def _ranged_obstacle(unit: Unit, facts: Facts) -> str:
+def _ranged_obstacle(unit: Unit, facts: Facts) -> Obstacle:
     """Say why there can be no static parameters, or none worth having."""
     if OPS[unit.op].kind == "compute" and facts.ranges.get(unit.inputs[0], (-1.0, 1.0)) == (0.0, 0.0):
         return "its input is zero in all the data, which tells no scale"  # nor one for the bias
@@ -245,7 +251,7 @@ def _ranged_obstacle(unit: Unit, facts: Facts) -> str:
     return "" if facts.static else NO_RANGES
 
 
-def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
+def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Obstacle:
     """Say why `unit` cannot find its ranges at run time; empty when it can."""
     anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
     if row.dynamic is None or (strategy is Strategy.AUTO and row.kind == "compute" and facts.static):
@@ -264,13 +270,13 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
     return _compute_obstacle(anchor, row)
 
 
-def _slowness(node: ir.Node) -> str:
+def _slowness(node: ir.Node) -> Obstacle:
     """Say why an operator with weights is expected to be slower in integers; empty where it is not."""
     weight = constant(node.inputs[1])
     return _few_products(node, [int(d) for d in weight.shape]) if node.op_type == "Conv" and weight is not None else ""  # type: ignore[arg-type]
 
 
-def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> str:
+def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> Obstacle:
     """Say what keeps an LSTM from being a DynamicQuantizeLSTM."""
     weights = [constant(value) for value in node.inputs[1:3]]
     if any(tensor is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.size for tensor in weights):
@@ -284,7 +290,7 @@ def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> str:
     return f"a state of {hidden} is too small for the integer kernel" if small else ""
 
 
-def _stored_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> str:
+def _stored_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Obstacle:
     """Say why the weights of `unit` are not int8 in the file while it computes in float."""
     anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
     if not row.stores or (strategy is Strategy.AUTO and row.kind == "compute"):
@@ -314,7 +320,7 @@ OBSTACLES = {
 }
 
 
-def _form_obstacle(unit: Unit, node: ir.Node, row: Op, facts: Facts, strategy: Strategy) -> str:
+def _form_obstacle(unit: Unit, node: ir.Node, row: Op, facts: Facts, strategy: Strategy) -> Obstacle:
     """Say what of its own form keeps an operator from computing on uint8."""
     if row.kind != "compute":
         return _follower_obstacle(node, row, facts)
@@ -335,7 +341,7 @@ def _is_dequantized(value: ir.Value | None) -> bool:
     return producer is not None and producer.op_type == "DequantizeLinear"
 
 
-def _compute_obstacle(node: ir.Node, row: Op) -> str:
+def _compute_obstacle(node: ir.Node, row: Op) -> Obstacle:
     """Say what keeps an operator with weights from computing in integers."""
     weight = constant(node.inputs[1])
     if weight is None:
@@ -376,7 +382,7 @@ def _few_products(node: ir.Node, shape: list[int]) -> str:
     return ""
 
 
-def _attention_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> str:
+def _attention_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> Obstacle:
     """Say what a QAttention has not that an Attention may have."""
     spare = [value for value in node.inputs[5:] if value is not None]
     sizes = node.attributes.get_ints("qkv_hidden_sizes", None)
@@ -388,7 +394,7 @@ def _attention_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) 
     return ""
 
 
-def _gemm_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> str:
+def _gemm_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> Obstacle:
     """Say what keeps a Gemm from being a QGemm."""
     if node.attributes.get_int("transA", 0):
         return "a transposed activation"
@@ -400,7 +406,7 @@ def _gemm_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> st
     return "" if per_column else "its bias is not one value per column"
 
 
-def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
+def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> Obstacle:
     """Say what keeps an operator that follows its neighbours from running on uint8."""
     read = [v for v in activations(node) if v.name]
     if not read:
@@ -428,7 +434,7 @@ def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
     return f"its inputs' ranges differ {spread:.0f}-fold" if spread > WIDEST_SPREAD else ""
 
 
-def _moved_obstacle(node: ir.Node, row: Op, facts: Facts) -> str:
+def _moved_obstacle(node: ir.Node, row: Op, facts: Facts) -> Obstacle:
     """Say why an operator of kind ``same`` does not give values of its first input alone."""
     if not only_moves(node):
         return row.why or "several outputs"
@@ -471,7 +477,7 @@ def _place_followers(found: tuple[Unit, ...], choices: dict[str, Choice]) -> Non
             if not held:
                 either.update(unit.outputs)
         else:
-            choices[unit.name] = Choice(Impl.FLOAT, "its inputs come in float")
+            choices[unit.name] = Choice(Impl.FLOAT, other("its inputs come in float"))
 
 
 def _write_float(found: tuple[Unit, ...], choices: dict[str, Choice], fixed: set[str]) -> None:
@@ -506,6 +512,6 @@ def _drop_unwanted(found: tuple[Unit, ...], choices: dict[str, Choice], captured
         row = OPS[unit.op]
         wanted = wanted or (row.kind == "same" and not captured.isdisjoint(unit.outputs))
         if not wanted and row.kind != "compute":
-            choices[unit.name] = Choice(Impl.FLOAT, "nothing after it computes in integers")
+            choices[unit.name] = Choice(Impl.FLOAT, other("nothing after it computes in integers"))
         elif not wanted and unit.name not in fixed and row.u8_float is not None and row.u8_float in uint8_kernels():
             choices[unit.name] = Choice(Impl.U8_FLOAT)

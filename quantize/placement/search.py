@@ -14,6 +14,7 @@ from ... import RequantError
 from ...calibration.session import Array, ModelSource
 from ...transforms.ops import OPS
 from ...transforms.plan import Choice, Impl, Plan, Unit
+from ...transforms.reasons import other
 from ..job import Candidate, Job, Placement
 from ..model.shapes import fed_shapes
 from ..options.efforts import EFFORTS
@@ -214,7 +215,7 @@ def _without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> P
     limit = math.fsum(known) / len(known) / exchange
     noisy = {tensor for tensor in plan.quantized if noise.get(tensor, 0.0) > limit}
     changed = {
-        unit.name: Choice(Impl.FLOAT, "its tensors carry too much of the noise")
+        unit.name: Choice(Impl.FLOAT, other("its tensors carry too much of the noise"))
         for unit in plan.units
         if plan.impl(unit).reads_u8 and noisy.intersection((*unit.inputs, *unit.outputs))
     }
@@ -512,10 +513,10 @@ def _choice(search: Search, unit: Unit, impl: Impl) -> Choice:
         return Choice(impl) if impl.int8 else before
     slow, fast = (_cost(search, unit, form) for form in search.options[unit.name][:2])
     if slow <= fast:
-        return Choice(Impl.FLOAT, f"float takes {slow:.0f} us here, int8 {fast:.0f} us")
+        return Choice(Impl.FLOAT, other(f"float takes {slow:.0f} us here, int8 {fast:.0f} us"))
     if search.weight and search.weight * _noise_of(search, unit) > slow - fast:
-        return Choice(Impl.FLOAT, f"int8 saves {slow - fast:.0f} us here, less than its noise is worth")
-    return Choice(Impl.FLOAT, f"int8 saves {slow - fast:.0f} us here, less than its conversions take")
+        return Choice(Impl.FLOAT, other(f"int8 saves {slow - fast:.0f} us here, less than its noise is worth"))
+    return Choice(Impl.FLOAT, other(f"int8 saves {slow - fast:.0f} us here, less than its conversions take"))
 
 
 def _without_idle(plan: Plan) -> Plan:
@@ -523,7 +524,9 @@ def _without_idle(plan: Plan) -> Plan:
     busy = any(OPS[u.op].kind == "compute" and plan.impl(u).reads_u8 for u in plan.units if u.op in OPS)
     if busy:
         return plan
-    idle = {u.name: Choice(Impl.FLOAT, "nothing computes in integers") for u in plan.units if plan.impl(u).reads_u8}
+    idle = {
+        u.name: Choice(Impl.FLOAT, other("nothing computes in integers")) for u in plan.units if plan.impl(u).reads_u8
+    }
     return plan.with_choices(idle)
 
 

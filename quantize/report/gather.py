@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...transforms.plan import Choice, Impl, Plan
+from ...transforms.reasons import other
 from ..accuracy.outputs import finite
 from ..job import Job
 from ..model.files import load_model, serialize
@@ -106,7 +107,7 @@ def finished(record: Record, result: Result) -> Record:
 def _plan(job: Job, result: Result) -> Plan:
     """Return what became of each unit: the file beside the output tells."""
     rows = json.loads(plan_path(result.output).read_text(encoding="utf-8"))["units"]
-    choices = {name: Choice(Impl(row["implementation"]), row.get("reason", "")) for name, row in rows.items()}
+    choices = {name: Choice(Impl(row["implementation"]), other(row.get("reason", ""))) for name, row in rows.items()}
     return Plan(tuple(unit for unit in job.widest.units if unit.name in choices), choices)
 
 
@@ -206,7 +207,7 @@ def _units(job: Job, plan: Plan, runs: tuple[Runs, Runs], relieved: Mapping[str,
             nodes=unit.nodes,
             outputs=unit.outputs,
             implementation=plan.impl(unit).value,
-            reason=plan.choices[unit.name].reason,
+            reason=plan.choices[unit.name].reason.text,
             float_us=before.get(unit.name),
             int8_us=after.get(unit.name),
             float_kernels=tuple(first.get(unit.name, ())),

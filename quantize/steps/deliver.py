@@ -8,8 +8,8 @@ from dataclasses import replace
 from ... import RequantError
 from ...transforms import METADATA_KEY
 from ...transforms.graph import nodes_by_name
-from ...transforms.ops import INTEGER
 from ...transforms.plan import Impl
+from ...transforms.reasons import INTEGER, other
 from ..job import Candidate, Evidence, Job, Trial
 from ..model.files import save_model, size_on_disk
 from ..model.metadata import describe_origin
@@ -31,7 +31,7 @@ LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an outpu
 WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
 
 
-EXPECTED = (ALREADY, INTEGER)  # why units of which the plan makes nothing compute in integers
+EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # why units of which the plan makes nothing compute in integers
 
 
 def deliver_searched(job: Job, candidate: Candidate | None, found: Frontier, output: str | os.PathLike[str]) -> Result:
@@ -82,7 +82,7 @@ def _why_not(job: Job, found: Trial) -> str:
     if not any(plan.impl(unit).int8 for unit in plan.units):
         if found.candidate.placement.how != "rules":
             return "the placement leaves everything in float"
-        more = any(plan.choices[unit.name].reason in EXPECTED for unit in plan.units)
+        more = any(plan.choices[unit.name].reason.code in EXPECTED for unit in plan.units)
         return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.judged:  # random inputs are no evidence against a model
         return ""
@@ -102,13 +102,13 @@ def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: 
     """Write the simplified float model instead of the INT8 one, and say why."""
     plan = found.candidate.plan
     choices = {
-        u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or reason)
+        u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or other(reason))
         for u in plan.units
     }
     model = job.simple.clone()
     describe_origin(model, (), {}, job.asked())
     kept = Candidate(model, plan.with_choices(choices), {}, job.float_source, placement=found.candidate.placement)
-    before = any(choice.reason in EXPECTED for choice in plan.choices.values())
+    before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
     verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
     if not any(plan.impl(unit).int8 for unit in plan.units):  # what was judged and timed is this very model
         return replace(_finish(job, replace(found, candidate=kept), output), verdict=verdict)
@@ -146,7 +146,7 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
         mac_share_int8=integer_share(runs),
         kernels=_kernels(runs),
         float_nodes=tuple(
-            FloatNode(name, types[name], plan.choices[u.name].reason) for u in floats for name in u.nodes
+            FloatNode(name, types[name], plan.choices[u.name].reason.text) for u in floats for name in u.nodes
         ),
         relieved=candidate.relieved,
         accuracy=found.accuracy,
@@ -198,7 +198,7 @@ def _deviations(job: Job, found: Trial, runs: tuple[KernelRun, ...]) -> list[str
     return against + [
         f"planned float, but the runtime ran {unit.name!r} as {integer[name]}"
         for unit in plan.units
-        if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason not in EXPECTED
+        if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason.code not in EXPECTED
         for name in unit.nodes
         if name in integer
     ]

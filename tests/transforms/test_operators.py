@@ -136,18 +136,20 @@ def between_products(runs: str, name: str, node: str, of: str = "", *, width: in
 def between_floats(op: str, name: str, node: str, of: str = "", opset: int = 21, before: str = "") -> Example:
     """The same for an operator that stays float."""
     body = f"[first] a = MatMul(x, v) {before} [op] b = {node.replace('OP', op)} [last] y = MatMul(b, w)"
-    return floats(OPS[op].slow or OPS[op].why, name, body, f"{ROWS}; w 24x12; {of}", y="float[a,b,c]", opset=opset)
+    return floats(
+        (OPS[op].slow or OPS[op].why).text, name, body, f"{ROWS}; w 24x12; {of}", y="float[a,b,c]", opset=opset
+    )
 
 
 def behind_conv(op: str, name: str, node: str, of: str) -> Example:
     """Put an operator that stays float between two convolutions: it reads ``a`` (2, 8, 6, 6)."""
     body = f"[first] a = Conv(x, v) [op] b = {node} [last] y = Conv(b, w)"
-    return floats(OPS[op].why, name, body, f"{IMAGE}; w 4x8x1x1; {of}", y="float[a,b,c,d]")
+    return floats(OPS[op].why.text, name, body, f"{IMAGE}; w 4x8x1x1; {of}", y="float[a,b,c,d]")
 
 
 def inside(op: str, runs: str, name: str, body: str, of: str) -> Example:
     """Make an example of control flow: it stays, and what is in its bodies becomes int8."""
-    return Example(name, body, tensors(of), runs, why=OPS[op].why)
+    return Example(name, body, tensors(of), runs, why=OPS[op].why.text)
 
 
 def ms(name: str) -> str:
@@ -176,7 +178,7 @@ def already(op: str, node: str, of: str) -> Example:
     reads = "float" if name.startswith("Dynamic") else "uint8"
     y = f"float[{','.join('abcd'[: len(given['x'])])}]" if op != name else ""
     runs = name if op not in ("QuantizeLinear", "DequantizeLinear") else ""  # the runtime fuses these
-    return Example("in the model", body, read, runs, reads, OPS[op].why, y=y)
+    return Example("in the model", body, read, runs, reads, OPS[op].why.text, y=y)
 
 
 PARAMETERS: dict[str, Given] = {
@@ -523,7 +525,7 @@ EXAMPLES: dict[str, list[Example]] = {
         between_products("QLinearLeakyRelu", "a sixth", "HardSigmoid <alpha=0.16666667> (a)", place="all"),
         between_products("QLinearLeakyRelu", "steep and low", "HardSigmoid <alpha=3.0, beta=0.2> (a)", place="all"),
         between_floats("HardSigmoid", "by rule", "OP(a)"),
-        behind_gate(OPS["HardSigmoid"].slow, "falling", "HardSigmoid <alpha=-0.2> (a)"),
+        behind_gate(OPS["HardSigmoid"].slow.text, "falling", "HardSigmoid <alpha=-0.2> (a)"),
     ],
     GATE: [
         *(
@@ -540,7 +542,7 @@ EXAMPLES: dict[str, list[Example]] = {
                 ("hard-swish", "HardSigmoid <alpha=0.16666667> (a)", "a, s"),
             )
         ),
-        behind_gate(OPS[GATE].slow, "by rule", "Mul(a, s)", "[gate] s = Sigmoid(a)", place="rules"),
+        behind_gate(OPS[GATE].slow.text, "by rule", "Mul(a, s)", "[gate] s = Sigmoid(a)", place="rules"),
     ],
     "HardSwish": [between_convs("QLinearMul", "a gate and a product", "HardSwish(a)", place="rules")],
     "Swish": [
@@ -550,7 +552,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "PRelu": [between_floats("PRelu", "a slope each", "OP(a, c)", "c 24")],
     "Relu": [
         floats(
-            OPS["Relu"].why,
+            OPS["Relu"].why.text,
             "behind a norm",
             f"{MATMUL} n = LayerNormalization(a, g) [op] b = Relu(n) y = MatMul(b, w)",
             f"{ROWS}; g 24; w 24x12",
@@ -569,7 +571,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ms("QuickGelu"): [between_floats(ms("QuickGelu"), "a slope", "OP <alpha=1.702> (a)")],
     "BatchNormalization": [
         floats(
-            OPS["BatchNormalization"].why,
+            OPS["BatchNormalization"].why.text,
             "in front",
             "n = Exp(s) [op] a = BatchNormalization(x, g, c, m, n) y = Conv <pads=[1,1,1,1]> (a, w)",
             "x 2x8x6x6; g 8; c 8; m 8; s 8; w 4x8x1x1",
@@ -587,7 +589,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "SimplifiedLayerNormalization": [between_floats("SimplifiedLayerNormalization", "last axis", "OP(a, g)", "g 24")],
     ms("EmbedLayerNormalization"): [
         floats(
-            OPS[ms("EmbedLayerNormalization")].why,
+            OPS[ms("EmbedLayerNormalization")].why.text,
             "two tables",
             f"""r = Reshape(xi, n) i = Cast <to=6> (r) [op] a, m = {ms("EmbedLayerNormalization")}(i, , t, u, , g, c)
             b = Add(a, x) [last] y = MatMul(b, w)""",
@@ -603,7 +605,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "Einsum": [
         floats(
-            OPS["Einsum"].why,
+            OPS["Einsum"].why.text,
             "a diagonal",
             f'{MATMUL} [op] b = Einsum <equation="bii->bi"> (a) y = MatMul(b, w)',
             "x 2x6x16; v 16x6; w 6x12",
@@ -981,7 +983,7 @@ def test_ops_tells_of_one_row(row: str) -> None:
     op = OPS[row]
     assert {kernel.rpartition(".")[2] for kernel in facts["kernels"].values()} == {name for _, name in claimed(op)}
     assert facts["missing"] == []
-    assert facts["why"] == op.why
+    assert facts["why"] == op.why.text
     assert facts["absorbs"] == sorted(op.absorbs)
 
 
@@ -989,7 +991,7 @@ def test_ops_prints_a_table() -> None:
     found = CliRunner().invoke(main, ["ops", "LSTM"], env={"COLUMNS": "200"})
     assert found.exit_code == 0
     assert "DynamicQuantizeLSTM" in found.stdout
-    assert OPS["LSTM"].why in found.stdout
+    assert OPS["LSTM"].why.text in found.stdout
 
 
 def test_ops_knows_near_names() -> None:

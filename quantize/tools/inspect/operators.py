@@ -64,7 +64,7 @@ def _facts(name: str, row: Op) -> OperatorFacts:
     does = KINDS[row.kind]
     if row.kind == "float":
         does = "dynamic int8" if there else "int8 weights" if row.stores else does
-    return OperatorFacts(name, does, there, missing, bool(row.stores), tuple(sorted(row.absorbs)), row.why)
+    return OperatorFacts(name, does, there, missing, bool(row.stores), tuple(sorted(row.absorbs)), row.why.text)
 
 
 def _spelled(kernel: Kernel) -> str:

@@ -318,7 +318,7 @@ def test_a_noisy_unit_stays_float_where_it_gains_little(
     )
     assert found.plan.choices["second"].impl is (Impl.FLOAT if wanted == "float" else Impl.U8)
     if wanted == "float":
-        assert found.plan.choices["second"].reason == "int8 saves 40 us here, less than its noise is worth"
+        assert found.plan.choices["second"].reason.text == "int8 saves 40 us here, less than its noise is worth"
 
 
 def test_a_noisy_unit_that_gains_much_becomes_int8(model: Path) -> None:

@@ -18,6 +18,7 @@ from requant.quantize import Selection, Strategy, choose
 from requant.quantize.placement.rules import able, choose_by, facts_of
 from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
+from requant.transforms.reasons import other
 
 Shape = tuple[int, ...]
 Ranges = Mapping[str, tuple[float, float]]
@@ -45,7 +46,7 @@ def impls(plan: Plan) -> dict[str, Impl]:
 
 def reason(plan: Plan, name: str) -> str:
     (unit,) = [unit for unit in plan.units if name in unit.nodes]
-    return plan.choices[unit.name].reason
+    return plan.choices[unit.name].reason.text
 
 
 def check(model: ir.Model, plan: Plan) -> None:
@@ -575,7 +576,7 @@ def test_a_tensor_kept_in_float_is_neither_read_nor_written_in_uint8(tensor: str
     integer = {node for node, impl in impls(plan).items() if impl is not FLOAT}
     assert tensor not in plan.quantized
     assert expected <= integer
-    assert "it ruins" in {choice.reason for choice in plan.choices.values()}
+    assert "it ruins" in {choice.reason.text for choice in plan.choices.values()}
 
 
 def test_a_product_may_write_a_tensor_that_is_kept_in_float() -> None:
@@ -599,7 +600,7 @@ def test_a_plan_and_its_parts_are_frozen_values() -> None:
     for value, name in (
         (plan, "units"),
         (unit, "name"),
-        (Choice(FLOAT, "why"), "reason"),
+        (Choice(FLOAT, other("why")), "reason"),
         (Selection(), "exclude_ops"),
     ):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -608,7 +609,7 @@ def test_a_plan_and_its_parts_are_frozen_values() -> None:
 
 def test_choices_can_be_replaced_in_a_new_plan() -> None:
     plan = choose(chain())
-    changed = plan.with_choices({"third": Choice(FLOAT, "too noisy")})
+    changed = plan.with_choices({"third": Choice(FLOAT, other("too noisy"))})
     assert impls(changed)["third"] is FLOAT
     assert impls(plan)["third"] is U8
     assert changed.domain("d") is Domain.FLOAT
