@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .. import RequantError
+from .histogram import Histogram
 from .observations import Observations
-from .observers import Histogram
 from .overrides import Overrides, overrides_from_json
 from .precision import Precision
 from .ranges import Range, Rule, parse_rule

@@ -6,7 +6,10 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from .observers import Channels, Moments, Runs, Statistic, merge
+from .. import RequantError
+from .extremes import MinMax
+from .histogram import Histogram, Statistic
+from .sums import Channels, Moments, Runs
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,3 +79,23 @@ T = TypeVar("T")
 def _without(statistics: Mapping[str, T], names: Container[str]) -> dict[str, T]:
     """Return the statistics of other tensors than these."""
     return {name: statistic for name, statistic in statistics.items() if name not in names}
+
+
+Merged = TypeVar("Merged", MinMax | Histogram, Runs, Channels, Moments)
+
+
+def merge(left: Mapping[str, Merged], right: Mapping[str, Merged]) -> dict[str, Merged]:
+    """Merge the statistics of each tensor; one that only one side has seen is kept as it is.
+
+    Raises:
+        RequantError: The two statistics of a tensor are not of one kind, or not of as many channels.
+    """
+    merged = dict(left)
+    for name, statistic in right.items():
+        try:
+            merged[name] = merged[name] | statistic if name in merged else statistic  # type: ignore[operator]
+        except TypeError:
+            raise RequantError(f"tensor {name!r}: a histogram cannot be merged with min and max alone") from None
+        except ValueError as error:
+            raise RequantError(f"tensor {name!r} {error}") from None
+    return merged

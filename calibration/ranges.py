@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from .. import RequantError, UnknownNameError
-from .observers import Histogram, Statistic
+from .histogram import Histogram, Statistic
 from .precision import Precision
 from .rule_aciq import aciq
 from .rule_entropy import entropy
@@ -22,7 +22,7 @@ from .rule_mse import mse
 from .session import Array
 
 if TYPE_CHECKING:
-    from .observers import Runs
+    from .sums import Runs
 
 Range: TypeAlias = tuple[float, float]
 

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from .. import RequantError
+from .broken import first_broken
+from .extremes import MinMax
+from .histogram import Counter
 from .observations import Observations, Place
-from .observers import Channels, Counter, MinMax, Moments, Runs
 from .reductions import Reduced
 from .samples import DataError, Sample, stacked
 from .session import Array, Feed, ModelSource, Serialized, give_back, input_specs
 from .sources import Source, open_source
+from .sums import Channels, Moments, Runs
 from .taps import Tap, Wanted, open_tap
 
 if TYPE_CHECKING:
@@ -269,8 +272,6 @@ def _look(gathered: Gathered, taps: Taps, tap: Tap, place: Place, sample: Sample
 
 def _not_finite(name: str, taps: Taps, sample: Sample) -> DataError:
     """Compose what is said when an output is not finite."""
-    from .checks import first_broken
-
     return DataError(f"{sample.where}: output {name!r} holds NaN or infinity; {first_broken(taps.model, sample)}")
 
 

@@ -17,10 +17,11 @@ import pytest
 from requant.calibration import DataError, Observations, Sample, input_specs, observe, open_session, open_source
 from requant.calibration.broken import UNNAMED, first_broken
 from requant.calibration.checks import ENOUGH, Finding, explain_broken, findings, growth_curve, probe
+from requant.calibration.extremes import MinMax
 from requant.calibration.normalisation import Probe, expected_statistics
 from requant.calibration.observations import Place
-from requant.calibration.observers import Channels, MinMax, Runs
 from requant.calibration.session import Array
+from requant.calibration.sums import Channels, Runs
 
 MODELS = Path(__file__).parent.parent / "sample_models"
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g '

@@ -23,7 +23,7 @@ from requant.calibration.rule_error import Spread, errors, expected_error, smoot
 from requant.calibration.session import Array
 
 if TYPE_CHECKING:
-    from requant.calibration.observers import Runs
+    from requant.calibration.sums import Runs
 
 SYMMETRIC = Precision(symmetric=True)
 PRECISIONS = [DEFAULT, SYMMETRIC, Precision(4), Precision(4, symmetric=True)]

@@ -31,7 +31,7 @@ from requant.calibration import (
     open_source,
     run_logged,
 )
-from requant.calibration.observers import Statistic
+from requant.calibration.histogram import Statistic
 from requant.calibration.pieces import PIECE
 from requant.calibration.session import Array
 
