@@ -10,12 +10,12 @@ from .session import Array
 
 @dataclass(frozen=True, slots=True)
 class MinMax:
-    """The extremes of what was seen.
+    """The smallest and the largest value of a set of values. ``of(a) | of(b) == of(concatenate(a, b))``, bit for bit.
 
     Attributes:
         lo: The smallest value.
         hi: The largest value.
-        count: How many values were seen, at least 1.
+        count: The number of values, at least 1.
     """
 
     lo: float
@@ -26,7 +26,7 @@ class MinMax:
         """Check the invariants.
 
         Raises:
-            ValueError: The values cannot come from data.
+            ValueError: A value is not finite, `lo` is above `hi`, or `count` is below 1.
         """
         check_extremes(self.lo, self.hi)
         if self.count < 1:
@@ -37,7 +37,7 @@ class MinMax:
         """Return the extremes of a float array of any shape.
 
         Raises:
-            ValueError: There are no values, or one is not finite.
+            ValueError: The array is empty, or a value is not finite.
         """
         lo, hi = extremes_of(values)
         return cls(lo, hi, values.size)
@@ -50,17 +50,25 @@ class MinMax:
 
 
 def extremes_of(values: Array) -> tuple[float, float]:
-    """Return the smallest and the largest value; NaN and infinity show in them."""
+    """Return the smallest and the largest value of a float array.
+
+    Raises:
+        ValueError: The array is empty, or a value is not finite.
+    """
     if values.size == 0:
         raise ValueError("has no values")
-    # + 0.0 turns -0.0 into 0.0: which of the two `min` returns depends on the order of the data.
+    # + 0.0 turns -0.0 into 0.0: `min` returns one or the other, depending on the order of the data.
     lo, hi = float(values.min()) + 0.0, float(values.max()) + 0.0
     check_extremes(lo, hi)
     return lo, hi
 
 
 def check_extremes(lo: float, hi: float) -> None:
-    """Refuse what cannot be the extremes of finite values."""
+    """Check the extremes of finite values.
+
+    Raises:
+        ValueError: An extreme is not finite, or `lo` is above `hi`.
+    """
     if not (math.isfinite(lo) and math.isfinite(hi)):
         raise ValueError("holds NaN or infinity")
     if lo > hi:

@@ -1,4 +1,4 @@
-"""Histograms on a grid that follows from the extremes alone, so that they merge exactly."""
+"""Histograms that merge exactly: the extremes alone define the grid of bins."""
 
 from __future__ import annotations
 
@@ -13,32 +13,36 @@ from .extremes import MinMax, check_extremes, extremes_of
 from .session import Array
 
 MAX_BINS = 2048
+"""The largest number of bins of a histogram."""
 MANTISSA_BITS = 24
-"""No bin is narrower than the largest magnitude times 2**-24: float32 tells nothing finer apart up there."""
+"""A bin is at least as wide as the largest magnitude times 2**-24. float32 has no finer resolution at that
+magnitude.
+"""
 MIN_EXPONENT = -126
-"""No bin is narrower than the smallest normal float32, so that the reciprocal of a width is finite in float32."""
+"""A bin is at least as wide as the smallest normal float32, so that the reciprocal of a width is finite in float32."""
 CHUNK = 1 << 15
-"""Values per step when a histogram is built: a step's values and both its buffers stay in the cache (384 KiB)."""
+"""Values per step when a histogram is built. One step's values and its two buffers fit in the cache (384 KiB)."""
 TAIL = 256
-"""One in so many of the values that are counted may lie in either tail, where all values are."""
+"""Each tail, in which all values are counted, holds at most 1 in 256 of the sampled values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """Counts on the grid of bins ``[i * 2**k, (i + 1) * 2**k)``.
+    """Counts per bin, on the grid of bins ``[i * 2**k, (i + 1) * 2**k)``.
 
-    The grid is anchored at zero and k follows from the extremes alone, so two histograms whose grids differ
-    are brought onto one grid by ``i >> d``, without resampling.
+    The grid is anchored at zero and the extremes alone define k. Two histograms with different grids are therefore
+    brought onto one grid by ``i >> d``, without resampling, and ``|`` is exact:
+    ``of(a) | of(b) == of(concatenate(a, b))``.
 
-    Of large tensors the runner counts a part of the values, see `Counter`: between the tails, which are exact, the
-    histogram is an estimate then.
+    The runner counts only some of the values of a large tensor (see `Counter`). Such a histogram is exact in the tails
+    and an estimate between them.
 
     Attributes:
-        lo: The smallest value, exactly.
-        hi: The largest value, exactly.
-        exponent: k, the binary logarithm of a bin's width.
-        first: The index i of the first bin, the one that holds `lo`.
-        counts: Values per bin from `first` to the bin that holds `hi`, (bins,) int64, read-only.
+        lo: The exact smallest value.
+        hi: The exact largest value.
+        exponent: k, the binary logarithm of the bin width.
+        first: The index i of the first bin, which holds `lo`.
+        counts: Values per bin, from `first` to the bin that holds `hi`, (bins,) int64, read-only.
     """
 
     lo: float
@@ -51,7 +55,7 @@ class Histogram:
         """Check the invariants and make the counts read-only.
 
         Raises:
-            ValueError: The values cannot come from data.
+            ValueError: The extremes, the grid and the counts do not fit each other.
         """
         check_extremes(self.lo, self.hi)
         if self.exponent != _exponent(self.lo, self.hi) or self.first != _index(self.lo, self.exponent):
@@ -67,7 +71,7 @@ class Histogram:
         """Count the values of a float array of any shape.
 
         Raises:
-            ValueError: There are no values, or one is not finite.
+            ValueError: The array is empty, or a value is not finite.
         """
         counter = Counter()
         counter.add(values)
@@ -82,11 +86,11 @@ class Histogram:
         first = _index(lo, exponent)
         counts = np.zeros(_bins(lo, hi, exponent), np.int64)
         for part in (self, other):
-            _pour(part.counts, part.first, exponent - part.exponent, into=counts, first=first)
+            _add_counts(part.counts, part.first, exponent - part.exponent, into=counts, first=first)
         return Histogram(lo, hi, exponent, first, counts)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both saw values that cannot be told apart."""
+        """Return whether the extremes and the counts are equal."""
         if not isinstance(other, Histogram):
             return NotImplemented
         return (self.lo, self.hi) == (other.lo, other.hi) and np.array_equal(self.counts, other.counts)
@@ -97,7 +101,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were seen."""
+        """The number of values."""
         return int(self.counts.sum())
 
     @property
@@ -107,22 +111,23 @@ class Histogram:
 
     @property
     def edges(self) -> Array:
-        """The edges of the bins, (bins + 1,) float64, the outer ones drawn in to `lo` and `hi`."""
-        inner = np.arange(self.first + 1, self.first + self.counts.size, dtype=np.float64)  # the outermost may overflow
+        """The edges of the bins, (bins + 1,) float64. The outer edges are `lo` and `hi`."""
+        inner = np.arange(self.first + 1, self.first + self.counts.size, dtype=np.float64)  # outer edges may overflow
         return np.concatenate([[self.lo], np.ldexp(inner, self.exponent), [self.hi]])
 
 
 Statistic: TypeAlias = MinMax | Histogram
+"""The extremes or the histogram of a tensor."""
 
 
 def _exponent(lo: float, hi: float) -> int:
-    """Return the smallest permitted k that leaves at most `MAX_BINS` bins.
+    """Return the smallest k that is permitted and gives at most `MAX_BINS` bins.
 
-    Monotone: a range that contains another never has the smaller k. Everything else rests on this.
+    The result is monotone: a wider range never has a smaller k. Exact merging depends on this property.
     """
     largest, span = max(-lo, hi), hi - lo
     exponent = max(math.frexp(largest)[1] - MANTISSA_BITS, MIN_EXPONENT) if largest > 0 else MIN_EXPONENT
-    if span > 0:  # MAX_BINS bins of a width below 2**(e - 1) / MAX_BINS do not reach across 2**(e - 1) <= span
+    if span > 0:  # MAX_BINS bins that are narrower than 2**(e - 1) / MAX_BINS cannot cover span >= 2**(e - 1)
         exponent = max(exponent, math.frexp(span)[1] - MAX_BINS.bit_length())
     while _bins(lo, hi, exponent) > MAX_BINS:
         exponent += 1
@@ -136,12 +141,20 @@ def _index(value: float, exponent: int) -> int:
 
 
 def _bins(lo: float, hi: float, exponent: int) -> int:
-    """Return how many bins reach from `lo` to `hi`."""
+    """Return the number of bins from `lo` to `hi`."""
     return _index(hi, exponent) - _index(lo, exponent) + 1
 
 
-def _pour(counts: Array, start: int, shift: int, *, into: Array, first: int) -> None:
-    """Add counts to those of a grid whose bins are ``2**shift`` times as wide; `start` and `first` are first bins."""
+def _add_counts(counts: Array, start: int, shift: int, *, into: Array, first: int) -> None:
+    """Add counts to the counts of a coarser or equal grid.
+
+    Args:
+        counts: The counts to add, (bins,) int64.
+        start: The index of their first bin.
+        shift: The binary logarithm of the ratio of the bin widths, at least 0.
+        into: The counts of the other grid, changed in place.
+        first: The index of the first bin of `into`.
+    """
     if shift == 0:
         into[start - first : start - first + counts.size] += counts
         return
@@ -151,10 +164,11 @@ def _pour(counts: Array, start: int, shift: int, *, into: Array, first: int) -> 
 
 
 def stride_of(shape: tuple[int, ...], limit: int) -> int:
-    """Return how far apart the values are that are counted of an array of more than `limit` values, at least 2.
+    """Return the stride between the sampled values of an array of more than `limit` values, at least 2.
 
-    It has no factor in common with the lengths of the last two axes, which are rows and columns of an image, or steps
-    and channels of a sequence: the values come from all columns alike, and from other places in every row.
+    The stride has no common factor with the product of the last two axes, which are rows and columns of an image, or
+    steps and channels of a sequence. The samples therefore cover all columns evenly, at different positions in every
+    row.
     """
     size, inner = math.prod(shape), math.prod(shape[-2:])
     stride = -(-size // limit)
@@ -165,13 +179,13 @@ def stride_of(shape: tuple[int, ...], limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The bins that hold values between two extremes.
+    """The bins between two extremes.
 
     Attributes:
         lo: The smallest value.
-        exponent: The binary logarithm of a bin's width.
+        exponent: The binary logarithm of the bin width.
         first: The index of the first bin.
-        bins: How many there are.
+        bins: The number of bins.
     """
 
     lo: float
@@ -185,10 +199,11 @@ class _Grid:
         exponent = _exponent(lo, hi)
         return cls(lo, exponent, _index(lo, exponent), _bins(lo, hi, exponent))
 
-    def places(self, flat: Array) -> Iterator[Array]:
-        """Yield the bin of each value, (n,), counted from the first, in chunks, (m,) int32; the next overwrites it.
+    def bins_of(self, flat: Array) -> Iterator[Array]:
+        """Yield the bin of each value of `flat`, (n,), as chunks (m,) int32 that count from the first bin.
 
-        Scaling by a power of two, flooring and subtracting are exact here: an index has at most 24 bits.
+        The next chunk overwrites the previous one. Scaling by a power of two, floor and subtraction are exact here
+        because an index has at most 24 bits.
         """
         size = min(CHUNK, flat.size)
         buffers = np.empty(size, flat.dtype), np.empty(size, np.int32)
@@ -196,9 +211,9 @@ class _Grid:
             chunk = flat[start : start + CHUNK]
             scaled, index = (buffer[: chunk.size] for buffer in buffers)
             np.multiply(chunk, chunk.dtype.type(math.ldexp(1.0, -self.exponent)), out=scaled)
-            if self.lo < 0:  # elsewhere the conversion does it
+            if self.lo < 0:  # for positive values the conversion to int32 truncates, which is the same
                 np.floor(scaled, out=scaled)
-            if self.exponent > 0 > self.lo:  # only a scale below 1 lets a tiny negative value underflow to bin 0
+            if self.exponent > 0 > self.lo:  # only a scale below 1 makes a tiny negative value underflow to bin 0
                 scaled[(chunk < 0) & (scaled == 0)] = -1
             np.copyto(index, scaled, casting="unsafe")
             if self.first:
@@ -206,26 +221,27 @@ class _Grid:
             yield index
 
     def count(self, flat: Array) -> Array:
-        """Return how many of some values are in each bin, (bins,) int64."""
+        """Return the number of values in each bin, (bins,) int64."""
         counts = np.zeros(self.bins, np.int64)
-        for places in self.places(flat):
-            counts += np.bincount(places, minlength=self.bins)
+        for indices in self.bins_of(flat):
+            counts += np.bincount(indices, minlength=self.bins)
         return counts
 
 
 class Counter:
-    """A histogram that grows with each array, read in chunks that stay in the cache.
+    """A histogram that grows with each array. It reads an array in chunks that fit in the cache.
 
-    Of an array of more values than a limit an evenly strided part is counted: it tells where the tails begin, of which
-    all values are counted, and how those between are distributed. So the histogram holds as many values as there were,
-    its extremes and its tails are exact, and what it holds of an array depends on that array alone.
+    If an array has more values than a limit, the counter samples the values at an even stride. The samples show where
+    the tails begin and estimate the distribution between the tails. All values in the tails are counted. The histogram
+    therefore has the true number of values, exact extremes and exact tails, and the counts of an array depend on that
+    array alone.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        """Begin with nothing.
+        """Create an empty histogram.
 
         Args:
-            limit: How many values of an array are counted besides its tails, at least 1; None for all.
+            limit: How many values of an array are counted between its tails, at least 1; None for all.
         """
         self._limit = limit
         self._lo, self._hi = math.inf, -math.inf
@@ -233,14 +249,15 @@ class Counter:
         self._counts = np.zeros(0, np.int64)
 
     def add(self, values: Array, samples: int = 1) -> tuple[float, float]:
-        """Count the values of a float array of any shape, and return the smallest and the largest of them.
+        """Count the values of a float array of any shape. Return the smallest and the largest value.
 
         Args:
             values: The array.
-            samples: How many arrays it is the stack of, along its first axis; taken for one where that cannot be.
+            samples: The number of samples that are stacked along the first axis. If it does not divide the axis, the
+                array counts as one sample.
 
         Raises:
-            ValueError: There are no values, or one is not finite; what was counted is of no use then.
+            ValueError: The array is empty, or a value is not finite. The counter is invalid after this error.
         """
         if values.size == 0:
             raise ValueError("has no values")
@@ -248,13 +265,13 @@ class Counter:
         parts = samples if values.ndim and values.shape[0] % samples == 0 else 1
         size = values.size // parts
         if self._limit is None or size <= self._limit:
-            return self._add_all(floats.ravel(order="K"))  # in any order: "K" copies no transposed array
+            return self._add_all(floats.ravel(order="K"))  # any order will do; "K" copies no transposed array
         stride = stride_of((values.shape[0] // parts, *values.shape[1:]) if values.ndim else (), self._limit)
         ends = [self._add_strided(part, stride) for part in floats.reshape(parts, size)]
         return min(lo for lo, _ in ends), max(hi for _, hi in ends)
 
     def _add_all(self, flat: Array) -> tuple[float, float]:
-        """Count every value, (n,), and return the extremes."""
+        """Count every value of `flat`, (n,), and return the extremes."""
         low, high = math.inf, -math.inf
         for start in range(0, flat.size, CHUNK):
             chunk = flat[start : start + CHUNK]
@@ -265,53 +282,53 @@ class Counter:
         return low, high
 
     def _add_strided(self, flat: Array, stride: int) -> tuple[float, float]:
-        """Count the tails, and between them the middle one of every `stride` values, (n,); return the extremes."""
+        """Count the tails of `flat`, (n,), and one of every `stride` values between them. Return the extremes."""
         low, high = math.inf, -math.inf
-        picked = np.empty(len(range(stride // 2, flat.size, stride)), flat.dtype)
+        sampled = np.empty(len(range(stride // 2, flat.size, stride)), flat.dtype)
         step = -(-CHUNK // stride)
         for at, start in enumerate(range(0, flat.size, step * stride)):
             chunk = flat[start : start + step * stride]
             lo, hi = extremes_of(chunk)
             low, high = min(low, lo), max(high, hi)
-            picked[at * step : (at + 1) * step] = chunk[stride // 2 :: stride]
+            sampled[at * step : (at + 1) * step] = chunk[stride // 2 :: stride]
         grid = _Grid.of(low, high)
-        counts = _counts_of_part(flat, picked, grid)
+        counts = _counts_of_part(flat, sampled, grid)
         self._cover(low, high)
-        _pour(counts, grid.first, self._grid.exponent - grid.exponent, into=self._counts, first=self._grid.first)
+        _add_counts(counts, grid.first, self._grid.exponent - grid.exponent, into=self._counts, first=self._grid.first)
         return low, high
 
     def histogram(self) -> Histogram:
-        """Return what was counted.
+        """Return the histogram of all counted values.
 
         Raises:
-            ValueError: There were no values.
+            ValueError: There are no values.
         """
         if not self._counts.size:
             raise ValueError("has no values")
         return Histogram(self._lo, self._hi, self._grid.exponent, self._grid.first, self._counts.copy())
 
     def _cover(self, lo: float, hi: float) -> None:
-        """Widen the grid, as far as needed, to one that holds these values."""
+        """Widen the grid, if necessary, so that it holds these extremes."""
         if self._lo <= lo and hi <= self._hi:
             return
         self._lo, self._hi = min(self._lo, lo), max(self._hi, hi)
         grid = _Grid.of(self._lo, self._hi)
         counts = np.zeros(grid.bins, np.int64)
-        if self._counts.size:  # the wider range never has the narrower bins, so the shift is never negative
+        if self._counts.size:  # a wider range never has narrower bins, so the shift is at least 0
             shift = grid.exponent - self._grid.exponent
-            _pour(self._counts, self._grid.first, shift, into=counts, first=grid.first)
+            _add_counts(self._counts, self._grid.first, shift, into=counts, first=grid.first)
         self._grid, self._counts = grid, counts
 
 
-def _counts_of_part(flat: Array, picked: Array, grid: _Grid) -> Array:
-    """Return the counts of values, (n,), of which some were picked, (m,): exact in the tails, estimated between them.
+def _counts_of_part(flat: Array, sampled: Array, grid: _Grid) -> Array:
+    """Return the counts of values, (n,), from some sampled values, (m,): exact in the tails, estimated between them.
 
-    A tail is as many of the outermost bins as hold at most one of `TAIL` picked values. Between the tails each bin gets
-    its share of the values there, in whole numbers that add up.
+    A tail consists of the outermost bins that together hold at most 1 in `TAIL` of the sampled values. Each bin between
+    the tails gets its share of the values there, as whole numbers whose sum is exact.
     """
-    counts = grid.count(picked)
-    upto, few = np.cumsum(counts), picked.size // TAIL
-    left, last = int(np.searchsorted(upto, few, side="right")), int(np.searchsorted(upto, picked.size - few))
+    counts = grid.count(sampled)
+    upto, few = np.cumsum(counts), sampled.size // TAIL
+    left, last = int(np.searchsorted(upto, few, side="right")), int(np.searchsorted(upto, sampled.size - few))
     tails = grid.count(_outside(flat, grid, left, grid.bins - 1 - last))
     upto = np.cumsum(counts[left : last + 1])
     tails[left : last + 1] = np.diff(upto * (flat.size - int(tails.sum())) // upto[-1], prepend=0)
@@ -319,14 +336,14 @@ def _counts_of_part(flat: Array, picked: Array, grid: _Grid) -> Array:
 
 
 def _outside(flat: Array, grid: _Grid, left: int, right: int) -> Array:
-    """Return the values, of (n,), that lie in so many of the outermost bins at either side."""
+    """Return those of the values, (n,), that lie in the `left` leftmost or the `right` rightmost bins."""
     lower = flat.dtype.type(math.ldexp(grid.first + left, grid.exponent)) if left else None
     upper = flat.dtype.type(math.ldexp(grid.first + grid.bins - right, grid.exponent)) if right else None
-    found = [flat[:0]]
+    parts = [flat[:0]]
     for start in range(0, flat.size if left or right else 0, CHUNK):
         chunk = flat[start : start + CHUNK]
         if lower is None:
-            found.append(chunk[chunk >= upper])
+            parts.append(chunk[chunk >= upper])
         else:
-            found.append(chunk[chunk < lower if upper is None else (chunk < lower) | (chunk >= upper)])
-    return np.concatenate(found)
+            parts.append(chunk[chunk < lower if upper is None else (chunk < lower) | (chunk >= upper)])
+    return np.concatenate(parts)

@@ -1,4 +1,8 @@
-"""Statistics that are sums over runs of the model."""
+"""Statistics that are sums over runs of the model: `Runs`, `Channels` and `Moments`.
+
+A sum within one run is rounded to float64. A sum over runs is exact (`ExactSum`), so ``|`` is associative and
+commutative, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,20 @@ from .exact import ExactSum
 from .session import Array
 
 SUMMED = 1 << 14
-"""Values per step of a sum in float64: a buffer of 128 KiB still comes from memory that the process has."""
+"""Values per step of a float64 sum. The C library serves a buffer of 128 KiB from memory that the process already
+has.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What single runs of the model saw of a tensor: for averages of extremes, and for how the range has grown.
+    """The extremes of a tensor in single runs of the model: their means, and how the range grows with the data.
 
     Attributes:
-        count: How many runs gave the tensor values, at least 1.
-        ends: The sums of the smallest and of the largest value of each run, shape (2,).
-        blocks: The extremes of the runs whose samples have the positions ``2**b - 1`` to ``2**(b + 1) - 2``, by b: each
-            block doubles how much of the data was seen.
+        count: The number of runs in which the tensor has values, at least 1.
+        ends: The sum of each run's smallest value and the sum of each run's largest value, shape (2,).
+        blocks: Block b -> the extremes of the runs whose samples have the positions ``2**b - 1`` to ``2**(b + 1) - 2``.
+            Each block doubles the amount of data.
     """
 
     count: int
@@ -32,10 +38,10 @@ class Runs:
 
     @classmethod
     def of(cls, positions: Sequence[int], ends: Array) -> Runs:
-        """Gather runs.
+        """Return the statistic of some runs.
 
         Args:
-            positions: The position of the first sample of each run in the whole of the data, from 0.
+            positions: The position of the first sample of each run in the whole data, from 0.
             ends: The smallest and the largest value of each run, (runs, 2) float64.
 
         Raises:
@@ -45,7 +51,7 @@ class Runs:
 
     @classmethod
     def of_many(cls, positions: Sequence[int], ends: Array) -> list[Runs]:
-        """Gather the same runs of several tensors, whose `ends` are (runs, tensors, 2) float64.
+        """Return the statistics of several tensors over the same runs. `ends` is (runs, tensors, 2) float64.
 
         Raises:
             ValueError: There are no runs, or a value is not finite.
@@ -53,17 +59,17 @@ class Runs:
         if not len(ends):
             raise ValueError("has no values")
         blocks = np.array([(position + 1).bit_length() - 1 for position in positions])
-        held = {}
+        extremes = {}
         for block in np.unique(blocks).tolist():
-            these = ends[blocks == block]
-            held[block] = np.stack([these[..., 0].min(axis=0), these[..., 1].max(axis=0)], axis=1).tolist()
+            in_block = ends[blocks == block]
+            extremes[block] = np.stack([in_block[..., 0].min(axis=0), in_block[..., 1].max(axis=0)], axis=1).tolist()
         return [
-            cls(len(ends), total, {block: (rows[index][0], rows[index][1]) for block, rows in held.items()})
+            cls(len(ends), total, {block: (rows[index][0], rows[index][1]) for block, rows in extremes.items()})
             for index, total in enumerate(ExactSum.of(ends).parts())
         ]
 
     def __or__(self, other: Runs) -> Runs:
-        """Return what both sets of runs saw."""
+        """Return the statistic of both sets of runs."""
         if not isinstance(other, Runs):
             return NotImplemented
         blocks = dict(self.blocks)
@@ -77,17 +83,20 @@ class Runs:
 
     @property
     def mean_lo(self) -> float:
-        """The mean of the runs' smallest values."""
+        """The mean of the smallest values of the runs."""
         return float(self.ends.value[0] / self.count)
 
     @property
     def mean_hi(self) -> float:
-        """The mean of the runs' largest values."""
+        """The mean of the largest values of the runs."""
         return float(self.ends.value[1] / self.count)
 
     @property
     def growth(self) -> dict[int, tuple[float, float]]:
-        """The extremes of the first n samples, by n = 2**b - 1 for each block that was seen, ascending."""
+        """The extremes of the first n samples, by n, ascending.
+
+        There is an entry ``n = 2**(b + 1) - 1`` for each block b that has values.
+        """
         grown: dict[int, tuple[float, float]] = {}
         lo, hi = math.inf, -math.inf
         for block, (low, high) in sorted(self.blocks.items()):
@@ -97,7 +106,7 @@ class Runs:
 
 
 def _widen(blocks: dict[int, tuple[float, float]], block: int, ends: tuple[float, float]) -> None:
-    """Let a block hold these extremes too."""
+    """Widen the extremes of a block."""
     lo, hi = blocks.get(block, ends)
     blocks[block] = (min(lo, ends[0]), max(hi, ends[1]))
 
@@ -109,8 +118,8 @@ class Channels:
     Attributes:
         lo: The smallest value of each channel, (C,) float64, read-only.
         hi: The largest value of each channel, (C,) float64, read-only.
-        total: The sums over runs of each channel's sum, shape (C,).
-        count: How many values each channel has seen, at least 1.
+        total: The sum of each channel, shape (C,).
+        count: The number of values per channel, at least 1.
     """
 
     lo: Array
@@ -124,24 +133,30 @@ class Channels:
 
     @classmethod
     def of(cls, values: Array, axis: int) -> Channels:
-        """Reduce a float array over every axis but `axis`; sums are float64.
+        """Reduce a float array over all axes except `axis`. Sums are float64.
 
         Raises:
-            ValueError: There are no values, one is not finite, or the array has no such axis.
+            ValueError: The array is empty, a value is not finite, or the array has no such axis.
         """
         if not -values.ndim <= axis < values.ndim:
             raise ValueError(f"has no axis {axis}")
         if values.size == 0:
             raise ValueError("has no values")
         others = tuple(index for index in range(values.ndim) if index != axis % values.ndim)
-        with np.errstate(invalid="ignore"):  # infinity minus infinity; told apart below
+        with np.errstate(invalid="ignore"):  # infinity minus infinity; of_runs() reports it
             total = np.sum(values, axis=others, dtype=np.float64)
         lo, hi, sums = (np.atleast_1d(part)[None] for part in (values.min(axis=others), values.max(axis=others), total))
         return cls.of_runs(lo, hi, sums, values.size // values.shape[axis])
 
     @classmethod
     def of_runs(cls, lo: Array, hi: Array, total: Array, count: int) -> Channels:
-        """Gather the channels' extremes and sums of several runs, each of shape (runs, C).
+        """Return the statistic of several runs.
+
+        Args:
+            lo: The smallest value of each channel in each run, (runs, C).
+            hi: The largest values, (runs, C).
+            total: The sums, (runs, C) float64.
+            count: The number of values per channel in all runs.
 
         Raises:
             ValueError: A sum is not finite.
@@ -151,7 +166,7 @@ class Channels:
         return cls(low, high, ExactSum.of(total), count)
 
     def __or__(self, other: Channels) -> Channels:
-        """Return the extremes and sums over both sets of values.
+        """Return the statistic of both sets of values.
 
         Raises:
             ValueError: The numbers of channels differ.
@@ -165,7 +180,7 @@ class Channels:
         return Channels(lo, hi, self.total | other.total, self.count + other.count)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both saw values that cannot be told apart."""
+        """Return whether all attributes are equal."""
         if not isinstance(other, Channels):
             return NotImplemented
         same = np.array_equal(self.lo, other.lo) and np.array_equal(self.hi, other.hi)
@@ -183,11 +198,11 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The mean and the variance of what was seen.
+    """The mean and the variance of a set of values.
 
     Attributes:
-        count: How many values were seen, at least 1.
-        powers: The sums over runs of the values' sum and of their squares' sum, shape (2,).
+        count: The number of values, at least 1.
+        powers: The sum of the values and the sum of their squares, shape (2,).
     """
 
     count: int
@@ -195,14 +210,14 @@ class Moments:
 
     @classmethod
     def of(cls, values: Array) -> Moments:
-        """Sum a float array of any shape and its squares, both in float64.
+        """Sum the values of a float array of any shape and their squares, both in float64.
 
         Raises:
-            ValueError: There are no values, one is not finite, or the sum of squares overflows.
+            ValueError: The array is empty, a value is not finite, or the sum of squares overflows.
         """
         if values.size == 0:
             raise ValueError("has no values")
-        flat = values.ravel()  # in one order, whatever the layout: a sum depends on it
+        flat = values.ravel()  # always in C order, because a float sum depends on the order
         total = square = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, flat.size, SUMMED):
@@ -224,5 +239,5 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """The variance, of the values as a whole (not of a sample of more); at least 0."""
+        """The population variance (divided by n, not n - 1), at least 0."""
         return max(float(self.powers.value[1] / self.count) - self.mean**2, 0.0)
