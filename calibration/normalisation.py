@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import RequantError
 from .first_layers import Biased, FirstLayers, Recorded, first_layers
 from .samples import Sample
-from .session import Array, Feed, ModelSource, Serialized, open_session, runtime_message
+from .session import Array, Feed, ModelSource, Serialized, open_session, run_session
 from .taps import load_copy
 
 if TYPE_CHECKING:
@@ -206,10 +205,7 @@ def _run(session: InferenceSession | None, sample: Sample, names: Sequence[str])
     inputs = {value.name for value in session.get_inputs()}
     outputs = [value.name for value in session.get_outputs()]
     feed = {name: array for name, array in sample.feed.items() if name in inputs}
-    try:
-        return values | dict(zip(outputs, session.run(outputs, feed), strict=True))
-    except Exception as error:  # the runtime's exceptions have no common base class
-        raise RequantError(f"{sample.where}: the model fails: {runtime_message(error)}") from error
+    return values | run_session(session, outputs, feed, sample.where)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from .histogram import Counter
 from .observations import Observations, Place
 from .reductions import Reduced
 from .samples import DataError, Sample, stacked
-from .session import Array, Feed, ModelSource, Serialized, give_back, input_specs
+from .session import Array, Feed, ModelSource, Serialized, input_specs, release_memory
 from .sources import Source, open_source
 from .sums import Channels, Moments, Runs
 from .taps import Tap, Wanted, open_tap
@@ -74,12 +74,12 @@ class Taps:
         assert not isinstance(setup.model, Stored)
         self.model = setup.model
         self.setup = setup
-        give_back()
+        release_memory()
         *before, last = setup.groups
         earlier = frozenset(name for group in before for name in group)
         self.taps = [open_tap(self.model, group, setup.wanted, reductions=False) for group in before]
         self.taps.append(open_tap(self.model, last, setup.wanted, but=earlier))
-        give_back()  # copies of the weights, before activations take their place
+        release_memory()  # copies of the weights, before activations take their place
         self.ranged = frozenset(setup.wanted.tensors)
         self._closer: dict[str, Tap] = {}
         self._lock = Lock()

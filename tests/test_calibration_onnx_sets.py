@@ -116,7 +116,7 @@ def test_an_empty_set_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["preprocess", "labels", "tokenizer"])
 def test_options_are_refused(tmp_path: Path, option: str) -> None:
     put(tmp_path, 0, x(1))
-    with pytest.raises(DataError, match=rf"test_data_set_\* takes no {option}, which is for"):
+    with pytest.raises(DataError, match=rf"test_data_set_\* takes no {option}; it is for"):
         open_source(DataSpec(str(tmp_path), **{option: "x"}), [X])
 
 
