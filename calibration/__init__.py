@@ -7,10 +7,11 @@ from .calibrator import Calibrator
 from .exact import ExactSum
 from .execution import Execution
 from .executors import executor_named
+from .extremes import MinMax
 from .files import RangeFile, load_ranges, save_ranges, write_atomically
+from .histogram import Histogram, Statistic
 from .identity import fingerprint
-from .observations import Observations, Place
-from .observers import Channels, Histogram, MinMax, Moments, Runs, Statistic, merge
+from .observations import Observations, Place, merge
 from .precision import Precision
 from .ranges import RULES, Rule, auto, mean_minmax, minmax, parse_rule, percentile
 from .rule_aciq import aciq
@@ -21,6 +22,7 @@ from .runner import observe, run_logged
 from .samples import DataError, Sample
 from .session import Array, Feed, InputSpec, ModelSource, Serialized, input_specs, open_session
 from .sources import DataSource, DataSpec, Source, open_source
+from .sums import Channels, Moments, Runs
 
 __all__ = [
     "RULES",

@@ -10,10 +10,10 @@ from pathlib import Path
 from .. import RequantError, UnknownNameError
 from .execution import Execution
 from .files import Data, RangeFile, save_ranges, shard_text
+from .histogram import Statistic
 from .identity import fingerprint, tensor_digests
 from .objects import python_object
 from .observations import Observations
-from .observers import Statistic
 from .precision import Precision
 from .ranges import Range, parse_rule
 from .runner import Progress, length_of, observe

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from .broken import breakers, first_broken
+from .histogram import CHUNK
 from .normalisation import BiasRatio, Deviation, Layout, Probe, probe
 from .observations import Observations, Place
-from .observers import CHUNK
 from .session import ModelSource
 from .sources import Source
 

@@ -23,8 +23,8 @@ from msgspec import UNSET, UnsetType
 
 from .. import RequantError
 from .decoding import Finite, Natural, Positive, convert_rows, load_document
+from .histogram import Histogram
 from .observations import Observations
-from .observers import Histogram
 from .overrides import Overrides, overrides_from_json
 from .precision import Precision
 from .ranges import Range, Rule, parse_rule

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import RequantError, near
-from .observers import Statistic
+from .histogram import Statistic
 from .ranges import Range
 
 KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}

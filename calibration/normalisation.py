@@ -1,9 +1,9 @@
-"""Whether data are preprocessed as they were in training, seen in the first layers of a model.
+"""Checks in the first layers of a model whether the data are preprocessed as in training.
 
-A BatchNormalization keeps the mean and the variance that its input had in training. With nothing but a convolution
-between it and the data, a wrong scale or offset shows in all of its channels at once, while other pictures, blurred,
-grey or drawn ones, leave some channels as they were. Where it is folded away, the convolution's bias and the first
-gates still tell of data that are wrong by a large factor.
+A BatchNormalization stores the mean and the variance that its input had in training. If only a convolution lies between
+it and the data, a wrong scale or offset changes all of its channels at once. Other kinds of images (blurred, grey,
+drawn) leave some channels unchanged. If the BatchNormalization is folded away, the convolution's bias and the first
+gates still show data that are wrong by a large factor.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import RequantError
 from .first_layers import Biased, FirstLayers, Recorded, first_layers
 from .samples import Sample
-from .session import Array, Feed, ModelSource, Serialized, open_session, runtime_message
+from .session import Array, Feed, ModelSource, Serialized, open_session, run_session
 from .taps import load_copy
 
 if TYPE_CHECKING:
@@ -28,31 +27,32 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 SAMPLES, FEW_SAMPLES = 16, 4
-"""Samples that are looked at: where there is a BatchNormalization, and where there is none."""
+"""The number of samples that are read: with a BatchNormalization, and without one."""
 TAIL = 0.2
-"""The share of a BatchNormalization's channels, at either end, that need not show what the others have in common."""
+"""The share of channels at either end that may deviate from the change that all channels have in common."""
 CHANNELS = (2, 3, 4)
-"""Channels of a picture whose layout can be judged."""
+"""The numbers of channels of an image whose layout can be checked."""
 SMALLEST = 16
-"""Rows and columns of such a picture at least."""
+"""The least number of rows and columns of such an image."""
 ROWS = 64
-"""Rows of such a picture that are looked at."""
+"""The number of rows of such an image that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far data are from what a BatchNormalization recorded.
+    """How far the data deviate from the statistics that a BatchNormalization stores.
 
     Attributes:
         node: The node.
-        distance: The Kullback-Leibler divergence of what all channels have in common, in nats.
-        scale: The factor that the standard deviations of all channels are off by at least; 1 if they share none.
-        shift: The root mean square of what the channels' means are off by, in recorded standard deviations.
-        samples: How many distinct samples tell so.
-        source: The tensor of which the convolution before the node is made; None where there is no such tensor.
-        seen: The means of its channels.
-        recorded: The means from which the recorded ones follow, but for padding.
-        deviation: The standard deviation of its values.
+        distance: The Kullback-Leibler divergence of the change that all channels have in common, in nats.
+        scale: The least factor by which the standard deviations of all channels are wrong; 1 if they have no common
+            factor.
+        shift: The root mean square of the differences between the channel means, in stored standard deviations.
+        samples: The number of distinct samples.
+        source: The tensor that the convolution before the node reads; None if there is no such tensor.
+        seen: The channel means of `source` in the data.
+        recorded: The channel means of `source` from which the stored means follow, apart from padding.
+        deviation: The standard deviation of the values of `source`.
     """
 
     node: str
@@ -68,13 +68,13 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class BiasRatio:
-    """How large what a first layer makes of the data is beside its bias.
+    """The ratio between the output of a first layer and its bias.
 
     Attributes:
         node: The layer.
-        ratio: The median standard deviation of a channel over the median magnitude of a bias.
-        lo: The smallest value that the layer reads.
-        hi: The largest one.
+        ratio: The median standard deviation of a channel, divided by the median magnitude of a bias.
+        lo: The smallest input value of the layer.
+        hi: The largest input value.
     """
 
     node: str
@@ -85,12 +85,12 @@ class BiasRatio:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How much neighbouring rows of a picture differ: the mean squared difference over the variance, 2 for noise.
+    """How much neighbouring rows of an image differ: the mean squared difference over the variance. Noise gives 2.
 
     Attributes:
-        axes: What the model wants: ``"NCHW"`` or ``"NHWC"``.
-        planes: The difference if the picture is stored as planes, one after the other.
-        pixels: The difference if it is stored as pixels of all channels.
+        axes: The layout that the model expects: ``"NCHW"`` or ``"NHWC"``.
+        planes: The difference if the image is stored plane by plane.
+        pixels: The difference if the image is stored pixel by pixel, with all channels of a pixel together.
     """
 
     axes: str
@@ -100,13 +100,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What some samples show in the first layers.
+    """The properties of some samples in the first layers.
 
     Attributes:
-        deviations: From what each of the first BatchNormalization nodes recorded.
-        bias: What the bias of the first layer tells; None where it has none.
+        deviations: The deviation from each of the first BatchNormalization nodes.
+        bias: The ratio for the first layer; None if it has no bias.
         saturated: The share of saturated values of each of the first gates.
-        layouts: The inputs that look like pictures with several channels.
+        layouts: The inputs that look like images with several channels.
     """
 
     deviations: tuple[Deviation, ...] = ()
@@ -115,21 +115,12 @@ class Probe:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
 
-def expected_statistics(model: ModelSource) -> dict[str, Recorded]:
-    """Return what the first BatchNormalization nodes of a model recorded in training, by the tensor that they read.
-
-    Raises:
-        RequantError: The model cannot be read.
-    """
-    return dict(first_layers(load_copy(model)[0].graph).norms)
-
-
 def probe(model: ModelSource, samples: Iterable[Sample]) -> Probe:
-    """Run the first layers of a model, and nothing else of it, over at most `SAMPLES` samples.
+    """Run only the first layers of a model, over at most `SAMPLES` samples.
 
     Args:
-        model: The model as it was trained: with its BatchNormalization nodes, where it has some.
-        samples: Samples, of which the first are looked at; copies are looked at once.
+        model: The model as it was trained, with its BatchNormalization nodes, if it has any.
+        samples: Samples; only the first ones are read. Copies count once.
 
     Raises:
         RequantError: The model cannot be read or run.
@@ -138,19 +129,19 @@ def probe(model: ModelSource, samples: Iterable[Sample]) -> Probe:
     first = first_layers(copy.graph)
     distinct = list(_distinct(islice(samples, SAMPLES if first.norms else FEW_SAMPLES)))
     names = _tensors(first)
-    seen: dict[str, list[_Seen]] = {name: [] for name in names}
+    parts: dict[str, list[_ChannelMeans]] = {name: [] for name in names}
     saturated: dict[str, list[float]] = {gate.node: [] for gate in first.gates}
     session = _cut(copy, folder, names)
     for sample in distinct:
         values = _run(session, sample, names)
         for name, axis in _reduced(first).items():
             if values[name].size and axis < values[name].ndim > 1:
-                seen[name].append(_Seen.of(values[name], axis))
+                parts[name].append(_ChannelMeans.of(values[name], axis))
         for gate in first.gates:
             if values[gate.tensor].size:
-                beyond = (values[gate.tensor] < gate.lo) | (values[gate.tensor] > gate.hi)
-                saturated[gate.node].append(float(beyond.mean()))
-    merged = {name: _Seen.merged(parts) for name, parts in seen.items() if len({p.mean.size for p in parts}) == 1}
+                outside = (values[gate.tensor] < gate.lo) | (values[gate.tensor] > gate.hi)
+                saturated[gate.node].append(float(outside.mean()))
+    merged = {name: _ChannelMeans.merged(rows) for name, rows in parts.items() if len({r.mean.size for r in rows}) == 1}
     deviations = [_deviation(row, merged[name], merged) for name, row in first.norms.items() if name in merged]
     return Probe(
         tuple(deviation for deviation in deviations if deviation is not None),
@@ -161,25 +152,25 @@ def probe(model: ModelSource, samples: Iterable[Sample]) -> Probe:
 
 
 def _distinct(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield samples whose feeds no earlier one had."""
-    met = set()
+    """Yield the samples without repeated feeds."""
+    digests = set()
     for sample in samples:
         digest = hashlib.blake2b(digest_size=16)
         for name, array in sorted(sample.feed.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(repr(array.tolist()).encode() if array.dtype.kind == "U" else array.tobytes())
-        if digest.digest() not in met:
-            met.add(digest.digest())
+        if digest.digest() not in digests:
+            digests.add(digest.digest())
             yield sample
 
 
 def _tensors(first: FirstLayers) -> list[str]:
-    """Return the tensors to be fetched."""
+    """Return the tensors to fetch."""
     return list(dict.fromkeys([*_reduced(first), *(gate.tensor for gate in first.gates)]))
 
 
 def _reduced(first: FirstLayers) -> dict[str, int]:
-    """Return the channel axis of each tensor whose channels are looked at."""
+    """Return the channel axis of each tensor whose channels are reduced."""
     axes = dict.fromkeys(first.norms, 1) | {row.source: 1 for row in first.norms.values() if row.source is not None}
     if first.biased is not None:
         axes |= {first.biased.source: first.biased.axis, first.biased.tensor: first.biased.axis}
@@ -187,17 +178,17 @@ def _reduced(first: FirstLayers) -> dict[str, int]:
 
 
 def _cut(copy: ir.Model, folder: Path | None, names: Sequence[str]) -> InferenceSession | None:
-    """Open a session of no more of a model than some tensors take; None where all of them are fed.
+    """Open a session of only that part of a model that computes some tensors; None if all of them are model inputs.
 
     Raises:
-        RequantError: It cannot be opened.
+        RequantError: The session cannot be opened.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     graph = copy.graph
-    made = {value.name: value for node in graph for value in node.outputs}
-    outputs = [made[name] for name in names if name in made]
+    values = {value.name: value for node in graph for value in node.outputs}
+    outputs = [values[name] for name in names if name in values]
     if not outputs:
         return None
     graph.outputs.clear()
@@ -207,29 +198,26 @@ def _cut(copy: ir.Model, folder: Path | None, names: Sequence[str]) -> Inference
 
 
 def _run(session: InferenceSession | None, sample: Sample, names: Sequence[str]) -> Feed:
-    """Return tensors that a session gives or a sample feeds."""
+    """Return the named tensors from the session's outputs and the sample's feed."""
     values = {name: array for name, array in sample.feed.items() if name in names}
     if session is None:
         return values
     inputs = {value.name for value in session.get_inputs()}
     outputs = [value.name for value in session.get_outputs()]
     feed = {name: array for name, array in sample.feed.items() if name in inputs}
-    try:
-        return values | dict(zip(outputs, session.run(outputs, feed), strict=True))
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        raise RequantError(f"{sample.where}: the model fails: {runtime_message(error)}") from error
+    return values | run_session(session, outputs, feed, sample.where)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
-    """The channels of a tensor over samples, each of which counts the same.
+class _ChannelMeans:
+    """The channels of a tensor over samples. Each sample has the same weight.
 
     Attributes:
         mean: The mean of each channel, (C,) float64.
-        square: The mean of the squares, (C,) float64.
+        square: The mean square of each channel, (C,) float64.
         lo: The smallest value.
-        hi: The largest one.
-        samples: How many samples there are.
+        hi: The largest value.
+        samples: The number of samples.
     """
 
     mean: Array
@@ -239,7 +227,7 @@ class _Seen:
     samples: int = 1
 
     @classmethod
-    def of(cls, array: Array, axis: int) -> _Seen:
+    def of(cls, array: Array, axis: int) -> _ChannelMeans:
         """Reduce a tensor."""
         values = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
         values = values.astype(np.float32 if values.dtype == np.float16 else values.dtype, copy=False)
@@ -247,8 +235,8 @@ class _Seen:
         return cls(values.mean(1, dtype=np.float64), square, float(values.min()), float(values.max()))
 
     @classmethod
-    def merged(cls, parts: Sequence[_Seen]) -> _Seen:
-        """Merge samples with as many channels."""
+    def merged(cls, parts: Sequence[_ChannelMeans]) -> _ChannelMeans:
+        """Merge samples with equal numbers of channels."""
         mean, square = (np.mean(rows, axis=0) for rows in ([p.mean for p in parts], [p.square for p in parts]))
         return cls(mean, square, min(part.lo for part in parts), max(part.hi for part in parts), len(parts))
 
@@ -258,13 +246,13 @@ class _Seen:
         return np.asarray(np.maximum(self.square - np.square(self.mean), 0))
 
 
-def _deviation(row: Recorded, seen: _Seen, others: Mapping[str, _Seen]) -> Deviation | None:
-    """Set what was seen of a tensor against what was recorded; None where no channel can be judged.
+def _deviation(row: Recorded, seen: _ChannelMeans, others: Mapping[str, _ChannelMeans]) -> Deviation | None:
+    """Compare a tensor with the statistics that a BatchNormalization stores; None if no channel can be compared.
 
     The distance is the divergence of normal distributions, ``(s + z**2 - 1 - ln s) / 2`` (Kullback and Leibler, On
-    Information and Sufficiency, 1951), with the mean of z**2 over the channels, z being what the means are off by in
-    recorded standard deviations. For s, the ratio of the variances, the value nearest to 1 is taken that lies between
-    those of the channels, but for `TAIL` of them at either end.
+    Information and Sufficiency, 1951). z**2 is the mean over the channels, where z is the difference of the means in
+    stored standard deviations. s is the ratio of the variances: the value nearest to 1 that lies within the range of
+    the channels without `TAIL` of them at either end.
     """
     if row.mean.shape != seen.mean.shape or not row.live.any():
         return None
@@ -273,20 +261,20 @@ def _deviation(row: Recorded, seen: _Seen, others: Mapping[str, _Seen]) -> Devia
     common = max(float(low if low > 1 else min(high, 1.0)), 1e-12)  # data may be constant
     square = float(np.mean(np.square(offset)))
     distance = float(common + square - 1 - np.log(common)) / 2
-    found = Deviation(row.node, distance, common**0.5, square**0.5, seen.samples)
+    deviation = Deviation(row.node, distance, common**0.5, square**0.5, seen.samples)
     source = None if row.source is None else others.get(row.source)
-    wanted = None if source is None else _recorded_means(row, source.mean.size)
-    if source is None or wanted is None:
-        return found
-    deviation = max(float(source.square.mean() - source.mean.mean() ** 2), 0.0) ** 0.5
-    return replace(found, source=row.source, seen=tuple(source.mean.tolist()), recorded=wanted, deviation=deviation)
+    means = None if source is None else _recorded_means(row, source.mean.size)
+    if source is None or means is None:
+        return deviation
+    spread = max(float(source.square.mean() - source.mean.mean() ** 2), 0.0) ** 0.5
+    return replace(deviation, source=row.source, seen=tuple(source.mean.tolist()), recorded=means, deviation=spread)
 
 
 def _recorded_means(row: Recorded, channels: int) -> tuple[float, ...] | None:
-    """Return the means of a convolution's input from which the recorded means of its output follow, least squares.
+    """Return the channel means of a convolution's input that explain the stored means of its output, by least squares.
 
-    A mean goes through a convolution as through the sums of its kernels, but for the zeros at the border. None where
-    there are fewer outputs than inputs, or the sums tell some inputs from each other badly.
+    A convolution multiplies a mean by the sums of its kernels, apart from the zeros at the border. The result is None
+    if the convolution has fewer outputs than inputs, or if the system is ill-conditioned.
     """
     if row.weight is None or row.bias is None or row.weight.shape != (row.mean.size, channels):
         return None
@@ -298,8 +286,8 @@ def _recorded_means(row: Recorded, channels: int) -> tuple[float, ...] | None:
     return tuple(means.tolist())
 
 
-def _bias_ratio(first: Biased, seen: Mapping[str, _Seen]) -> BiasRatio | None:
-    """Set what a layer gives beside its bias; None where the bias is zero."""
+def _bias_ratio(first: Biased, seen: Mapping[str, _ChannelMeans]) -> BiasRatio | None:
+    """Return the ratio between a layer's output and its bias; None if the bias is zero."""
     typical = float(np.median(np.abs(first.bias)))
     if not typical or first.source not in seen or first.tensor not in seen:
         return None
@@ -308,22 +296,22 @@ def _bias_ratio(first: Biased, seen: Mapping[str, _Seen]) -> BiasRatio | None:
 
 
 def _layouts(samples: Sequence[Sample]) -> dict[str, Layout]:
-    """Return how alike the neighbouring rows are of the pictures among the inputs, over the samples."""
-    found: dict[str, list[Layout]] = {}
+    """Return the layout of each input that is an image, averaged over the samples."""
+    layouts: dict[str, list[Layout]] = {}
     for sample in samples:
         for name, array in sample.feed.items():
             layout = _layout(array)
             if layout is not None:
-                found.setdefault(name, []).append(layout)
+                layouts.setdefault(name, []).append(layout)
     return {
         name: Layout(rows[0].axes, *(float(np.mean([getattr(r, s) for r in rows])) for s in ("planes", "pixels")))
-        for name, rows in found.items()
+        for name, rows in layouts.items()
         if len({row.axes for row in rows}) == 1
     }
 
 
 def _layout(array: Array) -> Layout | None:
-    """Return how alike the neighbouring rows of a picture are; None for what is none, or is of one colour."""
+    """Return how much neighbouring rows of an image differ; None for other arrays and for images of one colour."""
     if array.ndim != 4 or array.dtype.kind not in "fiu" or not array.size:
         return None
     axes = "NCHW" if array.shape[1] in CHANNELS else "NHWC"

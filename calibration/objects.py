@@ -1,4 +1,4 @@
-"""Python objects as data: iterables and callables, given directly or by the name of a file or module."""
+"""Python objects as data: iterables and callables, given directly or as the name of an object in a file or module."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .samples import DataError, Picked, Rows, Sample, as_array, as_label, check_
 from .session import InputSpec
 
 LABELS = ("label", "labels")
-"""Columns that are not fed to a model without such an input."""
+"""Names of columns that hold labels, unless the model has an input of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An object that a text names.
+    """An object that the user names by a text.
 
     Attributes:
         value: The object.
-        name: How messages call it.
-        folder: What must be on ``sys.path`` while its code runs; None for nothing.
+        name: Its name in messages.
+        folder: The folder that must be on ``sys.path`` while its code runs; None if there is none.
     """
 
     value: Any
@@ -38,7 +38,9 @@ class Named:
 
 
 def named(text: str) -> Named | None:
-    """Return the object that ``FILE.py:NAME``, which is run, or ``PACKAGE.MODULE:NAME`` names; None for other texts.
+    """Return the object that ``FILE.py:NAME`` or ``PACKAGE.MODULE:NAME`` names; None for other texts.
+
+    The file ``FILE.py`` is executed.
 
     Raises:
         RequantError: The file or module is missing or fails, or has no such object.
@@ -53,26 +55,30 @@ def named(text: str) -> Named | None:
 def load_named(text: str, what: str) -> Named:
     """Return the object that a text names.
 
+    Args:
+        text: ``FILE.py:NAME`` or ``PACKAGE.MODULE:NAME``.
+        what: The role of the object, for the message.
+
     Raises:
-        RequantError: It names none.
+        RequantError: The text has another form, or there is no such object.
     """
-    found = named(text)
-    if found is None:
+    result = named(text)
+    if result is None:
         raise DataError(f"{text}: a {what} is named by FILE.py:NAME or PACKAGE.MODULE:NAME")
-    return found
+    return result
 
 
 def _of_file(path: str, name: str) -> Named:
-    """Run a Python file and return one of its objects."""
+    """Execute a Python file and return one of its objects."""
     file = Path(path)
     if not file.is_file():
         raise DataError(f"{path}: no such file")
     parent = str(file.resolve().parent)
     spec = importlib.util.spec_from_file_location(f"requant_source_{file.stem}", file)
-    assert spec is not None  # there is one for every name that ends in .py, with a loader
+    assert spec is not None  # every name that ends in .py has a spec with a loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses, among others, look their module up
+    sys.modules[module.__name__] = module  # for example, dataclasses look up their module
     with _importing(path, parent):
         spec.loader.exec_module(module)
     return Named(_attribute(module, name, path), f"{path}:{name}", parent)
@@ -80,7 +86,7 @@ def _of_file(path: str, name: str) -> Named:
 
 def _of_module(module: str, name: str) -> Named:
     """Import a module and return one of its objects."""
-    here = os.getcwd()  # a console script, unlike `python -m`, does not see the current folder
+    here = os.getcwd()  # a console script has no current folder on sys.path, unlike `python -m`
     with _importing(module, here):
         imported = importlib.import_module(module)
     return Named(_attribute(imported, name, module), f"{module}:{name}", here)
@@ -89,25 +95,26 @@ def _of_module(module: str, name: str) -> Named:
 def python_object(
     data: object, description: str | None = None, folder: str | None = None, inputs: Sequence[InputSpec] = ()
 ) -> Rows:
-    """Take the samples from a Python object.
+    """Read the samples from a Python object.
 
-    It is an iterable of feeds or (feed, label) pairs, a callable that returns one, or a data set with ``__len__`` and
-    ``__getitem__``. A feed is a dict of arrays; for a model with one input, also an array by itself in a tuple
-    ``(x, y)`` or ``(x,)``, or alone. What NumPy takes or what has a method ``numpy`` is an array. A column ``label`` or
-    ``labels`` that is no input is the label where it holds numbers, and dropped elsewhere.
+    The object is an iterable of feeds or (feed, label) pairs, a callable that returns such an iterable, or a data set
+    with ``__len__`` and ``__getitem__``. A feed is a dict of arrays. For a model with one input, a feed may also be a
+    single array, alone or in a tuple ``(x, y)`` or ``(x,)``. An array is anything that NumPy converts, or that has a
+    method ``numpy``. A column ``label`` or ``labels`` that is no input is the label if it holds numbers; otherwise it
+    is dropped.
 
-    The entries of a data set have no batch axis, and neither may arrays by themselves: they get one of 1 where the
-    input has one axis more. An iterator, which can be read once, is kept as it is read. A callable is called for each
-    pass.
+    The entries of a data set have no batch axis, and single arrays may have none. They get a batch axis of 1 if the
+    input has one axis more. The items of an iterator, which can be read only once, are kept. A callable is called for
+    each pass.
 
     Args:
         data: The object.
-        description: How messages call it; its type if None.
-        folder: What must be on ``sys.path`` while the object's code runs.
-        inputs: What the model wants; without them a feed is a dict, and nothing is dropped.
+        description: Its name in messages; None for its type.
+        folder: The folder that must be on ``sys.path`` while the object's code runs.
+        inputs: The model's inputs. Without them a feed is a dict, and no column is dropped.
 
     Raises:
-        DataError: It is none of these.
+        DataError: The object has none of these forms.
     """
     name = description or f"a {type(data).__name__} of feeds"
     if isinstance(data, Mapping):
@@ -129,39 +136,39 @@ def python_object(
 
 
 def _is_iterable(data: object) -> bool:
-    """Tell whether an object can be iterated over, if only by asking for 0, 1, 2, ..."""
+    """Return whether an object can be iterated over, also if it only has ``__getitem__``."""
     return isinstance(data, Iterable) or hasattr(type(data), "__getitem__")
 
 
 def _length(data: object) -> int | None:
-    """Return how many items there are; None when only reading will tell."""
+    """Return the number of items; None if it is unknown before reading."""
     try:
         return len(data) if isinstance(data, Sized) else None
-    except (TypeError, NotImplementedError):  # a loader of a stream has the method but no length
+    except (TypeError, NotImplementedError):  # a loader of a stream has __len__ but no length
         return None
 
 
 def _is_indexed(data: object) -> bool:
-    """Tell whether an object can be asked for any of its items."""
+    """Return whether any item of an object can be read by its index."""
     if isinstance(data, Sequence):
         return True
     return hasattr(type(data), "__getitem__") and not _is_stream(data) and _length(data) is not None
 
 
 def _is_stream(data: object) -> bool:
-    """Tell whether an object is a data set that can only be iterated over, whatever other methods it inherits."""
+    """Return whether an object is a data set that can only be iterated over, even if it inherits other methods."""
     return any(kind.__name__ == "IterableDataset" for kind in type(data).__mro__)
 
 
 class _Replay:
-    """An iterator's items, kept as they come, so that they can be read again."""
+    """The items of an iterator. They are kept, so that they can be read again."""
 
     def __init__(self, items: Iterator[object]) -> None:
         self._coming = items
         self._kept: list[object] = []
 
     def __iter__(self) -> Iterator[object]:
-        """Yield what was kept, then what still comes."""
+        """Yield the kept items, then the remaining items of the iterator."""
         index = 0
         while True:
             if index == len(self._kept):
@@ -176,7 +183,7 @@ class _Replay:
 def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
     """Yield the picked items with their positions, and whether they are entries of a data set.
 
-    What can be asked for any item is asked for no other.
+    An indexed object is read only at the picked positions.
     """
     if not _is_iterable(data):
         yield from _walk(_returned(data()), picked)
@@ -187,16 +194,16 @@ def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
         positions = range(len(data)) if picked is None else picked
         yield from ((index, data[index], entries) for index in positions)
         return
-    wanted: Collection[int] | None = picked if picked is None or isinstance(picked, range) else frozenset(picked)
+    chosen: Collection[int] | None = picked if picked is None or isinstance(picked, range) else frozenset(picked)
     for index, item in enumerate(data):
-        if wanted is None or index in wanted:
+        if chosen is None or index in chosen:
             yield index, item, entries
         if picked and index == picked[-1]:
             return
 
 
 def _returned(data: object) -> object:
-    """Check what a callable returned."""
+    """Check the return value of a callable."""
     if not _is_iterable(data):
         raise TypeError(f"{type(data).__name__!r} object is not iterable")
     return data
@@ -205,7 +212,7 @@ def _returned(data: object) -> object:
 def _guarded(
     items: Iterator[tuple[int, object, bool]], name: str, folder: str | None
 ) -> Iterator[tuple[int, object, bool]]:
-    """Run the user's code step by step, with its folder on the path; its errors say where they come from."""
+    """Run the user's code item by item, with its folder on ``sys.path``. Its errors name the sample."""
     count = 0
     while True:
         with failing_at(f"{name}: failed at sample {count}"), on_path(folder):
@@ -217,35 +224,35 @@ def _guarded(
 
 
 def _as_sample(item: object, where: str, inputs: Sequence[InputSpec], *, unbatched: bool) -> Sample:
-    """Read a feed or a (feed, label) pair."""
+    """Convert a feed or a (feed, label) pair to a sample."""
     if isinstance(item, list) and any(callable(getattr(entry, "numpy", None)) for entry in item):
-        item = tuple(item)  # torch's loader makes lists of tensors from the tuples that it stacks
+        item = tuple(item)  # torch's loader stacks tuples to lists of tensors
     feed, label = (*item, None)[:2] if isinstance(item, tuple) and len(item) in (1, 2) else (item, None)
     if not isinstance(feed, Mapping) and len(inputs) == 1 and (feed is not item or _is_tensor(feed)):
         feed, unbatched = {inputs[0].name: feed}, True
     if not isinstance(feed, Mapping):
         got = f"a tuple of {len(item)}" if isinstance(item, tuple) else type(item).__name__
-        wanted = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
-        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{wanted}")
+        needed = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
+        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{needed}")
     feed = dict(feed)
     names = {spec.name for spec in inputs}
     for name in [name for name in LABELS if inputs and name in feed and name not in names]:
         column = feed.pop(name)
         label = column if label is None and _is_numeric(column) else label
     if inputs:
-        check_names(feed, inputs, where)  # before columns of any kind are looked at
+        check_names(feed, inputs, where)  # before any column is converted
     arrays = {str(name): as_array(value, f"{where}, input {name!r}") for name, value in feed.items()}
     sample = Sample(arrays, as_label(label, where), where)
     return with_batch_axis(sample, inputs) if unbatched else sample
 
 
 def _is_tensor(value: object) -> bool:
-    """Tell whether a value is an array or tensor of any library."""
+    """Return whether a value is an array or tensor of any library."""
     return hasattr(value, "__array__") or callable(getattr(value, "numpy", None))
 
 
 def _is_numeric(value: object) -> bool:
-    """Tell whether a value is a number or an array of numbers."""
+    """Return whether a value is a number or an array of numbers."""
     try:
         return as_array(value, "label").dtype.kind in "biuf"
     except DataError:
@@ -254,19 +261,19 @@ def _is_numeric(value: object) -> bool:
 
 @contextmanager
 def failing_at(place: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into one line."""
+    """Convert any error of the user's code to one line that begins with `place`."""
     try:
         yield
     except RequantError:
         raise
-    except (Exception, SystemExit) as error:  # a reader that calls exit() would end us without a word
+    except (Exception, SystemExit) as error:  # a reader that calls exit() would end the process without a message
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{place}: {message}") from error
 
 
 @contextmanager
 def on_path(folder: str | None) -> Iterator[None]:
-    """Put a folder in front of ``sys.path`` for a while."""
+    """Put a folder at the front of ``sys.path`` within the context."""
     if folder is None:
         yield
         return
@@ -280,7 +287,7 @@ def on_path(folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def _importing(what: str, folder: str) -> Iterator[None]:
-    """Turn whatever importing raises into one line."""
+    """Convert any import error to one line."""
     try:
         with on_path(folder):
             yield

@@ -1,4 +1,4 @@
-"""What running a model over data has shown, and how two such records become one."""
+"""The results of running a model over data, and how two results merge."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from .observers import Channels, Moments, Runs, Statistic, merge
+from .. import RequantError
+from .extremes import MinMax
+from .histogram import Histogram, Statistic
+from .sums import Channels, Moments, Runs
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A sample: where it stands in the data, and how messages call it.
+    """A sample's position in the data and its name in messages.
 
     Attributes:
-        position: Its position in the whole of the data, from 0.
-        where: ``"data.npz, sample 7"``.
+        position: The position in the whole data, from 0.
+        where: The name in messages: ``"data.npz, sample 7"``.
     """
 
     position: int
@@ -24,16 +27,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What a run over data has seen; ``|`` is exact, associative and commutative.
+    """The statistics of a run over data. ``|`` is exact, associative and commutative.
 
     Attributes:
-        ranges: The statistic of each observed tensor that had values.
-        runs: The same tensors run by run.
-        channels: Extremes and means of the channels, of the tensors of which they were asked for.
-        moments: Mean and variance of each float input.
-        broken: Tensors that held NaN or infinity, with the first sample that made them do so; they have no range.
-        repeated: Feeds by digest: the first place of each, and how often it came.
-        samples: How many samples were run.
+        ranges: The statistic of each observed tensor that has values.
+        runs: The extremes per run of the same tensors.
+        channels: The extremes and means per channel, for the tensors with a requested channel axis.
+        moments: The mean and variance of each float input.
+        broken: Tensors with NaN or infinity -> the first sample that causes it. These tensors have no statistic.
+        repeated: The digest of each feed -> its first place and the number of its occurrences.
+        samples: The number of samples.
     """
 
     ranges: Mapping[str, Statistic] = field(default_factory=dict)
@@ -48,7 +51,7 @@ class Observations:
         """Merge two runs over different data.
 
         Raises:
-            RequantError: A tensor has statistics of different kinds, or not of as many channels.
+            RequantError: A tensor has statistics of different kinds, or with different numbers of channels.
         """
         if not isinstance(other, Observations):
             return NotImplemented
@@ -74,5 +77,25 @@ T = TypeVar("T")
 
 
 def _without(statistics: Mapping[str, T], names: Container[str]) -> dict[str, T]:
-    """Return the statistics of other tensors than these."""
+    """Return the statistics of all tensors except `names`."""
     return {name: statistic for name, statistic in statistics.items() if name not in names}
+
+
+Merged = TypeVar("Merged", MinMax | Histogram, Runs, Channels, Moments)
+
+
+def merge(left: Mapping[str, Merged], right: Mapping[str, Merged]) -> dict[str, Merged]:
+    """Merge the statistics of each tensor. A statistic that only one side has stays as it is.
+
+    Raises:
+        RequantError: The two statistics of a tensor have different kinds, or different numbers of channels.
+    """
+    merged = dict(left)
+    for name, statistic in right.items():
+        try:
+            merged[name] = merged[name] | statistic if name in merged else statistic  # type: ignore[operator]
+        except TypeError:
+            raise RequantError(f"tensor {name!r}: a histogram cannot be merged with min and max alone") from None
+        except ValueError as error:
+            raise RequantError(f"tensor {name!r} {error}") from None
+    return merged

@@ -1,4 +1,4 @@
-"""Folders ``test_data_set_*`` with ``input_*.pb``, the test data that published ONNX models come with."""
+"""Folders ``test_data_set_*`` with ``input_*.pb``: the test data of published ONNX models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 
 def onnx_sets(folder: str) -> list[Path]:
-    """Return the data sets of a folder, in the order of their numbers: those in it, or the folder itself."""
+    """Return the data sets of a folder in numeric order, or the folder itself if it is one data set."""
 
     def number(path: Path) -> tuple[int, str]:
         digits = re.search(r"([0-9]+)$", path.name)
@@ -32,10 +32,10 @@ def onnx_sets(folder: str) -> list[Path]:
 
 
 def onnx_folder(folder: str, sets: Sequence[Path], inputs: Sequence[InputSpec]) -> Rows:
-    """Read data sets, one sample each.
+    """Read data sets, one sample per set.
 
-    ``input_K.pb`` is a TensorProto for the input that it names, or for the K-th where none names an input.
-    Outputs are not read: they are no labels.
+    ``input_K.pb`` is a TensorProto. It belongs to the input of the same name, or to the K-th input if no tensor of the
+    set has the name of an input. Outputs are not read, because they are no labels.
     """
 
     def read(picked: Picked) -> Iterator[Sample]:
@@ -48,9 +48,9 @@ def onnx_folder(folder: str, sets: Sequence[Path], inputs: Sequence[InputSpec]) 
 def _read_set(folder: Path, index: int, inputs: Sequence[InputSpec]) -> Sample:
     """Read one data set."""
     where = f"{folder}, sample {index}"
-    files = {int(found[1]): file for file in folder.iterdir() if (found := INPUT.fullmatch(file.name))}
+    files = {int(match[1]): file for file in folder.iterdir() if (match := INPUT.fullmatch(file.name))}
     if not files:
-        raise DataError(f"{where}: holds no input_0.pb")
+        raise DataError(f"{where}: has no input_0.pb")
     tensors = {number: _tensor(files[number], f"{files[number]}, sample {index}") for number in sorted(files)}
     known = {spec.name for spec in inputs}
     feed: dict[str, Array] = {}
@@ -61,24 +61,24 @@ def _read_set(folder: Path, index: int, inputs: Sequence[InputSpec]) -> Sample:
             feed[name] = array
     else:
         if sorted(tensors) != list(range(len(inputs))):
-            held, wanted = ", ".join(files[number].name for number in tensors), ", ".join(sorted(known))
-            raise DataError(f"{where}: holds {held}, none with the name of an input, and the model has inputs {wanted}")
+            files_found, expected = ", ".join(files[number].name for number in tensors), ", ".join(sorted(known))
+            raise DataError(f"{where}: has {files_found}, none named as an input; the model has inputs {expected}")
         feed = {spec.name: tensors[number][1] for number, spec in enumerate(inputs)}
     check_names(feed, inputs, where)
     return Sample(feed, None, where)
 
 
 def _tensor(file: Path, where: str) -> tuple[str, Array]:
-    """Read a TensorProto: its name and values."""
+    """Read the name and the values of a TensorProto."""
     import onnx
 
     tensor = onnx.TensorProto()
     try:
         tensor.ParseFromString(file.read_bytes())
-    except Exception as error:  # protobuf's errors are none of Python's
+    except Exception as error:  # protobuf's errors have no common base class
         raise DataError(f"{where}: cannot be read as a TensorProto: {error}") from error
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-        raise DataError(f"{where}: its values lie in another file, which is never read; store them in the tensor")
+        raise DataError(f"{where}: has external data, which are not read here; store the values in the tensor")
     return tensor.name, _values(tensor, where)
 
 
@@ -88,7 +88,7 @@ def _values(tensor: onnx.TensorProto, where: str) -> Array:
 
     try:
         array = np.asarray(numpy_helper.to_array(tensor))
-        if array.dtype.hasobject:  # strings come as UTF-8
+        if array.dtype.hasobject:  # strings are UTF-8 bytes
             texts = [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel()]
             array = np.array(texts, dtype=np.str_).reshape(array.shape)
     except (ValueError, TypeError, KeyError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""The user's own word on single tensors, which wins over whatever was observed."""
+"""User-defined ranges and rules for single tensors. They take precedence over observed ranges."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ENTRIES = ("range", "rule", "float")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What becomes of one tensor; just one of these is given.
+    """The setting of one tensor. Exactly one attribute is set.
 
     Attributes:
-        range: Its range.
-        rule: The rule that chooses its range.
-        keep_float: Whether it stays float.
+        range: The range.
+        rule: The rule that chooses the range.
+        keep_float: Whether the tensor stays float.
     """
 
     range: Range | None = None
@@ -32,7 +32,7 @@ class Override:
     keep_float: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as it is written in a file."""
+        """Return the entry in the form of the file."""
         if self.range is not None:
             return {"range": list(self.range)}
         return {"float": True} if self.rule is None else {"rule": str(self.rule)}
@@ -40,11 +40,11 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What becomes of some tensors.
+    """The settings of some tensors.
 
     Attributes:
-        tensors: By name.
-        source: Where it is written, for messages.
+        tensors: The settings by tensor name.
+        source: The name of the file, for messages.
     """
 
     tensors: Mapping[str, Override] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Overrides:
 
     @property
     def ranges(self) -> dict[str, Range]:
-        """The ranges that are given, by tensor."""
+        """The given ranges by tensor name."""
         return {name: override.range for name, override in self.tensors.items() if override.range is not None}
 
     @property
@@ -62,14 +62,14 @@ class Overrides:
 
     @property
     def needs_histogram(self) -> bool:
-        """Whether a rule among them needs histograms."""
+        """Whether one of the rules needs histograms."""
         return any(override.rule is not None and override.rule.needs_histogram for override in self.tensors.values())
 
     def check(self, known: Iterable[str]) -> None:
-        """Refuse names of tensors that the model does not have.
+        """Check that the model has all named tensors.
 
         Raises:
-            RequantError: There is one; the message lists near names.
+            RequantError: The model has no such tensor; the message lists similar names.
         """
         names = set(known)
         for name in self.tensors:
@@ -77,15 +77,15 @@ class Overrides:
                 raise RequantError(f"{self.source}: no tensor named {name!r}{near(name, names)}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the tensors as they are written in a file, sorted."""
+        """Return the entries in the form of the file, sorted by tensor name."""
         return {name: override.to_json() for name, override in sorted(self.tensors.items())}
 
 
 def load_overrides(path: str | os.PathLike[str]) -> Overrides:
-    """Read a TOML file or, where its name ends in ``.json``, a JSON file of the same structure.
+    """Read a TOML file, or a JSON file of the same structure if its name ends in ``.json``.
 
     A table ``[tensors."conv1_out"]`` has one entry: ``range = [0.0, 6.0]``, ``rule = "percentile(99.9)"``, or
-    ``float = true``, with which the tensor stays float.
+    ``float = true``, which keeps the tensor float.
 
     Raises:
         RequantError: The file is missing or malformed; the message names the tensor.
@@ -109,49 +109,49 @@ def overrides_from_json(rows: Mapping[str, Any]) -> dict[str, Override]:
     """Read the entries of tensors.
 
     Raises:
-        RequantError: One is malformed; the message names the tensor.
+        RequantError: An entry is malformed; the message names the tensor.
     """
-    found = {}
+    overrides = {}
     for name, row in rows.items():
         try:
-            found[name] = _override(row)
+            overrides[name] = _override(row)
         except RequantError as error:
             raise RequantError(f"tensor {name!r}: {error}") from error
-    return found
+    return overrides
 
 
 def _tensors(document: object) -> dict[str, Override]:
     """Read a whole document."""
     if not isinstance(document, dict):
-        raise RequantError("an object with the entry 'tensors' is wanted")
+        raise RequantError("expected an object with the entry 'tensors'")
     for key in document:
         if key != "tensors":
-            raise RequantError(f'no entry named {key!r}; tensors are written as [tensors."name"]')
+            raise RequantError(f'unknown entry {key!r}; write a tensor as [tensors."name"]')
     rows = document.get("tensors", {})
     if not isinstance(rows, dict):
-        raise RequantError(f"'tensors' must be a table by name of tensor, not {type(rows).__name__}")
+        raise RequantError(f"'tensors' must be a table with tensor names as keys, not {type(rows).__name__}")
     return overrides_from_json(rows)
 
 
 def _override(row: object) -> Override:
     """Read the entry of one tensor."""
     if not isinstance(row, dict):
-        raise RequantError(f"a table with one of {', '.join(ENTRIES)} is wanted, not {type(row).__name__}")
+        raise RequantError(f"expected a table with one of {', '.join(ENTRIES)}, not {type(row).__name__}")
     for key, value in row.items():
         if key not in ENTRIES:
-            hint = "; quote names with dots" if isinstance(value, dict) else near(key, ENTRIES)
-            raise RequantError(f"no entry named {key!r}{hint}")
+            hint = "; write quotes around a name with dots" if isinstance(value, dict) else near(key, ENTRIES)
+            raise RequantError(f"unknown entry {key!r}{hint}")
     if len(row) != 1:
-        raise RequantError(f"one of {', '.join(ENTRIES)} is wanted, not {' and '.join(row) or 'nothing'}")
+        raise RequantError(f"expected one of {', '.join(ENTRIES)}, not {' and '.join(row) or 'nothing'}")
     ((key, value),) = row.items()
     if key == "range":
         return Override(range=_range(value))
     if key == "rule":
         if not isinstance(value, str):
-            raise RequantError("'rule' must be a text, for instance \"percentile(99.9)\"")
+            raise RequantError("'rule' must be a text, for example \"percentile(99.9)\"")
         return Override(rule=parse_rule(value))
     if value is not True:
-        raise RequantError("'float' can only be true; leave the tensor out for the range that was observed")
+        raise RequantError("'float' can only be true; remove the tensor to use its observed range")
     return Override(keep_float=True)
 
 
@@ -164,16 +164,20 @@ def _range(value: object) -> Range:
     except OverflowError:
         lo = hi = math.inf
     if not (math.isfinite(lo) and math.isfinite(hi)):
-        raise RequantError(f"'range' must be of finite numbers, not {value}")
+        raise RequantError(f"'range' must be two finite numbers, not {value}")
     if lo > hi:
-        raise RequantError(f"the lower end of 'range' is above the upper: {value}")
+        raise RequantError(f"the lower end of 'range' is above the upper end: {value}")
     return lo, hi
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, which must not have an entry twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """Return a JSON object without repeated keys.
+
+    Raises:
+        ValueError: A key occurs twice.
+    """
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
-    return found
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return entries

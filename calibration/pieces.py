@@ -1,4 +1,4 @@
-"""The work of one run over data, cut into pieces: by value for the threads of this process, by reference for others."""
+"""The work of one run over data in pieces, with samples for threads and with references for other processes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .work import Setup, Stored, Taps, Task, Unit, run_task, run_units, taken
 T = TypeVar("T")
 
 PIECE = 8
-"""Batches of one piece of work at most: their statistics are merged with the others' at once."""
+"""The largest number of batches in a piece of work. Their statistics are merged with all others at once."""
 PIECE_BYTES = 2**24
-"""Bytes of feeds that one piece of work holds, unless it is a single batch."""
-PIECE_ELSEWHERE = 64
-"""The same as `PIECE` where the way to the worker is long."""
+"""The largest number of bytes of feeds in a piece of work, unless the piece is a single batch."""
+REMOTE_PIECE = 64
+"""The largest number of batches in a piece of work for another process, where each transfer is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece(Generic[T]):
-    """Some of the work.
+    """A part of the work.
 
     Attributes:
-        units: The numbers of the batches or samples that it is of.
-        work: Does it, wherever it is called.
+        units: The numbers of its batches.
+        work: A function that does the work in any thread or process.
     """
 
     units: tuple[int, ...]
@@ -43,14 +43,14 @@ class Piece(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Which batches of the data this run has to do.
+    """The batches of the data that this run processes.
 
     Attributes:
         source: The samples.
-        length: How many there are; None when only reading will tell.
+        length: The number of samples; None if it is unknown before reading.
         stride: Samples per batch.
         shard: ``(i, n)``: every n-th batch, beginning with the i-th.
-        done: The batches that were done before, by number.
+        done: The numbers of the batches that an interrupted run has processed.
     """
 
     source: Iterable[Sample]
@@ -60,13 +60,13 @@ class Shares:
     done: frozenset[int]
 
     def due(self, unit: int) -> bool:
-        """Whether the batch of this number is to be run."""
+        """Return whether this run processes the batch of this number."""
         part, parts = self.shard
         return unit % parts == part - 1 and unit not in self.done
 
     @property
     def samples(self) -> int | None:
-        """How many samples the shard has, with those that were done before; None when only reading will tell."""
+        """The number of samples in the shard, finished batches included; None if it is unknown before reading."""
         if self.length is None:
             return None
         part, parts = self.shard
@@ -75,17 +75,17 @@ class Shares:
 
     @property
     def batches(self) -> int | None:
-        """How many batches are to be run; None when only reading will tell."""
+        """The number of batches to process; None if it is unknown before reading."""
         return None if self.length is None else len(self.positions())
 
     def positions(self) -> list[tuple[int, range]]:
-        """Return the number and the positions of each batch to be run; the number of samples is known."""
+        """Return the number and the sample positions of each batch to process. The number of samples must be known."""
         length = self.length or 0
         batches = [range(start, min(start + self.stride, length)) for start in range(0, length, self.stride)]
         return [(unit, batch) for unit, batch in enumerate(batches) if self.due(unit)]
 
     def read(self) -> Iterator[tuple[int, Unit]]:
-        """Yield the number and the samples of each batch to be run."""
+        """Yield the number and the samples of each batch to process."""
         if isinstance(self.source, Source) and self.length is not None:
             due = self.positions()
             samples = self.source.read([position for _, batch in due for position in batch])
@@ -94,19 +94,19 @@ class Shares:
             return
         coming = enumerate(self.source)
         for unit in count():
-            some = tuple(islice(coming, self.stride))
-            if not some:
+            unit_samples = tuple(islice(coming, self.stride))
+            if not unit_samples:
                 return
             if self.due(unit):
-                yield unit, some
-            del some  # before the next one is read
+                yield unit, unit_samples
+            del unit_samples  # free the memory before the next batch is read
 
 
-def here(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
+def local_pieces(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
     """Yield pieces of work for threads of this process.
 
-    Where reading can begin anywhere, and is not the user's own code, the threads read; elsewhere they are given what
-    was read in order.
+    The threads read the samples themselves if the source has random access and runs no user code. Otherwise this
+    function reads the samples in order.
     """
     source = shares.source
     if isinstance(source, Source) and source.rows.random and not source.rows.foreign and shares.length is not None:
@@ -125,13 +125,13 @@ def _read_and_run(taps: Taps, source: Source, batches: Sequence[tuple[int, range
     return run_units(taps, (tuple(zip(batch, taken(samples, len(batch), source), strict=True)) for _, batch in batches))
 
 
-def elsewhere(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
-    """Yield pieces of work for other processes: by reference, unless the data exist in this process alone."""
+def remote_pieces(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
+    """Yield pieces of work for other processes: with references, unless the data exist in this process alone."""
     source = shares.source
     if isinstance(source, Source) and source.reference is not None and shares.length is not None:
         due = iter(shares.positions())
         picked = range(shares.length) if source.picked is None else source.picked
-        for size in _sizes(shares.batches or 0, workers, PIECE_ELSEWHERE):
+        for size in _sizes(shares.batches or 0, workers, REMOTE_PIECE):
             some = list(islice(due, size))
             batches = tuple(tuple((position, picked[position]) for position in batch) for _, batch in some)
             yield Piece(tuple(unit for unit, _ in some), partial(run_task, Task(setup, source.reference, batches)))
@@ -141,12 +141,12 @@ def elsewhere(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[Obse
 
 
 @contextmanager
-def stored(setup: Setup, folder: Path | None) -> Iterator[Setup]:
-    """Put a model that is in memory into a file, so that other processes can open it; it is gone afterwards.
+def stored_model(setup: Setup, folder: Path | None) -> Iterator[Setup]:
+    """Store a model that is in memory in a temporary file, so that other processes can open it.
 
     Args:
         setup: The setup.
-        folder: Where; None for the system's folder of temporary files.
+        folder: The folder of the file; None for the system's temporary folder.
     """
     model = setup.model
     if not isinstance(model, (bytes, Serialized)):
@@ -161,7 +161,7 @@ def stored(setup: Setup, folder: Path | None) -> Iterator[Setup]:
 
 
 def _sizes(batches: int, workers: int, most: int) -> Iterator[int]:
-    """Yield how many batches the next piece has: fewer towards the end, so that the workers end together."""
+    """Yield the number of batches of each piece. The last pieces are smaller, so that all workers end together."""
     while batches > 0:
         size = min(most, max(1, batches // (3 * workers)))
         yield size
@@ -169,7 +169,7 @@ def _sizes(batches: int, workers: int, most: int) -> Iterator[int]:
 
 
 def _filled(coming: Iterator[tuple[int, Unit]], batches: int | None, workers: int) -> Iterator[dict[int, Unit]]:
-    """Yield batches, by number, that were read in order, some at a time."""
+    """Yield groups of batches that are read in order. Each group maps the numbers of the batches to their samples."""
     sizes = repeat(PIECE // 2) if batches is None else _sizes(batches, workers, PIECE)
     for size in sizes:
         units: dict[int, Unit] = {}
@@ -185,5 +185,5 @@ def _filled(coming: Iterator[tuple[int, Unit]], batches: int | None, workers: in
             yield units
         elif batches is None:
             return
-    for unit, samples in coming:  # pieces that were full before their number was reached
+    for unit, samples in coming:  # PIECE_BYTES made the pieces smaller than planned
         yield {unit: samples}

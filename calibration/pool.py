@@ -1,4 +1,4 @@
-"""Pieces of work on an executor: a few in flight, results as they come, what breaks is done again."""
+"""Runs pieces of work on an executor, yields results as they arrive, and repeats failed pieces."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from .. import RequantError
 from .pieces import Piece
 
 ATTEMPTS = 3
-"""How often a piece of work is begun before its failure is the user's: a worker can die for reasons of its own."""
+"""How often a piece of work is tried before its failure is an error. A worker can die for external reasons."""
 T = TypeVar("T")
 Results: TypeAlias = Iterator[tuple[tuple[int, ...], T]]
-"""The numbers of some batches, and what came of them; each batch once."""
+"""The numbers of some batches and their result. Each batch occurs once."""
 
 
 @contextmanager
 def run_all(
     pieces: Iterable[Piece[T]], executor: Executor | Callable[[], Executor], workers: int
 ) -> Iterator[Results[T]]:
-    """Run pieces of work, in no order; those in flight when this is left are waited for, and count for nothing.
+    """Run pieces of work in any order. On exit, pieces in flight are awaited and their results are dropped.
 
-    A piece whose worker dies is begun again: it counts when it is done, once. An executor that breaks by that is made
-    anew where it is given as a function; one that is given as such is left as it is, and stays open.
+    A piece whose worker dies is repeated; its result counts once. A broken executor is replaced if `executor` is a
+    function. An executor that is passed as an object stays open.
 
     Args:
         pieces: The work.
-        executor: An executor, or a function that makes one.
-        workers: How many pieces run at a time; one more waits.
+        executor: An executor, or a function that creates one.
+        workers: The number of pieces that run at a time. One more piece waits.
 
     Raises:
-        RequantError: A piece failed, or it failed `ATTEMPTS` times for another reason than the request.
+        RequantError: A piece raised it, or a piece failed `ATTEMPTS` times with another error.
     """
     pool: _Pool[T] = _Pool(executor)
     try:
@@ -43,66 +43,66 @@ def run_all(
 
 
 class _Pool(Generic[T]):
-    """An executor, or what makes one, and the work that it has."""
+    """An executor and its unfinished work."""
 
     def __init__(self, executor: Executor | Callable[[], Executor]) -> None:
         self._make = None if isinstance(executor, Executor) else executor
         self._executor = executor if isinstance(executor, Executor) else executor()
-        self.threads = isinstance(self._executor, ThreadPoolExecutor)  # which do not die
-        self.flying: dict[Future[T], tuple[Piece[T], int]] = {}
+        self.threads = isinstance(self._executor, ThreadPoolExecutor)  # threads do not die
+        self.in_flight: dict[Future[T], tuple[Piece[T], int]] = {}
 
     def submit(self, piece: Piece[T], attempt: int) -> None:
-        """Begin a piece of work."""
+        """Start a piece of work."""
         try:
             future = self._executor.submit(piece.work)
         except BrokenExecutor:
             self.renew()
             future = self._executor.submit(piece.work)
-        self.flying[future] = (piece, attempt)
+        self.in_flight[future] = (piece, attempt)
 
     def renew(self) -> None:
-        """Make another executor in place of a broken one.
+        """Replace a broken executor.
 
         Raises:
-            RequantError: There is no saying how.
+            RequantError: There is no function that creates an executor.
         """
         if self._make is None:
-            raise RequantError("the executor is broken: a worker died; give a function that makes one instead")
+            raise RequantError("the executor is broken: a worker died; pass a function that creates executors")
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._executor = self._make()
 
     def close(self) -> None:
-        """Drop what has not begun and wait for the rest."""
-        for future in self.flying:
+        """Cancel the pieces that have not started and wait for the others."""
+        for future in self.in_flight:
             future.cancel()
         if self._make is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
         else:
-            wait(future for future in self.flying if not future.cancelled())
+            wait(future for future in self.in_flight if not future.cancelled())
 
 
 def _results(pieces: Iterator[Piece[T]], pool: _Pool[T], most: int) -> Results[T]:
-    """Keep the executor busy and yield what is done."""
+    """Keep the executor busy and yield finished results."""
     again: deque[tuple[Piece[T], int]] = deque()
     while True:
-        while len(pool.flying) < most:
+        while len(pool.in_flight) < most:
             if again:
                 pool.submit(*again.popleft())
             elif (piece := next(pieces, None)) is not None:
                 pool.submit(piece, 1)
             else:
                 break
-        piece = None  # its samples
-        if not pool.flying:
+        piece = None  # free its samples
+        if not pool.in_flight:
             return
-        done, _ = wait(pool.flying, return_when=FIRST_COMPLETED)
+        done, _ = wait(pool.in_flight, return_when=FIRST_COMPLETED)
         for future in done:
-            begun, attempt = pool.flying.pop(future)
+            piece_done, attempt = pool.in_flight.pop(future)
             try:
-                seen = future.result()
+                result = future.result()
             except RequantError:
                 raise
-            except Exception as error:  # whatever an executor raises when a worker dies or cannot be reached
+            except Exception as error:  # executors raise any type when a worker dies or cannot be reached
                 if pool.threads:
                     raise
                 if attempt == ATTEMPTS:
@@ -110,6 +110,6 @@ def _results(pieces: Iterator[Piece[T]], pool: _Pool[T], most: int) -> Results[T
                     if isinstance(error, BrokenExecutor):
                         message += " (a program that starts processes needs: if __name__ == '__main__')"
                     raise RequantError(f"a worker failed {ATTEMPTS} times: {message}") from error
-                again.append((begun, attempt + 1))
+                again.append((piece_done, attempt + 1))
             else:
-                yield begun.units, seen
+                yield piece_done.units, result

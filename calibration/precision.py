@@ -1,4 +1,4 @@
-"""What a range will be used for: the integers, and the scale and zero point that a range gives them."""
+"""The integer type of a quantized tensor, and the scale and zero point of a range."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import numpy as np
 from .session import Array
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
+"""The largest float32."""
 TINY = np.finfo(np.float32).tiny
-"""float32 cannot divide by a smaller scale; such a tensor is quantized with scale 1."""
+"""The smallest normal float32: the smallest scale that float32 can divide by. Below it, the scale is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The integers that a tensor will be stored in.
+    """The integer type of a quantized tensor.
 
     Attributes:
-        bits: Width of the integers, 2 to 16.
-        symmetric: Whether the zero point is the middle of the type, wherever the range reaches below zero.
+        bits: The width of the integers, 2 to 16.
+        symmetric: Whether the zero point is the middle of the type for ranges that contain negative values.
     """
 
     bits: int = 8
@@ -29,18 +30,18 @@ class Precision:
         """Check the width.
 
         Raises:
-            ValueError: The width is not one that a tensor can be stored in.
+            ValueError: The width is not between 2 and 16.
         """
         if not 2 <= self.bits <= 16:
-            raise ValueError(f"{self.bits} bits; a quantized tensor has 2 to 16")
+            raise ValueError(f"{self.bits} bits; a quantized tensor has 2 to 16 bits")
 
     @property
     def top(self) -> int:
-        """The greatest unsigned integer; the least one is 0."""
+        """The largest unsigned integer; the smallest is 0."""
         return (1 << self.bits) - 1
 
     def params(self, lo: float, hi: float) -> tuple[float, int]:
-        """Return the scale and the zero point of a range, the integers being unsigned.
+        """Return the scale and the unsigned zero point of a range.
 
         >>> Precision().params(0.0, 6.0)[1], Precision(symmetric=True).params(-1.0, 254.0)
         (0, (2.0, 128))
@@ -51,8 +52,8 @@ class Precision:
     def grids(self, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Return the scales, (n,) float32, and the unsigned zero points, (n,) int64, of n ranges.
 
-        Zero is exactly representable whatever the range, and the arithmetic is float32, operation by operation that
-        of the quantizer. What lies beyond float32 is cut to it.
+        Every range is extended to contain zero, so that zero is exact. The arithmetic is float32 and has the same
+        operations as the quantizer. Ends beyond float32 are clipped.
 
         Args:
             lo: Lower ends, (n,) float64.
@@ -71,5 +72,5 @@ class Precision:
 
 
 def _at_least_tiny(step: Array) -> Array:
-    """Return the steps, and 1 in the place of those that float32 cannot divide by."""
+    """Return the steps, with 1 in place of steps that float32 cannot divide by."""
     return np.where(step < TINY, np.float32(1), step)

@@ -1,6 +1,6 @@
-"""Rules that choose a tensor's range: pure functions of statistics to ``(lo, hi)``.
+"""Rules that choose a tensor's range: pure functions of statistics that return ``(lo, hi)``.
 
-To add one: a function, here or in a file of its own, and a row in `RULES`.
+To add a rule, write a function (here or in a file of its own) and a row in `RULES`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from .. import RequantError, UnknownNameError
-from .observers import Histogram, Statistic
+from .histogram import Histogram, Statistic
 from .precision import Precision
 from .rule_aciq import aciq
 from .rule_entropy import entropy
@@ -22,7 +22,7 @@ from .rule_mse import mse
 from .session import Array
 
 if TYPE_CHECKING:
-    from .observers import Runs
+    from .sums import Runs
 
 Range: TypeAlias = tuple[float, float]
 
@@ -30,20 +30,20 @@ DEFAULT = Precision()
 
 
 def minmax(statistic: Statistic) -> Range:
-    """Return the smallest and the largest value seen."""
+    """Return the smallest and the largest observed value."""
     return statistic.lo, statistic.hi
 
 
 def percentile(statistic: Histogram, p: float) -> Range:
-    """Return the range that cuts at most 100 - p % of the values off either tail.
+    """Return the range that cuts off at most 100 - p % of the values at either end.
 
-    The upper end is the p-th percentile, the lower end the (100 - p)-th. Inside a bin the values are taken
-    to be spread evenly, so either end is within one bin's width of the percentile of the values
-    themselves, and within the extremes.
+    The upper end is the p-th percentile and the lower end the (100 - p)-th. The values are assumed to be spread evenly
+    inside each bin. Either end is therefore within one bin width of the exact percentile, and never outside the
+    extremes.
 
     Args:
         statistic: The histogram.
-        p: Percentage kept at each side, in (50, 100].
+        p: The percentage to keep at either end, in (50, 100].
     """
     edges, counts = statistic.edges, statistic.counts
     mirrored = _quantile(-edges[::-1], counts[::-1], p / 100)
@@ -51,21 +51,21 @@ def percentile(statistic: Histogram, p: float) -> Range:
 
 
 def _quantile(edges: Array, counts: Array, share: float) -> float:
-    """Return where the mass from the left reaches `share` of the whole, linear inside a bin."""
+    """Return where the cumulative count from the left reaches `share` of the total, linear inside a bin."""
     reached = np.cumsum(counts)
     mass = share * float(reached[-1])
     bin_ = int(np.searchsorted(reached, mass))
     left, right = float(edges[bin_]), float(edges[bin_ + 1])
     inside = (mass - float(reached[bin_] - counts[bin_])) / float(counts[bin_])
-    return max(right - (1 - inside) * (right - left), left)  # max: rounding must not leave the bin
+    return max(right - (1 - inside) * (right - left), left)  # max keeps the rounded result inside the bin
 
 
 def mean_minmax(statistic: Statistic, runs: Runs | None) -> Range:
-    """Return the means of the smallest and of the largest values of the runs; the extremes where no runs are known.
+    """Return the mean of the runs' smallest values and the mean of their largest; the extremes if `runs` is None.
 
     Args:
-        statistic: The extremes of all runs, beyond which rounding must not take a mean.
-        runs: The extremes of each run, added up.
+        statistic: The extremes of all runs. They limit the means against rounding.
+        runs: The sums of the extremes of each run.
     """
     if runs is None:
         return minmax(statistic)
@@ -74,11 +74,11 @@ def mean_minmax(statistic: Statistic, runs: Runs | None) -> Range:
 
 
 def auto(histogram: Histogram, runs: Runs | None, precision: Precision) -> Range:
-    """Return of all other rules' ranges the one with the least expected error; of equal ones, the earlier rule's.
+    """Return the range with the least expected error among the ranges of `CANDIDATES`. The first of equal ranges wins.
 
     Args:
         histogram: The values.
-        runs: The extremes of each run, added up; None where they are not known.
+        runs: The sums of the extremes of each run; None if unknown.
         precision: The integers.
     """
     return least_error(histogram, [parse_rule(text)(histogram, runs, precision) for text in CANDIDATES], precision)
@@ -99,12 +99,12 @@ CANDIDATES = (
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The one number that a rule may take.
+    """The number that a rule takes.
 
     Attributes:
-        default: Its value when none is given.
-        above: It must be larger than this.
-        upto: It must not be larger than this.
+        default: The default value.
+        above: The exclusive lower bound.
+        upto: The inclusive upper bound.
     """
 
     default: float
@@ -117,10 +117,10 @@ class RuleKind:
     """A row of `RULES`.
 
     Attributes:
-        function: Takes the statistic, its number when there is a parameter, and by name what is in `takes`.
-        needs_histogram: Whether `function` takes a `Histogram` only; the range of a `MinMax` is its extremes then.
-        takes: What else it takes, ``runs`` (a `Runs`, or None where there are none) and ``precision``.
-        parameter: What number it takes; None for none.
+        function: Takes the statistic, the number if there is a parameter, and the keyword arguments in `takes`.
+        needs_histogram: Whether `function` takes only a `Histogram`. The range of a `MinMax` is then its extremes.
+        takes: The names of further arguments: ``runs`` (a `Runs` or None) and ``precision``.
+        parameter: The number that the rule takes; None if there is none.
     """
 
     function: Callable[..., Range]
@@ -142,11 +142,11 @@ RULES: Mapping[str, RuleKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule with its number; made by `parse_rule`.
+    """A rule with its number; `parse_rule` creates it.
 
     Attributes:
         name: A key of `RULES`.
-        number: The rule's number; None when it takes none.
+        number: The rule's number; None if it takes none.
     """
 
     name: str
@@ -154,39 +154,34 @@ class Rule:
 
     @property
     def needs_histogram(self) -> bool:
-        """Whether the rule can cut a range only where it gets a `Histogram`."""
+        """Whether the rule needs a `Histogram` to clip a range."""
         return RULES[self.name].needs_histogram
 
     @property
-    def needs_runs(self) -> bool:
-        """Whether the rule makes use of the extremes of each run."""
-        return "runs" in RULES[self.name].takes
-
-    @property
     def needs_precision(self) -> bool:
-        """Whether the range depends on what it will be used for."""
+        """Whether the range depends on the integer type."""
         return "precision" in RULES[self.name].takes
 
     def __call__(self, statistic: Statistic, runs: Runs | None = None, precision: Precision = DEFAULT) -> Range:
         """Choose ``(lo, hi)``, with ``statistic.lo <= lo <= hi <= statistic.hi``.
 
-        Of a tensor inside a body there is never more than a `MinMax`; a rule that needs a histogram cuts nothing off
-        it, and the range is that of `minmax`.
+        A tensor inside a body of control flow has only a `MinMax`. A rule that needs a histogram then returns the
+        extremes.
 
         Args:
-            statistic: What was seen of the tensor.
-            runs: The extremes of each run, added up; without them `mean_minmax` is `minmax`.
-            precision: What the range will be used for.
+            statistic: The statistic of the tensor.
+            runs: The sums of the extremes of each run. Without them `mean_minmax` returns the extremes.
+            precision: The integer type.
         """
         kind = RULES[self.name]
         if kind.needs_histogram and not isinstance(statistic, Histogram):
             return minmax(statistic)
-        given = {"runs": runs, "precision": precision}
+        arguments = {"runs": runs, "precision": precision}
         number = () if self.number is None else (self.number,)
-        return kind.function(statistic, *number, **{name: given[name] for name in kind.takes})
+        return kind.function(statistic, *number, **{name: arguments[name] for name in kind.takes})
 
     def __str__(self) -> str:
-        """Return the canonical text, which `parse_rule` reads back: ``"percentile(99.99)"``."""
+        """Return the canonical text, which `parse_rule` reads: ``"percentile(99.99)"``."""
         return self.name if self.number is None else f"{self.name}({repr(self.number).removesuffix('.0')})"
 
 
@@ -195,7 +190,7 @@ def parse_rule(text: str) -> Rule:
 
     Raises:
         UnknownNameError: There is no such rule.
-        RequantError: The number is missing, malformed or out of bounds, or the rule takes none.
+        RequantError: The number is malformed or out of bounds, or the rule takes none.
     """
     match = re.fullmatch(r"\s*([^\s(=]+)\s*(?:\((.*)\)|=(.*))?\s*", text)
     if match is None:

@@ -12,9 +12,11 @@ import numpy as np
 
 from .. import RequantError
 from .exact import HALF, ExactSum
+from .extremes import MinMax
+from .histogram import Histogram, Statistic
 from .observations import Observations, Place
-from .observers import Channels, Histogram, MinMax, Moments, Runs, Statistic
 from .session import Array
+from .sums import Channels, Moments, Runs
 
 Record: TypeAlias = MinMax | Histogram | Runs | Channels | Moments | ExactSum
 Row: TypeAlias = Mapping[str, Any]

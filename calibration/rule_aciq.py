@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from .observers import Histogram
+from .histogram import Histogram
 from .precision import Precision
 from .rule_error import Spread
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .observers import MAX_BINS, Histogram
+from .histogram import MAX_BINS, Histogram
 from .precision import Precision
 from .rule_error import WORK, least_error, smooth_counts
 from .rule_excess import error_of_ranges

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .observers import Histogram
+from .histogram import Histogram
 from .precision import Precision
 from .session import Array
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from .observers import MAX_BINS, Histogram
+from .histogram import MAX_BINS, Histogram
 from .precision import Precision
 from .rule_error import WORK, Spread, errors, smooth_counts
 from .rule_search import Objective

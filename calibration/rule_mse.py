@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .observers import Histogram
+from .histogram import Histogram
 from .precision import Precision
 from .rule_error import least_error
 from .rule_excess import error_of_ranges

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .observers import Histogram
+from .histogram import Histogram
 from .precision import Precision
 from .rule_error import smooth_counts
 from .rule_search import Places, least

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .observers import Histogram
+from .histogram import Histogram
 from .precision import Precision
 from .session import Array
 

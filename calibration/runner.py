@@ -1,4 +1,4 @@
-"""Running a model over data: one streaming pass that leaves nothing but statistics behind."""
+"""Running a model over data in one streaming pass that keeps only statistics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .checkpoint import Checkpoint
 from .execution import Execution, cpus, quarter_of_memory
 from .executors import width
 from .observations import Observations
-from .pieces import Shares, elsewhere, here, stored
+from .pieces import Shares, local_pieces, remote_pieces, stored_model
 from .pool import Results, run_all
 from .samples import DataError, Sample
-from .session import FEW, Array, ModelSource, describe, input_specs, open_session, runtime_message
+from .session import FEW, Array, ModelSource, describe, input_specs, open_session, run_session
 from .sources import Source, has_batch_axis
 from .taps import Wanted, groups_of
 from .work import Setup, Taps, forget
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 Progress: TypeAlias = Callable[[int, int | None], None]
-"""Called after each piece of work with how many samples are done, and how many there are when that is known."""
+"""Called after each piece of work: the number of finished samples, and the total number or None if unknown."""
 
 LOG_MARK = "__print__"
-"""What the names of logged outputs contain, unless the metadata lists them; the name is the beginning of a line."""
+"""A part of every name of a logged output, unless the metadata lists the output. The name begins the line."""
 
 
 def observe(
@@ -44,29 +44,29 @@ def observe(
     execution: Execution | None = None,
     progress: Progress | None = None,
 ) -> Observations:
-    """Run a model over data once and reduce the values of inner tensors as they come.
+    """Run a model over data once and reduce the values of inner tensors as they arrive.
 
-    Memory holds one batch per worker and the tensors it gives rise to, whatever the number of samples. Extremes are
-    computed inside the graph, so that only scalars leave it, or vectors where channels are wanted; tensors whose
-    histogram is wanted are fetched whole. Of a tensor in the body of an If, a Loop or a Scan only the extremes leave
-    the graph, in whatever branch or iteration it has values: its statistic is a `MinMax` even when histograms are
-    wanted, and a rule that needs a histogram takes its extremes.
+    Memory holds one batch per worker and its tensors, whatever the number of samples. Extremes are computed inside the
+    graph, so that only scalars leave it, or vectors for channels. Tensors with histograms are fetched whole. For a
+    tensor in the body of an If, a Loop or a Scan only the extremes leave the graph, over all branches and iterations
+    with values. Its statistic is a `MinMax` also if histograms are requested, and a rule that needs a histogram returns
+    the extremes.
 
     Args:
-        model: A file, or the bytes of one; it is not changed.
-        tensors: Names of float tensors of the main graph or of bodies in it, their inputs and outputs included.
-        source: The samples; all the runs that make up one whole must be given all of them.
-        histogram: Whether to build histograms of the tensors of the main graph; otherwise min and max only.
-        channel_axis: The channel axis of each tensor of the main graph whose channels are wanted too.
+        model: A file, or the bytes of one. It is not changed.
+        tensors: Names of float tensors of the main graph or of its bodies, inputs and outputs included.
+        source: All samples, also if this run is only a shard of the whole.
+        histogram: Whether to build histograms of the tensors of the main graph; otherwise only min and max.
+        channel_axis: Tensor of the main graph -> channel axis, for tensors whose channels are observed too.
         execution: Batches, workers, memory, shards and checkpoints.
         progress: Called after each piece of work.
 
     Raises:
         UnknownNameError: The model has no such tensor.
-        DataError: There are no samples, or an output of the model is not finite (unless the execution says that it may
-            be); the message names sample and node.
-        RequantError: The model cannot be loaded or run; a tensor is not float, or its name stands for several; a
-            tensor in a body is out of reach, or its channels are wanted.
+        DataError: There are no samples, or an output of the model is not finite and the execution is strict; the
+            message names sample and node.
+        RequantError: The model cannot be loaded or run; a tensor is not float, or its name is ambiguous; a tensor in a
+            body cannot be observed, or its channels are requested.
     """
     execution = execution or Execution()
     samples = length_of(source)
@@ -74,7 +74,7 @@ def observe(
     wanted = Wanted(tuple(dict.fromkeys(tensors)), histogram, dict(channel_axis or {}), few, execution.histogram_values)
     first, source = _peeked(source)
     if first is None:
-        Taps(Setup(model, wanted))  # what is wrong with the model comes first
+        Taps(Setup(model, wanted))  # report errors of the model first
         raise DataError("nothing to observe: there are no samples")
     limit = execution.memory_limit or quarter_of_memory()
     groups = groups_of(model, wanted, first, limit, execution.batch)
@@ -97,17 +97,18 @@ def observe(
 
 @contextmanager
 def _results(setup: Setup, shares: Shares, execution: Execution, room: int) -> Iterator[Results[Observations]]:
-    """Run what is due, and give what comes of it as it comes."""
+    """Run all batches of this run and yield their results as they arrive."""
     workers = execution.workers or width(execution.executor) or cpus()
     if execution.executor is None:
         workers = min(workers, room)
-        with run_all(here(Taps(setup), shares, workers), lambda: ThreadPoolExecutor(workers), workers) as results:
+        pieces = local_pieces(Taps(setup), shares, workers)
+        with run_all(pieces, lambda: ThreadPoolExecutor(workers), workers) as results:
             yield results
         return
     try:
         with (
-            stored(setup, execution.scratch) as there,
-            run_all(elsewhere(there, shares, workers), execution.executor, workers) as results,
+            stored_model(setup, execution.scratch) as remote_setup,
+            run_all(remote_pieces(remote_setup, shares, workers), execution.executor, workers) as results,
         ):
             yield results
     finally:
@@ -115,7 +116,7 @@ def _results(setup: Setup, shares: Shares, execution: Execution, room: int) -> I
 
 
 def _peeked(source: Iterable[Sample]) -> tuple[Sample | None, Iterable[Sample]]:
-    """Return the first sample, if there is one, and what gives all of them."""
+    """Return the first sample, or None, and an iterable of all samples."""
     first = next(iter(source), None)
     if first is not None and isinstance(source, Iterator):
         return first, chain([first], source)
@@ -123,23 +124,15 @@ def _peeked(source: Iterable[Sample]) -> tuple[Sample | None, Iterable[Sample]]:
 
 
 def _entries(sample: Sample) -> int:
-    """Return how many entries of a batch a sample holds."""
+    """Return the number of batch entries in a sample."""
     return max((len(array) for array in sample.feed.values() if array.ndim), default=1) or 1
 
 
 def length_of(source: Iterable[Sample]) -> int | None:
-    """Return how many samples there are, if that is known."""
+    """Return the number of samples, or None if it is unknown."""
     if isinstance(source, Source):
         return source.length
     return len(source) if isinstance(source, Sized) else None
-
-
-def _run(session: InferenceSession, names: Sequence[str], sample: Sample) -> dict[str, Array]:
-    """Run one sample."""
-    try:
-        return dict(zip(names, session.run(list(names), sample.feed), strict=True)) if names else {}
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        raise RequantError(f"{sample.where}: the model fails: {runtime_message(error)}") from error
 
 
 def run_logged(
@@ -152,34 +145,34 @@ def run_logged(
 ) -> int:
     """Run a logging model and write a line ``<output name>[v][v]...`` per logged output and sample.
 
-    The values are written with the fewest digits that read back as the same float. The model's metadata
-    ``requant.log_first_n`` and ``requant.log_summarize`` (JSON objects: output name -> number, negative for no
-    limit) bound the lines of an output and the values of its lines.
+    Values are written with the fewest digits that identify the float. The model's metadata ``requant.log_first_n``
+    limits the lines per output, and ``requant.log_summarize`` the values per line. Both are JSON objects that map
+    output names to numbers; a negative number is no limit.
 
     Args:
         model: A file, or the bytes of one.
         source: The samples, or batches of them.
-        write: Takes each line, with its line feed: the ``write`` of a text file.
-        threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        write: Called with each line, line feed included: the ``write`` of a text file.
+        threads: Threads inside one operator; 0 is the runtime's choice.
         progress: Called after each sample.
 
     Returns:
-        How many lines were written.
+        The number of written lines.
 
     Raises:
         DataError: There are no samples.
-        RequantError: The model logs nothing, or it cannot be loaded or run.
+        RequantError: The model has no logged outputs, or it cannot be loaded or run.
     """
     session = open_session(model, threads=threads)
     first_n, summarize = (_limits(session, key) for key in ("requant.log_first_n", "requant.log_summarize"))
     names = [output.name for output in session.get_outputs() if LOG_MARK in output.name or output.name in first_n]
     if not names:
-        raise RequantError(f"{describe(model)}: logs nothing; apply the transform insert_logging to it first")
+        raise RequantError(f"{describe(model)}: has no logged outputs; apply the transform insert_logging first")
     written = dict.fromkeys(names, 0)
     done = 0
     for done, sample in enumerate(source, 1):
         due = [name for name in names if written[name] < first_n.get(name, math.inf)]
-        for name, value in _run(session, due, sample).items():
+        for name, value in run_session(session, due, sample.feed, sample.where).items():
             write(name + "".join(_printed(value, summarize.get(name, math.inf))) + "\n")
             written[name] += 1
         if progress is not None:
@@ -194,7 +187,7 @@ def _printed(value: Array, limit: float) -> Iterator[str]:
     for index, element in enumerate(value.flat):
         if index >= limit:
             return
-        yield f"[{element!s}]"  # str keeps float32's shortest digits; without !s they would be float64's
+        yield f"[{element!s}]"  # str writes float32's shortest digits; without !s, format writes float64's
 
 
 def _limits(session: InferenceSession, key: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Samples of data, the check that a model can be fed with them, and the type of their readers."""
+"""Samples of data, their conversion to a model's inputs, and the type of their readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .session import Array, InputSpec, type_name
 
 
 class DataError(RequantError):
-    """Data that a model cannot be fed with, or that makes it compute NaN or infinity."""
+    """Data that do not fit a model, or that make it compute NaN or infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Sample:
     Attributes:
         feed: One array per required input, with the batch axis.
         label: The expected answer: a class, an array whose first axis is the batch, or None.
-        where: Where it comes from, for messages: ``"data.npz, sample 7"``.
+        where: The origin, for messages: ``"data.npz, sample 7"``.
     """
 
     feed: dict[str, Array]
@@ -33,7 +33,7 @@ class Sample:
 
 
 Picked: TypeAlias = Sequence[int] | None
-"""Ascending positions of the samples to read; None reads all."""
+"""Ascending positions of the samples to read; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Rows:
     """Data that can be read any number of times.
 
     Attributes:
-        description: What it is, in words.
-        length: How many samples there are; None when only reading will tell.
+        description: The name of the data in messages.
+        length: The number of samples; None if it is unknown before reading.
         read: Yields the samples at the picked positions, unchecked.
-        random: Whether reading one position costs nothing for those before it.
-        foreign: Whether the user's code runs as they are read, which may not be ready for threads.
+        random: Whether a position can be read without reading those before it.
+        foreign: Whether reading runs the user's code, which may not be thread-safe.
     """
 
     description: str
@@ -56,28 +56,28 @@ class Rows:
 
 
 def in_batches(rows: Rows, spec: InputSpec) -> Rows:
-    """Return rows of whole batches, for a model with one input whose first axis may be fixed.
+    """Stack the samples to whole batches if the model has one input with a fixed batch size.
 
     Args:
-        rows: Samples of one entry each; their number is known.
+        rows: Samples of one entry each. Their number is known.
         spec: The model's input.
 
     Raises:
-        DataError: Samples are left over.
+        DataError: The number of samples is no multiple of the batch size.
     """
     batch = spec.shape[0]
     if not isinstance(batch, int) or batch <= 1 or rows.length is None:
         return rows
     if left := rows.length % batch:
         raise DataError(
-            f"{rows.description}, input {spec.name!r}: the model wants batches of {batch}, and of {rows.length} "
-            f"samples {left} are left over; drop them or add {batch - left}"
+            f"{rows.description}, input {spec.name!r}: the model needs batches of {batch}, and {rows.length} samples "
+            f"are no multiple: drop {left} or add {batch - left}"
         )
     length = rows.length // batch
 
     def read(picked: Picked) -> Iterator[Sample]:
-        wanted = range(length) if picked is None else picked
-        entries = rows.read([index * batch + entry for index in wanted for entry in range(batch)])
+        batches = range(length) if picked is None else picked
+        entries = rows.read([index * batch + entry for index in batches for entry in range(batch)])
         while group := list(islice(entries, batch)):
             yield stacked(group)
 
@@ -85,13 +85,13 @@ def in_batches(rows: Rows, spec: InputSpec) -> Rows:
 
 
 def with_batch_axis(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
-    """Return a sample whose arrays have a batch axis of 1 where the model's inputs have one axis more than they."""
+    """Add a batch axis of 1 to each array of a sample whose input has one axis more than the array."""
     ranks = {spec.name: len(spec.shape) for spec in inputs}
     feed = {name: array[None] if array.ndim + 1 == ranks.get(name) else array for name, array in sample.feed.items()}
     if all(feed[name] is array for name, array in sample.feed.items()):
         return sample
     label = sample.label
-    if isinstance(label, np.ndarray) and label.shape != (1,):  # a single number is one label already
+    if isinstance(label, np.ndarray) and label.shape != (1,):  # shape (1,) is one label already
         label = label[None]
     return replace(sample, feed=feed, label=label)
 
@@ -112,18 +112,18 @@ def stacked(group: Sequence[Sample]) -> Sample:
     try:
         feed = {name: np.concatenate([sample.feed[name] for sample in group]) for name in first.feed}
     except ValueError as error:
-        raise DataError(f"{where}: of different shapes, which make no batch: {error}") from error
+        raise DataError(f"{where}: arrays of different shapes cannot be stacked: {error}") from error
     return Sample(feed, labels, where)
 
 
 def checked(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
-    """Return a sample with exactly the arrays that the model wants.
+    """Return a sample with exactly the arrays of the model's inputs.
 
-    float64 becomes float32 where float32 is wanted, and integers change their width where no value changes.
-    Nothing else is converted.
+    float64 becomes float32 if the input is float32. Integers change their width if no value changes. There is no other
+    conversion.
 
     Raises:
-        DataError: A name, type, shape or value is not what the model wants.
+        DataError: A name, type, shape or value does not fit the input.
     """
     check_names(sample.feed, inputs, sample.where)
     return replace(
@@ -132,10 +132,10 @@ def checked(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
 
 
 def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where: str) -> None:
-    """Check that there is something for every input, and nothing else.
+    """Check that every input has an array and that there are no other arrays.
 
     Raises:
-        DataError: A name is unknown or missing; the message lists near names.
+        DataError: A name is unknown or missing; the message lists similar names.
     """
     known = [spec.name for spec in inputs]
     for name in names:
@@ -143,11 +143,11 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where:
             raise DataError(f"{where}: the model has no input named {name!r}{near(str(name), known)}")
     for name in known:
         if name not in names:
-            raise DataError(f"{where}: nothing for the model's input {name!r}{near(name, names)}")
+            raise DataError(f"{where}: no array for the model's input {name!r}{near(name, names)}")
 
 
 def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
-    """Return the array of one input as the model wants it."""
+    """Return the array of one input with the input's type."""
     array = _converted(values, spec.dtype)
     fits = len(values.shape) == len(spec.shape) and all(
         not isinstance(want, int) or want == got for want, got in zip(spec.shape, values.shape, strict=True)
@@ -155,7 +155,7 @@ def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
     if array is None or not fits:
         got = f"{type_name(values.dtype)} {values.shape}"
         raise DataError(f"{where}, input {spec.name!r}: expected {spec}, got {got}")
-    if array.size == 0 and array.shape[0] == 0 and not isinstance(spec.shape[0], int):  # a batch of nothing
+    if array.size == 0 and array.shape[0] == 0 and not isinstance(spec.shape[0], int):  # an empty batch
         raise DataError(f"{where}, input {spec.name!r}: expected {spec}, got an empty array of shape {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         position = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
@@ -166,7 +166,7 @@ def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
 
 
 def _converted(values: Array, want: np.dtype[Any]) -> Array | None:
-    """Return the array as elements of type `want`; None when that is not allowed."""
+    """Return the array with elements of type `want`; None if the conversion is not allowed."""
     have = values.dtype.newbyteorder("=")
     if have == want or (have.kind == "U" and want.kind == "U"):
         return values.astype(have, copy=False)
@@ -181,23 +181,23 @@ def _converted(values: Array, want: np.dtype[Any]) -> Array | None:
 
 
 def as_array(value: object, where: str) -> Array:
-    """Return a feed's value, anything that NumPy takes or that has a method ``numpy``, as an array.
+    """Convert a feed's value to an array. The value is anything that NumPy converts, or that has a method ``numpy``.
 
     Raises:
-        DataError: It is none: ragged, of Python objects, or a tensor that NumPy cannot see.
+        DataError: The value is ragged, has Python objects, or is a tensor that NumPy cannot read.
     """
     if not isinstance(value, np.ndarray):
         if getattr(value, "requires_grad", False) is True:
-            raise DataError(f"{where}: a tensor that needs grad; give its detach()")
+            raise DataError(f"{where}: the tensor requires grad; pass tensor.detach()")
         if str(getattr(value, "dtype", "")).endswith("bfloat16"):
-            raise DataError(f"{where}: a tensor of bfloat16, which NumPy does not know; give its float()")
+            raise DataError(f"{where}: NumPy has no bfloat16; pass tensor.float()")
     try:
         numpy = getattr(value, "numpy", None)
         array = np.asarray(numpy() if callable(numpy) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where}: not an array: {' '.join(str(error).split())}") from error
     if array.dtype.hasobject:
-        raise DataError(f"{where}: an array of Python objects; it must be of numbers")
+        raise DataError(f"{where}: an array of Python objects; expected numbers")
     return array
 
 
@@ -205,7 +205,7 @@ def as_label(value: object, where: str) -> Array | int | None:
     """Return a label as an int, an array of numbers with at least one axis, or None.
 
     Raises:
-        DataError: It is none of these.
+        DataError: The label has another type.
     """
     if value is None:
         return None

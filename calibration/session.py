@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions on the CPU, and what a model wants to be fed."""
+"""ONNX Runtime sessions on the CPU, and the inputs of a model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .. import RequantError
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, SessionOptions
 
 Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Mapping[str, Array]
@@ -27,14 +27,14 @@ Feed: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
-    """A model in memory whose weights may lie in files.
+    """A model in memory. Its weights may be in files.
 
     Attributes:
         data: The bytes of the model.
-        folder: The folder of its external data; None when everything is inside.
-        name: How messages call it.
-        weights: Initializers that are arrays in memory: `data` says only that they are elsewhere. They are not copied,
-            but by kernels that lay them out anew.
+        folder: The folder of its external data; None if there are none.
+        name: The model's name in messages.
+        weights: Arrays of initializers that `data` marks as external. They are not copied, except by kernels that
+            change the layout.
     """
 
     data: bytes
@@ -44,18 +44,18 @@ class Serialized:
 
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | Serialized
-"""A file, the bytes of one, or bytes with the folder of their external data."""
+"""A file, the bytes of a file, or a serialized model with the folder of its external data."""
 
 NEWER_IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
 SOURCE = re.compile(r"\S*/onnxruntime\S*\.(?:cc|h|cpp):\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)? ?")
-"""Where in its own source the runtime has found a fault: file, line and the whole signature of a function."""
+"""A position in the runtime's source code in an error message: file, line and the signature of a function."""
 
-PROVIDERS = ["CPUExecutionProvider"]  # used without fallback, which would tell of itself on stdout
+PROVIDERS = ["CPUExecutionProvider"]  # without fallback, which prints to stdout
 
 LARGE = 2**30
-"""Bytes of weights of which no two copies should be in memory."""
+"""A model with more bytes of weights than this should not have two copies of them in memory."""
 FEW = 8
-"""Runs for which packing the weights of a large model does not pay."""
+"""For at most this number of runs, packing the weights of a large model takes longer than it saves."""
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -72,7 +72,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(bool)": np.dtype(np.bool_),
     "tensor(string)": np.dtype(np.str_),
 }
-"""The runtime's names of the types that a NumPy array can feed."""
+"""The runtime's names of the types that NumPy arrays can have."""
 
 LOAD_HINTS: Mapping[str, str] = {
     "InvalidProtobuf": "not an ONNX model, or a truncated one",
@@ -82,7 +82,7 @@ LOAD_HINTS: Mapping[str, str] = {
     "NoSuchFile": "a file is missing",
     "Fail": "the runtime cannot load the model",
 }
-"""What each of the runtime's exception classes means while a model is loaded."""
+"""The meaning of the runtime's exception classes while a model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class InputSpec:
 
     Attributes:
         name: The input's name.
-        dtype: Its element type; ``str`` of no fixed length for strings.
+        dtype: The element type; ``str`` without a length for strings.
         shape: One entry per axis: the length, the symbol, or None.
     """
 
@@ -106,7 +106,7 @@ class InputSpec:
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """Return the name of an element type without the length of its strings."""
+    """Return the name of an element type; all strings are ``"string"``."""
     return "string" if dtype.kind in "OSU" else dtype.name
 
 
@@ -122,36 +122,82 @@ def open_session(
 ) -> InferenceSession:
     """Load a model into ONNX Runtime's CPU provider.
 
-    A lean session makes no copy of weights in external data: it computes on the mapped files, where a usual one packs
-    the weights into the layout of its kernels. It opens at once and the system can take its memory back, but a
-    matrix product over a few rows takes several times as long: for a handful of runs, never to tell a latency.
+    A lean session does not copy weights in external data. It computes on the mapped files, where a normal session packs
+    the weights into the layout of its kernels. A lean session opens at once and the system can reclaim its memory, but
+    a matrix product over a few rows takes several times as long. Use it for a few runs, never to measure latency.
 
     Args:
         model: A file, or the bytes of one.
-        threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        threads: Threads inside one operator; 0 is the runtime's choice.
         optimize: Whether the runtime may rewrite the graph.
-        profile: Prefix of the path of a profile that the session writes; None for no profile.
-        save_optimized: Where the runtime writes the graph that it made of the model; None for nowhere.
-        lean: Whether to compute on the weights as they are in the files.
-        patterns: Whether memory for a run is taken as one block, planned from the shapes of the first run. It is held
-            once for each run at a time, and is of little use where shapes vary or most tensors are outputs.
+        profile: The path prefix of a profile that the session writes; None for no profile.
+        save_optimized: The file for the runtime's optimized graph; None for no file.
+        lean: Whether to compute on the weights in their files.
+        patterns: Whether the memory of a run is one block, planned from the shapes of the first run. There is one block
+            per concurrent run. The block saves little if shapes vary or most tensors are outputs.
 
     Raises:
-        RequantError: The model cannot be loaded; the message names the file and the runtime's reason.
+        RequantError: The model cannot be loaded; the message has the file and the runtime's reason.
     """
-    import onnxruntime as ort
-
     name = describe(model)
     if not isinstance(model, (bytes, Serialized)) and not Path(model).is_file():
         raise RequantError(f"{name}: " + ("is a folder, not a model" if Path(model).is_dir() else "no such file"))
+    options_for = partial(
+        _session_options,
+        threads=threads,
+        optimize=optimize,
+        profile=profile,
+        save_optimized=save_optimized,
+        lean=lean,
+        patterns=patterns,
+    )
+    try:
+        try:
+            return _create_session(model, options_for(model))
+        except Exception as error:  # the runtime's exceptions have no common base class
+            newest = NEWER_IR.search(str(error))
+            if newest is None:
+                raise
+            older = _of_ir_version(model, int(newest[1]))
+            return _create_session(older, options_for(older))
+    except Exception as error:
+        hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
+        raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
+
+
+def _create_session(model: ModelSource, options: SessionOptions) -> InferenceSession:
+    """Create a session that shares the weights in memory with the caller."""
+    import onnxruntime as ort
+
+    weights = dict(model.weights) if isinstance(model, Serialized) else {}
+    if weights:
+        options.add_external_initializers(list(weights), list(map(ort.OrtValue.ortvalue_from_numpy, weights.values())))
+    session = ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
+    weakref.finalize(session, weights.clear)  # the session needs them while it lives
+    return session
+
+
+def _session_options(
+    model: ModelSource,
+    *,
+    threads: int,
+    optimize: bool,
+    profile: Path | None,
+    save_optimized: Path | None,
+    lean: bool,
+    patterns: bool,
+) -> SessionOptions:
+    """Return the options of a session; the arguments are those of `open_session`."""
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # failures arrive as exceptions; the runtime need not print them as well
+    options.log_severity_level = 4  # do not print errors; they arrive as exceptions
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = patterns
     if lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
-        # the level above reorders the weights of convolutions
+        # the next level reorders the weights of convolutions
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -163,35 +209,14 @@ def open_session(
     if isinstance(model, Serialized) and model.folder is not None:
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, os.fspath(model.folder.resolve()))
-    weights = dict(model.weights) if isinstance(model, Serialized) else {}
-    if weights:
-        options.add_external_initializers(list(weights), list(map(ort.OrtValue.ortvalue_from_numpy, weights.values())))
-    try:
-        session = ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
-        weakref.finalize(session, weights.clear)  # they must live as long
-        return session
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        newest = NEWER_IR.search(str(error))
-        if newest is not None:
-            older = _of_ir_version(model, int(newest[1]))
-            return open_session(
-                older,
-                threads=threads,
-                optimize=optimize,
-                profile=profile,
-                save_optimized=save_optimized,
-                lean=lean,
-                patterns=patterns,
-            )
-        hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
-        raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
+    return options
 
 
 def _of_ir_version(model: ModelSource, version: int) -> Serialized:
-    """Return a model whose IR version is newer than the runtime as one of an older version.
+    """Return a model with an older IR version, for a runtime that does not support the model's IR version.
 
-    IR versions add types and fields; they change no meaning. A model that uses what the runtime does not know is
-    refused for that.
+    New IR versions add types and fields; they change no meaning. The runtime still refuses a model that uses the new
+    types or fields.
     """
     import onnx
 
@@ -215,22 +240,22 @@ def newest_ir_version() -> int:
     future = onnx.helper.make_model(onnx.GraphProto(), ir_version=2**31 - 1)
     try:
         ort.InferenceSession(future.SerializeToString(), providers=PROVIDERS, enable_fallback=0)
-    except Exception as error:  # noqa: BLE001 - the runtime's exceptions share no base class of their own
+    except Exception as error:  # noqa: BLE001 - the runtime's exceptions have no common base class
         newest = NEWER_IR.search(str(error))
         if newest is not None:
             return int(newest[1])
-    return 2**31 - 1  # a runtime that does not mind
+    return 2**31 - 1  # the runtime accepts any version
 
 
 def _loadable(model: ModelSource) -> str | bytes:
-    """Return what the runtime takes: a path or bytes."""
+    """Return the argument for the runtime: a path or bytes."""
     if isinstance(model, Serialized):
         return model.data
     return model if isinstance(model, bytes) else os.fspath(model)
 
 
-def give_back() -> None:
-    """Return memory that was freed to the system; the C library of Linux keeps it for what may come."""
+def release_memory() -> None:
+    """Return freed memory to the system. On Linux, the C library keeps it otherwise."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -238,16 +263,34 @@ def give_back() -> None:
 
 
 def describe(model: ModelSource) -> str:
-    """Return how error messages call a model: its path, or ``"the model"`` when it came as bytes."""
+    """Return the name of a model in messages: its path, or ``"the model"`` for bytes."""
     if isinstance(model, Serialized):
         return model.name
     return "the model" if isinstance(model, bytes) else os.fspath(model)
 
 
+def run_session(session: InferenceSession, names: Sequence[str], feed: Feed, place: str) -> dict[str, Array]:
+    """Run a session and return the named outputs.
+
+    Args:
+        session: The session.
+        names: The outputs; without any, the session does not run.
+        feed: The inputs.
+        place: The beginning of an error message: ``"data.npz, sample 7"``.
+
+    Raises:
+        RequantError: The model fails; the message has the runtime's reason.
+    """
+    try:
+        return dict(zip(names, session.run(list(names), feed), strict=True)) if names else {}
+    except Exception as error:  # the runtime's exceptions have no common base class
+        raise RequantError(f"{place}: the model fails: {runtime_message(error)}") from error
+
+
 def runtime_message(error: Exception) -> str:
-    """Return an exception of the runtime as one line without its code and source positions."""
+    """Return an exception of the runtime as one line, without its code and source positions."""
     text = " ".join(str(error).split())
-    text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)  # nested failures carry several; keep the inmost
+    text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)  # nested errors have several; keep the innermost
     text = re.sub(r"^Load model from .*? failed:", "", text)
     text = SOURCE.sub("", text)
     text = re.sub(r"\b\w+\.(?:cc|h):\d+ \w+ ", "", text)
@@ -255,18 +298,18 @@ def runtime_message(error: Exception) -> str:
 
 
 def input_specs(session: InferenceSession) -> tuple[InputSpec, ...]:
-    """Return the inputs that must be fed, in the model's order.
+    """Return the required inputs in the model's order.
 
-    Initializers that are listed among the graph's inputs (all of them are before IR version 4) have a
-    value already and are left out.
+    Initializers may be listed among the graph's inputs (before IR version 4, all are). They have a value already and
+    are left out.
 
     Raises:
-        RequantError: An input is no tensor, or of a type that NumPy lacks.
+        RequantError: An input is no tensor, or NumPy lacks its type.
     """
     specs = []
     for value in session.get_inputs():
         if value.type not in DTYPES:
-            raise RequantError(f"input {value.name!r} is a {value.type}, which cannot be fed from arrays")
+            raise RequantError(f"input {value.name!r} is a {value.type}; arrays cannot be fed to it")
         shape = tuple(axis if isinstance(axis, (int, str)) else None for axis in value.shape)
         specs.append(InputSpec(value.name, DTYPES[value.type], shape))
     return tuple(specs)

@@ -1,4 +1,4 @@
-"""Settings in one text, ``"resize=256 crop=224"``: words ``key=value``, read by a table of keys."""
+"""Settings in one text, ``"resize=256 crop=224"``: words ``key=value`` that a table of keys defines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .samples import DataError
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that may be set.
+    """A key that can be set.
 
     Attributes:
-        read: Turns the text of a value into the value; raises ValueError for what is none.
-        wants: What a value is, in words: ``"a number"``.
+        read: Converts the text of a value; raises ValueError for an invalid text.
+        wants: A description of valid values: ``"a number"``.
     """
 
     read: Callable[[str], Any]
@@ -27,30 +27,30 @@ class Key:
 
 
 def parse_settings(text: str | None, keys: Mapping[str, Key]) -> dict[str, Any]:
-    """Read ``key=value`` words; a value with blanks stands in quotes.
+    """Read ``key=value`` words. A value with blanks is quoted.
 
     Raises:
-        DataError: A word is no setting, a key stands twice, or a value is not what the key wants.
+        DataError: A word has no ``=``, a key occurs twice, or a value is invalid.
         UnknownNameError: There is no such key.
     """
     try:
         words = shlex.split(text or "")
     except ValueError as error:
         raise DataError(f"preprocess: {error}: {text}") from error
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if name not in keys:
             raise UnknownNameError("key of preprocess", name, keys)
         if not equals:
             raise DataError(f"preprocess: {name!r} has no value; write {name}= and {keys[name].wants}")
-        if name in found:
+        if name in settings:
             raise DataError(f"preprocess: {name!r} is given twice")
         try:
-            found[name] = keys[name].read(value)
+            settings[name] = keys[name].read(value)
         except ValueError as error:
             raise DataError(f"preprocess: {name}={value}: expected {keys[name].wants}{error}") from error
-    return found
+    return settings
 
 
 def one_of(names: Collection[str]) -> Key:
@@ -65,7 +65,7 @@ def one_of(names: Collection[str]) -> Key:
 
 
 def text_of(wants: str) -> Key:
-    """Return a key that takes any text but an empty one."""
+    """Return a key whose value is any text that is not empty."""
 
     def read(text: str) -> str:
         if not text:

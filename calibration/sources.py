@@ -1,4 +1,4 @@
-"""Sources of data: what ``--data`` accepts, as samples that can be read again and again."""
+"""Sources of data: the values of ``--data`` as samples that can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ OPTIONS = {
     "tokenizer": ".csv and .jsonl files",
     "labels": "folders of images or .wav files",
 }
-"""What else may be said of data, and of which."""
+"""The options of data sources, and the kinds of data that they apply to."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """Data that a text names, and how they become feeds. Another process opens the same data by it.
+    """The text that names data, and the options to read them. Another process can open the same data with it.
 
     Attributes:
         text: ``FILE.npz``, a folder, ``FILE.csv``, ...: see `open_source`.
-        preprocess: What is done to images, sounds or records: ``"resize=256 crop=224 scale=255"``.
-        tokenizer: What turns a text into a dict of arrays: ``FILE.py:NAME``, ``PACKAGE.MODULE:NAME``, or a callable,
-            which is pickled with the rest where that is done.
-        labels: Path of a table of files and labels, for folders of images or sounds.
+        preprocess: The processing of images, sounds or records: ``"resize=256 crop=224 scale=255"``.
+        tokenizer: Converts a text to a dict of arrays: ``FILE.py:NAME``, ``PACKAGE.MODULE:NAME``, or a callable, which
+            must be picklable for use in other processes.
+        labels: The path of a table of files and labels, for folders of images or sounds.
     """
 
     text: str
@@ -53,18 +53,19 @@ class DataSpec:
 
 
 DataSource: TypeAlias = str | os.PathLike[str] | DataSpec | Iterable[Any] | Callable[[], Iterable[Any]]
-"""A text that names data, or from Python feeds or (feed, label) pairs, or what returns them."""
+"""A text that names data; from Python, also feeds or (feed, label) pairs, or a callable that returns them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Samples of a model's input, checked as they are read; iterate over it as often as needed.
+    """Samples of a model's input, checked as they are read. It can be iterated over repeatedly.
 
     Attributes:
-        inputs: What the model wants.
-        rows: Where the samples come from.
-        picked: Positions of the samples to read; None reads all.
-        reference: What opens the same data, before any were picked, elsewhere; None for Python objects.
+        inputs: The model's inputs.
+        rows: The origin of the samples.
+        picked: Positions of the samples to read; None for all.
+        reference: The specification that opens all samples of the same data in another process; None for Python
+            objects.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -74,32 +75,32 @@ class Source:
 
     @property
     def description(self) -> str:
-        """What it is, in words."""
+        """The name of the data in messages."""
         return self.rows.description if self.picked is None else f"{self.rows.description} ({len(self.picked)} samples)"
 
     @property
     def length(self) -> int | None:
-        """How many samples there are; None when only reading will tell."""
+        """The number of samples; None if it is unknown before reading."""
         return None if self.rows.length is None else len(self.picked) if self.picked is not None else self.rows.length
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield every sample, checked.
 
         Raises:
-            DataError: A sample does not fit the model, or there is none at all.
+            DataError: A sample does not fit the model, or there are no samples.
         """
         rows = self.rows.read(self.picked)
         first = next(rows, None)
         if first is None:
             raise DataError(f"{self.description}: holds no samples")
         yield checked(first, self.inputs)
-        del first  # only the sample in use is kept
+        del first  # keep only the sample in use
         yield from (checked(sample, self.inputs) for sample in rows)
 
     def read(self, positions: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples at ascending positions, counted from 0 among the samples of this source, checked.
+        """Yield the samples at ascending positions, checked. Positions count from 0 among the samples of this source.
 
-        Positions behind the last sample of a source of unknown length yield nothing.
+        Positions after the last sample of a source of unknown length yield nothing.
 
         Raises:
             RequantError: There is no such position.
@@ -111,31 +112,31 @@ class Source:
         yield from (checked(sample, self.inputs) for sample in self.rows.read(picked))
 
     def samples(self, n: int) -> Source:
-        """Return `n` samples picked evenly, or all when there are fewer; the first `n` when their number is unknown.
+        """Return `n` evenly picked samples; all if there are fewer; the first `n` if their number is unknown.
 
         Raises:
             RequantError: `n` is below 1.
         """
         if n < 1:
             raise RequantError(f"cannot pick {n} samples; at least 1 is needed")
-        have: Sequence[int] | None = self.picked
-        if have is None and self.rows.length is not None:
-            have = range(self.rows.length)
-        if have is None:
+        positions: Sequence[int] | None = self.picked
+        if positions is None and self.rows.length is not None:
+            positions = range(self.rows.length)
+        if positions is None:
             return replace(self, picked=range(n))
-        if n >= len(have):
+        if n >= len(positions):
             return self
-        return replace(self, picked=tuple(have[index * len(have) // n] for index in range(n)))
+        return replace(self, picked=tuple(positions[index * len(positions) // n] for index in range(n)))
 
     def batches(self, size: int) -> Iterator[Sample]:
-        """Yield the samples in order, neighbours stacked along the batch axis to at most `size` entries.
+        """Yield the samples in order, with neighbours stacked along the batch axis to at most `size` entries.
 
-        Samples are stacked when their shapes agree and the first axis of every input is a batch axis: free,
-        and of one symbol. Others come one by one. Labels are arrays of shape (B,) or (B, ...).
+        Samples are stacked if their shapes agree and the first axis of every input is a batch axis: not fixed, with the
+        same symbol for all inputs. Other samples come one by one. Labels are arrays of shape (B,) or (B, ...).
 
         Raises:
             RequantError: `size` is below 1.
-            DataError: As when iterating.
+            DataError: A sample does not fit the model, or there are no samples.
         """
         if size < 1:
             raise RequantError(f"cannot make batches of {size}; at least 1 is needed")
@@ -144,7 +145,7 @@ class Source:
         free = has_batch_axis(self.inputs)
         for sample in self:
             lengths = {len(array) for array in sample.feed.values()} if free else set()
-            count = lengths.pop() if len(lengths) == 1 else size  # `size` entries leave no room for a neighbour
+            count = lengths.pop() if len(lengths) == 1 else size  # a sample of `size` entries stays alone
             if group and (entries + count > size or _layout(sample) != _layout(group[0])):
                 yield stacked(group)
                 group, entries = [], 0
@@ -154,13 +155,13 @@ class Source:
 
 
 def has_batch_axis(inputs: Sequence[InputSpec]) -> bool:
-    """Tell whether every input begins with a free axis, all of one symbol where they have one."""
+    """Return whether every input has a first axis that is not fixed, and all symbols of these axes are equal."""
     first = {spec.shape[0] if spec.shape else 0 for spec in inputs}
     return not any(isinstance(axis, int) for axis in first) and len(first - {None}) <= 1
 
 
 def _layout(sample: Sample) -> object:
-    """Return what must be equal for two samples to be stacked."""
+    """Return the properties that must be equal for two samples to be stacked."""
     label = None if sample.label is None else np.shape(sample.label)[1:]
     return [(name, array.dtype, array.shape) for name, array in sample.feed.items()], label, sample.label is None
 
@@ -170,9 +171,9 @@ def open_source(spec: DataSource, inputs: Sequence[InputSpec]) -> Source:
 
     Args:
         spec: ``FILE.npz``, ``FILE.npz:SPLIT``, a folder, ``FILE.csv``, ``FILE.jsonl``, ``FILE.py:NAME``,
-            ``PACKAGE.MODULE:NAME``, or a `DataSpec` of one; or from Python an iterable of feeds or (feed, label)
-            pairs, a callable that returns one, a data set or a loader of one.
-        inputs: What the model wants; see `requant.calibration.input_specs`.
+            ``PACKAGE.MODULE:NAME``, or a `DataSpec` with one of these; from Python, also an iterable of feeds or (feed,
+            label) pairs, a callable that returns one, a data set or its loader.
+        inputs: The model's inputs, from `requant.calibration.input_specs`.
 
     Raises:
         RequantError: There is no such source, or it does not fit the model.
@@ -182,15 +183,15 @@ def open_source(spec: DataSource, inputs: Sequence[InputSpec]) -> Source:
     if isinstance(spec, DataSpec):
         return Source(tuple(inputs), _open_text(spec, inputs), reference=spec)
     if isinstance(spec, (bytes, bytearray)):
-        raise DataError(f"bytes are no data source; give {FORMS}, or an iterable of feeds")
+        raise DataError(f"bytes are no data source; pass {FORMS}, or an iterable of feeds")
     return Source(tuple(inputs), python_object(spec, inputs=inputs))
 
 
 def _open_text(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
-    """Open a source that is named by a text."""
+    """Open a source that a text names."""
     name = spec.text
     if not name:
-        raise DataError(f"no data source is named; give {FORMS}")
+        raise DataError(f"the data source is an empty text; pass {FORMS}")
     if Path(name).is_dir():
         return _open_folder(spec, inputs)
     if match := re.fullmatch(r"(.+\.npz)(?::(.+))?", name):
@@ -201,23 +202,23 @@ def _open_text(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
     if Path(name).suffix.lower() in text.SUFFIXES:
         _refuse_unused(spec, "a file of texts", "preprocess", "tokenizer")
         return text.text_file(name, spec.preprocess, spec.tokenizer, inputs)
-    if (found := named(name)) is not None:
+    if (target := named(name)) is not None:
         _refuse_unused(spec, "a Python object")
-        return python_object(found.value, found.name, found.folder, inputs)
+        return python_object(target.value, target.name, target.folder, inputs)
     problem = "cannot be read as data" if Path(name).exists() else "no such file or folder"
     raise DataError(f"{name}: {problem}; a data source is {FORMS}")
 
 
 def _open_folder(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
-    """Open a folder by what it holds.
+    """Open a folder with files of one kind.
 
     Raises:
-        DataError: It holds nothing that can be read, or several kinds of files.
+        DataError: The folder has no files that can be read, or several kinds of files.
     """
     path = spec.text
     sets = onnx_sets(path)
     arrays = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith((".npz", ".npy")))
-    deep = not sets and not arrays  # only images and sounds are also read from sub-folders
+    deep = not sets and not arrays  # only images and sounds are read from sub-folders too
     pictures, sounds = (files_below(path, kind.SUFFIXES, deep=deep) for kind in (images, audio))
     kinds: Mapping[str, Sequence[str | Path]] = {
         "test_data_set_*": sets,
@@ -225,11 +226,11 @@ def _open_folder(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
         "images": pictures,
         ".wav files": sounds,
     }
-    held = [f"{kind} ({os.path.relpath(found[0], path)})" for kind, found in kinds.items() if found]
-    if not held:
+    present = [f"{kind} ({os.path.relpath(files[0], path)})" for kind, files in kinds.items() if files]
+    if not present:
         raise DataError(f"{path}: the folder holds no .npz or .npy files, images, .wav files or test_data_set_*")
-    if len(held) > 1:
-        raise DataError(f"{path}: the folder holds {' and '.join(held)}; it must hold one kind")
+    if len(present) > 1:
+        raise DataError(f"{path}: the folder holds {' and '.join(present)}; it must hold one kind of files")
     if sets:
         _refuse_unused(spec, "test_data_set_*")
         return onnx_folder(path, sets, inputs)
@@ -242,11 +243,11 @@ def _open_folder(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
 
 
 def _refuse_unused(spec: DataSpec, what: str, *used: str) -> None:
-    """Refuse what would be given and not be used.
+    """Refuse options that the kind of data does not use.
 
     Raises:
         DataError: There is such an option.
     """
     for option, of in OPTIONS.items():
         if option not in used and getattr(spec, option) is not None:
-            raise DataError(f"{spec.text}: {what} takes no {option}, which is for {of}")
+            raise DataError(f"{spec.text}: {what} takes no {option}; it is for {of}")

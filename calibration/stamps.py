@@ -1,4 +1,4 @@
-"""Stamps: what changes when a model or data do, found without running the one or reading the other."""
+"""Stamps that change when a model or data change. They are computed without running the model or reading the data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import onnx
 
 LOCATION = "location"
-"""The key under which an ONNX tensor has the file of its data."""
+"""The key of the file name in the external data of an ONNX tensor."""
 
 
 def model_stamp(model: ModelSource) -> object:
-    """Return what changes when a model does.
+    """Return a value that changes when a model changes.
 
-    Of a model in a file, the external data count by size and time of change. Those of a model in memory count by their
-    bytes, whatever they are called: where it was made of another one, they may have been put there a moment ago.
+    For a model in a file, external data count by size and modification time. For a model in memory, external data count
+    by content, without the file names, because they may be temporary files.
     """
     if isinstance(model, bytes):
         return hashlib.sha256(model).hexdigest()
@@ -34,7 +34,7 @@ def model_stamp(model: ModelSource) -> object:
     path = Path(os.fspath(model))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         digest = hashlib.sha256(data).hexdigest()
-        outside = data.find(LOCATION.encode()) >= 0  # else not even the graph need be read
+        outside = data.find(LOCATION.encode()) >= 0  # otherwise the graph need not be parsed
     return digest, [(name, _changed(path.parent / name)) for name in _locations(path)] if outside else []
 
 
@@ -47,7 +47,7 @@ def _locations(path: Path) -> list[str]:
 
 
 def _serialized(model: Serialized) -> object:
-    """Return the digest of a model in memory in which the names of files are replaced by digests of their bytes."""
+    """Return the digest of a model in memory in which digests of the external data replace the file names."""
     arrays = [(name, str(array.dtype), array.shape, _digest(array.tobytes())) for name, array in model.weights.items()]
     if model.folder is None:
         return hashlib.sha256(model.data).hexdigest(), sorted(arrays)
@@ -63,7 +63,7 @@ def _serialized(model: Serialized) -> object:
 
 
 def _places(proto: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
-    """Yield the entries of a model that name the files of tensors' data."""
+    """Yield the entries of a model that name the files of external data."""
     for tensor in _tensors(proto.graph):
         yield from (entry for entry in tensor.external_data if entry.key == LOCATION)
     for function in proto.functions:
@@ -72,7 +72,7 @@ def _places(proto: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors of a graph and of the bodies in it."""
+    """Yield the tensors of a graph and of its bodies."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -95,7 +95,7 @@ def _digest(data: bytes) -> str:
 
 
 def _content(path: Path) -> str:
-    """Return a digest of a file's bytes; nothing of a file that is not there."""
+    """Return a digest of a file's bytes; empty for a missing file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, hashlib.blake2b).hexdigest()  # about a second per gigabyte
@@ -104,13 +104,13 @@ def _content(path: Path) -> str:
 
 
 def data_stamp(source: Iterable[Sample], length: int | None) -> object:
-    """Return what changes when data do: number and choice of the samples, and the files that name them.
+    """Return a value that changes when data change: number and choice of the samples, and the files that name them.
 
-    Of Python objects there is only the length.
+    For Python objects that are no `Source` it is only the length.
 
     Args:
         source: The samples.
-        length: How many there are; None when only reading will tell.
+        length: The number of samples; None if it is unknown before reading.
     """
     if not isinstance(source, Source):
         return length
@@ -124,23 +124,23 @@ def data_stamp(source: Iterable[Sample], length: int | None) -> object:
 
 
 def _files(name: str) -> list[tuple[str, object]]:
-    """Return size and time of each file that a text names: a file, those below a folder, FILE:NAME, MODULE:NAME.
+    """Return the size and time of each file that a text names: a file, a folder's files, FILE:NAME, or MODULE:NAME.
 
-    Hidden files are left out: such are what this program itself puts beside its output.
+    Hidden files are left out, because this program writes hidden files beside its output.
     """
     if os.path.isdir(name):
-        found = []
+        paths = []
         for parent, folders, files in os.walk(name):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
-            found += [os.path.join(parent, file) for file in files if not file.startswith(".")]
-        return sorted((os.path.relpath(file, name), _changed(file)) for file in found)
+            paths += [os.path.join(parent, file) for file in files if not file.startswith(".")]
+        return sorted((os.path.relpath(file, name), _changed(file)) for file in paths)
     path = name if os.path.exists(name) else name.rpartition(":")[0]
     path = getattr(sys.modules.get(path), "__file__", None) or path
     return [(path, _changed(path))]
 
 
 def _changed(path: str | Path) -> tuple[int, int] | None:
-    """Return a file's size in bytes and its time of change in nanoseconds; None if there is no such file."""
+    """Return a file's size in bytes and its modification time in nanoseconds; None if there is no such file."""
     try:
         status = os.stat(path)
     except OSError:

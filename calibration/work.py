@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from .. import RequantError
+from .broken import first_broken
+from .extremes import MinMax
+from .histogram import Counter
 from .observations import Observations, Place
-from .observers import Channels, Counter, MinMax, Moments, Runs
 from .reductions import Reduced
 from .samples import DataError, Sample, stacked
-from .session import Array, Feed, ModelSource, Serialized, give_back, input_specs
+from .session import Array, Feed, ModelSource, Serialized, input_specs, release_memory
 from .sources import Source, open_source
+from .sums import Channels, Moments, Runs
 from .taps import Tap, Wanted, open_tap
 
 if TYPE_CHECKING:
@@ -71,12 +74,12 @@ class Taps:
         assert not isinstance(setup.model, Stored)
         self.model = setup.model
         self.setup = setup
-        give_back()
+        release_memory()
         *before, last = setup.groups
         earlier = frozenset(name for group in before for name in group)
         self.taps = [open_tap(self.model, group, setup.wanted, reductions=False) for group in before]
         self.taps.append(open_tap(self.model, last, setup.wanted, but=earlier))
-        give_back()  # copies of the weights, before activations take their place
+        release_memory()  # copies of the weights, before activations take their place
         self.ranged = frozenset(setup.wanted.tensors)
         self._closer: dict[str, Tap] = {}
         self._lock = Lock()
@@ -269,8 +272,6 @@ def _look(gathered: Gathered, taps: Taps, tap: Tap, place: Place, sample: Sample
 
 def _not_finite(name: str, taps: Taps, sample: Sample) -> DataError:
     """Compose what is said when an output is not finite."""
-    from .checks import first_broken
-
     return DataError(f"{sample.where}: output {name!r} holds NaN or infinity; {first_broken(taps.model, sample)}")
 
 

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.observers import Histogram, Statistic
+from ...calibration.histogram import Histogram, Statistic
 from ...calibration.ranges import Range
 from ...calibration.rule_result import Function, least_result_error
 from ...calibration.session import Array, open_session

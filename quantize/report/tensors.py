@@ -10,8 +10,8 @@ from itertools import islice
 import numpy as np
 import onnx_ir as ir
 
+from ...calibration.histogram import Histogram
 from ...calibration.observations import Observations
-from ...calibration.observers import Histogram
 from ...calibration.ranges import Range
 from ...calibration.runner import observe
 from ...calibration.samples import Sample

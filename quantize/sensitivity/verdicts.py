@@ -9,11 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from ...calibration.histogram import Histogram, Statistic
 from ...calibration.observations import Observations
-from ...calibration.observers import Histogram, Runs, Statistic
 from ...calibration.precision import Precision
 from ...calibration.ranges import Range, percentile
 from ...calibration.rule_error import expected_error
+from ...calibration.sums import Runs
 
 # All of it is read off the values: no name of a node or a tensor says anything here.
 RULES = 8.0  # so many times the median channel: the other channels lose three of the eight bits

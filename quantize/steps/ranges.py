@@ -14,10 +14,10 @@ from ...calibration.files import Data, RangeFile
 from ...calibration.identity import tensor_digests
 from ...calibration.log import Log
 from ...calibration.observations import Observations, Place
-from ...calibration.observers import Channels
 from ...calibration.ranges import Range
 from ...calibration.runner import observe
 from ...calibration.session import Array
+from ...calibration.sums import Channels
 from ...transforms.bias_correction import mean_axis
 from ...transforms.graph import nodes_by_name
 from ...transforms.ops import OPS

@@ -118,7 +118,9 @@ def test_a_fixed_batch_is_filled(tmp_path: Path) -> None:
         write(tmp_path / f"{index}.wav", words(index, index))
     assert [(got * 32768).tolist() for got in read(tmp_path, spec(2, 2))] == [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
     write(tmp_path / "3.wav", words(3))
-    with pytest.raises(DataError, match=r"2.wav, sample 2 to .*3.wav, sample 3: of different shapes"):
+    with pytest.raises(
+        DataError, match=r"2.wav, sample 2 to .*3.wav, sample 3: arrays of different shapes cannot be stacked"
+    ):
         read(tmp_path, spec(2, "T"))
 
 

@@ -17,10 +17,12 @@ import pytest
 from requant.calibration import DataError, Observations, Sample, input_specs, observe, open_session, open_source
 from requant.calibration.broken import UNNAMED, first_broken
 from requant.calibration.checks import ENOUGH, Finding, explain_broken, findings, growth_curve, probe
-from requant.calibration.normalisation import Probe, expected_statistics
+from requant.calibration.extremes import MinMax
+from requant.calibration.first_layers import first_layers
+from requant.calibration.normalisation import Probe
 from requant.calibration.observations import Place
-from requant.calibration.observers import Channels, MinMax, Runs
 from requant.calibration.session import Array
+from requant.calibration.sums import Channels, Runs
 
 MODELS = Path(__file__).parents[2] / "sample_models"
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g '
@@ -231,7 +233,7 @@ def test_what_the_data_should_be_follows_from_the_batch_normalization(images: Ar
 
 
 def test_expected_statistics_are_those_of_the_first_batch_normalization() -> None:
-    found = expected_statistics(MODELS / "digits.onnx")
+    found = first_layers(ir.load(MODELS / "digits.onnx").graph).norms
     assert list(found) == ["conv1_out"]
     weights = {value.name: value.const_value for value in ir.load(MODELS / "digits.onnx").graph.initializers.values()}
     node = next(node for node in ir.load(MODELS / "digits.onnx").graph if node.name == "bn1")

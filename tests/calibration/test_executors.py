@@ -149,7 +149,7 @@ def test_work_of_a_process_that_dies_is_done_again_and_counts_once(
 
 
 def test_an_executor_that_cannot_be_made_anew(model: Path, fatal: str) -> None:
-    problem = "the executor is broken: a worker died; give a function that makes one"
+    problem = "the executor is broken: a worker died; pass a function that creates executors"
     spawned = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     with spawned as pool, pytest.raises(RequantError, match=problem):
         run(model, fatal, executor=pool)

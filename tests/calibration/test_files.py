@@ -29,8 +29,8 @@ from requant.calibration import (
     write_atomically,
 )
 from requant.calibration.files import Data, merge_files
+from requant.calibration.histogram import Statistic
 from requant.calibration.observations import Place
-from requant.calibration.observers import Statistic
 from requant.calibration.overrides import Override, Overrides
 from requant.calibration.precision import Precision
 from requant.calibration.session import Array

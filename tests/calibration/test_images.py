@@ -261,7 +261,7 @@ def test_a_fixed_batch_is_filled(tmp_path: Path) -> None:
         np.stack(images[:2]).tolist(), np.stack(images[4:]).tolist(),
     ]  # fmt: skip
     assert [sample.where for sample in source][1] == f"{path / '2.png'}, sample 2 to {path / '3.png'}, sample 3"
-    with pytest.raises(DataError, match=r"batches of 4, and of 6 samples 2 are left over; drop them or add 2"):
+    with pytest.raises(DataError, match=r"batches of 4, and 6 samples are no multiple: drop 2 or add 2"):
         open_source(DataSpec(str(path), ""), [spec(4, 2, 2, 3)])
 
 
@@ -567,10 +567,10 @@ def test_calibrate_over_images(tmp_path: Path, digits: Path) -> None:
         (
             "digits.npz",
             ["--preprocess", "scale=255"],
-            "a .npz file takes no preprocess, which is for folders of images",
+            "a .npz file takes no preprocess; it is for folders of images",
         ),
         ("digits.npz", ["--labels", "l.csv"], "a .npz file takes no labels"),
-        ("digits.npz", ["--tokenizer", "t.py:f"], "a .npz file takes no tokenizer, which is for .csv and .jsonl files"),
+        ("digits.npz", ["--tokenizer", "t.py:f"], "a .npz file takes no tokenizer; it is for .csv and .jsonl files"),
         ("images", ["--preprocess", "scale=255", "--tokenizer", "t.py:f"], "takes no tokenizer"),
         (None, ["--preprocess", "scale=255"], "--preprocess says how data are read; give --data SRC"),
     ],

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from requant import RequantError
 from requant.calibration import Channels, Histogram, MinMax, Moments, Runs, merge
-from requant.calibration.observers import MAX_BINS, TAIL, Counter, Statistic, stride_of
+from requant.calibration.histogram import MAX_BINS, TAIL, Counter, Statistic, stride_of
 from requant.calibration.ranges import percentile
 from requant.calibration.session import Array
 

@@ -79,7 +79,7 @@ def external(array: Array) -> bytes:
     ("content", "problem"),
     [
         (b"\xff" * 9, r"input_0.pb, sample 0: cannot be read as a TensorProto"),
-        (external(x(1)), r"input_0.pb, sample 0: its values lie in another file, which is never read"),
+        (external(x(1)), r"input_0.pb, sample 0: has external data, which are not read here"),
         (numpy_helper.from_array(x(1)).SerializeToString()[:-3], r"input_0.pb, sample 0: cannot be read as a TensorProto"),
         (onnx.TensorProto(dims=[1, 2], data_type=1, raw_data=b"123").SerializeToString(), r"input_0.pb, sample 0: cannot be read"),
         (onnx.TensorProto(dims=[1, 2], data_type=99).SerializeToString(), r"input_0.pb, sample 0: cannot be read"),
@@ -96,9 +96,7 @@ def test_bad_tensors_name_file_and_sample(tmp_path: Path, content: bytes, proble
 
 def test_tensors_that_do_not_fit_the_model(tmp_path: Path) -> None:
     put(tmp_path, 0, x(1))
-    with pytest.raises(
-        DataError, match=r"holds input_0.pb, none with the name of an input, and the model has inputs ids, x"
-    ):
+    with pytest.raises(DataError, match=r"has input_0.pb, none named as an input; the model has inputs ids, x"):
         list(open_source(str(tmp_path), [X, IDS]))  # fmt: skip
     put(tmp_path, 0, x(1), "x")
     put(tmp_path, 1, np.array([1]), "idz")
@@ -111,14 +109,14 @@ def test_tensors_that_do_not_fit_the_model(tmp_path: Path) -> None:
 
 def test_an_empty_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "test_data_set_0").mkdir()
-    with pytest.raises(DataError, match=r"test_data_set_0, sample 0: holds no input_0.pb"):
+    with pytest.raises(DataError, match=r"test_data_set_0, sample 0: has no input_0.pb"):
         list(open_source(str(tmp_path), [X]))
 
 
 @pytest.mark.parametrize("option", ["preprocess", "labels", "tokenizer"])
 def test_options_are_refused(tmp_path: Path, option: str) -> None:
     put(tmp_path, 0, x(1))
-    with pytest.raises(DataError, match=rf"test_data_set_\* takes no {option}, which is for"):
+    with pytest.raises(DataError, match=rf"test_data_set_\* takes no {option}; it is for"):
         open_source(DataSpec(str(tmp_path), **{option: "x"}), [X])
 
 

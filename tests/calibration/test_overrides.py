@@ -55,15 +55,18 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "unknown table": ("[tensor.a]\nfloat = true", "no entry named 'tensor'; tensors are written as"),
-    "no table": ("tensors = 3", "'tensors' must be a table by name of tensor, not int"),
-    "no table of a tensor": ("tensors.a = 3", "tensor 'a': a table with one of range, rule, float is wanted, not int"),
-    "unknown key": ("[tensors.a]\nrang = [0, 1]", "tensor 'a': no entry named 'rang'; did you mean 'range'?"),
-    "name without quotes": ("[tensors.a.b]\nfloat = true", "tensor 'a': no entry named 'b'; quote names with dots"),
-    "nothing": ("[tensors.a]", "tensor 'a': one of range, rule, float is wanted, not nothing"),
+    "unknown table": ("[tensor.a]\nfloat = true", "unknown entry 'tensor'; write a tensor as"),
+    "no table": ("tensors = 3", "'tensors' must be a table with tensor names as keys, not int"),
+    "no table of a tensor": ("tensors.a = 3", "tensor 'a': expected a table with one of range, rule, float, not int"),
+    "unknown key": ("[tensors.a]\nrang = [0, 1]", "tensor 'a': unknown entry 'rang'; did you mean 'range'?"),
+    "name without quotes": (
+        "[tensors.a.b]\nfloat = true",
+        "tensor 'a': unknown entry 'b'; write quotes around a name with dots",
+    ),
+    "nothing": ("[tensors.a]", "tensor 'a': expected one of range, rule, float, not nothing"),
     "two": (
         "[tensors.a]\nrange = [0, 1]\nfloat = true",
-        "tensor 'a': one of range, rule, float is wanted, not range and",
+        "tensor 'a': expected one of range, rule, float, not range and",
     ),
     "not float": ("[tensors.a]\nfloat = false", "tensor 'a': 'float' can only be true"),
     "float of 1": ("[tensors.a]\nfloat = 1", "tensor 'a': 'float' can only be true"),
@@ -72,8 +75,8 @@ WRONG = {
     "texts": ('[tensors.a]\nrange = ["0", "1"]', "tensor 'a': 'range' must be two numbers, [lo, hi]"),
     "booleans": ("[tensors.a]\nrange = [false, true]", "tensor 'a': 'range' must be two numbers, [lo, hi]"),
     "turned round": ("[tensors.a]\nrange = [1.0, 0.5]", "tensor 'a': the lower end of 'range' is above the upper"),
-    "NaN": ("[tensors.a]\nrange = [nan, 1.0]", "tensor 'a': 'range' must be of finite numbers"),
-    "infinity": ("[tensors.a]\nrange = [0.0, inf]", "tensor 'a': 'range' must be of finite numbers"),
+    "NaN": ("[tensors.a]\nrange = [nan, 1.0]", "tensor 'a': 'range' must be two finite numbers"),
+    "infinity": ("[tensors.a]\nrange = [0.0, inf]", "tensor 'a': 'range' must be two finite numbers"),
     "unknown rule": (
         '[tensors.a]\nrule = "minmaks"',
         "tensor 'a': no range rule named 'minmaks'; did you mean 'minmax'",
@@ -96,10 +99,13 @@ def test_what_is_wrong_is_told_with_file_and_tensor(tmp_path: Path, text: str, p
 
 
 WRONG_JSON = {
-    "NaN": ('{"tensors": {"a": {"range": [NaN, 1]}}}', "tensor 'a': 'range' must be of finite numbers"),
-    "huge": ('{"tensors": {"a": {"range": [0, 1' + "0" * 400 + "]}}}", "tensor 'a': 'range' must be of finite numbers"),
-    "a tensor twice": ('{"tensors": {"a": {"float": true}, "a": {"float": true}}}', "'a' stands there twice"),
-    "a list": ("[]", "an object with the entry 'tensors' is wanted"),
+    "NaN": ('{"tensors": {"a": {"range": [NaN, 1]}}}', "tensor 'a': 'range' must be two finite numbers"),
+    "huge": (
+        '{"tensors": {"a": {"range": [0, 1' + "0" * 400 + "]}}}",
+        "tensor 'a': 'range' must be two finite numbers",
+    ),
+    "a tensor twice": ('{"tensors": {"a": {"float": true}, "a": {"float": true}}}', "'a' occurs twice"),
+    "a list": ("[]", "expected an object with the entry 'tensors'"),
     "no JSON": ("{", "cannot be read: "),
 }
 

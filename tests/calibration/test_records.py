@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from requant.calibration.exact import ExactSum
+from requant.calibration.extremes import MinMax
+from requant.calibration.histogram import Histogram
 from requant.calibration.observations import Observations, Place
-from requant.calibration.observers import Channels, Histogram, MinMax, Moments, Runs
 from requant.calibration.records import Record, from_json, observations_from_json, observations_to_json, to_json
 from requant.calibration.session import Array
+from requant.calibration.sums import Channels, Moments, Runs
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 arrays = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=3, max_side=5), elements=finite)

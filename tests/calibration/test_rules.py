@@ -23,7 +23,7 @@ from requant.calibration.rule_error import Spread, errors, expected_error, smoot
 from requant.calibration.session import Array
 
 if TYPE_CHECKING:
-    from requant.calibration.observers import Runs
+    from requant.calibration.sums import Runs
 
 SYMMETRIC = Precision(symmetric=True)
 PRECISIONS = [DEFAULT, SYMMETRIC, Precision(4), Precision(4, symmetric=True)]
@@ -217,7 +217,7 @@ def test_a_mean_that_was_rounded_past_the_extremes_is_taken_back() -> None:
 
 
 def test_what_a_rule_wants_to_know() -> None:
-    assert {name for name in RULES if parse_rule(name).needs_runs} == {"mean_minmax", "auto"}
+    assert {name for name, kind in RULES.items() if "runs" in kind.takes} == {"mean_minmax", "auto"}
     assert {name for name in RULES if parse_rule(name).needs_histogram} == set(RULES) - {"minmax", "mean_minmax"}
 
 

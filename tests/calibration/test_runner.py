@@ -31,7 +31,7 @@ from requant.calibration import (
     open_source,
     run_logged,
 )
-from requant.calibration.observers import Statistic
+from requant.calibration.histogram import Statistic
 from requant.calibration.pieces import PIECE
 from requant.calibration.session import Array
 
@@ -475,7 +475,7 @@ def test_outputs_that_the_metadata_lists_are_logged() -> None:
 
 
 def test_log_refusals() -> None:
-    with pytest.raises(RequantError, match=r"^the model: logs nothing; apply the transform insert_logging"):
+    with pytest.raises(RequantError, match=r"^the model: has no logged outputs; apply the transform insert_logging"):
         run_logged(model(), [], print)
     with pytest.raises(DataError, match="no samples"):
         run_logged(logging_model(), [], print)

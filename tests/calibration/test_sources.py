@@ -515,8 +515,8 @@ def test_a_label_column_without_numbers_is_dropped(label: Any) -> None:
         (Loader(BATCHED), [X, MASK], r"\(dict, label\) pair, got a tuple of 2; the model has inputs x, mask"),
         (Loader([(Tensor([ROW]),) * 3]), [X], r"got a tuple of 3"),
         (Loader([[[ROW], 1]]), [X], r"got list"),
-        (Loader([Tensor([ROW], requires_grad=True)]), [X], r"sample 0, input 'x': a tensor that needs grad; give its detach"),
-        (Loader([Tensor([ROW], "torch.bfloat16")]), [X], r"sample 0, input 'x': a tensor of bfloat16, .* give its float"),
+        (Loader([Tensor([ROW], requires_grad=True)]), [X], r"sample 0, input 'x': the tensor requires grad; pass tensor.detach"),
+        (Loader([Tensor([ROW], "torch.bfloat16")]), [X], r"sample 0, input 'x': NumPy has no bfloat16; pass tensor.float"),
         (Loader([Tensor([ROW], "meta")]), [X], r"sample 0, input 'x': not an array: can't convert meta .* Use Tensor.cpu"),
         (type("DatasetDict", (dict,), {"column_names": {}})(train=1, test=2), [X], r"a DatasetDict of feeds: holds the splits train, test; give one"),
         (lambda: 3, [X], r"failed at sample 0: TypeError: 'int' object is not iterable"),
@@ -558,7 +558,7 @@ def test_what_is_no_source(spec: Any, problem: str, tmp_path: Path, monkeypatch:
     [
         ([rows(1, 3)], r"expected a dict of arrays or a \(dict, label\) pair, got list"),
         ({"X": rows(1, 3)}, r"the model has no input named 'X'; did you mean 'x'"),
-        ({}, r"nothing for the model's input 'x'; there are none"),
+        ({}, r"no array for the model's input 'x'; there are none"),
         ({"x": rows(1, 3, dtype=np.float16)}, r"input 'x': expected float32 \(N, 3\), got float16 \(1, 3\)"),
         ({"x": rows(1, 3, dtype=np.uint8)}, r"input 'x': expected float32 \(N, 3\), got uint8 \(1, 3\)"),
         ({"x": rows(3)}, r"input 'x': expected float32 \(N, 3\), got float32 \(3,\)"),
@@ -724,8 +724,11 @@ def test_the_reference_names_the_whole_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["a.npy", "b.png"], r"holds .npz or .npy files \(a.npy\) and images \(b.png\); it must hold one kind"),
-        (["x/a.wav", "b.JPG"], r"holds images \(b.JPG\) and .wav files \(x/a.wav\); it must hold one kind"),
+        (
+            ["a.npy", "b.png"],
+            r"holds .npz or .npy files \(a.npy\) and images \(b.png\); it must hold one kind of files",
+        ),
+        (["x/a.wav", "b.JPG"], r"holds images \(b.JPG\) and .wav files \(x/a.wav\); it must hold one kind of files"),
         (["notes.txt"], r"holds no .npz or .npy files, images, .wav files or test_data_set_\*"),
     ],
     ids=["arrays-and-images", "images-and-sounds", "nothing"],
@@ -802,7 +805,7 @@ def test_batches_of_nothing_are_refused() -> None:
 
 
 def test_no_source_is_named() -> None:
-    with pytest.raises(DataError, match="no data source is named"):
+    with pytest.raises(DataError, match="the data source is an empty text"):
         open_source("", [X])
 
 

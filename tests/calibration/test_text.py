@@ -257,7 +257,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_labels_come_from_a_column(tmp_path: Path) -> None:
     path = write(tmp_path / "d.csv", "text", "a")
-    with pytest.raises(DataError, match=r"d.csv: a file of texts takes no labels, which is for folders of images"):
+    with pytest.raises(DataError, match=r"d.csv: a file of texts takes no labels; it is for folders of images"):
         open_source(DataSpec(path, None, letters, "l.csv"), [IDS])
 
 

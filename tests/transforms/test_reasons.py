@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from requant.quantize.placement.files import write_plan
+from requant.quantize.placement.plan_file import write_plan
 from requant.transforms import reasons
 from requant.transforms.ops import OPS, why_float
 from requant.transforms.plan import Choice, Impl, Plan, Unit

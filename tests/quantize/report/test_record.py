@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from requant import RequantError
-from requant.calibration.observers import Histogram
+from requant.calibration.histogram import Histogram
 from requant.quantize.model.files import load_model, size_text
 from requant.quantize.report import Record, load_record, report_runs, view_model, write_reports
 from requant.quantize.report.graph import graph_of

@@ -20,10 +20,11 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.calibration import Sample
+from requant.calibration.histogram import Counter
 from requant.calibration.observations import Observations
-from requant.calibration.observers import Channels, Counter, Runs
 from requant.calibration.precision import Precision
 from requant.calibration.session import open_session
+from requant.calibration.sums import Channels, Runs
 from requant.cli import main
 from requant.quantize import Options, Sensitivity, choose, measure_sensitivity
 from requant.quantize.accuracy.outputs import decibels, powers
