@@ -1,4 +1,4 @@
-"""Transforms of TensorFlow's graphs for what ONNX models have not: registered, so that a pipeline may name them."""
+"""TensorFlow graph transforms that have no meaning in ONNX; registered so that a pipeline may name them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .registry import Change, transform
 
 
 def _nothing_to_do() -> Change:
-    """Say that there was nothing to do."""
+    """Return a change that reports ``not-in-onnx``."""
     change = Change()
     change.skip("not-in-onnx")
     return change
@@ -16,7 +16,7 @@ def _nothing_to_do() -> Change:
 
 @transform("remove_device")
 def remove_device(model: ir.Model) -> Change:
-    """Do nothing, and say so: an ONNX node names no device; the runtime's providers decide where it runs.
+    """Do nothing and report it: an ONNX node has no device; the runtime chooses the device by its providers.
 
     Before:  y = Relu(x)
     After:   the same
@@ -27,22 +27,22 @@ def remove_device(model: ir.Model) -> Change:
 
 @transform("set_device")
 def set_device(model: ir.Model, *, device: str = "", if_default: bool = False) -> Change:
-    """Do nothing, and say so: an ONNX node names no device; the runtime's providers decide where it runs.
+    """Do nothing and report it: an ONNX node has no device; the runtime chooses the device by its providers.
 
     Before:  y = Relu(x)
     After:   the same
     Left alone: everything (``not-in-onnx``).
 
     Options:
-        device: A device; it is not used.
-        if_default: Whether to spare nodes that have one; it is not used.
+        device: Not used.
+        if_default: Not used.
     """
     return _nothing_to_do()
 
 
 @transform("remove_control_dependencies")
 def remove_control_dependencies(model: ir.Model) -> Change:
-    """Do nothing, and say so: ONNX nodes depend on each other by tensors alone.
+    """Do nothing and report it: ONNX nodes depend on each other through tensors only.
 
     Before:  y = Relu(x)
     After:   the same
@@ -53,10 +53,10 @@ def remove_control_dependencies(model: ir.Model) -> Change:
 
 @transform("sparsify_gather")
 def sparsify_gather(model: ir.Model) -> Change:
-    """Do nothing, and say so: ONNX has no hash tables that a Gather of mostly empty rows could become.
+    """Do nothing and report it: ONNX has no hash tables to replace a Gather from mostly empty rows.
 
     Before:  y = Gather(W, i)
-    After:   the same; ``quantize_weights`` makes the rows int8
+    After:   the same; `quantize_weights` stores the rows as int8
     Left alone: everything (``not-in-onnx``).
     """
     return _nothing_to_do()
@@ -64,7 +64,7 @@ def sparsify_gather(model: ir.Model) -> Change:
 
 @transform("backport_concatv2")
 def backport_concatv2(model: ir.Model) -> Change:
-    """Do nothing, and say so: ONNX has one Concat; ``convert_opset`` changes the version of a model.
+    """Do nothing and report it: ONNX has one Concat; `convert_opset` changes the opset of a model.
 
     Before:  y = Concat(a, b)
     After:   the same
@@ -75,7 +75,7 @@ def backport_concatv2(model: ir.Model) -> Change:
 
 @transform("backport_tensor_array_v3")
 def backport_tensor_array_v3(model: ir.Model) -> Change:
-    """Do nothing, and say so: ONNX has no tensor arrays; its sequences are of one kind.
+    """Do nothing and report it: ONNX has no tensor arrays, only sequences.
 
     Before:  y = SequenceAt(s, i)
     After:   the same
@@ -86,7 +86,7 @@ def backport_tensor_array_v3(model: ir.Model) -> Change:
 
 @transform("fuse_resize_and_conv")
 def fuse_resize_and_conv(model: ir.Model) -> Change:
-    """Do nothing, and say so: ONNX has no operator that resizes and convolves.
+    """Do nothing and report it: ONNX has no operator that combines a resize and a convolution.
 
     Before:  y = Conv(Resize(x, s), W)
     After:   the same; `fuse_pad_and_conv` fuses a Pad
