@@ -1,4 +1,4 @@
-"""Linear operators with constant weights, and what scales and shifts the channels that they read or write."""
+"""Linear operators with constant weights, and folding a scale and a shift per channel into their constants."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Weights:
 
     Attributes:
         node: Conv, ConvTranspose, Gemm or MatMul.
-        weight: As stored.
-        bias: Float64, shape (M,), or None when the node has none.
+        weight: The stored array.
+        bias: float64, shape (M,); None if the node has no bias.
         channels: M, the number of output channels.
-        groups: Into how many groups a convolution divides its channels.
+        groups: The number of channel groups of a convolution.
     """
 
     node: ir.Node
@@ -48,18 +48,18 @@ class Weights:
 
     @property
     def transposed(self) -> bool:
-        """Whether the weight of a Gemm has its output channels first."""
+        """Whether the node is a Gemm whose weight has its output channels first."""
         return self.node.op_type == "Gemm" and self.node.attributes.get_int("transB", 0) != 0
 
     def axis(self, *, outputs: bool) -> int:
-        """The axis of the `split` weight with the output, or input, channels of a group.
+        """The axis of the `split` weight that holds the output (or input) channels of a group.
 
-        A Conv has its output channels first, as a Gemm with transB has, a ConvTranspose its input channels.
+        A Conv and a Gemm with transB have their output channels first; a ConvTranspose has its input channels first.
         """
         return 1 if outputs == (self.node.op_type == "Conv" or self.transposed) else 2
 
     def along(self, values: Floats, *, outputs: bool) -> Floats:
-        """Shape one value per output, or input, channel so that it broadcasts over the `split` weight."""
+        """Reshape one value per output (or input) channel so that it broadcasts over the `split` weight."""
         shape = [1] * (self.weight.ndim + 1)
         shape[0], shape[self.axis(outputs=outputs)] = self.groups, len(values) // self.groups
         return values.reshape(shape)
@@ -75,7 +75,8 @@ def weights_of(linear: ir.Node) -> Weights:
     """Read the weight and the bias of a linear operator.
 
     Raises:
-        LeftAlone: They are not constant, or not what can be folded into.
+        LeftAlone: The weight is not a constant float tensor, is not a matrix in a MatMul, or the bias is not constant
+            and per channel.
     """
     tensor = constant(linear.inputs[1])
     if tensor is None:
@@ -94,7 +95,7 @@ def weights_of(linear: ir.Node) -> Weights:
 
 
 def _bias(linear: ir.Node, channels: int) -> Floats | None:
-    """Return what a linear operator adds, shape (channels,)."""
+    """Return the bias of a linear operator times beta, shape (channels,); None if it has no bias."""
     value = linear.inputs[2] if len(linear.inputs) > 2 else None
     if value is None:
         return None
@@ -106,13 +107,16 @@ def _bias(linear: ir.Node, channels: int) -> Floats | None:
 
 
 def per_channel(array: np.ndarray, last: int, channels: int, reason: str) -> Floats:
-    """Return a constant that broadcasts along one axis only, as one value per channel.
+    """Return a constant that varies along one axis only as one value per channel.
 
     Args:
         array: The constant.
-        last: Which axis of the tensor holds the channels, counted from the end: 1 for the last.
-        channels: The length of that axis.
-        reason: Why the candidate is left when the constant varies along another axis.
+        last: The channel axis, counted from the end: 1 for the last axis.
+        channels: The length of the channel axis.
+        reason: The skip code if the constant varies along another axis.
+
+    Raises:
+        LeftAlone: The constant varies along another axis.
     """
     along = array.shape[-last] if array.ndim >= last else 1
     if array.size != along or along not in (1, channels):
@@ -121,9 +125,9 @@ def per_channel(array: np.ndarray, last: int, channels: int, reason: str) -> Flo
 
 
 def channel_place(linear: ir.Node, tensor: ir.Value | None) -> tuple[int, int]:
-    """Return the rank of a tensor that a linear operator reads or writes, and which axis from the end has its channels.
+    """Return the rank of a tensor that a linear operator reads or writes, and its channel axis, counted from the end.
 
-    The rank is 0 where it is not known, which only happens to a MatMul.
+    The rank is 0 if it is not known; only a MatMul can have a tensor of unknown rank.
     """
     if linear.op_type in CONVOLUTIONS:
         weight = constant(linear.inputs[1])
@@ -140,28 +144,28 @@ def affine(node: ir.Node, value: ir.Value, channels: int, place: tuple[int, int]
     Args:
         node: One of `AFFINE`.
         value: The input that is scaled.
-        channels: How many channels that has.
-        place: Its rank, and which axis from the end has the channels.
+        channels: The number of channels of `value`.
+        place: The rank of `value`, and its channel axis, counted from the end.
         opset: The version of the standard operators.
 
     Raises:
-        LeftAlone: Its constants are none, or not one per channel.
+        LeftAlone: Its other inputs are not constant, or do not have one value per channel.
     """
     rank, last = place
     if node.op_type == "BatchNormalization":
         if _is_training(node, opset):
             raise LeftAlone("training-mode")
-        if last != rank - 1:  # it scales axis 1
+        if last != rank - 1:  # BatchNormalization scales axis 1
             raise LeftAlone("not-per-channel")
         return _normalization(node, channels)
-    if "axis" in node.attributes or "broadcast" in node.attributes:  # of an opset below 7
+    if "axis" in node.attributes or "broadcast" in node.attributes:  # before opset 7
         raise LeftAlone("not-per-channel")
     index = next(index for index, each in enumerate(node.inputs) if each is not value)
     tensor = constant(node.inputs[index])
     if tensor is None:
         raise LeftAlone("not-constant")
     array = tensor.numpy()
-    if array.ndim > max(rank, 1):  # the constant would give the tensor more dimensions
+    if array.ndim > max(rank, 1):  # the result would have more dimensions than `value`
         raise LeftAlone("not-per-channel")
     values = per_channel(array, last, channels, "not-per-channel")
     ones, zeros = np.ones(channels), np.zeros(channels)
@@ -178,7 +182,7 @@ def affine(node: ir.Node, value: ir.Value, channels: int, place: tuple[int, int]
 
 
 def _is_training(node: ir.Node, opset: int) -> bool:
-    """Whether a BatchNormalization uses the statistics of the batch, or gives statistics that somebody may read."""
+    """Whether a BatchNormalization uses the statistics of the batch, or writes statistics that may be read."""
     if opset < 7:
         return node.attributes.get_int("is_test", 0) == 0
     return bool(node.attributes.get_int("training_mode", 0)) or any(value.name for value in node.outputs[1:])
@@ -199,14 +203,14 @@ def _normalization(node: ir.Node, channels: int) -> tuple[Floats, Floats]:
 
 
 Constants = tuple[np.ndarray | None, np.ndarray | None]
-"""A new weight and a new bias, None where it stays."""
+"""A new weight and a new bias; None for one that does not change."""
 
 
 def scaled_outputs(weights: Weights, scale: Floats, shift: Floats) -> Constants:
-    """Return constants that give ``y * scale + shift`` for each output channel.
+    """Return constants with which the operator computes ``y * scale + shift`` instead of y, per output channel.
 
     Raises:
-        LeftAlone: They are not finite, or the node has no bias to take the shift.
+        LeftAlone: The constants are not finite, or the operator has no bias input for the shift.
     """
     with np.errstate(all="ignore"):
         weight = weights.split * weights.along(scale, outputs=True)
@@ -215,11 +219,11 @@ def scaled_outputs(weights: Weights, scale: Floats, shift: Floats) -> Constants:
 
 
 def scaled_inputs(weights: Weights, scale: Floats, shift: Floats) -> Constants:
-    """Return constants that read x and give what the present ones make of ``x * scale + shift``.
+    """Return constants with which the operator computes from x what it now computes from ``x * scale + shift``.
 
     Raises:
-        LeftAlone: They are not finite, the node has no bias to take the shift, or it pads with zeros, which the shift
-            would have to move too.
+        LeftAlone: The constants are not finite, the operator has no bias input for the shift, or it pads with zeros,
+            which would need the shift too.
     """
     node = weights.node
     if shift.any() and node.op_type in CONVOLUTIONS and (node.op_type == "ConvTranspose" or _pads(node)):
@@ -241,7 +245,7 @@ def _pads(conv: ir.Node) -> bool:
 
 
 def _stored(weights: Weights, weight: Floats | None, bias: Floats) -> Constants:
-    """Return constants in the type and the shape of the weight."""
+    """Return the constants in the type of the weight, and the weight in its stored shape."""
     kind = weights.weight.dtype
     with np.errstate(all="ignore"):
         stored = None if weight is None else weight.reshape(weights.weight.shape).astype(kind)
@@ -256,7 +260,7 @@ def _stored(weights: Weights, weight: Floats | None, bias: Floats) -> Constants:
 
 
 def set_constants(model: ir.Model, linear: ir.Node, constants: Constants) -> None:
-    """Give a linear operator a new weight and a new bias, where they are given."""
+    """Set the weight and the bias of a linear operator; None keeps the old one."""
     value = linear.inputs[1]
     stem = linear.name or (value.name if value is not None else None) or linear.op_type
     weight, bias = constants
@@ -268,7 +272,7 @@ def set_constants(model: ir.Model, linear: ir.Node, constants: Constants) -> Non
 
 
 def _set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray, stem: str) -> None:
-    """Give `node` a new constant as input `index`: under the old name when nothing else reads the old one."""
+    """Set input `index` of `node` to a new constant, under the old name if nothing else reads the old constant."""
     graph = graph_of(node)
     old = node.inputs[index] if index < len(node.inputs) else None
     if index >= len(node.inputs):
@@ -281,5 +285,5 @@ def _set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray,
 
 
 def distinct(nodes: Sequence[ir.Node]) -> bool:
-    """Whether no node is there twice."""
+    """Whether no node occurs twice."""
     return len({id(node) for node in nodes}) == len(nodes)

@@ -1,4 +1,4 @@
-"""Bound values once, by the operator that integer kernels absorb."""
+"""Write bounds as one Relu or Clip, which integer kernels absorb."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Bounds = tuple[float, float]
 
 @transform("merge_clips", after=("fold_constants",))
 def merge_clips(model: ir.Model) -> Change:
-    """Spell bounds as one Relu or Clip: those of Relu, Clip, Max and Min nodes in a row.
+    """Replace consecutive Relu, Clip, Max and Min nodes by one Relu or Clip with the same bounds.
 
     Before:  y = Min(Max(x, 0), 6);  z = Clip(Relu(x), -1, 4);  u = Max(x, 0);  v = Clip(x, 0)
     After:   y = Clip(x, 0, 6);      z = Clip(x, 0, 4);         u = Relu(x);    v = Relu(x)
-        A Relu or Clip behind a convolution or a matrix product runs inside its integer kernel; Max and Min do not.
-    Left alone: bounds that are computed, differ between places, or are in another order (``bounds``); a Max or Min of
-        one bound that is not 0 from below; a tensor between two of them that others read (``read-between``); integers,
-        and tensors of an unknown type (``not-float``).
+        A Relu or Clip after a convolution or a matrix product runs inside its integer kernel; Max and Min do not.
+    Left alone: bounds that are computed or not scalars; a lower bound above the upper bound (``bounds``); a single Max
+        or Min, except Max(x, 0); a tensor between two such nodes that other nodes read (``read-between``); integer
+        tensors, and tensors of unknown type (``not-float``).
     """
     change = Change()
     known, taken = stand_ins(model), names(model)
@@ -57,7 +57,7 @@ def merge_clips(model: ir.Model) -> Change:
 
 
 def _bounds(node: ir.Node) -> Bounds | None:
-    """Return between which constants a node holds its tensor, None if it does something else."""
+    """Return the constant bounds that a node applies to its tensor; None if the node does something else."""
     if node.op_type == "Relu":
         return 0.0, inf
     if node.op_type == "Clip":
@@ -78,24 +78,24 @@ def _bounds(node: ir.Node) -> Bounds | None:
 
 
 def _place(node: ir.Node) -> int:
-    """Return which input of a Max or Min is the bound."""
+    """Return the index of the bound among the inputs of a Max or Min."""
     return 0 if constant(node.inputs[0]) is not None else 1
 
 
 def _tensor(node: ir.Node) -> ir.Value | None:
-    """Return the tensor that a node bounds."""
+    """Return the tensor to which a node applies its bounds."""
     return node.inputs[1 - _place(node)] if node.op_type in ("Max", "Min") else node.inputs[0]
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """Return a constant scalar."""
+    """Return the value of a constant scalar; None for any other tensor and for NaN."""
     tensor = constant(value)
     number = None if tensor is None or tensor.size != 1 or len(tensor.shape) else float(tensor.numpy())
     return None if number is None or np.isnan(number) else number
 
 
 def _rewrite(node: ir.Node, bounds: Bounds, facts: tuple[set[str], int, ir.DataType], change: Change) -> bool:
-    """Merge a node with the one before it that bounds too, and spell it as Relu or Clip; return whether it changed."""
+    """Merge a node with a bounding node before it, or rewrite it as Relu or Clip; return whether the graph changed."""
     source = _tensor(node)
     before = source.producer() if source is not None else None
     merged = None if before is None or before.domain or before.graph is not node.graph else _bounds(before)
@@ -118,14 +118,14 @@ def _rewrite(node: ir.Node, bounds: Bounds, facts: tuple[set[str], int, ir.DataT
 
 
 def _replace(node: ir.Node, source: ir.Value | None, bounds: Bounds, facts: tuple[set[str], int, ir.DataType]) -> None:
-    """Put a Relu or Clip in the place of a node."""
+    """Replace a node by a Relu or Clip."""
     opset = facts[1]
     inputs, name = tuple(node.inputs), node.name
     if bounds == (0.0, inf):
         new = ir.node("Relu", [source], name=name)
     elif opset < CLIP_TAKES_INPUTS:
-        given = {key: limit for key, limit in zip(("min", "max"), bounds, strict=True) if abs(limit) != inf}
-        new = ir.node("Clip", [source], given, name=name)
+        finite = {key: limit for key, limit in zip(("min", "max"), bounds, strict=True) if abs(limit) != inf}
+        new = ir.node("Clip", [source], finite, name=name)
     else:
         limits = [_limit(node, key, limit, facts) for key, limit in zip(("min", "max"), bounds, strict=True)]
         new = ir.node("Clip", [source, *(limits if limits[1] is not None else limits[:1])], name=name)
@@ -134,7 +134,7 @@ def _replace(node: ir.Node, source: ir.Value | None, bounds: Bounds, facts: tupl
 
 
 def _limit(node: ir.Node, key: str, limit: float, facts: tuple[set[str], int, ir.DataType]) -> ir.Value | None:
-    """Return a bound of a Clip as an initializer, None for none."""
+    """Return a bound of a Clip as an initializer; None for an infinite bound."""
     if abs(limit) == inf:
         return None
     taken, _, dtype = facts

@@ -1,4 +1,4 @@
-"""Two Transpose nodes in a row become one."""
+"""Merge consecutive Transpose nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .registry import Change, transform
 
 @transform("merge_transposes")
 def merge_transposes(model: ir.Model) -> Change:
-    """Merge two Transpose nodes in a row into one.
+    """Merge two consecutive Transpose nodes into one.
 
     Before:  y = Transpose(Transpose(x, perm=p), perm=q)
     After:   y = Transpose(x, perm=r),  r[i] = p[q[i]]

@@ -1,4 +1,4 @@
-"""Bring a Gemm with constant weights into the one form that integer kernels know."""
+"""Rewrite a Gemm with constant weights into the form that integer kernels support."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .graph import (
 from .ops import GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
 
-STRETCHES = 7  # the opset from which C is stretched as numpy does it
+BROADCASTS_C = 7  # the opset from which C is broadcast by the rules of numpy
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 @transform("normalize_gemm", after=("fold_constants",))
 def normalize_gemm(model: ir.Model) -> Change:
-    """Fold the factors of a Gemm into its constants, so that it is ``A @ B + C`` with one number of C per column.
+    """Fold the factors of a Gemm into its constants: it becomes ``A @ B + C`` with one number of C per column.
 
     Before:  y = Gemm(A, B, C), alpha a, beta b, transA 1; B constant
-    After:   y = Gemm(Transpose(A), a * B, b * C), C of shape (N,), where C is constant and the same for all rows
-             y = Add(Gemm(Transpose(A), a * B), b * C) where it is computed or differs between rows
-        B keeps its order, (K, N) or (N, K) with transB. Constants that other nodes read get a copy. Below opset 11 a
-        Gemm that loses its C gets zeros.
-    Left alone: weights that are computed (``weight-not-constant``) or neither float32 nor float64
-        (``weight-not-float``); factors that would make a constant overflow (``not-finite``); opsets below 7.
+    After:   y = Gemm(Transpose(A), a * B, b * C), C of shape (N,), if C is constant and equal for all rows
+             y = Add(Gemm(Transpose(A), a * B), b * C) if C is computed or differs between rows
+        B keeps its layout: (K, N), or (N, K) with transB. A constant that other nodes read is copied first. Below
+        opset 11, zeros replace a C that moves into an Add.
+    Left alone: computed weights (``weight-not-constant``); weights that are neither float32 nor float64
+        (``weight-not-float``); factors that make a constant overflow (``not-finite``); opsets below 7.
     """
     change = Change()
     opset = model.opset_imports.get("", 0)
     nodes = [node for graph in computing_graphs(model) for node in graph if node.op_type == "Gemm" and not node.domain]
-    if opset < STRETCHES or not nodes:
+    if opset < BROADCASTS_C or not nodes:
         return change
     taken = names(model)
     for node in nodes:
@@ -55,10 +55,10 @@ def normalize_gemm(model: ir.Model) -> Change:
 
 
 def _normalize(gemm: ir.Node, taken: set[str], opset: int) -> bool:
-    """Normalize one Gemm; return whether it was not in that form already.
+    """Normalize one Gemm; return whether it changed.
 
     Raises:
-        LeftAlone: It must stay.
+        LeftAlone: The Gemm cannot be normalized.
     """
     weight = constant(gemm.inputs[1])
     if weight is None:
@@ -98,10 +98,10 @@ def _normalize(gemm: ir.Node, taken: set[str], opset: int) -> bool:
 def _set_constant(
     gemm: ir.Node, index: int, taken: set[str], compute: Callable[[np.ndarray], np.ndarray], shape: Sequence[int]
 ) -> None:
-    """Replace a constant input by what `compute` makes of it, under its name if nothing else reads it."""
+    """Replace a constant input by ``compute(input)``, under the same name if nothing else reads the old constant."""
     old, tensor = gemm.inputs[index], constant(gemm.inputs[index])
     if old is None or tensor is None:
-        raise TypeError(f"input {index} of {gemm.name!r} is no constant")
+        raise TypeError(f"input {index} of {gemm.name!r} is not constant")
     gemm.replace_input_with(index, None)
     discard(old)
     name = str(old.name) if old.graph is None else take(taken, f"{old.name}_scaled")
@@ -109,7 +109,7 @@ def _set_constant(
 
 
 def _drop_bias(gemm: ir.Node, taken: set[str], zeros: np.ndarray) -> None:
-    """Take C away, and put zeros there if there are any."""
+    """Remove C, or replace it by `zeros` if they are not empty."""
     gemm.replace_input_with(2, None)
     if zeros.size:
         gemm.replace_input_with(2, add_initializer(graph_of(gemm), take(taken, f"{node_name(gemm)}/zeros"), zeros))
@@ -118,7 +118,7 @@ def _drop_bias(gemm: ir.Node, taken: set[str], zeros: np.ndarray) -> None:
 
 
 def _add_after(gemm: ir.Node, added: ir.Value, taken: set[str], beta: float, dtype: ir.DataType) -> None:
-    """Add ``beta * added`` to the product; the sum gets its name and its readers."""
+    """Add ``beta * added`` to the product; the sum takes over the name and the readers of the product."""
     graph, product, tensor, stem = graph_of(gemm), gemm.outputs[0], constant(added), node_name(gemm)
     if beta != 1 and tensor is not None:
         name = take(taken, f"{added.name}_scaled")

@@ -1,4 +1,4 @@
-"""Replace names that tell something by short ones that do not."""
+"""Replace meaningful names by short names without a meaning."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LETTERS = string.ascii_letters
 
 @transform("obfuscate_names")
 def obfuscate_names(model: ir.Model) -> Change:
-    """Give every node and tensor a short name without a meaning, and drop comments.
+    """Give every node and tensor a short name without a meaning, and remove comments.
 
     Before:  encoder/attention/query: q = MatMul(hidden, W_query)
     After:   a: b = MatMul(c, d)
         Comments are the doc strings and the metadata of graphs, nodes and tensors; exporters put stack traces there.
-    Left alone: the names of the graph's inputs and outputs, which callers know, of operators, domains and functions,
-        and the metadata of the model.
+    Left alone: the names of the graph's inputs and outputs, because callers use them; the names of operators, domains
+        and functions; the metadata of the model.
     """
     kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     graphs = list(every_graph(model))
@@ -31,26 +31,26 @@ def obfuscate_names(model: ir.Model) -> Change:
         named += [value for value in own_values(graph) if value.name and value.name not in kept]
         named += list(graph)
     fresh = _short(kept)
-    wanted = [(thing, next(fresh)) for thing in named]
+    renames = [(thing, next(fresh)) for thing in named]
     change = Change(sum(_strip(graph) for graph in graphs))
-    changed = sum(thing.name != name for thing, name in wanted)
+    changed = sum(thing.name != name for thing, name in renames)
     if changed:
-        for number, (thing, _) in enumerate(wanted):  # no name may be another's on the way
+        for number, (thing, _) in enumerate(renames):  # temporary names, so that no new name is still in use
             thing.name = f"requant/{number}"
-        for thing, name in wanted:  # all of them, because an initializer that is renamed becomes the last
+        for thing, name in renames:  # rename all: a renamed initializer moves to the end of the list
             thing.name = name
     change.applied += changed
     return change
 
 
 def _short(kept: set[str | None]) -> Iterator[str]:
-    """Yield a, b, ..., Z, aa, ab, ... without the names that are kept."""
+    """Yield a, b, ..., Z, aa, ab, ... except the names in `kept`."""
     for length in count(1):
         yield from (name for name in map("".join, product(LETTERS, repeat=length)) if name not in kept)
 
 
 def _strip(graph: ir.Graph) -> int:
-    """Drop the comments of a graph, its nodes and its tensors; return how many had some."""
+    """Remove the comments of a graph, its nodes and its tensors; return how many of these had one."""
     stripped = 0
     for thing in (graph, *graph, *own_values(graph)):
         if thing.doc_string or thing.metadata_props:

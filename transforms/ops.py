@@ -1,6 +1,6 @@
-"""What int8 needs to know of each operator, as a table. An operator that is not here stays float.
+"""The table of operators: how each one can become int8. An operator without a row stays float.
 
-Whether the installed runtime really has the kernels named here is asked of the runtime (`requant.quantize.runtime`).
+`requant.quantize.runtime` checks which of these kernels the installed runtime has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kernel = tuple[str, str]  # domain, operator
 MS = "com.microsoft"
 RELUS = frozenset({"Relu", "Clip"})
 GATE = "gate"
-"""The name of a group ``x * sigmoid(x)`` or ``x * hardsigmoid(x)``: a SiLU or a hard-swish."""
+"""The name of the group ``x * sigmoid(x)`` (SiLU) or ``x * hardsigmoid(x)`` (hard-swish)."""
 GATES = frozenset({"Sigmoid", "HardSigmoid"})
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
 GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C
@@ -26,24 +26,25 @@ GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """How one operator lives in an INT8 graph.
+    """How one operator can become int8.
 
     Attributes:
-        kind: ``compute`` multiplies by constant weights; ``arith`` has an integer kernel with scales of its own;
-            ``same`` moves or selects values, so that its output has its input's scale; ``float`` has no integer
-            kernel worth running on static ranges.
+        kind: ``compute`` multiplies by constant weights; ``arith`` has an integer kernel whose result has its own
+            scale; ``same`` moves or selects values, so its result has the scale of its input; ``float`` has no
+            integer kernel that pays with static ranges.
         activations: Indices of the inputs that carry activations; None for all.
         weight: Index of the constant weight.
-        channel_axis: The output-channel axis of the weight, from the node.
+        channel_axis: Returns the output-channel axis of the weight of a node.
         bias: Index of the bias, int32 with scale ``s_x * s_w``.
         u8: Kernel that reads and writes uint8.
         u8_float: Kernel that reads uint8 and writes float.
-        dynamic: Kernel that reads and writes float and computes in integers, with ranges found at run time.
+        dynamic: Kernel that reads and writes float and computes in integers; it finds ranges at run time.
         stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
-        absorbs: Operators after it that run inside its kernel.
-        bare: Whether it must stand on the uint8 tensor itself: the runtime does not merge it with a pair around it.
-        slow: Why it stays float where nobody has measured that its integer kernel pays.
-        why: Why it stays float, or what to mind.
+        absorbs: Following operators that run inside its kernel.
+        bare: Whether it must read the uint8 tensor directly, because the runtime does not fuse it with a
+            DequantizeLinear and QuantizeLinear around it.
+        slow: Why it stays float unless a measurement shows that its integer kernel pays.
+        why: Why it stays float, or a restriction of its integer form.
     """
 
     kind: Literal["compute", "arith", "same", "float"]
@@ -62,7 +63,7 @@ class Op:
 
 
 def _gemm_channels(node: Node) -> int:
-    """B of a Gemm is (N, K) where transB is set, else (K, N)."""
+    """Return the axis of N: B of a Gemm is (N, K) if transB is set, else (K, N)."""
     return 0 if node.attributes.get_int("transB", 0) else 1
 
 
@@ -104,14 +105,14 @@ OPS: dict[str, Op] = {
     ),
     f"{MS}.Attention": Op(kind="compute", weight=1, channel_axis=lambda node: -1, u8_float=(MS, "QAttention")),
     "ConvTranspose": _float(
-        reasons.NO_INTEGER.about("ConvTranspose"),
+        reasons.NO_KERNEL.about("ConvTranspose"),
         weight=1,
         channel_axis=lambda node: 1,
         stores=(1,),
     ),
-    "LSTM": _float(reasons.NO_INTEGER.about("LSTM of static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
-    "GRU": _float(reasons.NO_INTEGER.about("GRU")),
-    "RNN": _float(reasons.NO_INTEGER.about("RNN")),
+    "LSTM": _float(reasons.NO_KERNEL.about("an LSTM with static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
+    "GRU": _float(reasons.NO_KERNEL.about("GRU")),
+    "RNN": _float(reasons.NO_KERNEL.about("RNN")),
     "Add": _arith("QLinearAdd", activations=None, absorbs=RELUS),
     "Mul": _arith("QLinearMul", activations=None, absorbs=RELUS),
     "Concat": _arith("QLinearConcat", activations=None),
@@ -120,7 +121,7 @@ OPS: dict[str, Op] = {
     "GlobalAveragePool": _arith("QLinearGlobalAveragePool"),
     "LeakyRelu": _arith("QLinearLeakyRelu"),
     "Sigmoid": _arith("QLinearSigmoid", slow=reasons.LOOKUP),
-    "HardSigmoid": _arith("QLinearLeakyRelu", slow=reasons.NO_KERNEL.about("HardSigmoid of that name")),
+    "HardSigmoid": _arith("QLinearLeakyRelu", slow=reasons.NO_KERNEL.about("HardSigmoid")),
     GATE: _arith("QLinearMul", slow=reasons.FUSED_GROUP),
     **{
         name: _same(name)
@@ -148,9 +149,9 @@ OPS: dict[str, Op] = {
     "LogSoftmax": _float(reasons.SOFTMAX),
     "Relu": _float(reasons.NOT_ABSORBED),
     "Clip": _float(reasons.NOT_ABSORBED),
-    "Sub": _float(reasons.NO_INTEGER.about("subtraction")),
-    "Div": _float(reasons.NO_INTEGER.about("division of quantized tensors")),
-    "ReduceMean": _float(reasons.NO_INTEGER.about("mean but the global average pooling")),
+    "Sub": _float(reasons.NO_KERNEL.about("Sub")),
+    "Div": _float(reasons.NO_KERNEL.about("Div")),
+    "ReduceMean": _float(reasons.NO_KERNEL.about("a mean, except GlobalAveragePool")),
     "Gelu": _float(reasons.GELU),
     f"{MS}.Gelu": _float(reasons.GELU),
     f"{MS}.BiasGelu": _float(reasons.GELU),
@@ -203,24 +204,24 @@ OPS: dict[str, Op] = {
         ),
         _float(reasons.INTEGER),
     ),
-    "If": _float(reasons.IN_BODY.about("decides", "branches are")),
-    "Loop": _float(reasons.IN_BODY.about("repeats", "body is")),
-    "Scan": _float(reasons.IN_BODY.about("repeats", "body is")),
+    "If": _float(reasons.CONTROL_FLOW.about("branches")),
+    "Loop": _float(reasons.CONTROL_FLOW.about("body")),
+    "Scan": _float(reasons.CONTROL_FLOW.about("body")),
 }
 
 
 def key(node: Node) -> str:
-    """Return under what name an operator stands in `OPS`: ``"Conv"``, ``"com.microsoft.Attention"``."""
+    """Return the key of a node's operator in `OPS`, such as ``"Conv"`` or ``"com.microsoft.Attention"``."""
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def row_of(node: Node) -> Op | None:
-    """Return the row of a node's operator, None where there is none."""
+    """Return the row of a node's operator, or None if there is none."""
     return OPS.get(key(node))
 
 
 def only_moves(node: Node) -> bool:
-    """Whether a node of kind ``same`` really gives nothing but values of its first input."""
+    """Whether a node of kind ``same`` only moves or selects values of its first input."""
     resize = node.attributes if node.op_type == "Resize" else {}
     mode, where = (resize.get(name) for name in ("mode", "coordinate_transformation_mode"))
     interpolates = mode is not None and mode.as_string() != "nearest"
@@ -229,6 +230,6 @@ def only_moves(node: Node) -> bool:
 
 
 def why_float(op: str) -> Reason:
-    """Say why an operator without an integer form stays float."""
+    """Return why an operator without an integer form stays float."""
     row = OPS.get(op)
     return row.why if row is not None and row.why else reasons.NO_KERNEL.about(op)

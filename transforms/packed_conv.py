@@ -1,4 +1,4 @@
-"""First convolutions whose pixels are too thin for the integer kernel: four neighbours become one."""
+"""Pack 2x2 pixels into one for first convolutions: few channels are slow in the integer kernel."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .graph import constant, remove, unread
 from .qparams import Array
 from .writer import Writer
 
-THIN = 4  # channels up to which a pixel is worth packing
+THIN = 4  # the largest number of channels for which packing pays
 BLOCK = 2
 
 
 class Taps(NamedTuple):
-    """Where the taps of a kernel along one axis go when pixels are taken in blocks.
+    """The position of the taps of a kernel along one axis after pixels are packed into blocks.
 
     Attributes:
-        block: The block of each tap, from 0, (k,) int64.
-        within: Its place in the block, (k,) int64.
-        taps: Taps of the packed kernel.
-        pads: Blocks of padding at the beginning and at the end.
+        block: The block index of each tap, int64 (k,), from 0.
+        within: The position of each tap in its block, int64 (k,).
+        taps: The number of taps of the packed kernel.
+        pads: The padding at the beginning and at the end, in blocks.
     """
 
     block: Array
@@ -32,51 +32,52 @@ class Taps(NamedTuple):
     pads: tuple[int, int]
 
 
-def taps_of(kernel: int, begin: int, length: int, made: int) -> Taps | None:
-    """Return the taps of a kernel of stride `BLOCK`; None where padding would have to be taken away.
+def taps_of(kernel: int, begin: int, length: int, outputs: int) -> Taps | None:
+    """Return the packed taps of a kernel of stride `BLOCK`; None if the padding would be negative.
 
-    Output o reads pixel ``2 o + t - begin`` for tap t, that is place ``(t - begin) mod 2`` of block
+    For tap t, output o reads pixel ``2 o + t - begin``: position ``(t - begin) mod 2`` of block
     ``o + floor((t - begin) / 2)``.
 
     Args:
-        kernel: Taps.
-        begin: Pixels of padding at the beginning.
-        length: Pixels along the axis, even.
-        made: Outputs along the axis.
+        kernel: The number of taps.
+        begin: The padding at the beginning, in pixels.
+        length: The number of pixels along the axis, even.
+        outputs: The number of outputs along the axis.
     """
     offsets = np.arange(kernel) - begin
     blocks, within = np.divmod(offsets, BLOCK)
     first = int(blocks[0])
     count = int(blocks[-1]) - first + 1
-    end = made + count - 1 - length // BLOCK + first
+    end = outputs + count - 1 - length // BLOCK + first
     return Taps(blocks - first, within, count, (-first, end)) if first <= 0 <= end else None
 
 
 def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer) -> bool:
-    """Let a convolution of stride 2 over few channels read blocks of 2x2 pixels; tell whether it does.
+    """Make a convolution of stride 2 over few channels read blocks of 2x2 pixels; return whether it changed.
 
     Before:  y = Conv(DequantizeLinear(x8 (N, C, H, W)), DequantizeLinear(W8 (M, C, k, k)), b), strides [2, 2]
     After:   y = Conv(DequantizeLinear(SpaceToDepth(x8) (N, 4C, H/2, W/2)), DequantizeLinear(W8' (M, 4C, k', k')), b),
              strides [1, 1]
-    The sums are the same, of the same integers. The integer kernel gathers the channels of one pixel at a time: of
-    three at a time it takes most of the run, and of twelve 0.5 to 0.7 times as long.
-    Left alone: activations of int8, more than `THIN` channels, groups, dilations, other strides, odd or unknown sides.
+    The result is exactly equal: the same integers are summed. The integer kernel gathers the channels of one pixel at
+    a time, and gathering three channels takes most of its run time. With twelve channels the convolution takes 0.5 to
+    0.7 times as long.
+    Left alone: int8 activations, more than `THIN` channels, groups, dilations, other strides, odd or unknown sides.
 
     Args:
-        node: A convolution between pairs.
+        node: A Conv between DequantizeLinear and QuantizeLinear.
         values: The float tensors of the model by name, with shapes.
-        writer: Writes constants.
+        writer: Adds names and constants.
     """
     dq, weights = (value.producer() if value is not None else None for value in node.inputs[:2])
-    made = _planned(node, dq, weights, values)
-    if made is None or dq is None or weights is None:
+    taps = _packed_taps(node, dq, weights, values)
+    if taps is None or dq is None or weights is None:
         return False
     integers, zero = constant(weights.inputs[0]), constant(weights.inputs[2])
     graph, x8 = node.graph, dq.inputs[0]
     if integers is None or zero is None or x8 is None or not isinstance(graph, ir.Graph):
         return False
     name = str(node.name)
-    array = _packed(integers.numpy(), zero.numpy(), made)
+    array = _packed(integers.numpy(), zero.numpy(), taps)
     packed = writer.initializer(graph, f"{integers.name}/packed", array)
     blocks = ir.node("SpaceToDepth", [x8], {"blocksize": BLOCK}, name=writer.name(f"{name}/blocks"))
     again = writer.like(dq, blocks.outputs[0], f"{dq.name}/packed")
@@ -87,7 +88,7 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer) -
     graph.insert_before(node, [blocks, again, kernel])
     node.replace_input_with(0, again.outputs[0])
     node.replace_input_with(1, kernel.outputs[0])
-    rows, columns = made
+    rows, columns = taps
     node.attributes["strides"] = ir.AttrInt64s("strides", [1, 1])
     node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [rows.taps, columns.taps])
     node.attributes["pads"] = ir.AttrInt64s("pads", [rows.pads[0], columns.pads[0], rows.pads[1], columns.pads[1]])
@@ -98,10 +99,10 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer) -
     return True
 
 
-def _planned(
+def _packed_taps(
     node: ir.Node, dq: ir.Node | None, weights: ir.Node | None, values: Mapping[str, ir.Value]
 ) -> tuple[Taps, Taps] | None:
-    """Return the taps along both axes; None for a convolution that is left alone."""
+    """Return the packed taps along both axes; None for a convolution that is left alone."""
     if dq is None or weights is None or {dq.op_type, weights.op_type} != {"DequantizeLinear"}:
         return None
     origin = dq.inputs[0].producer() if dq.inputs[0] is not None else None
@@ -112,7 +113,7 @@ def _planned(
     usual = node.attributes.get_ints("strides", ()) == (BLOCK, BLOCK) and node.attributes.get_int("group", 1) == 1
     usual = usual and all(step == 1 for step in node.attributes.get_ints("dilations", (1, 1)))
     usual = usual and node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
-    # ONNX Runtime runs SpaceToDepth of int8, and then the convolution, in float.
+    # With int8, ONNX Runtime runs SpaceToDepth and the convolution in float.
     usual = usual and zero is not None and zero.dtype == ir.DataType.UINT8
     if not usual or integers is None or len(integers.shape) != 4 or None in shapes:
         return None
@@ -123,14 +124,13 @@ def _planned(
         return None
     if any(side < BLOCK for side in before[1:]) or min(kernel) < BLOCK or before[0] != integers.shape[1]:
         return None
-    found = [
-        taps_of(k, begin, side, made) for k, begin, side, made in zip(kernel, pads, before[1:], after[1:], strict=False)
-    ]
-    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+    axes = zip(kernel, pads, before[1:], after[1:], strict=False)
+    rows, columns = (taps_of(taps, begin, side, outputs) for taps, begin, side, outputs in axes)
+    return (rows, columns) if rows is not None and columns is not None else None
 
 
 def _packed(weights: Array, zero: Array, taps: tuple[Taps, Taps]) -> Array:
-    """Return (M, C, k, k) weights as (M, 4 C, k', k'), in SpaceToDepth's order of channels; what is new is zero."""
+    """Return (M, C, k, k) weights as (M, 4 C, k', k') in the channel order of SpaceToDepth; added taps are zero."""
     rows, columns = taps
     many, channels = weights.shape[:2]
     filling = np.broadcast_to(zero.reshape(-1, 1, 1, 1, 1, 1), (many, BLOCK, BLOCK, channels, rows.taps, columns.taps))

@@ -1,7 +1,6 @@
-"""What becomes int8, as a value: units of the graph, an implementation for each, a domain for each tensor.
+"""The plan of an INT8 model: the units of a graph and the implementation of each.
 
-A `Plan` is decided elsewhere (`requant.quantize` measures and decides) and consumed here: the emitters read it
-and decide nothing.
+`requant.quantize` makes a `Plan`; the emitters in `requant.transforms` carry it out and decide nothing.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from .reasons import NONE, Reason
 
 
 class Impl(StrEnum):
-    """How a unit computes: the domain it reads and the domain it writes."""
+    """How a unit computes: the type that it reads and the type that it writes."""
 
     FLOAT = "float"
     U8 = "u8->u8"  # QLinearConv, QLinearAdd, MaxPool on uint8, ...
-    U8_GEMM = "u8->u8 gemm"  # QLinearConv as a matrix product, which it is where its weights have a zero point
+    U8_GEMM = "u8->u8 gemm"  # QLinearConv with a weight zero point, which the runtime computes as a matrix product
     U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
-    DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float, ranges found at run time, products of integers
+    DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float with integer products; finds ranges at run time
     WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float
 
     @property
     def reads_u8(self) -> bool:
-        """Whether the activations come in uint8."""
+        """Whether the unit reads uint8 activations."""
         return self in (Impl.U8, Impl.U8_GEMM, Impl.U8_FLOAT)
 
     @property
     def writes_u8(self) -> bool:
-        """Whether the results come in uint8."""
+        """Whether the unit writes uint8 results."""
         return self in (Impl.U8, Impl.U8_GEMM)
 
     @property
     def int8(self) -> bool:
-        """Whether anything of it is int8."""
+        """Whether the unit uses int8 at all."""
         return self is not Impl.FLOAT
 
 
 class Domain(StrEnum):
-    """The form in which a tensor is produced."""
+    """The element type that the producer of a tensor writes."""
 
     FLOAT = "float"
     U8 = "u8"
@@ -54,10 +53,10 @@ class Unit:
 
     Attributes:
         name: Name of the operator's node (of the last node of a group); unique in the graph.
-        op: Its operator as `requant.transforms.ops` calls it: ``"gate"`` for a SiLU or a hard-swish; or ``"group"``.
+        op: Its key in `requant.transforms.ops.OPS`; ``"gate"`` for a SiLU or a hard-swish; ``"group"`` for others.
         nodes: Names of all nodes of the unit, in execution order.
-        inputs: Names of the activation tensors that it reads.
-        outputs: Names of the tensors that other units or the user read.
+        inputs: Names of the activation tensors that the unit reads.
+        outputs: Names of its results that other units or the user read.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The implementation of a unit, and why it is not an integer one."""
+    """The implementation of a unit and, where it is float, the reason."""
 
     impl: Impl
     reason: Reason = NONE
@@ -77,12 +76,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """An implementation for each unit and, following from it, a domain for each tensor.
+    """An implementation for each unit; it determines the domain of each tensor.
 
     Attributes:
         units: Every unit of the graph, in execution order.
-        choices: By unit name.
-        portable: Whether other runtimes run the model too: it has none of the forms that ONNX Runtime alone wants.
+        choices: The implementation of each unit, by unit name.
+        portable: Whether other runtimes run the model too: it has no form that only ONNX Runtime supports.
     """
 
     units: tuple[Unit, ...]
@@ -94,7 +93,7 @@ class Plan:
         return self.choices[unit.name].impl
 
     def domain(self, tensor: str) -> Domain:
-        """The form in which `tensor` is produced; graph inputs are float."""
+        """The element type in which `tensor` is produced; graph inputs are float."""
         return Domain.U8 if tensor in self.produced_u8 else Domain.FLOAT
 
     @cached_property
@@ -109,16 +108,16 @@ class Plan:
 
     @property
     def quantized(self) -> tuple[str, ...]:
-        """Tensors that exist as uint8 somewhere, in execution order: each needs a scale and a zero point."""
+        """Tensors that an integer kernel reads or writes, in execution order: each needs a scale and a zero point."""
         wanted = self.produced_u8 | self.read_u8
         order = dict.fromkeys(t for u in self.units for t in (*u.inputs, *u.outputs))
         return tuple(t for t in order if t in wanted)
 
     @cached_property
     def scale_of(self) -> Mapping[str, str]:
-        """By tensor, the one whose scale and zero point it shares: a uint8 ``MaxPool`` passes its input's on.
+        """By tensor, the tensor whose scale and zero point it shares: a uint8 ``MaxPool`` keeps those of its input.
 
-        In a portable model what a ``Concat`` joins has the scale of the result: other runtimes only copy.
+        In a portable model the inputs of a ``Concat`` have the scale of its result: other runtimes only copy.
         """
         u8 = [u for u in self.units if u.op in OPS and self.impl(u) is Impl.U8]
         shared = {output: u.inputs[0] for u in u8 if OPS[u.op].kind == "same" for output in u.outputs}
@@ -126,7 +125,7 @@ class Plan:
         return shared | joined
 
     def root(self, tensor: str) -> str:
-        """The tensor whose range decides the scale of `tensor`."""
+        """The tensor whose range gives the scale of `tensor`."""
         while tensor in self.scale_of:
             tensor = self.scale_of[tensor]
         return tensor
@@ -137,5 +136,5 @@ class Plan:
         return tuple(dict.fromkeys(map(self.root, self.quantized)))
 
     def with_choices(self, changed: Mapping[str, Choice]) -> Plan:
-        """Return this plan with some units decided otherwise."""
+        """Return this plan with new choices for some units."""
         return replace(self, choices={**self.choices, **changed})

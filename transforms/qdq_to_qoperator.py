@@ -1,4 +1,4 @@
-"""Spell a QDQ graph in the operators that compute on integers."""
+"""Rewrite a QDQ graph with the operators that compute on integers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Build = Callable[[ir.Node, list[Quantized], "Quantized | None"], "ir.Node | None
 
 @transform("qdq_to_qoperator", changes_values=True)
 def qdq_to_qoperator(model: ir.Model) -> Change:
-    """Replace an operator between DequantizeLinear and QuantizeLinear by the operator that computes on integers.
+    """Replace an operator between DequantizeLinear and QuantizeLinear by its integer operator.
 
     Before:  QuantizeLinear(Relu(Conv(DequantizeLinear(x), DequantizeLinear(W8), DequantizeLinear(b32))))
     After:   QLinearConv(x, ..., W8, ..., b32)
-    Gemm becomes QGemm, MatMul QLinearMatMul, or MatMulIntegerToFloat and QGemm with float output where nothing
-    quantizes their result; Add, Mul, Concat, Where, AveragePool, GlobalAveragePool, LeakyRelu and Sigmoid become their
-    QLinear forms; MaxPool, Reshape and other operators that only move values run on uint8 as they are.
-    Left alone: operators without such a form (``no-integer-form``), those with another operand in float
-    (``float-operand``), with scales that the integer operator cannot have (``scales``), whose result somebody also
-    reads in float (``read-in-float``), or whose Relu or Clip is not what saturation does (``clip``).
+    Gemm becomes QGemm and MatMul becomes QLinearMatMul. If nothing quantizes their result, they become QGemm with float
+    output and MatMulIntegerToFloat. Add, Mul, Concat, Where, AveragePool, GlobalAveragePool, LeakyRelu and Sigmoid
+    become their QLinear operators. MaxPool, Reshape and other operators that only move values run on uint8.
+    Left alone: operators without an integer operator (``no-integer-form``), with a float operand (``float-operand``),
+    with scales that the integer operator does not support (``scales``), with a result that is also read in float
+    (``read-in-float``), or with a Relu or Clip that saturation does not replace (``clip``).
     """
     change = Change()
     for node in [node for graph in computing_graphs(model) for node in graph]:
@@ -57,7 +57,7 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
 
 
 def _dequantizers(node: ir.Node) -> list[ir.Node | None]:
-    """Return the DequantizeLinear of each operand of a node that it has, None where an operand is float."""
+    """Return the DequantizeLinear of each operand that a node has; None for a float operand."""
     row = OPS[node.op_type]
     chosen = {"same": (0,), "arith": row.activations, "compute": None}[row.kind]
     operands = [v for i, v in enumerate(node.inputs) if v is not None and (chosen is None or i in chosen)]
@@ -71,7 +71,7 @@ def _is_linear(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _obstacle(node: ir.Node, before: list[ir.Node | None], y: Quantized | None) -> str:
-    """Say, in kebab-case, why the operands of a node do not suit its integer form; empty when they do."""
+    """Return the skip code if the operands of a node do not fit its integer operator; empty if they fit."""
     row = OPS[node.op_type]
     x = [_parameters(each) for each in before if each is not None]
     if len(x) < len(before):
@@ -88,7 +88,7 @@ def _obstacle(node: ir.Node, before: list[ir.Node | None], y: Quantized | None) 
 
 
 def _along_channels(node: ir.Node, index: int, axis: int, rank: int | None) -> bool:
-    """Whether scales along `axis` of an operand are per output channel: of the weight, or of the bias."""
+    """Whether scales along `axis` of an operand are scales per output channel of the weight or the bias."""
     row = OPS[node.op_type]
     if index != row.weight or rank is None:
         return row.bias is not None and index == row.bias
@@ -96,16 +96,16 @@ def _along_channels(node: ir.Node, index: int, axis: int, rank: int | None) -> b
 
 
 def _bias_scale_fits(x: list[Quantized]) -> bool:
-    """Whether the bias is int32 in units of the products; the operators take this for granted."""
+    """Whether the bias is int32 with scale ``s_x * s_w``, which the integer operators assume."""
     scales = [constant(operand[1]) for operand in x[:3]]
     a, b, bias = (np.asarray(0) if scale is None else scale.numpy() for scale in scales)
     units = a * b * np.float32(1)
-    rounding = 4 * np.finfo(np.float32).eps  # of a product and of whoever stored it
+    rounding = 4 * np.finfo(np.float32).eps  # of the product and of the stored scale
     return x[2][0].dtype is ir.DataType.INT32 and bool(np.all(np.abs(bias - units) <= rounding * units))
 
 
 def _parameters(node: ir.Node) -> Quantized:
-    """Return data, scale and zero point of a QuantizeLinear (its output) or a DequantizeLinear (its input)."""
+    """Return the integers, scale and zero point of a QuantizeLinear or DequantizeLinear."""
     data = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
     scale, zero = node.inputs[1:3]
     assert data is not None and scale is not None and zero is not None
@@ -113,7 +113,11 @@ def _parameters(node: ir.Node) -> Quantized:
 
 
 def _requantized(node: ir.Node) -> tuple[ir.Node, ir.Node | None, str]:
-    """Follow a node to the QuantizeLinear of its result, through the Relu or Clip that it absorbs."""
+    """Return the last node that the integer operator replaces, the QuantizeLinear of its result, and a skip code.
+
+    The last node is the node itself, or a Relu or Clip that it absorbs. The QuantizeLinear is None if the result is
+    float.
+    """
     last, reader = node, sole_reader(node.outputs[0])
     if reader is not None and not reader.domain and reader.op_type in OPS[node.op_type].absorbs:
         after = sole_reader(reader.outputs[0])
@@ -126,23 +130,23 @@ def _requantized(node: ir.Node) -> tuple[ir.Node, ir.Node | None, str]:
 
 
 def _saturates(relu: ir.Node, quantize: ir.Node) -> bool:
-    """Whether every value that the quantized tensor can hold lies within the bounds of the Relu or Clip."""
+    """Whether every value of the quantized tensor lies within the bounds of the Relu or Clip."""
     bounds, scale, zero = clip_bounds(relu), constant(quantize.inputs[1]), constant(quantize.inputs[2])
     if bounds is None or scale is None or zero is None:
         return False
     least, most = QParams(scale=scale.numpy(), zero_point=zero.numpy()).range
-    slack = float(scale.numpy()) / 2  # a bound between two steps is not moved by more than rounding moves any value
+    slack = float(scale.numpy()) / 2  # rounding moves any value by up to half a step
     return bounds[0] - slack <= least and most <= bounds[1] + slack
 
 
 def _fused(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
-    """Make the integer form of a node, None where it has none."""
+    """Return the integer operator for a node; None if there is none."""
     build = {"same": _same, "arith": _arith, "compute": _compute}[OPS[node.op_type].kind]
     return build(node, x, y)
 
 
 def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
-    """An operator that moves values, on uint8; its result must be quantized as its input is."""
+    """Return an operator that moves values on uint8; input and result must have equal parameters."""
     filled = node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant"
     if y is None or filled or not only_moves(node) or len(node.outputs) > 1 or not equal_parameters(x[0][1:], y[1:]):
         return None
@@ -150,10 +154,10 @@ def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | N
 
 
 def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
-    """QLinearAdd and its like; QLinearConcat takes the result's parameters first."""
-    if y is None or "dilations" in node.attributes:  # QLinearAveragePool has none
+    """Return a QLinear operator such as QLinearAdd; QLinearConcat takes the parameters of the result first."""
+    if y is None or "dilations" in node.attributes:  # QLinearAveragePool has no dilations
         return None
-    if node.op_type == "HardSigmoid":  # its lookup has a scale of its own (`int8_forms.to_lookup`)
+    if node.op_type == "HardSigmoid":  # its table lookup has another scale (`int8_forms.to_lookup`)
         return None
     name = str(OPS[node.op_type].u8[1])  # type: ignore[index]
     operands: list[ir.Value | None] = [part for source in x for part in source]
@@ -164,7 +168,7 @@ def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | 
 
 
 def _compute(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
-    """QLinearConv, QGemm, QLinearMatMul and the products with float results."""
+    """Return a QLinearConv, QGemm or QLinearMatMul, or a product with a float result."""
     a, b, bias = x[0], x[1], x[2][0] if len(x) > 2 else None
     if node.op_type == "Conv":
         return (
@@ -180,5 +184,5 @@ def _compute(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node 
 
 
 def _transposes(node: ir.Node) -> dict[str, ir.Attr]:
-    """The attributes that a QGemm shares with a Gemm."""
+    """Return the attributes of a Gemm that a QGemm has too."""
     return {name: attr for name, attr in node.attributes.items() if name in ("transA", "transB")}

@@ -1,4 +1,4 @@
-"""The fused operators: what QLinearConv, QLinearMatMul and QGemm are given."""
+"""Build the fused integer operators QLinearConv, QLinearMatMul and QGemm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Quantized = tuple[ir.Value, ir.Value, ir.Value]  # integer tensor, scale, zero p
 
 
 def equal_parameters(one: Sequence[ir.Value | None], other: Sequence[ir.Value | None]) -> bool:
-    """Whether two scales, or a scale and zero point each, are the same values or equal constants of one type."""
+    """Whether two lists of parameters (scale, zero point) are the same tensors, or equal constants of equal type."""
     return len(one) == len(other) and all(
         a is b or _equal(constant(a), constant(b)) for a, b in zip(one, other, strict=True)
     )
@@ -33,7 +33,7 @@ class Weights:
     Attributes:
         values: int8, in the layout of the operator: (M, C/group, *kernel) or (K, N).
         scale: float32, shape () or (M,) or (N,).
-        bias: float32 (M,) or (N,); None for none.
+        bias: float32 (M,) or (N,); None without a bias.
     """
 
     values: Array
@@ -44,18 +44,18 @@ class Weights:
 def product_node(
     model: ir.Model, like: ir.Node, x: Quantized, weights: Weights, y: tuple[ir.Value, ir.Value], name: str
 ) -> ir.Node:
-    """Make the fused node of an integer product: QLinearConv, QGemm (with a bias) or QLinearMatMul.
+    """Return the fused node of an integer product: QLinearConv, QGemm (with a bias) or QLinearMatMul.
 
-    The bias becomes int32 of scale ``x_scale * w_scale``, rounded half to even. Where it would not fit, the weights
-    of that channel are stored again on a coarser grid (`qparams.fit_bias`).
+    The bias becomes int32 with scale ``x_scale * w_scale``, rounded half to even. If it does not fit into int32, the
+    weights of that channel are requantized with a larger scale (`qparams.fit_bias`).
 
     Args:
-        model: Where constants are added.
-        like: A ConvInteger, whose attributes are kept; or a MatMulInteger, of two dimensions where there is a bias.
+        model: The model to which constants are added.
+        like: A ConvInteger, whose attributes are copied; or a MatMulInteger, of two dimensions if there is a bias.
         x: The uint8 activation; its scale is an initializer.
         weights: int8 weights.
-        y: Scale and zero point of the result, initializers.
-        name: What the node and its constants are called after.
+        y: The scale and zero point of the result, initializers.
+        name: The name of the node, and the stem of the names of its constants.
     """
     convolution = like.op_type == "ConvInteger"
     x_scale = float(x[1].const_value.numpy())  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def product_node(
 
 
 def _fitted(weights: Weights, x_scale: float, axis: int) -> tuple[Array, Array, Array | None]:
-    """Return weights, scales and int32 bias such that the bias fits."""
+    """Return int8 weights, scales and an int32 bias that fits."""
     if weights.bias is None:
         return weights.values, weights.scale, None
     channel = axis if weights.scale.ndim else None

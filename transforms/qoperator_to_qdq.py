@@ -1,4 +1,4 @@
-"""Spell operators on integers as float ones between DequantizeLinear and QuantizeLinear."""
+"""Rewrite integer operators as float operators between DequantizeLinear and QuantizeLinear."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class QOp:
-    """Where an operator on integers has its operands.
+    """The input positions of an integer operator.
 
     Attributes:
         op: The standard operator.
-        operands: By operand of that, the inputs with its integers, scale and zero point.
-        result: The inputs with the scale and zero point of the result; None for one that is always float.
-        bias: The input with the int32, or float, bias; it becomes the operand behind the others.
-        dropped: Attributes that the standard operator has not.
+        operands: For each operand of the standard operator, the inputs with integers, scale and zero point.
+        result: The inputs with the scale and zero point of the result; None if the result is always float.
+        bias: The input with the int32 or float bias; it becomes the last operand.
+        dropped: Attributes that the standard operator does not have.
     """
 
     op: str
@@ -53,7 +53,7 @@ QOPS: dict[str, QOp] = {
 
 
 def qop_of(node: ir.Node) -> QOp | None:
-    """Return where a node on integers has its operands, None for any other node."""
+    """Return the input positions of an integer operator; None for any other node."""
     if node.domain == MS and node.op_type == "QLinearConcat":
         return QOp("Concat", tuple((i, i + 1, i + 2) for i in range(2, len(node.inputs), 3)), (0, 1))
     return QOPS.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
@@ -61,11 +61,11 @@ def qop_of(node: ir.Node) -> QOp | None:
 
 @dataclass
 class _Pairs:
-    """Writes DequantizeLinear and QuantizeLinear nodes; equal ones of a graph are written once.
+    """Writes DequantizeLinear and QuantizeLinear nodes; equal nodes of a graph are written once.
 
     Attributes:
         model: The model.
-        domain: Their domain: the runtime's own where the standard ones of the opset have no axis.
+        domain: The domain of these nodes: com.microsoft if the standard operators of the opset have no axis.
         taken: The names in use.
         made: The dequantized tensors, by graph and operands.
     """
@@ -76,7 +76,7 @@ class _Pairs:
     made: dict[object, ir.Value] = field(default_factory=dict)
 
     def dequantized(self, node: ir.Node, operands: list[ir.Value | None], axis: int | None) -> ir.Value:
-        """Return the float tensor that integers, a scale and a zero point stand for."""
+        """Return the float tensor of `operands`: integers, scale and zero point."""
         graph = graph_of(node)
         key = (graph, *(id(value) for value in operands), axis)
         if key not in self.made:
@@ -96,18 +96,18 @@ class _Pairs:
 
 @transform("qoperator_to_qdq", changes_values=True)
 def qoperator_to_qdq(model: ir.Model) -> Change:
-    """Replace operators on integers by float ones between DequantizeLinear and QuantizeLinear.
+    """Replace integer operators by float operators between DequantizeLinear and QuantizeLinear.
 
     Before:  y = QLinearConv(x, sx, zx, W8, sw, zw, sy, zy, b32)
     After:   y = QuantizeLinear(Conv(DequantizeLinear(x, sx, zx), DequantizeLinear(W8, sw, zw),
                  DequantizeLinear(b32, sx * sw)), sy, zy)
         QLinearMatMul, QGemm, MatMulIntegerToFloat, QLinearAdd, QLinearMul, QLinearConcat, QLinearWhere,
         QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu, QLinearSigmoid and QLinearSoftmax likewise. A
-        runtime that fuses pairs computes what it did before; one that does not computes in float. What only moves
-        integers stays on them. `qdq_to_qoperator` does the opposite.
-    Left alone: scales of weights and activations that are computed beside an int32 bias (``dynamic``), scales that are
-        not one number or one per channel (``scales``), an operand without a zero point (``no-zero-point``), channels
-        that come last (``channels-last``).
+        runtime that fuses QuantizeLinear and DequantizeLinear computes the same as before; another runtime computes in
+        float. Operators that only move integers do not change. `qdq_to_qoperator` does the opposite.
+    Left alone: an int32 bias with computed scales of weights or activations (``dynamic``), scales that are neither per
+        tensor nor per channel (``scales``), an operand without a zero point (``no-zero-point``), channels in the last
+        axis (``channels-last``).
     """
     change = Change()
     domain = "" if model.opset_imports.get("", 0) >= FIRST_WITH_AXIS else MS
@@ -132,7 +132,11 @@ def _value(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def _check(node: ir.Node, form: QOp) -> None:
-    """Leave a node whose operands cannot be said in pairs; nothing is changed before."""
+    """Check that a node can be rewritten, before anything changes.
+
+    Raises:
+        LeftAlone: An operand cannot be written with a DequantizeLinear.
+    """
     if node.attributes.get_int("channels_last", 0):
         raise LeftAlone("channels-last")
     for data, scale, zero in form.operands:
@@ -149,7 +153,7 @@ def _check(node: ir.Node, form: QOp) -> None:
 
 
 def _axis(node: ir.Node, form: QOp, index: int, scale: ir.TensorProtocol | None) -> int | None:
-    """Return along which axis an operand has its scales, None where it has one."""
+    """Return the axis of the scales of an operand; None for one scale."""
     if scale is None or scale.size == 1:
         if scale is not None and len(scale.shape) > 1:
             raise LeftAlone("scales")
@@ -167,7 +171,7 @@ def _axis(node: ir.Node, form: QOp, index: int, scale: ir.TensorProtocol | None)
 
 
 def _expand(node: ir.Node, form: QOp, pairs: _Pairs) -> None:
-    """Write a node as float operator with its pairs."""
+    """Replace a node by the float operator with DequantizeLinear and QuantizeLinear around it."""
     inputs = tuple(node.inputs)
     operands: list[ir.Value | None] = []
     for index, places in enumerate(form.operands):
@@ -201,7 +205,7 @@ def _expand(node: ir.Node, form: QOp, pairs: _Pairs) -> None:
 
 
 def _scalar(node: ir.Node, value: ir.Value | None, pairs: _Pairs) -> ir.Value | None:
-    """Return a scale or zero point of one number as one without axes, as a pair for the whole tensor has it."""
+    """Return a per-tensor scale or zero point of shape (1,) with shape (); any other one unchanged."""
     tensor = constant(value)
     if value is None or tensor is None or tuple(tensor.shape.numpy()) != (1,):
         return value
@@ -213,7 +217,7 @@ def _scalar(node: ir.Node, value: ir.Value | None, pairs: _Pairs) -> ir.Value | 
 
 
 def _bias(node: ir.Node, form: QOp, bias: ir.Value, pairs: _Pairs) -> ir.Value:
-    """Return the float bias that an int32 one stands for, in units of the products."""
+    """Return the float value of an int32 bias, whose scale is ``s_x * s_w``."""
     scales = [constant(_value(node, scale)) for _, scale, _ in form.operands]
     a, b = (np.asarray(0) if scale is None else scale.numpy().reshape(-1) for scale in scales)
     units = np.asarray(a * b, np.float32)

@@ -1,4 +1,4 @@
-"""The arithmetic of linear quantization: ranges to scales and zero points, arrays to integers and back.
+"""The arithmetic of linear quantization: from ranges to scales and zero points, from floats to integers and back.
 
 ``q = saturate(round_half_even(x / scale) + zero_point)`` and ``x = (q - zero_point) * scale``, as defined by the
 ONNX operators QuantizeLinear and DequantizeLinear (https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html).
@@ -21,11 +21,11 @@ Array = npt.NDArray[Any]
 Index = tuple[slice, ...]
 
 BLOCK = 2**18
-"""Elements that are worked on at a time: 1 MB of float32, which with its temporaries stays in a cache."""
+"""Elements computed at a time: 1 MB of float32, so that the block and its temporaries fit into the cache."""
 
 INT32_MAX = 2**31 - 1
 FLOAT_MAX = float(np.finfo(np.float32).max)
-# float32 cannot divide by a scale below its least normal number; such a tensor is constant for our purposes.
+# float32 cannot divide by a scale below its smallest normal number; such a tensor counts as constant.
 TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -36,7 +36,7 @@ class QParams:
     Attributes:
         scale: float32, shape () or (C,); positive.
         zero_point: uint8, int8 or int32, of the same shape; its dtype is the dtype of the quantized tensor.
-        axis: The channel axis where the shape is (C,), else None.
+        axis: The channel axis if the shape is (C,), else None.
     """
 
     scale: Array
@@ -45,17 +45,17 @@ class QParams:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the greatest real value that a per-tensor quantized tensor can hold."""
+        """The smallest and the largest real value of a per-tensor quantized tensor."""
         info = np.iinfo(self.zero_point.dtype)
         scale, zero = float(self.scale), int(self.zero_point)
         return (info.min - zero) * scale, (info.max - zero) * scale
 
 
 def asymmetric_u8(lo: float, hi: float) -> QParams:
-    """Return the uint8 scale and zero point of a range, widened so that zero is exactly representable.
+    """Return the uint8 scale and zero point of a range; the range is widened to contain zero.
 
-    The arithmetic is float32 throughout and is the same, operation by operation, as in the graph that
-    `quantize_nodes` emits, so that a frozen range gives the scale that the dynamic graph computed.
+    All operations are the float32 operations of the graph that `quantize_nodes` emits, in the same order. So a frozen
+    range gives exactly the scale that the dynamic graph computes.
 
     >>> q = asymmetric_u8(0.0, 6.0)
     >>> float(q.scale * 255), int(q.zero_point)
@@ -69,10 +69,10 @@ def asymmetric_u8(lo: float, hi: float) -> QParams:
 
 
 def symmetric_s8(weights: Array, axis: int | None) -> QParams:
-    """Return int8 scales with zero point 0, per slice along `axis` or (None) for the whole array.
+    """Return int8 scales with zero point 0, one per slice along `axis`; for axis None one for the whole array.
 
-    The range is ±127, not -128: a symmetric grid has no bias, and a product with a uint8 cannot saturate a VNNI
-    accumulator either way. An all-zero slice has scale 1.
+    The integers are -127 to 127: a symmetric grid has no bias, and products with uint8 do not saturate a VNNI
+    accumulator. A slice of zeros has scale 1.
     """
     channel = None if axis is None else axis % weights.ndim
     peak = np.zeros(() if channel is None else weights.shape[channel], np.float32)
@@ -86,7 +86,7 @@ def symmetric_s8(weights: Array, axis: int | None) -> QParams:
 
 
 def symmetric_u8(lo: float, hi: float) -> QParams:
-    """Return the uint8 scale of a range with zero point 128, so that steps of -127 to 127 reach its farther end.
+    """Return the uint8 scale of a range with zero point 128; 127 steps reach the bound with the larger magnitude.
 
     >>> q = symmetric_u8(-1.0, 254.0)
     >>> float(q.scale), int(q.zero_point)
@@ -98,30 +98,30 @@ def symmetric_u8(lo: float, hi: float) -> QParams:
 
 
 def _retyped(params: QParams, dtype: type[np.integer[Any]]) -> QParams:
-    """Return the same grid of real values, stored as `dtype`: all integers move by the difference of the minima."""
+    """Return the same grid of real values stored as `dtype`: all integers shift by the difference of the minima."""
     shift = int(np.iinfo(dtype).min) - int(np.iinfo(params.zero_point.dtype).min)
     zero = np.asarray(params.zero_point.astype(np.int64) + shift, dtype)
     return QParams(scale=params.scale, zero_point=zero, axis=params.axis)
 
 
 DTYPES: dict[str, type[np.integer[Any]]] = {"u8": np.uint8, "s8": np.int8}
-"""The element types of a quantized tensor, by the names of the options."""
+"""The element types of quantized tensors, by option value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How ranges become scales and zero points: the element types, and where zero lies.
+    """How ranges become scales and zero points: the element types and the position of zero.
 
     Attributes:
-        activation: ``u8`` or ``s8``. Both hold the same 256 real values: ``s8`` is ``u8`` with all integers, the zero
-            point among them, 128 lower.
-        weight: ``s8`` with zero point 0 or ``u8`` with zero point 128; both hold the same 255 real values.
-        symmetric: Whether the zero point of an activation is the middle of the type. A tensor that is never negative
-            keeps the type's minimum even so: half of the steps would be lost, and ONNX Runtime fuses a Relu into the
-            kernel before it only where the zero point of the output is the minimum.
+        activation: ``u8`` or ``s8``. Both represent the same 256 real values: in ``s8`` all integers and the zero
+            point are 128 lower.
+        weight: ``s8`` with zero point 0 or ``u8`` with zero point 128; both represent the same 255 real values.
+        symmetric: Whether the zero point of an activation is the middle of the type. The zero point of a tensor that
+            is never negative is always the minimum of the type: the middle would lose half of the steps, and ONNX
+            Runtime fuses a Relu into the kernel before it only if the zero point of the output is the minimum.
 
     Raises:
-        RequantError: A type is neither of the two.
+        UnknownNameError: A type is neither ``u8`` nor ``s8``.
     """
 
     activation: str = "u8"
@@ -134,27 +134,27 @@ class Scheme:
                 raise UnknownNameError(f"{kind} type", name, DTYPES)
 
     def activation_params(self, lo: float, hi: float) -> QParams:
-        """Return the scale and zero point of a tensor whose values lie in ``[lo, hi]``."""
+        """Return the scale and zero point of a tensor with values in ``[lo, hi]``."""
         grid = symmetric_u8 if self.symmetric and lo < 0 else asymmetric_u8
         return _retyped(grid(lo, hi), DTYPES[self.activation])
 
     def weight_params(self, array: Array, axis: int | None) -> QParams:
-        """Return the scales of weights, per slice along `axis` or (None) one for the whole array."""
+        """Return the scales of weights, one per slice along `axis`; for axis None one for the whole array."""
         return _retyped(symmetric_s8(array, axis), DTYPES[self.weight])
 
 
 def fit_bias(weight: QParams, bias: Array, input_scale: float) -> QParams:
-    """Raise weight scales where ``bias / (input_scale * scale)`` would not fit an int32.
+    """Raise the weight scales of channels whose ``bias / (input_scale * scale)`` does not fit into an int32.
 
-    A channel of tiny weights has a tiny scale, and its bias in units of that scale may overflow (ONNX Runtime
-    lost half a model's accuracy this way before its 1.18). A coarser grid costs such a channel nothing: its weights
-    are negligible beside its bias. Half of the int32 range is left to the accumulated products. Nor does the bias's
-    own scale, ``input_scale * scale``, become too small for float32.
+    A channel with tiny weights has a tiny scale, and its quantized bias may overflow (ONNX Runtime before 1.18 lost
+    half of a model's accuracy this way). A larger scale costs such a channel no accuracy, because its weights are
+    negligible compared with its bias. Half of the int32 range is reserved for the accumulated products. The scale of
+    the bias, ``input_scale * scale``, also stays a normal float32 number.
 
     Args:
         weight: Per-tensor or per-channel scales, shape () or (C,).
         bias: float32, shape (C,).
-        input_scale: Scale of the activation that the weights multiply.
+        input_scale: The scale of the activation.
     """
     least = np.maximum(np.abs(np.asarray(bias, np.float64)) / (INT32_MAX // 2), TINY) / input_scale
     if weight.axis is None:
@@ -167,7 +167,7 @@ def quantize(values: Array, params: QParams) -> Array:
     """Return `values` as integers of the dtype of `params.zero_point`, rounded half to even and saturated."""
     dtype = params.zero_point.dtype
     info = np.iinfo(dtype)
-    # float32 holds the sum of a step and a zero point exactly wherever it is not saturated anyway, up to 16 bits
+    # up to 16 bits, float32 holds the sum of step and zero point exactly, unless the sum saturates
     exact = np.float32 if dtype.itemsize <= 2 else np.float64
     scale, zero = _broadcast(params.scale, params, values.ndim), _broadcast(params.zero_point, params, values.ndim)
     shifted = bool(zero.any())
@@ -182,7 +182,7 @@ def quantize(values: Array, params: QParams) -> Array:
 
 
 def dequantize(values: Array, params: QParams) -> Array:
-    """Return the float32 values that the integers stand for."""
+    """Return the float32 values of the integers."""
     scale, zero = _broadcast(params.scale, params, values.ndim), _broadcast(params.zero_point, params, values.ndim)
     real = np.empty(values.shape, np.float32)
     for index in blocks(values.shape):
@@ -200,23 +200,23 @@ def quantize_bias(bias: Array, input_scale: float, weight_scale: Array) -> QPara
 
 
 def _broadcast(array: Array, params: QParams, rank: int) -> Array:
-    """Shape a per-channel array so that it broadcasts along the channel axis of a tensor of `rank`."""
+    """Reshape a per-channel array so that it broadcasts along the channel axis of a tensor of `rank`."""
     if params.axis is None or array.ndim == 0:
         return array
     return array.reshape([-1 if i == params.axis % rank else 1 for i in range(rank)])
 
 
 def _part(array: Array, index: Index) -> Array:
-    """Return what of a broadcast `array` belongs to a block."""
+    """Return the part of a broadcast `array` that belongs to a block."""
     return array[tuple(part if length > 1 else slice(None) for part, length in zip(index, array.shape, strict=False))]
 
 
 def blocks(shape: tuple[int, ...]) -> Iterator[Index]:
-    """Yield a slice per axis for each part of an array, at most `BLOCK` elements that are neighbours in memory.
+    """Yield one slice per axis for each block of an array: at most `BLOCK` elements that are contiguous in memory.
 
-    Temporaries of a part are small, whatever the size of the array.
+    Working by blocks keeps temporaries small for arrays of any size.
     """
-    whole, axis = 1, len(shape)  # the axes from `axis` on fit into one block, with `whole` elements
+    whole, axis = 1, len(shape)  # axes `axis` and later fit into one block of `whole` elements
     while axis > 0 and whole * shape[axis - 1] <= BLOCK:
         axis -= 1
         whole *= shape[axis]
@@ -231,9 +231,9 @@ def blocks(shape: tuple[int, ...]) -> Iterator[Index]:
 
 
 def _peak(magnitude: Array, axis: int | None) -> Array:
-    """Return the greatest value per slice along `axis`, or of all; no value is negative.
+    """Return the maximum per slice along `axis`, or of the whole array for None; no value is negative.
 
-    NumPy reduces short rows (those of a 3x3 kernel) slowly, but takes the maximum of two columns fast.
+    NumPy reduces short rows (such as 3x3 kernels) slowly; the maximum of two columns is fast.
     """
     if axis is None:
         return np.asarray(magnitude.max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Compute in integers, with ranges found at run time."""
+"""Replace float products by integer products with ranges found at run time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Range = tuple[float, float] | None
 
 @dataclass
 class _Rewriter:
-    """The model under the rewrite, with what its nodes share."""
+    """Writes nodes and constants; names are unique and constants are shared."""
 
     model: ir.Model
     input_range: Range
@@ -33,17 +33,17 @@ class _Rewriter:
     constants: dict[str, ir.Value] = field(default_factory=dict)
 
     def name(self, stem: str) -> str:
-        """Take a name that no value and no node has."""
+        """Return an unused name, based on `stem`."""
         return take(self.taken, stem)
 
     def scalar(self, name: str, value: float) -> ir.Value:
-        """Return a float initializer called `name`, made once."""
+        """Return the float initializer called `name`; it is added at the first call."""
         if name not in self.constants:
             self.constants[name] = self.array(name, np.asarray(value, np.float32))
         return self.constants[name]
 
     def array(self, name: str, values: Array) -> ir.Value:
-        """Add an initializer called after `name`."""
+        """Add an initializer; its name is based on `name`."""
         return add_initializer(self.model.graph, self.name(name), values)
 
     def node(
@@ -56,8 +56,8 @@ class _Rewriter:
         domain: str = "",
         attributes: Mapping[str, ir.Attr | int] = MappingProxyType({}),
     ) -> ir.Node:
-        """Make a node called after `name`, whose outputs are called after it."""
-        called = self.name(name.replace(";", "_"))  # in a log a semicolon ends a name
+        """Return a new node; its name is based on `name`, the names of its outputs on its name."""
+        called = self.name(name.replace(";", "_"))  # a semicolon ends a name in a log
         node = ir.node(op, inputs, attributes, domain=domain, name=called, num_outputs=outputs)
         for index, output in enumerate(node.outputs):
             output.name = self.name(f"{node.name}:{index}")
@@ -74,27 +74,27 @@ def quantize_nodes(
     fallback_max: float | None = None,
     ignore_op: tuple[str, ...] = (),
 ) -> Change:
-    """Compute Conv, Gemm and MatMul with int8 weights in integers; ranges are found anew in every run.
+    """Compute Conv, Gemm and MatMul with int8 weights in integers; each run finds its ranges.
 
     Before:  y = Relu(Conv(x, DequantizeLinear(W8, sw), b))
     After:   lo, hi = ReduceMin(x), ReduceMax(x);   q, s, z = Quantize(x, lo, hi)
              acc = ConvInteger(q, W8, z)                                                             int32
              lo, hi = RequantizationRange(acc, s, sw, b, 0, max);  q, s, z = Requantize(acc, s, sw, b, lo, hi)
              y = DequantizeLinear(q, s, z)
-    A Relu or Clip becomes the bounds of the range. MaxPool, Reshape and the like between two such operators run on
-    uint8, and a DequantizeLinear before a quantize of the same parameters disappears.
-    Left alone: weights that are not int8 (``float-weights``) or not symmetric with a scale per output channel
-    (``weight-form``), a bias that is computed or not per channel (``bias-form``), weights of more than two dimensions
-    in a MatMul (``batched-weights``), a Gemm with transA, alpha or beta (``gemm-form``), ignored
-    operators (``ignored``).
+    A Relu or Clip becomes the bounds of the range. MaxPool, Reshape and other operators that only move values run on
+    uint8 between two such operators. An operator reads the uint8 tensor behind a DequantizeLinear directly.
+    Left alone: weights that are not int8 (``float-weights``), weights that are not symmetric with one scale or one
+    scale per output channel (``weight-form``), a bias that is computed or not per channel (``bias-form``), MatMul
+    weights of more than two dimensions (``batched-weights``), a Gemm with transA, alpha or beta (``gemm-form``),
+    ignored operators (``ignored``).
 
     Options:
-        input_min, input_max: A fixed range of the graph's inputs, instead of one found at run time.
-        fallback_min, fallback_max: A fixed range of every result, so that nothing is left to find at run time.
+        input_min, input_max: A fixed range of the graph's inputs; without it, each run finds the range.
+        fallback_min, fallback_max: A fixed range of every result; without it, each run finds the ranges.
         ignore_op: Operator types that stay float.
 
     Raises:
-        TransformError: Only one of two bounds is given.
+        TransformError: Only one of two bounds is given, or the minimum is not below the maximum.
     """
     rewriter = _Rewriter(
         model, _both("input", input_min, input_max), _both("fallback", fallback_min, fallback_max), names(model)
@@ -111,7 +111,7 @@ def quantize_nodes(
         if reason:
             change.skip(reason)
         elif row.bare or len(anchor.outputs) > 1:
-            continue  # not one value for one value
+            continue  # the operator does not map one tensor to one tensor on uint8
         elif row.kind == "compute":
             _integer_product(rewriter, anchor, [nodes[name] for name in unit.nodes])
             change.applied += 1
@@ -124,7 +124,11 @@ def quantize_nodes(
 
 
 def _both(kind: str, low: float | None, high: float | None) -> Range:
-    """Return a range whose bounds are both given, None when neither is."""
+    """Return a range; None if neither bound is set.
+
+    Raises:
+        TransformError: One bound is missing, or the bounds are not in order.
+    """
     if low is None and high is None:
         return None
     if low is None or high is None or low >= high:
@@ -133,7 +137,7 @@ def _both(kind: str, low: float | None, high: float | None) -> Range:
 
 
 def _obstacle(node: ir.Node, unit: Unit) -> str:
-    """Say, in kebab-case, why a Conv, Gemm or MatMul stays as it is; empty when it can be rewritten."""
+    """Return the skip code if a Conv, Gemm or MatMul cannot be rewritten; empty if it can."""
     row = OPS[unit.op]
     if row.kind != "compute":
         return ""
@@ -174,7 +178,7 @@ def _bias_fits(node: ir.Node, weight: ir.TensorProtocol) -> bool:
 
 
 def _dequantized(value: ir.Value | None) -> Quantized | None:
-    """Return the integer tensor, scale and zero point behind a DequantizeLinear."""
+    """Return the integer tensor, scale and zero point that a DequantizeLinear turns into `value`."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "DequantizeLinear" or node.domain or len(node.inputs) < 3:
         return None
@@ -183,7 +187,7 @@ def _dequantized(value: ir.Value | None) -> Quantized | None:
 
 
 def _uint8(value: ir.Value | None) -> Quantized | None:
-    """Return the uint8 tensor behind a DequantizeLinear of one scale."""
+    """Return the uint8 tensor, scale and zero point of `value`, if a DequantizeLinear with one scale writes it."""
     ready = _dequantized(value)
     scale = None if ready is None else constant(ready[1])
     one = scale is None or scale.size == 1
@@ -191,7 +195,7 @@ def _uint8(value: ir.Value | None) -> Quantized | None:
 
 
 def _quantized(rewriter: _Rewriter, x: ir.Value) -> Quantized:
-    """Return `x` in uint8: what a DequantizeLinear read, or a Quantize with the range of this run."""
+    """Return `x` in uint8: the input of its DequantizeLinear, or the result of a Quantize with the range of the run."""
     ready = _uint8(x)
     if ready is not None:
         return ready
@@ -199,18 +203,18 @@ def _quantized(rewriter: _Rewriter, x: ir.Value) -> Quantized:
     for use in x.uses():
         if use.node.domain == DOMAIN and use.node.op_type == "Quantize":
             return use.node.outputs[0], use.node.outputs[1], use.node.outputs[2]
-    made: list[ir.Node] = []
+    ranged: list[ir.Node] = []
     if x.is_graph_input() and rewriter.input_range is not None:
         lo, hi = (
             rewriter.scalar(f"{name}/{part}", bound)
             for part, bound in zip(("min", "max"), rewriter.input_range, strict=True)
         )
     else:
-        made = [
+        ranged = [
             rewriter.node(op, [x], f"{name}/{part}", attributes={"keepdims": 0})
             for op, part in (("ReduceMin", "min"), ("ReduceMax", "max"))
         ]
-        lo, hi = made[0].outputs[0], made[1].outputs[0]
+        lo, hi = ranged[0].outputs[0], ranged[1].outputs[0]
         lo.type, hi.type = FLOAT, FLOAT
     quantize = rewriter.node("Quantize", [x, lo, hi], f"{name}/quantize", outputs=3, domain=DOMAIN)
     quantize.outputs[0].shape = x.shape
@@ -218,16 +222,16 @@ def _quantized(rewriter: _Rewriter, x: ir.Value) -> Quantized:
     graph = rewriter.model.graph
     producer = x.producer()
     if producer is None:
-        graph.insert_before(graph[0], [*made, quantize])
+        graph.insert_before(graph[0], [*ranged, quantize])
     else:
-        graph.insert_after(producer, [*made, quantize])
+        graph.insert_after(producer, [*ranged, quantize])
     return quantize.outputs[0], quantize.outputs[1], quantize.outputs[2]
 
 
 def _integer_product(rewriter: _Rewriter, anchor: ir.Node, nodes: list[ir.Node]) -> None:
-    """Replace a Conv, Gemm or MatMul and the Relu or Clip behind it by integer nodes."""
+    """Replace a Conv, Gemm or MatMul, and the Relu or Clip that it absorbs, by integer nodes."""
     x, weight = anchor.inputs[0], _dequantized(anchor.inputs[1])
-    assert x is not None and weight is not None  # _obstacle saw to it
+    assert x is not None and weight is not None  # `_obstacle` checked both
     result, name = nodes[-1].outputs[0], f"{node_name(anchor)}/eightbit"
     q, x_scale, x_zero = _quantized(rewriter, x)
     w, w_scale, bias = _operands(rewriter, anchor, name, weight)
@@ -251,7 +255,7 @@ def _integer_product(rewriter: _Rewriter, anchor: ir.Node, nodes: list[ir.Node])
 def _result_range(
     rewriter: _Rewriter, operands: list[ir.Value], name: str, nodes: list[ir.Node]
 ) -> tuple[ir.Value, ir.Value, list[ir.Node]]:
-    """Return the least and greatest result, and the node that finds them unless the range is fixed."""
+    """Return the minimum and maximum of the result, and the nodes that compute them: none for a fixed range."""
     least, most = (clip_bounds(nodes[-1]) if len(nodes) > 1 else None) or (-FLOAT_MAX, FLOAT_MAX)
     if rewriter.fallback_range is not None:
         low, high = rewriter.fallback_range
@@ -270,7 +274,7 @@ def _result_range(
 
 
 def _operands(rewriter: _Rewriter, node: ir.Node, name: str, weight: Quantized) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Return int8 weights as the integer operator wants them, and scale and bias in the shape of its result."""
+    """Return int8 weights in the layout of the integer operator, and scale and bias that broadcast over its result."""
     w, scale, bias = weight[0], weight[1].const_value, constant(node.inputs[2]) if len(node.inputs) > 2 else None
     assert w.const_value is not None and scale is not None
     if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
@@ -283,7 +287,7 @@ def _operands(rewriter: _Rewriter, node: ir.Node, name: str, weight: Quantized) 
 
 
 def _move_below(rewriter: _Rewriter, node: ir.Node) -> int:
-    """Let an operator that only moves values read uint8 and be dequantized afterwards; 1 when it was done."""
+    """Move a DequantizeLinear behind an operator that only moves values; return 1 if it moved, else 0."""
     ready, graph = _uint8(node.inputs[0]), node.graph
     if ready is None or not isinstance(graph, ir.Graph) or not only_moves(node):
         return 0
@@ -302,7 +306,7 @@ def _move_below(rewriter: _Rewriter, node: ir.Node) -> int:
 
 
 def _drop_idle_dequantizers(model: ir.Model) -> None:
-    """Remove each DequantizeLinear that nobody reads any more."""
+    """Remove each DequantizeLinear whose result nothing reads."""
     for node in reversed(list(model.graph)):
         if node.op_type == "DequantizeLinear" and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
             remove(node)

@@ -1,4 +1,4 @@
-"""Store weights as int8."""
+"""Store float weights as int8."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from .registry import Change, transform
 
 @transform("quantize_weights", after=("fold_batch_norms",), changes_values=True)
 def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
-    """Store large float weights as int8 with a DequantizeLinear in front of their readers.
+    """Store large float weights as int8, followed by a DequantizeLinear.
 
     Before:  y = Conv(x, W)                        W float32 (M, C, *spatial)
     After:   y = Conv(x, DequantizeLinear(W8, scale, 0, axis=0)),  scale (M,) = max|W[m]| / 127
-    The weights of Conv, Gemm and MatMul get one scale per output channel, stacks of matrices and all others one scale.
-    Left alone: small constants (``small``) or of another type than float32 (``not-float32``), the biases of those
-        three (``bias``), the scales of a Resize (``resize``), initializers that a caller may override, and models of an
-        opset without per-channel scales (``opset-below-13``: run `convert_opset` first).
+    The weights of Conv, Gemm and MatMul get one scale per output channel. Batched matrices and all other constants get
+    one scale.
+    Left alone: small constants (``small``), constants of another type than float32 (``not-float32``), the biases of
+        Conv, Gemm and MatMul (``bias``), the scales of a Resize (``resize``), initializers that a caller may override,
+        and models of an opset without per-channel scales (``opset-below-13``: run `convert_opset` first).
 
     Options:
-        minimum_size: The least number of elements of a constant that is stored as int8.
+        minimum_size: A constant with fewer elements stays float.
     """
     change = Change()
     old = model.opset_imports.get("", 0) < 13
@@ -48,7 +49,7 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
 
 
 def _is_parameter(value: ir.Value) -> bool:
-    """Whether `value` belongs to a quantization that is there already: its data, or a scale, bias or bound of it."""
+    """Whether `value` is the data, a scale, a bias or a bound of an existing quantization."""
     roles = [(use.node.op_type in ("QuantizeLinear", "DequantizeLinear"), use) for use in value.uses()]
     return all(linear for linear, _ in roles) or any(
         use.node.domain == DOMAIN or (linear and use.idx > 0) for linear, use in roles
@@ -56,7 +57,7 @@ def _is_parameter(value: ir.Value) -> bool:
 
 
 def _row(node: ir.Node) -> Op | None:
-    """Return the operator row of a reader."""
+    """Return the operator row of a standard operator; None for other domains."""
     return None if node.domain else OPS.get(node.op_type)
 
 
@@ -84,9 +85,9 @@ def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None
 
 
 def _channel_axis(weight: ir.Value, rank: int) -> int | None:
-    """Return the output-channel axis that all readers of a weight agree on, None when there is none.
+    """Return the output-channel axis if it is the same for all readers of a weight, else None.
 
-    A stack of matrices gets one scale: the integer product into which ONNX Runtime fuses it fails on more.
+    Batched matrices get one scale: the integer product into which ONNX Runtime fuses them fails with several scales.
     """
     axes = set()
     for use in weight.uses():

@@ -1,4 +1,4 @@
-"""Why a unit stays float: codes that programs compare, with the texts that users read."""
+"""Why a unit stays float: a code that programs compare and a text that users read."""
 
 from __future__ import annotations
 
@@ -41,18 +41,17 @@ def other(reason: Reason | str) -> Reason:
     return Reason("other", reason) if reason else NONE
 
 
+CONTROL_FLOW = Reason("control-flow", "control flow runs in float; the operators in its {} are quantized")
 FUSED_GROUP = Reason("fused-group", "the runtime fuses the group into one float kernel")
-GELU = Reason("gelu", "float in one kernel; in uint8 it would fall apart into several")
-IN_BODY = Reason("control-flow", "{} at run time; its {} quantized inside")
-INTEGER = Reason("integer-already", "computes in integers already")
-LOOKUP = Reason("slow-lookup", "alone or in a SiLU, the integer table lookup costs more than the float kernel")
-NEAREST_ONLY = Reason("interpolates", "only mode=nearest selects values; interpolation and cropping are float")
+GELU = Reason("gelu", "one float kernel computes it; uint8 would need several kernels")
+INTEGER = Reason("integer-already", "already computes in integers")
+LOOKUP = Reason("slow-lookup", "the integer table lookup is slower than the float kernel, alone and in a SiLU")
+NEAREST_ONLY = Reason("interpolates", "only mode=nearest runs on uint8; interpolation and cropping run in float")
 NO_KERNEL = Reason("no-kernel", "the runtime has no integer kernel for {}")
-NO_INTEGER = Reason("no-kernel", "the runtime has no integer {}")
 NORMALIZATION = Reason(
-    "normalization", "a normalisation squares and divides: the runtime computes it in float, in one kernel"
+    "normalization", "a normalization squares and divides; the runtime computes it in one float kernel"
 )
-NOT_ABSORBED = Reason("not-absorbed", "no integer kernel where no Conv, Gemm, MatMul, Add or Mul absorbs it")
-NOT_A_PRODUCT = Reason("not-a-product", "not a matrix product that MatMul could express")
-QUANTIZED_BEFORE = Reason("quantized-before", "part of a quantization that was there before")
+NOT_ABSORBED = Reason("not-absorbed", "runs in integers only inside the kernel of a Conv, Gemm, MatMul, Add or Mul")
+NOT_A_PRODUCT = Reason("not-a-product", "a MatMul cannot express it")
+QUANTIZED_BEFORE = Reason("quantized-before", "part of a quantization that the input model already has")
 SOFTMAX = Reason("slow-softmax", "an integer softmax is several times slower than the float one")

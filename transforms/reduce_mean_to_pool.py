@@ -1,4 +1,4 @@
-"""Spell a mean over the places of an image as what it is."""
+"""Replace a mean over the spatial axes of an image by a global average pooling."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ IMAGES = (4, 5)
 
 @transform("reduce_mean_to_pool", after=("fold_constants",))
 def reduce_mean_to_pool(model: ir.Model) -> Change:
-    """Replace a ReduceMean over all axes behind the channels by a GlobalAveragePool.
+    """Replace a ReduceMean over all spatial axes by a GlobalAveragePool.
 
     Before:  y = ReduceMean(x, axes=[2, 3]), keepdims 1;  z = ReduceMean(x, axes=[2, 3]), keepdims 0;  x (N, C, H, W)
     After:   y = GlobalAveragePool(x);                    z = Flatten(GlobalAveragePool(x))
-        The pooling has an integer kernel, the mean has none.
-    Left alone: tensors that have not four or five axes, or an unknown number (``not-an-image``), other axes
-        (``other-axes``), axes that are computed (``dynamic``), other types than float32 (``not-float32``).
+        GlobalAveragePool has an integer kernel, ReduceMean has none.
+    Left alone: tensors of a rank other than 4 or 5, or of unknown rank (``not-an-image``), other axes
+        (``other-axes``), computed axes (``dynamic``), other types than float32 (``not-float32``).
     """
     change = Change()
     known, taken = stand_ins(model), names(model)
@@ -44,7 +44,7 @@ def reduce_mean_to_pool(model: ir.Model) -> Change:
 
 
 def _axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a ReduceMean, empty where it has none; None where they are computed."""
+    """Return the axes of a ReduceMean, empty if it names none; None if they are computed."""
     if len(node.inputs) < 2 or node.inputs[1] is None:
         return list(node.attributes.get_ints("axes", ()))
     tensor = constant(node.inputs[1])
@@ -52,7 +52,7 @@ def _axes(node: ir.Node) -> list[int] | None:
 
 
 def _replace(mean: ir.Node, taken: set[str]) -> None:
-    """Put the pooling in the place of a mean, and a Flatten behind it where the axes go."""
+    """Replace a mean by the pooling, followed by a Flatten if the mean removes the axes."""
     inputs = tuple(mean.inputs)
     pool = ir.node("GlobalAveragePool", mean.inputs[:1], name=mean.name)
     if mean.attributes.get_int("keepdims", 1):

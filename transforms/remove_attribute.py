@@ -1,4 +1,4 @@
-"""Take an attribute off nodes."""
+"""Remove an attribute from nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ def remove_attribute(model: ir.Model, *, attribute_name: str, op_name: str = "")
 
     Before:  y = LeakyRelu(x), alpha 0.2
     After:   y = LeakyRelu(x), for (attribute_name=alpha): the operator takes its default
-    Left alone: nodes of other operators, where one is named. What onnx then misses in a node is an error afterwards.
+    Left alone: nodes of other operators, if an operator is named. A required attribute that is missing afterwards is
+        an error of the checks after this step.
 
     Options:
         attribute_name: The attribute.
-        op_name: The operator; all when it is not given. One of another domain begins with it: ``com.microsoft.Gelu``.
+        op_name: The operator, with its domain if that is not the standard one: ``com.microsoft.Gelu``. Default: all.
     """
     change = Change()
     for node in every_node(model):

@@ -1,4 +1,4 @@
-"""Splice out nodes that give what they are given."""
+"""Remove nodes whose result equals their input."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ SAMPLES_IN_PLACE = frozenset(
 
 @transform("remove_no_ops", after=("fold_constants",))
 def remove_no_ops(model: ir.Model) -> Change:
-    """Remove every node whose result is its first input, whatever the operator.
+    """Remove every node whose result equals one of its inputs.
 
     Before:  t = Mul(x, 1); u = Slice(t, [0], [2147483647], [2]); v = Cast(u, to=float32), u float32; y = Relu(v)
     After:   y = Relu(x)
-        Identity; Dropout outside of training; Cast and CastLike to the same type; Add and Sub of 0, Mul, Div and Pow of
-        1; Transpose to the same order; Reshape, Flatten, Expand, Squeeze, Unsqueeze and Slice to the same known shape;
-        Tile and Resize by 1, Pad by 0; Slice of everything; Concat, Sum, Max, Min and Mean of one tensor, Split into
-        one; Relu of a Relu; a pooling of single values. In bodies and functions too.
-    Left alone: a node between an input, an initializer or another output of a graph, and an output of it, because both
-        names must stay (``graph-output``); what is not known to change nothing.
+        Removed: Identity; Dropout outside of training; Cast and CastLike to the same type; Add and Sub of 0; Mul, Div
+        and Pow with 1; Transpose to the same order; Reshape, Flatten, Expand, Squeeze, Unsqueeze and Slice to the same
+        known shape; Tile and Resize by 1; Pad by 0; a Slice of the whole tensor; Concat, Sum, Max, Min and Mean of one
+        tensor; Split into one part; Relu, Abs, Floor, Ceil, Round or Sign of its own result; a pooling with kernel and
+        strides 1. Nodes in bodies and functions are removed too.
+    Left alone: a node between an input, an initializer or another output of a graph and an output of the graph, because
+        both names must stay (``graph-output``); a node that may change its input.
     """
     change = Change()
     known = stand_ins(model)
@@ -50,10 +51,10 @@ def remove_no_ops(model: ir.Model) -> Change:
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Whether a node has a first input, one result that is read, and attributes that are all given."""
+    """Whether a node has a first input, only its first result is read, and no attribute refers to a function."""
     others = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
-    given = not any(attribute.is_ref() for attribute in node.attributes.values())
-    return bool(node.inputs) and node.inputs[0] is not None and given and not others
+    literal = not any(attribute.is_ref() for attribute in node.attributes.values())
+    return bool(node.inputs) and node.inputs[0] is not None and literal and not others
 
 
 def _is_training(model: ir.Model, node: ir.Node) -> bool:
@@ -65,7 +66,7 @@ def _always(node: ir.Node, known: Known) -> bool:
 
 
 def _alone(node: ir.Node, known: Known) -> bool:
-    """Whether an operator of any number of inputs, or outputs, has one."""
+    """Whether a node has one input and one output."""
     return len(node.inputs) == 1 and len(node.outputs) == 1
 
 
@@ -74,12 +75,12 @@ def _one_part(node: ir.Node, known: Known) -> bool:
 
 
 def _type(value: ir.Value | None, known: Known) -> ir.DataType | None:
-    """Return the type of a tensor where it is known."""
+    """Return the type of a tensor; None if it is not known."""
     return None if value is None else value.dtype or (known[value].dtype if value in known else None)
 
 
 def _shape(value: ir.Value | None, known: Known) -> tuple[int | str, ...] | None:
-    """Return the shape of a tensor where every length is known, by number or by name."""
+    """Return the shape of a tensor if each length is a number or has a name, else None."""
     if value is None:
         return None
     stand_in = known.get(value, value)
@@ -98,13 +99,13 @@ def _same_type(node: ir.Node, known: Known) -> bool:
 
 
 def _rank(value: ir.Value | None, known: Known) -> int | None:
-    """Return how many axes a tensor has, where that is known."""
+    """Return the rank of a tensor; None if it is not known."""
     shape = None if value is None else known.get(value, value).shape or value.shape
     return None if shape is None else len(shape)
 
 
 def _same_shape(node: ir.Node, known: Known, value: ir.Value | None = None) -> bool:
-    """Whether the first input of a node, or another one, has the shape of its result."""
+    """Whether `value`, by default the first input of a node, has the shape of its result."""
     before, after = (_shape(each, known) for each in (value or node.inputs[0], node.outputs[0]))
     return before is not None and before == after
 
@@ -118,7 +119,7 @@ def _in_order(node: ir.Node, known: Known) -> bool:
 
 
 def _holds(value: ir.Value | None, number: float) -> bool:
-    """Whether a constant is one number in all its places."""
+    """Whether all elements of a constant are `number`."""
     tensor = constant(value)
     if tensor is None or tensor.size == 0 or tensor.dtype is ir.DataType.STRING:
         return False
@@ -126,16 +127,16 @@ def _holds(value: ir.Value | None, number: float) -> bool:
 
 
 def _operand(node: ir.Node) -> ir.Value | None:
-    """Return the input that a node passes on: that of a sum or product which is not constant."""
+    """Return the input that may equal the result: the first one, or the computed operand of an Add or Mul."""
     swapped = node.op_type in ("Add", "Mul") and len(node.inputs) == 2 and constant(node.inputs[0]) is not None
     return node.inputs[1 if swapped and constant(node.inputs[1]) is None else 0]
 
 
 def _neutral(number: float) -> Rule:
-    """Return the rule of an operator that passes one operand on where the other one is `number`.
+    """Return the rule of an operator whose result equals one operand if the other operand is `number`.
 
-    A neutral operand of more axes or greater lengths would stretch the tensor. 0 + -0.0 is 0, as -0.0 is for any
-    reader that does not divide by it.
+    An operand with more axes or greater lengths would broadcast the tensor. -0.0 + 0 is 0, not -0.0: only a reader
+    that divides by it can tell the difference.
     """
 
     def rule(node: ir.Node, known: Known) -> bool:
@@ -155,7 +156,7 @@ def _neutral(number: float) -> Rule:
 
 
 def _whole(node: ir.Node, known: Known) -> bool:
-    """Whether a Slice takes everything."""
+    """Whether a Slice takes the whole tensor."""
     if _same_shape(node, known) and all(isinstance(n, int) for n in _shape(node.inputs[0], known) or ()):
         steps = constant(node.inputs[4]) if len(node.inputs) > 4 else None
         return len(node.inputs) < 5 or node.inputs[4] is None or (steps is not None and bool((steps.numpy() > 0).all()))
@@ -169,13 +170,13 @@ def _whole(node: ir.Node, known: Known) -> bool:
 
 
 def _ints(node: ir.Node, index: int) -> list[int] | None:
-    """Return a constant list of integers that a node reads."""
+    """Return the integers of a constant input; None if it is not constant."""
     tensor = constant(node.inputs[index]) if len(node.inputs) > index else None
     return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
 
 
 def _ones(index: int, attribute: str = "") -> Rule:
-    """Return the rule of an operator that does something as often as an input, or an attribute, says."""
+    """Return the rule of an operator that repeats or scales by the numbers in an input or attribute: all are 1."""
 
     def rule(node: ir.Node, known: Known) -> bool:
         if attribute and attribute in node.attributes:
@@ -186,7 +187,7 @@ def _ones(index: int, attribute: str = "") -> Rule:
 
 
 def _resized(node: ir.Node, known: Known) -> bool:
-    """Whether a Resize keeps the size, and samples each place where it is."""
+    """Whether a Resize keeps the size and samples each position in place."""
     where = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
     if where not in SAMPLES_IN_PLACE or node.attributes.get_int("antialias", 0) != 0:
         return False
@@ -205,7 +206,7 @@ def _no_pads(node: ir.Node, known: Known) -> bool:
 
 
 def _single(node: ir.Node, known: Known) -> bool:
-    """Whether a pooling looks at one value at a time."""
+    """Whether a pooling has kernel and strides 1 and no padding."""
     kernel = node.attributes.get_ints("kernel_shape", (0,))
     strides, pads = node.attributes.get_ints("strides", (1,)), node.attributes.get_ints("pads", (0,))
     explicit = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")

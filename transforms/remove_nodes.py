@@ -1,4 +1,4 @@
-"""Splice nodes of given operator types out of a graph."""
+"""Remove nodes of given operator types."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import onnx_ir as ir
 from .graph import can_replace, code_graphs, constant, remove, replace, stand_ins
 from .registry import Change, transform
 
-# Operators whose output is always their first input, once `is_training` is ruled out.
+# Operators whose output equals their first input, outside of training (`is_training`).
 COPIES = frozenset({"Identity", "Dropout"})
 
 
 @transform("remove_nodes")
 def remove_nodes(model: ir.Model, *, op: tuple[str, ...], max_inputs: int = 1) -> Change:
-    """Remove the nodes of the given operator types: readers get their first input.
+    """Remove the nodes of the given operator types: their readers read the first input instead.
 
     Before:  t = Identity(x); y = Relu(t)
     After:   y = Relu(x), for (op=Identity)
-    Left alone: a node whose input and output are not known to be of one type and shape (Identity and Dropout always
-        are); one with more than `max_inputs` inputs which are no constants, or with another output in use; Dropout
-        in training mode; a node between a graph input, an initializer or another graph output, and a graph output,
-        because both names must stay, of a body or a function too.
+    Left alone: a node, except Identity and Dropout, whose input and output are not known to have the same type and
+        shape; a node with more than `max_inputs` computed inputs, or with another output in use; Dropout in training
+        mode; a node between an input, an initializer or another output of a graph, body or function and an output of
+        it, because both names must stay.
 
     Options:
-        op: The operator types to remove, for instance Identity, Dropout or Cast. Removing an operator that computes
-            something is the caller's wish, and changes the outputs.
-        max_inputs: How many of a node's inputs may be computed; all but the first are lost.
+        op: The operator types to remove, for example Identity, Dropout or Cast. Removing an operator that computes
+            something changes the outputs.
+        max_inputs: The largest number of computed inputs of a node; all inputs but the first are dropped.
     """
     change = Change()
     types = stand_ins(model)
@@ -47,7 +47,7 @@ def remove_nodes(model: ir.Model, *, op: tuple[str, ...], max_inputs: int = 1) -
 
 
 def _why_not(model: ir.Model, node: ir.Node, types: Mapping[ir.Value, ir.Value], max_inputs: int) -> str | None:
-    """Return the reason why a node cannot be spliced out, or None when it can."""
+    """Return the skip code if a node cannot be removed, else None."""
     if not node.inputs or node.inputs[0] is None:
         return "no-input"
     if 1 + sum(value is not None and constant(value) is None for value in node.inputs[1:]) > max_inputs:
@@ -64,7 +64,7 @@ def _why_not(model: ir.Model, node: ir.Node, types: Mapping[ir.Value, ir.Value],
 
 
 def is_training(model: ir.Model, node: ir.Node) -> bool:
-    """Whether a Dropout may drop something: by its third input from opset 12 on, by ``is_test`` before opset 7."""
+    """Whether a Dropout is in training mode: by its third input from opset 12 on, by ``is_test`` before opset 7."""
     if model.opset_imports.get("", 0) < 7:
         return node.attributes.get_int("is_test", 0) == 0
     mode = constant(node.inputs[2]) if len(node.inputs) > 2 else None
@@ -72,7 +72,7 @@ def is_training(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _same_type(source: ir.Value, target: ir.Value, types: Mapping[ir.Value, ir.Value]) -> bool:
-    """Whether two values are known to be of one type and shape; a length without a name is not known."""
+    """Whether two values are known to have the same type and shape; a length without a name is not known."""
     before, after = types.get(source, source), types.get(target, target)
     if before.type is None or before.type != after.type or before.shape is None or before.shape != after.shape:
         return False

@@ -1,4 +1,4 @@
-"""Take a quantization away again."""
+"""Remove a quantization."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .registry import Change, LeftAlone, transform
 
 @transform("remove_qdq", changes_values=True)
 def remove_qdq(model: ir.Model) -> Change:
-    """Remove pairs of QuantizeLinear and DequantizeLinear, and make dequantized constants float ones.
+    """Remove pairs of QuantizeLinear and DequantizeLinear, and turn dequantized constants into float constants.
 
     Before:  y = Conv(DequantizeLinear(QuantizeLinear(x, s, z), s, z), DequantizeLinear(W8, sw, 0))
     After:   y = Conv(x, W),  W = W8 * sw in float32
-        Activations are not rounded any more; weights keep the values that they were rounded to. A
-        DynamicQuantizeLinear counts as a QuantizeLinear. `qoperator_to_qdq` makes pairs of the fused operators.
-    Left alone: a DequantizeLinear of what no QuantizeLinear gives (``not-a-pair``) or one of other parameters
-        (``other-parameters``); constants in blocks (``blocks``), of computed scales (``dynamic``) or of another type
-        than float32 (``not-float32``); a pair between an input and an output of a graph, which keep their names
-        (``graph-output``).
+        Activations are no longer rounded; weights keep their rounded values. A DynamicQuantizeLinear counts as a
+        QuantizeLinear. `qoperator_to_qdq` rewrites fused integer operators into such pairs first.
+    Left alone: a DequantizeLinear without a QuantizeLinear before it (``not-a-pair``) or with other parameters
+        (``other-parameters``); constants that are quantized in blocks (``blocks``), with computed scales (``dynamic``)
+        or with scales of another type than float32 (``not-float32``); a pair between an input and an output of a graph,
+        because both names must stay (``graph-output``).
     """
     change = Change()
     for node in [node for graph in computing_graphs(model) for node in graph]:
@@ -57,10 +57,10 @@ def remove_qdq(model: ir.Model) -> Change:
 
 
 def _source(model: ir.Model, node: ir.Node) -> ir.Value:
-    """Return the float tensor that a DequantizeLinear gives up to rounding.
+    """Return the float tensor that equals the result of a DequantizeLinear up to rounding.
 
     Raises:
-        LeftAlone: There is none.
+        LeftAlone: There is no such tensor.
     """
     result, data = node.outputs[0], node.inputs[0]
     quantize = data.producer() if data is not None else None

@@ -1,4 +1,4 @@
-"""Call an attribute by another name."""
+"""Rename an attribute."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ def rename_attribute(model: ir.Model, *, old_attribute_name: str, new_attribute_
 
     Before:  y = my.domain.Norm(x), eps 0.1
     After:   y = my.domain.Norm(x), epsilon 0.1, for (old_attribute_name=eps, new_attribute_name=epsilon)
-    Left alone: nodes of other operators, where one is named. What onnx does not know is an error later.
+    Left alone: nodes of other operators, if an operator is named. An attribute that onnx does not know is an error of
+        the checks after this step.
 
     Options:
         old_attribute_name: The attribute.
         new_attribute_name: Its new name.
-        op_name: The operator; all when it is not given. One of another domain begins with it: ``com.microsoft.Gelu``.
+        op_name: The operator, with its domain if that is not the standard one: ``com.microsoft.Gelu``. Default: all.
 
     Raises:
-        TransformError: A node has attributes of both names.
+        TransformError: A node has attributes with both names.
     """
     change = Change()
     for node in every_node(model):
@@ -31,7 +32,7 @@ def rename_attribute(model: ir.Model, *, old_attribute_name: str, new_attribute_
         if old is None or old_attribute_name == new_attribute_name or op_name not in ("", key(node)):
             continue
         if new_attribute_name in node.attributes:
-            raise TransformError(f"node {node.name!r} ({node.op_type}) has an attribute {new_attribute_name!r} already")
+            raise TransformError(f"node {node.name!r} ({node.op_type}) already has an attribute {new_attribute_name!r}")
         del node.attributes[old_attribute_name]
         if old.is_ref():
             node.attributes.add(ir.RefAttr(new_attribute_name, str(old.ref_attr_name), old.type))

@@ -1,4 +1,4 @@
-"""Call a node or a tensor by another name."""
+"""Rename a node or a tensor."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .registry import Change, TransformError, transform
 
 @transform("rename_node", changes_io=True)
 def rename_node(model: ir.Model, *, old_node_name: str, new_node_name: str) -> Change:
-    """Rename the node and the tensor that have a name; who reads the tensor goes on reading it.
+    """Rename the node and the tensor with a given name; readers of the tensor read it under the new name.
 
     Before:  conv: y = Conv(x, W);  z = Relu(y)
     After:   conv1: y = Conv(x, W); z = Relu(y), for (old_node_name=conv, new_node_name=conv1)
              conv: conv1 = Conv(x, W); z = Relu(conv1), for (old_node_name=y, new_node_name=conv1)
-        Inputs and outputs of the graph are tensors too. A node without a name goes by that of its first output.
-    Left alone: what is inside functions; a model in which only the new name is there (``renamed-already``).
+        Inputs and outputs of the graph are tensors too. A node without a name has the name of its first output.
+    Left alone: functions; a model that has the new name but not the old one (``renamed-already``).
 
     Options:
-        old_node_name: The name.
-        new_node_name: The name that the node, or the tensor, shall have.
+        old_node_name: The old name of the node or tensor.
+        new_node_name: Its new name.
 
     Raises:
-        UnknownNameError: Nothing has either name.
-        TransformError: Something has the new name already.
+        UnknownNameError: Neither name exists in the model.
+        TransformError: The new name is already in use.
     """
     named: dict[str, list[ir.Node | ir.Value]] = {}
     for graph in computing_graphs(model):
@@ -39,7 +39,7 @@ def rename_node(model: ir.Model, *, old_node_name: str, new_node_name: str) -> C
         change.skip("renamed-already")
     elif old_node_name != new_node_name:
         if new_node_name in named:
-            raise TransformError(f"{new_node_name!r} is the name of something else; choose another new_node_name")
+            raise TransformError(f"the name {new_node_name!r} is already in use; choose another new_node_name")
         for thing in named[old_node_name]:
             thing.name = new_node_name
             change.applied += 1

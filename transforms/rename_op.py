@@ -1,4 +1,4 @@
-"""Call operators by another name."""
+"""Rename operators."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .registry import Change, TransformError, transform
 
 @transform("rename_op", changes_values=True)
 def rename_op(model: ir.Model, *, old_op_name: str, new_op_name: str) -> Change:
-    """Make every node of one operator a node of another one, with the same inputs and attributes.
+    """Change the operator of every node of one operator type; inputs and attributes stay.
 
     Before:  y = Relu(x)
     After:   y = my.domain.Relu(x), for (old_op_name=Relu, new_op_name=my.domain.Relu)
-        Whether the new operator takes these inputs and attributes is checked afterwards, where onnx knows it.
-    Left alone: everything else; calls of model-local functions keep to the function.
+        The checks after this step compare inputs and attributes with the new operator, if onnx knows that operator.
+    Left alone: all other nodes.
 
     Options:
-        old_op_name: The operator; one of another domain than the standard one begins with it: ``com.microsoft.Gelu``.
-        new_op_name: Its new name, likewise. A new domain is imported in version 1.
+        old_op_name: The operator, with its domain if that is not the standard one: ``com.microsoft.Gelu``.
+        new_op_name: Its new name, in the same form. A new domain is imported in version 1.
 
     Raises:
-        TransformError: The model has functions of the old or the new name.
+        TransformError: The model has a function with the old or the new name.
     """
     domain, _, name = new_op_name.rpartition(".")
     for defined, function, _ in model.functions:

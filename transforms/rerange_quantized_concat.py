@@ -1,4 +1,4 @@
-"""Let all that is concatenated have one range, so that joining is copying."""
+"""Give the inputs and the result of a Concat one range, so that the Concat only copies."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .qparams import INT32_MAX, QParams, asymmetric_u8
 from .registry import Change, LeftAlone, transform
 
 Slot = tuple[ir.Node, int, int]
-"""A node, and which of its inputs are the scale and zero point of a tensor."""
+"""A node, and the indices of its inputs that are the scale and zero point of a tensor."""
 
 
 @dataclass
 class _Joined:
-    """The integer tensors that one Concat ties together, and where their scales and zero points are given.
+    """The integer tensors that must share the parameters of one Concat, and the positions of these parameters.
 
     Attributes:
         tensors: The tensors.
-        makers: Where nodes say what they write.
-        readers: Where nodes say what they read; with the data it is which input.
+        makers: The parameters at the nodes that write the tensors.
+        readers: The parameters at the nodes that read the tensors.
     """
 
     tensors: list[ir.Value] = field(default_factory=list)
@@ -40,17 +40,18 @@ class _Joined:
     changes_values=True,
 )
 def rerange_quantized_concat(model: ir.Model) -> Change:
-    """Give the integer tensors that a Concat joins, and its result, one scale and zero point.
+    """Give the integer inputs and the result of a Concat one scale and zero point.
 
     Before:  y = QLinearConcat(sy, zy, a, sa, za, b, sb, zb);  a, b = two QLinearConv
-    After:   all of them with the scale and zero point of the range from the least minimum to the greatest maximum
-        Joining them then rounds nothing. The same for a Concat between DequantizeLinear and QuantizeLinear. It reaches
-        through poolings and whatever else only moves integers, and through a Concat of a Concat; the int32 biases of
-        the products that read a tensor get its new scale. A narrow branch loses resolution for it.
-    Left alone: a tensor that comes from an input of the graph or has computed parameters (``not-frozen``), of which a
-        reader is not known (``other-reader``), tensors of different types (``types``); a fused result that is never
-        negative beside one that is (``relu``): saturation at zero is its Relu, which a wider range would undo. An upper
-        bound that is fused counts as the greatest value of its tensor.
+    After:   all of them with the scale and zero point of the range from the lowest minimum to the highest maximum
+        The Concat then rounds nothing. A Concat between DequantizeLinear and QuantizeLinear is treated in the same way.
+        Tensors before and after poolings and other operators that only move integers, and those of a nested Concat,
+        change too. The int32 biases of products that read such a tensor are rescaled. A branch with a narrow range
+        loses resolution.
+    Left alone: a tensor that comes from an input of the graph or has computed parameters (``not-frozen``), or that
+        another kind of operator reads (``other-reader``); tensors of different types (``types``); a fused result that
+        is never negative beside one that can be (``relu``): its Relu is the saturation at zero, which a wider range
+        would remove. A fused upper bound counts as the maximum of its tensor.
     """
     change = Change()
     taken = names(model)
@@ -73,7 +74,11 @@ def _is_quantized(concat: ir.Node) -> bool:
 
 
 def _gather(concat: ir.Node) -> _Joined:
-    """Find everything that has to change with the tensors of a Concat."""
+    """Find all tensors and parameters that must change with a Concat.
+
+    Raises:
+        LeftAlone: A tensor or one of its readers cannot change.
+    """
     joined = _Joined()
     waiting: list[ir.Value | None] = []
     if concat.op_type == "Concat":
@@ -98,7 +103,7 @@ def _gather(concat: ir.Node) -> _Joined:
 
 
 def _sources(value: ir.Value, joined: _Joined) -> Iterator[ir.Value | None]:
-    """Note where the parameters of a tensor are given; yield the tensors that share them."""
+    """Record the parameters at the producer of a tensor; yield the tensors that share them."""
     node = value.producer()
     if node is None:
         raise LeftAlone("not-frozen")
@@ -117,7 +122,7 @@ def _sources(value: ir.Value, joined: _Joined) -> Iterator[ir.Value | None]:
 
 
 def _dequantized_parts(quantize: ir.Node) -> Iterator[ir.Value | None]:
-    """Yield what a Concat before a QuantizeLinear joins, where that is integers."""
+    """Yield the integer tensors behind the inputs of a Concat before a QuantizeLinear."""
     before = quantize.inputs[0].producer() if quantize.inputs[0] is not None else None
     if before is not None and before.op_type == "Concat" and not before.domain and _is_quantized(before):
         for value in before.inputs:
@@ -126,13 +131,13 @@ def _dequantized_parts(quantize: ir.Node) -> Iterator[ir.Value | None]:
 
 
 def _moves(node: ir.Node) -> bool:
-    """Whether an operator gives integers that it reads, with the same scale."""
+    """Whether an operator only moves values, so that its result has the scale of its input."""
     row = OPS.get(node.op_type)
     return row is not None and row.kind == "same" and not node.domain and only_moves(node) and len(node.outputs) == 1
 
 
 def _follow(node: ir.Node, index: int, joined: _Joined) -> Iterator[ir.Value | None]:
-    """Note where a reader gives the parameters of a tensor; yield the tensor that shares them."""
+    """Record the parameters at a reader of a tensor; yield the tensor that shares them."""
     form = qop_of(node)
     if is_linear(node, "DequantizeLinear") and index == 0:
         joined.readers.append((node, 1, 2))
@@ -145,7 +150,7 @@ def _follow(node: ir.Node, index: int, joined: _Joined) -> Iterator[ir.Value | N
 
 
 def _params(slot: Slot) -> QParams:
-    """Return the constant parameters at a place."""
+    """Return the constant scale and zero point of a slot."""
     node, *places = slot
     tensors = [constant(node.inputs[place]) if place < len(node.inputs) else None for place in places]
     arrays = [tensor.numpy() for tensor in tensors if tensor is not None and tensor.size == 1]
@@ -155,19 +160,19 @@ def _params(slot: Slot) -> QParams:
 
 
 def _unify(joined: _Joined, taken: set[str]) -> int:
-    """Give all tensors the parameters of the widest range; return how many makers have new ones."""
-    found = [_params(slot) for slot in joined.makers]
+    """Give all tensors the parameters of the joint range; return the number of changed producers."""
+    current = [_params(slot) for slot in joined.makers]
     for slot in joined.readers:
         _params(slot)
-    dtypes = {params.zero_point.dtype for params in found}
+    dtypes = {params.zero_point.dtype for params in current}
     if len(dtypes) != 1 or not dtypes <= {np.dtype(np.uint8), np.dtype(np.int8)}:
         raise LeftAlone("types")
-    low, high = min(params.range[0] for params in found), max(params.range[1] for params in found)
-    fused = [params.range[0] for (node, *_), params in zip(joined.makers, found, strict=True) if qop_of(node)]
+    low, high = min(params.range[0] for params in current), max(params.range[1] for params in current)
+    fused = [params.range[0] for (node, *_), params in zip(joined.makers, current, strict=True) if qop_of(node)]
     if low < 0 and 0.0 in fused:
         raise LeftAlone("relu")
-    first = found[0]
-    if all(params.scale == first.scale and params.zero_point == first.zero_point for params in found):
+    first = current[0]
+    if all(params.scale == first.scale and params.zero_point == first.zero_point for params in current):
         return 0
     shared = asymmetric_u8(low, high)
     (dtype,) = dtypes
@@ -186,7 +191,7 @@ def _unify(joined: _Joined, taken: set[str]) -> int:
 
 
 def _set(slot: Slot, params: QParams, values: tuple[ir.Value, ir.Value], taken: set[str]) -> None:
-    """Write new parameters, which are initializers, at a place, and an int32 bias in units of the old scale anew."""
+    """Set the parameters of a slot to the initializers `values`, and rescale the int32 biases that depend on them."""
     node, scale_at, zero_at = slot
     form = qop_of(node)
     reads = form is not None and any(scale == scale_at for _, scale, _ in form.operands)
@@ -202,7 +207,7 @@ def _set(slot: Slot, params: QParams, values: tuple[ir.Value, ir.Value], taken: 
 
 
 def _rescale_bias(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]) -> None:
-    """Express an int32 bias in units of another input scale, rounded half to even."""
+    """Multiply an int32 bias by ``old scale / new scale``, rounded half to even."""
     old = node.inputs[index]
     tensor = constant(old)
     if old is None or tensor is None or tensor.dtype is not ir.DataType.INT32:
@@ -213,7 +218,7 @@ def _rescale_bias(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]
 
 
 def _rescale_pair(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]) -> None:
-    """Express a dequantized int32 bias of a product in units of another input scale."""
+    """Rescale the int32 bias of a product whose bias is dequantized, and the scale of that bias."""
     row = OPS.get(node.op_type)
     if node.domain or index != 0 or row is None or row.bias is None or len(node.inputs) <= row.bias:
         return

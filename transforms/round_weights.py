@@ -1,4 +1,4 @@
-"""Let weights have few values, so that a model compresses well."""
+"""Round weights to few values, so that a model compresses well."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ SMALL = 16
 
 @transform("round_weights", after=("fold_batch_norms",), changes_values=True)
 def round_weights(model: ir.Model, *, num_steps: int = 256) -> Change:
-    """Round each large float weight to a grid of equal steps over its own range; it stays float.
+    """Round each large float weight to equal steps over its range; the weight stays float.
 
     Before:  W float32, any values
-    After:   W float32, W = lo + k * (hi - lo) / (num_steps - 1) with whole k;  lo, hi = min(W), max(W)
-        The grid is shifted by less than half a step where zero lies within the range, so that zero stays zero. The file
-        has the same size, and compresses to a quarter of it.
-    Left alone: tensors of fewer than 16 elements (``small``) or no more than num_steps values (``few-values``), with
-        values that are not finite (``not-finite``), integers, and initializers that a caller may override.
+    After:   W float32, W = lo + k * (hi - lo) / (num_steps - 1) with integer k;  lo, hi = min(W), max(W)
+        If the range contains zero, the grid is shifted by less than half a step so that zero stays zero. The size of
+        the file does not change, but the file compresses to a quarter.
+    Left alone: tensors of fewer than 16 elements (``small``) or with at most num_steps values (``few-values``), tensors
+        with values that are not finite (``not-finite``), integers, and initializers that a caller may override.
 
     Options:
-        num_steps: How many values a tensor may have at most, 2 or more.
+        num_steps: The largest number of values of a tensor, at least 2.
 
     Raises:
         TransformError: num_steps is below 2.
     """
     if num_steps < 2:
-        raise TransformError(f"num_steps must be 2 or more, not {num_steps}")
+        raise TransformError(f"num_steps must be at least 2, not {num_steps}")
     change = Change()
     for graph in computing_graphs(model):
         for value in graph.initializers.values():
@@ -47,7 +47,7 @@ def round_weights(model: ir.Model, *, num_steps: int = 256) -> Change:
 
 
 def _round(value: ir.Value, tensor: ir.TensorProtocol, steps: int) -> str:
-    """Round one initializer; or say, in kebab-case, why not."""
+    """Round one initializer; return the skip code if it stays, else an empty text."""
     if tensor.size < SMALL:
         return "small"
     array = tensor.numpy()
@@ -61,7 +61,7 @@ def _round(value: ir.Value, tensor: ir.TensorProtocol, steps: int) -> str:
 
 
 def _on_grid(array: Array, steps: int) -> Array:
-    """Return the nearest of at most `steps` equally spaced values within the range of the array, zero among them."""
+    """Round to at most `steps` equally spaced values over the range of the array, with zero if it is in the range."""
     low, high = float(array.min()), float(array.max())
     step = (high - low) / (steps - 1)
     first = np.rint(low / step) if low <= 0 <= high else low / step

@@ -1,25 +1,26 @@
-"""Where int8 weights saturate on a CPU without VNNI, and the least that must be given up for exact sums.
+"""Find int8 weights that saturate on a CPU without VNNI, and the smallest scales that keep sums exact.
 
 Without VNNI, ONNX Runtime's uint8 x int8 kernels for x86 multiply with VPMADDUBSW: two neighbouring products are added
-in 16 bits, and a sum outside -32768..32767 is cut off, silently. One product fits (255 * 127 = 32385, 255 * -128 =
--32640); two products of different signs fit as well. With activations of 255 a pair of weights of one sign fits exactly
-if ``|w0 + w1| <= 128``: 255 * 128 = 32640, 255 * 129 = 32895. So the weights alone tell which channels can saturate.
+in 16 bits, and a sum outside -32768..32767 saturates without a warning. One product fits (255 * 127 = 32385, 255 * -128
+= -32640); two products of different signs fit as well. With activations of 255, two weights of equal sign fit if and
+only if ``|w0 + w1| <= 128``: 255 * 128 = 32640, 255 * 129 = 32895. So the weights alone determine which channels can
+saturate.
 
-Which weights are a pair, from the source of the kernels (onnxruntime/core/mlas/lib; qlinearconv.cc is in
+The kernel sources define which weights form a pair (onnxruntime/core/mlas/lib; qlinearconv.cc is in
 onnxruntime/core/providers/cpu/quantization):
 
 - Matrix products (MatMulInteger, QLinearMatMul, QGemm, MatMulIntegerToFloat, DynamicQuantizeMatMul, QAttention): rows
-  2i and 2i + 1 of the (K, N) matrix; of an odd K the last row stands alone. Four rows at a time are interleaved, and K
+  2i and 2i + 1 of the (K, N) matrix; for odd K the last row has no partner. Four rows at a time are interleaved, and K
   is sliced by 128 or 384 (x86_64/QgemmU8S8KernelAvx2.S, x86_64/QgemvU8S8KernelAvx2.S, qgemm_kernel_avx2.cpp,
   x86_64/QgemmU8X8KernelAvx512Core.S). A transposed B becomes (K, N) first.
-- Convolutions, 1-D to 3-D, with groups: the same, with K = ``tap * C/g + channel``, whatever the layout of the input:
-  the kernel itself computes channels-last (qlinearconv.cc, ``ReorderFilter``; convsym.cpp, ``MlasConvSymPackW``;
+- Convolutions, 1-D to 3-D, with groups: the same, with K = ``tap * C/g + channel``, for any layout of the input: the
+  kernel computes channels-last (qlinearconv.cc, ``ReorderFilter``; convsym.cpp, ``MlasConvSymPackW``;
   x86_64/ConvSymKernelAvx2.S, x86_64/ConvSymKernelAvx512Core.S).
-- Depthwise convolutions, one input and one output channel per group: none, products are added in 32 bits
+- Depthwise convolutions, one input and one output channel per group: no pairs; products are added in 32 bits
   (intrinsics/avx2/qdwconv_avx2.cpp, and the depthwise kernels of the last two files above).
-- uint8 weights: none, both factors are widened to 16 bits (x86_64/QgemmU8U8KernelAvx2.S).
+- uint8 weights: no pairs; both factors are widened to 16 bits (x86_64/QgemmU8U8KernelAvx2.S).
 
-int8 activations in a QDQ model are no exception: the runtime makes them uint8.
+The same holds for int8 activations in a QDQ model: the runtime converts them to uint8.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ import numpy as np
 from .qparams import BLOCK, Array, QParams
 
 PAIR_LIMIT = 128
-"""The greatest magnitude of a sum of two neighbouring weights that no uint8 activations can make saturate."""
+"""The largest ``|w0 + w1|`` of a pair of weights that cannot saturate for any uint8 activations."""
 
 
 def pair_peak(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
-    """Return the greatest ``|w0 + w1|`` over the pairs of each output channel, int32 (C,).
+    """Return the largest ``|w0 + w1|`` over the pairs of each output channel, int32 (C,).
 
-    Zero for channels without pairs: of depthwise convolutions and of uint8 weights.
+    Depthwise convolutions and uint8 weights have no pairs; their result is zero.
 
     Args:
-        stored: int8 weights: (K, N) or a stack of such, `channel_axis` -1; (N, K), `channel_axis` 0; or those of a
-            convolution, (M, C/g, *kernel), `channel_axis` 0.
-        channel_axis: The axis of the output channels, also where one scale serves all of them.
-        group: Groups of a convolution.
+        stored: int8 weights: (..., K, N) with `channel_axis` -1; (N, K) with `channel_axis` 0; or the weights of a
+            convolution, (M, C/g, *kernel), with `channel_axis` 0.
+        channel_axis: The axis of the output channels, also for a per-tensor scale.
+        group: The number of groups of a convolution.
     """
     peak = np.zeros(stored.shape[channel_axis], np.int32)
     if _paired(stored, channel_axis, group) and stored.dtype == np.int8:
@@ -54,24 +55,24 @@ def pair_peak(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
 
 
 def saturating(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
-    """Return for each output channel, bool (C,), whether some uint8 activations make a 16-bit sum saturate.
+    """Return whether a 16-bit sum of each output channel can saturate, bool (C,).
 
-    Arguments as of `pair_peak`.
+    The arguments are those of `pair_peak`.
     """
     return np.asarray(pair_peak(stored, channel_axis, group=group) > PAIR_LIMIT)
 
 
 def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 1) -> QParams:
-    """Return `params` with the scales raised, of those channels alone that can saturate, until they no longer can.
+    """Return `params` with higher scales for the channels that can saturate, so that no channel can.
 
-    Each is the least float32 with which ``|w0 + w1| <= 128`` for all pairs of the channel, as `qparams.quantize` rounds
-    them. One scale for all channels is raised for the worst of them.
+    Each raised scale is the smallest float32 scale at which all pairs of the channel have ``|w0 + w1| <= 128`` after
+    rounding by `qparams.quantize`. A per-tensor scale is raised to that of the worst channel.
 
     Args:
-        params: Scales per tensor or along `channel_axis`, zero point 0. Of uint8 weights they are returned as they are.
-        weights: The float weights, laid out as for `pair_peak`.
+        params: Scales per tensor or along `channel_axis`, zero point 0. The scales of uint8 weights are not changed.
+        weights: The float weights, in a layout of `pair_peak`.
         channel_axis: The axis of the output channels.
-        group: Groups of a convolution.
+        group: The number of groups of a convolution.
     """
     if not _paired(weights, channel_axis, group) or params.zero_point.dtype != np.int8:
         return params
@@ -86,13 +87,13 @@ def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 
 
 
 def _paired(weights: Array, channel_axis: int, group: int) -> bool:
-    """Whether there are weights, and their kernel adds pairs: that of a depthwise convolution does not."""
+    """Whether the kernel adds products in pairs: not for empty weights and not for depthwise convolutions."""
     depthwise = weights.ndim > 2 and channel_axis % weights.ndim == 0 and weights.shape[:2] == (group, 1)
     return weights.size > 0 and not depthwise
 
 
 def _pairs(weights: Array, channel_axis: int) -> Iterator[tuple[slice, Array, Array]]:
-    """Yield the output channels of a part of the weights and both weights of each of their pairs, (pairs, channels)."""
+    """Yield, for each block of the weights, its output channels and both weights of each pair, (pairs, channels)."""
     if channel_axis % weights.ndim == 0:
         step = max(1, BLOCK // max(1, weights[:1].size))
         for start in range(0, len(weights), step):
@@ -107,14 +108,15 @@ def _pairs(weights: Array, channel_axis: int) -> Iterator[tuple[slice, Array, Ar
 
 
 def _halves(rows: Array) -> tuple[Array, Array]:
-    """Return rows 0, 2, ... and rows 1, 3, ...; a last row without a partner is dropped."""
+    """Return rows 0, 2, ... and rows 1, 3, ...; the last of an odd number of rows is dropped."""
     return rows[: len(rows) // 2 * 2 : 2], rows[1::2]
 
 
 def _fit(scale: Array, first: Array, second: Array, channel: Array) -> None:
-    """Raise scales (C,) in place until pairs fit, of which `channel` says where each belongs.
+    """Raise scales (C,) in place until all pairs fit; `channel` is the channel of each pair.
 
-    The heaviest pair of a channel comes first: where it fits, nearly all others do, and need no search.
+    The pair with the largest sum of a channel comes first: at the scale at which it fits, nearly all others fit too and
+    need no search.
     """
     weight = np.abs(first.astype(np.float64) + second)
     heaviest = np.zeros(scale.shape)
@@ -132,10 +134,11 @@ def _sum(first: Array, second: Array, scale: Array) -> Array:
 
 
 def _least(first: Array, second: Array, scale: Array) -> Array:
-    """Return the least scale of each pair at which it fits; at `scale` it does not.
+    """Return the smallest scale at which each pair fits; at `scale` no pair fits.
 
-    Rounding adds at most half a step to each weight, so at ``|w0 + w1| / 127`` a pair fits. Between the two, the sum
-    falls as the scale rises, and positive float32 are in the order of their bits.
+    Rounding adds at most half a step to each weight, so a pair fits at ``|w0 + w1| / 127``. Between these two scales
+    the sum falls as the scale rises. The search is a bisection over the bits: positive float32 numbers are ordered like
+    their bits.
     """
     low = np.asarray(scale, np.float32).view(np.int32)
     fits = np.abs(first.astype(np.float64) + second) / (PAIR_LIMIT - 1) * (1 + 2**-20)

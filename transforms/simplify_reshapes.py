@@ -1,4 +1,4 @@
-"""Let reshapes say what they do in one node and by constants."""
+"""Merge reshapes and make their targets constant."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
 
 @transform("simplify_reshapes", after=("fold_constants",))
 def simplify_reshapes(model: ir.Model) -> Change:
-    """Merge reshapes in a row into one, and give a Reshape a constant target where one length is computed.
+    """Merge consecutive reshapes, and give a Reshape with one computed length a constant target.
 
     Before:  y = Reshape(x, Concat(Gather(Shape(x), 0), [8, 64]));  z = Squeeze(Unsqueeze(Reshape(x, s), a), b)
     After:   y = Reshape(x, [-1, 8, 64]);                           z = Reshape(x, [-1, 8]), z (N, 8)
-        An Unsqueeze and a Squeeze of the same axes both go. Exporters write the first where the batch may have any
-        size; nothing about the result is then known. The nodes that computed the target go with `strip_unused_nodes`.
-    Left alone: the tensor between two reshapes has other readers (``read-between``); results of which more than one
-        length is not known (``shape-unknown``), or one is 0 (``empty``); opsets below 5.
+        An Unsqueeze and a Squeeze of the same axes are both removed. Exporters write computed targets if the batch size
+        is dynamic; shape inference then fails. `strip_unused_nodes` removes the nodes that computed the target.
+    Left alone: a tensor between two reshapes that other nodes read (``read-between``); results with more than one
+        unknown length (``shape-unknown``) or with a length of 0 (``empty``); opsets below 5.
     """
     change = Change()
     if model.opset_imports.get("", 0) < SHAPE_IS_INPUT:
@@ -59,7 +59,7 @@ def simplify_reshapes(model: ir.Model) -> Change:
 
 
 def _fix_target(node: ir.Node, taken: set[str], change: Change) -> bool:
-    """Replace a target that is put together from constants and one computed length; return whether it was."""
+    """Replace a target made of constants and one computed length by a constant; return whether it changed."""
     target = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
     concat = target.producer() if target is not None else None
     if concat is None or concat.op_type != "Concat" or concat.domain or node.attributes.get_int("allowzero", 0) != 0:
@@ -81,13 +81,13 @@ def _fix_target(node: ir.Node, taken: set[str], change: Change) -> bool:
 
 
 def _part(value: ir.Value | None) -> list[int] | None:
-    """Return a constant part of a target."""
+    """Return the lengths in a constant part of a target; None for a computed part."""
     tensor = constant(value)
     return None if tensor is None else [int(length) for length in tensor.numpy().reshape(-1)]
 
 
 def _is_one_length(value: ir.Value | None) -> bool:
-    """Whether a computed part of a target is one number."""
+    """Whether a computed part of a target is known to have shape (1,)."""
     if value is None:
         return False
     if value.shape is not None and len(value.shape) == 1 and value.shape[0] == 1:
@@ -109,7 +109,7 @@ def _is_one_length(value: ir.Value | None) -> bool:
 
 
 def _is_scalar(value: ir.Value | None) -> bool:
-    """Whether a computed length has no axis."""
+    """Whether a computed length is known to have shape ()."""
     if value is None:
         return False
     if value.shape is not None:
@@ -131,7 +131,7 @@ def _target(node: ir.Node, lengths: list[int], taken: set[str]) -> ir.Value:
 
 
 def _undoes(second: ir.Node, first: ir.Node) -> bool:
-    """Whether one of two nodes adds the axes that the other one takes away."""
+    """Whether one of two nodes inserts the axes that the other one removes."""
     if {first.op_type, second.op_type} != {"Squeeze", "Unsqueeze"}:
         return False
     axes = [
@@ -142,7 +142,7 @@ def _undoes(second: ir.Node, first: ir.Node) -> bool:
 
 
 def _merge(node: ir.Node, known: Mapping[ir.Value, ir.Value], taken: set[str], change: Change) -> bool:
-    """Let a reshape of a reshape read what that one reads; return whether it does now."""
+    """Merge a reshape with the reshape before it; return whether the graph changed."""
     between = node.inputs[0]
     first = between.producer() if between is not None else None
     if between is None or first is None or first.domain or first.op_type not in RESHAPES:

@@ -1,4 +1,4 @@
-"""Bring a Transpose down to the one that undoes it."""
+"""Cancel pairs of Transposes through element-wise operators."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ BINARY = frozenset("Add Div Max Min Mul PRelu Pow Sub".split())
 
 @transform("sink_transposes", after=("fold_constants",))
 def sink_transposes(model: ir.Model) -> Change:
-    """Remove two Transposes that undo each other with operators in between that work on single values.
+    """Remove two Transposes that undo each other and have only element-wise operators between them.
 
     Before:  y = Transpose(Relu(Add(Transpose(x, perm=[0, 2, 3, 1]), c)), perm=[0, 3, 1, 2]),  c (C,)
     After:   y = Relu(Add(x, c')),  c' (1, C, 1, 1)
-        TensorFlow computes with the channels last; an exporter puts Transposes around each convolution. A Transpose
-        that has other readers too stays for them.
-    Left alone: what is between them has other readers or is an output of the graph (``read-between``), or is stretched
-        by a constant of more axes (``stretched``); operators that care about the order of axes, or combine two tensors
-        that are computed; Transposes with no other to meet.
+        TensorFlow computes channels-last, so an exporter puts Transposes around each convolution. The first Transpose
+        stays if other nodes read it.
+    Left alone: a tensor between the two that has other readers or is an output of the graph (``read-between``), or that
+        a constant of more axes broadcasts (``stretched``); operators between them that depend on the order of axes or
+        read two computed tensors; Transposes without a matching one.
     """
     change = Change()
     taken: set[str] = names(model)
     progress = True
-    while progress:  # what was between two of them may be between two others
+    while progress:  # a removed pair may bring another pair together
         progress = False
         for graph in computing_graphs(model):
             for node in tuple(graph):
@@ -52,7 +52,7 @@ def sink_transposes(model: ir.Model) -> Change:
 
 
 def _order(node: ir.Node | None) -> list[int] | None:
-    """Return the order of axes that a Transpose gives, None for any other node and where it is not given."""
+    """Return the perm of a Transpose; None for any other node, or without a perm."""
     if node is None or node.op_type != "Transpose" or node.domain:
         return None
     order = node.attributes.get_ints("perm", None)
@@ -60,7 +60,7 @@ def _order(node: ir.Node | None) -> list[int] | None:
 
 
 def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
-    """Remove a Transpose and, where nothing else reads it, the one above that it undoes."""
+    """Remove a Transpose and, if nothing else reads it, the earlier one that it undoes; return whether it worked."""
     path = _path(last)
     if not path:
         return False
@@ -80,7 +80,7 @@ def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
         return False
     for node in path:
         _reorder(node, order, taken)
-        node.outputs[0].shape = None  # its axes are in another order now
+        node.outputs[0].shape = None  # the order of its axes changed
     if path:
         (index,) = (i for i, value in enumerate(path[-1].inputs) if value is first.outputs[0])
         path[-1].replace_input_with(index, source)
@@ -94,10 +94,10 @@ def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
 
 
 def _path(last: ir.Node) -> list[ir.Node]:
-    """Return the nodes above a Transpose that work on single values, and at the end the node above them."""
+    """Return the element-wise nodes before a Transpose, nearest first, and then the node before them."""
     path: list[ir.Node] = []
     node = last
-    while not path or _works_on_single_values(node):
+    while not path or _is_elementwise(node):
         inputs = [value for value in node.inputs if value is not None and constant(value) is None]
         above = inputs[0].producer() if len(inputs) == 1 else None
         if above is None or above.graph is not last.graph:
@@ -107,18 +107,18 @@ def _path(last: ir.Node) -> list[ir.Node]:
     return path
 
 
-def _works_on_single_values(node: ir.Node) -> bool:
+def _is_elementwise(node: ir.Node) -> bool:
     return node.op_type in UNARY | BINARY and not node.domain and len(node.outputs) == 1
 
 
 def _fits(node: ir.Node, rank: int) -> bool:
-    """Whether no constant of a node has more axes than its tensor."""
+    """Whether no constant of a node has more axes than the tensor."""
     shapes = [tensor.shape for value in node.inputs if (tensor := constant(value)) is not None]
     return all(len(shape) <= rank for shape in shapes)
 
 
 def _reorder(node: ir.Node, order: list[int], taken: set[str]) -> None:
-    """Bring the constants of a node into the order of axes that its tensor has without the Transpose."""
+    """Transpose the constants of a node into the axis order that its tensor has without the Transpose."""
     for index, value in enumerate(node.inputs):
         tensor = constant(value)
         if value is None or tensor is None or tensor.size == 1:

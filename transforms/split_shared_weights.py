@@ -1,4 +1,4 @@
-"""Give every layer weights of its own."""
+"""Give each operator its own copy of its weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .registry import Change, transform
 
 @transform("split_shared_weights")
 def split_shared_weights(model: ir.Model) -> Change:
-    """Store a weight or bias that several operators read once for each of them.
+    """Copy a weight or bias that several operators read, so that each operator has its own.
 
     Before:  y = Conv(Relu(Conv(x, W, b)), W, b)
     After:   y = Conv(Relu(Conv(x, W, b)), W_2, b_2)
-        What is then done to the weights of one layer, such as folding, equalizing or rounding, does not touch the
-        others. `deduplicate_initializers` does the opposite.
-    Left alone: constants that no operator reads as its weight or bias; initializers that a caller may override or gets
-        as an output; Constant nodes: run `fold_constants` first.
+        Folding, equalizing or rounding the weights of one layer then does not change other layers.
+        `deduplicate_initializers` does the opposite.
+    Left alone: constants that a reader does not use as weight or bias; initializers that a caller may override or that
+        are graph outputs; Constant nodes: run `fold_constants` first.
     """
     change = Change()
     taken = names(model)
@@ -37,14 +37,14 @@ def split_shared_weights(model: ir.Model) -> Change:
 
 
 def _has_weight(node: ir.Node, value: ir.Value) -> bool:
-    """Whether `value` is the weight or the bias of a node, and nothing else of it."""
+    """Whether a node reads `value` only as its weight or bias."""
     row = row_of(node)
     places = {index for index, each in enumerate(node.inputs) if each is value}
     return row is not None and row.weight is not None and places <= {row.weight, row.bias, 2}
 
 
 def _give_copy(graph: ir.Graph, reader: ir.Node, weight: ir.Value, tensor: ir.TensorProtocol, name: str) -> None:
-    """Let one reader have an initializer of its own with the same tensor."""
+    """Make one reader read a new initializer with the same tensor."""
     own = ir.Value(name=name, type=weight.type, shape=weight.shape, const_value=tensor)
     graph.register_initializer(own)
     for index, value in enumerate(reader.inputs):

@@ -1,4 +1,4 @@
-"""Cut a graph down to what its outputs need."""
+"""Remove nodes and initializers that no output needs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from .registry import Change, TransformError, transform
 def strip_unused_nodes(
     model: ir.Model, *, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = (), type: str = "", shape: str = ""
 ) -> Change:
-    """Keep only what the outputs need, down to the inputs; any tensor may be named as an input or an output.
+    """Keep only the nodes between inputs and outputs; any tensor may become an input or an output.
 
     Before:  t = Relu(x); y = Conv(t, W); z = Sin(x)
     After:   y = Conv(t, W), with input t and output y, for (inputs=t, outputs=y)
-        Weights that nothing reads any more go, and so does what the outputs of a body do not need.
-    Left alone: without inputs, the graph's own inputs, read or not; the inputs and outputs of bodies, and functions.
+        Unread weights are removed too, and so are nodes in bodies that the outputs of the body do not need.
+    Left alone: the graph's own inputs, read or not, if no inputs are named; the inputs and outputs of bodies;
+        functions.
 
     Options:
-        inputs: The inputs that the graph shall have, in this order. An inner tensor becomes an input of its type and
-            shape.
-        outputs: The outputs that the graph shall have, in this order; the graph's own when not given.
-        type: The type of new inputs of which onnx can infer none, as it calls it: ``float``, ``int64``.
-        shape: Their shape, lengths and names with commas between them: ``"N,299,299,3"``; none for a scalar.
+        inputs: The new inputs of the graph, in order. An inner tensor becomes an input of its type and shape. Default:
+            the graph's own inputs.
+        outputs: The new outputs of the graph, in order. Default: the graph's own outputs.
+        type: The onnx name of the type of new inputs whose type cannot be inferred: ``float``, ``int64``.
+        shape: The shape of these inputs, lengths and names separated by commas: ``"N,299,299,3"``; empty for a scalar.
 
     Raises:
-        UnknownNameError: No tensor of the graph has one of the names, or there is no such type.
+        UnknownNameError: The graph has no tensor of a given name, or onnx has no such type.
         TransformError: The type of a new input or output is not known, an output cannot be computed from the inputs,
-            or a tensor is named as both.
+            or a tensor is both an input and an output.
     """
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     for name in (*inputs, *outputs):
@@ -41,17 +42,17 @@ def strip_unused_nodes(
     inputs, outputs = tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(outputs))
     both = sorted({*inputs} & {*outputs})
     if both:
-        raise TransformError(f"tensor {both[0]!r} is named as an input and as an output; name it once")
+        raise TransformError(f"tensor {both[0]!r} is named as input and as output; name it only once")
     change = Change()
     current = [value.name for value in model.graph.inputs], [value.name for value in model.graph.outputs]
-    wanted = list(inputs) or current[0], list(outputs) or current[1]
-    if wanted != current:
+    requested = list(inputs) or current[0], list(outputs) or current[1]
+    if requested != current:
         types = inferred(model)
-        change.applied += len({*wanted[0]} ^ {*current[0]}) + len({*wanted[1]} ^ {*current[1]}) or 1
-        if wanted[1] != current[1]:
+        change.applied += len({*requested[0]} ^ {*current[0]}) + len({*requested[1]} ^ {*current[1]}) or 1
+        if requested[1] != current[1]:
             _set_outputs(model.graph, [values[name] for name in outputs], types)
-        if wanted[0] != current[0]:
-            _set_inputs(model, inputs, {**_asked(values, inputs, type, shape), **_known(types)})
+        if requested[0] != current[0]:
+            _set_inputs(model, inputs, {**_declared(values, inputs, type, shape), **_known(types)})
     change.applied += sum(map(_remove_unused, reversed(computing_graphs(model))))
     if inputs:
         _check_reachable(model.graph)
@@ -59,29 +60,29 @@ def strip_unused_nodes(
 
 
 def _known(types: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-    """Return the stand-ins of which the type is known."""
+    """Return the stand-ins whose type is known."""
     return {name: value for name, value in types.items() if value.type is not None}
 
 
-def _asked(values: Mapping[str, ir.Value], inputs: tuple[str, ...], kind: str, shape: str) -> dict[str, ir.Value]:
-    """Return stand-ins for the new inputs of the type and shape that the user says."""
+def _declared(values: Mapping[str, ir.Value], inputs: tuple[str, ...], kind: str, shape: str) -> dict[str, ir.Value]:
+    """Return stand-ins with the type and shape of the options for new inputs of unknown type."""
     if not kind:
         return {}
     known = {dtype.name.lower(): dtype for dtype in ir.DataType}
     if kind.lower() not in known:
         raise UnknownNameError("type", kind, known)
     lengths = [int(part) if part.isdecimal() else part for part in shape.replace(" ", "").split(",") if part]
-    made = ir.TensorType(known[kind.lower()]), ir.Shape(lengths)
-    return {name: ir.Value(name=name, type=made[0], shape=made[1]) for name in inputs if values[name].type is None}
+    tensor_type, sizes = ir.TensorType(known[kind.lower()]), ir.Shape(lengths)
+    return {name: ir.Value(name=name, type=tensor_type, shape=sizes) for name in inputs if values[name].type is None}
 
 
 def _typed(name: str, value: ir.Value, types: Mapping[str, ir.Value]) -> ir.Value:
-    """Return the inferred stand-in of a value that shall be seen from outside."""
+    """Return the inferred stand-in of a value that becomes an input or output."""
     known = types.get(name, value)
     if known.type is None:
         raise TransformError(
             f"the type of tensor {name!r} is not known, so it cannot be an input or output of the graph; "
-            "add it to the model's value_info, or name a tensor before any operator of an unknown domain"
+            "add its type to the model's value_info, or name a tensor before any operator of an unknown domain"
         )
     return known
 
@@ -96,7 +97,7 @@ def _set_outputs(graph: ir.Graph, outputs: list[ir.Value], types: Mapping[str, i
 
 
 def _set_inputs(model: ir.Model, inputs: tuple[str, ...], types: Mapping[str, ir.Value]) -> None:
-    """Make tensors of the graph its inputs: who read the tensor now reads the input."""
+    """Make tensors of the graph its inputs: readers of a tensor now read the input."""
     graph = model.graph
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     kept = []
@@ -110,7 +111,7 @@ def _set_inputs(model: ir.Model, inputs: tuple[str, ...], types: Mapping[str, ir
             value.replace_all_uses_with(new)
             if value.is_initializer():
                 del graph.initializers[name]
-            else:  # its node may stay, for another of its outputs
+            else:  # its node stays if another of its outputs is read
                 value.name = fresh_name(model, f"{name}_cut")
             value = new
         kept.append(value)
@@ -119,9 +120,9 @@ def _set_inputs(model: ir.Model, inputs: tuple[str, ...], types: Mapping[str, ir
 
 
 def _remove_unused(graph: ir.Graph) -> int:
-    """Remove nodes and initializers that no output needs; return how many.
+    """Remove nodes and initializers that no output needs; return their number.
 
-    Not `RemoveUnusedNodesPass`, which also drops default attributes and optional outputs, and does not count that.
+    onnx-ir's `RemoveUnusedNodesPass` also drops default attributes and optional outputs, and does not count them.
     """
     unused = 0
     for node in reversed(graph):
@@ -136,10 +137,14 @@ def _remove_unused(graph: ir.Graph) -> int:
 
 
 def _check_reachable(graph: ir.Graph) -> None:
-    """Refuse inputs that leave an output without something that it is computed from."""
+    """Check that the outputs can be computed from the inputs.
+
+    Raises:
+        TransformError: A needed input is missing.
+    """
     read = [value for node in ir.traversal.RecursiveGraphIterator(graph) for value in node.inputs]
     for value in [*read, *graph.outputs]:
         if value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
             continue
         kept = ", ".join(str(known.name) for known in graph.inputs)
-        raise TransformError(f"the outputs also need the input {value.name!r}, which is not among inputs {kept}")
+        raise TransformError(f"the outputs also need the input {value.name!r}, which is not one of the inputs {kept}")

@@ -1,4 +1,4 @@
-"""Spell a sum of two as what it is."""
+"""Replace a Sum of two operands by an Add."""
 
 from __future__ import annotations
 

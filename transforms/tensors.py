@@ -1,4 +1,4 @@
-"""The tensors of a model, wherever they are: initializers and attributes, in memory and in files."""
+"""The tensors of a model: initializers and attributes, in memory and in external files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def _held(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
-    """Return the tensors that an attribute holds itself."""
+    """Return the tensors in an attribute."""
     if attribute.is_ref() or attribute.value is None:
         return ()
     if attribute.type is ir.AttributeType.TENSOR:
@@ -28,12 +28,12 @@ def _held(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yield every tensor that lies in a file."""
+    """Yield every tensor in an external file."""
     return (tensor for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor))
 
 
 def load_tensors(model: ir.Model, *, keep: Callable[[ir.ExternalTensor], bool]) -> None:
-    """Take tensors into memory that lie in files and are not to stay there."""
+    """Load external tensors into memory, except those for which `keep` is true."""
     for graph in every_graph(model):
         for value in graph.initializers.values():
             if value.const_value is not None:
@@ -48,7 +48,7 @@ def load_tensors(model: ir.Model, *, keep: Callable[[ir.ExternalTensor], bool]) 
 
 
 def _loaded(tensor: ir.TensorProtocol, keep: Callable[[ir.ExternalTensor], bool]) -> ir.TensorProtocol:
-    """Return a tensor that lies in a file as one in memory."""
+    """Return an external tensor as a tensor in memory, unless `keep` is true for it; any other tensor unchanged."""
     if not isinstance(tensor, ir.ExternalTensor) or keep(tensor):
         return tensor
     array = tensor.numpy().copy()

@@ -1,4 +1,4 @@
-"""Spell a gated activation as the product that it is."""
+"""Replace HardSwish and Swish by a gate and a product."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from .graph import computing_graphs, insert_before, names, node_name, take_place
 from .registry import Change, transform
 
 SLOPE, HALF = 1 / 6, 0.5
-"""Of the hard sigmoid in a HardSwish, which has no attributes (https://onnx.ai/onnx/operators/onnx__HardSwish.html)."""
+"""alpha and beta of the hard sigmoid in a HardSwish (https://onnx.ai/onnx/operators/onnx__HardSwish.html)."""
 
 
 @transform("unfuse_gates", after=("inline_functions", "fuse_hard_sigmoid"))
 def unfuse_gates(model: ir.Model) -> Change:
-    """Replace a HardSwish, or a Swish, by its gate and the product with it.
+    """Replace a HardSwish or Swish by its gate and a Mul.
 
     Before:  y = HardSwish(x)
     After:   g = HardSigmoid(x), alpha 1/6, beta 1/2;  y = Mul(x, g)
-        A Swish is a Sigmoid and a Mul. In float the runtime fuses both again; as products they have integer forms,
-        which the fused operators lack.
-    Left alone: a Swish whose slope is not 1 (``other-alpha``).
+        A Swish becomes a Sigmoid and a Mul. These operators have integer kernels, HardSwish and Swish have none. In
+        float the runtime fuses them again.
+    Left alone: a Swish with alpha other than 1 (``other-alpha``).
     """
     change = Change()
     taken = names(model)

@@ -1,4 +1,4 @@
-"""Spell the runtime's fused operators as the standard ones of which they were made."""
+"""Replace the runtime's fused operators by the standard operators that they combine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .graph import (
 from .ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C, MS
 from .registry import Change, LeftAlone, transform
 
-# Activations inside FusedConv and FusedGemm, and the attributes of the standard operator that their parameters are.
+# The activations of FusedConv and FusedGemm, with the attributes of the standard operator for their parameters.
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Celu": ("alpha",),
     "Clip": ("min", "max"),
@@ -46,30 +46,30 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 }
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
-# What onnx does not infer behind an operator of the runtime: who gives as many axes, and the type, of its first input,
+# onnx infers nothing after an operator of com.microsoft. These results have the rank and type of the first input:
 PASSES_ON = frozenset(
     """
     BiasGelu Clip Conv Erf FastGelu FusedConv Gelu Identity LayerNormalization QuickGelu Relu Sigmoid
     SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Tanh
     """.split()
 )
-# and who gives as many axes as the input that has most; products only if no input is a vector.
+# These results have the highest rank of their inputs; products only if no input is a vector.
 BROADCASTS = frozenset("Add Div Mul Sub".split())
 PRODUCTS = frozenset("FusedMatMul MatMul TransposeMatMul".split())
 
-Facts = tuple[int | None, ir.DataType | None]  # how many axes a tensor has, and its type; None where that is unknown
+Facts = tuple[int | None, ir.DataType | None]  # rank and type of a tensor; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes nodes before a fused one.
+    """Writes the nodes that replace a fused node, before that node.
 
     Attributes:
         node: The fused node.
         stem: Its name.
         taken: The names in use.
         opset: The version of the standard operators.
-        facts: What is known of each value.
+        facts: The rank and type of each value.
     """
 
     node: ir.Node
@@ -85,12 +85,12 @@ class _Writer:
         attributes: Mapping[str, object] | None = None,
         domain: str = "",
     ) -> ir.Value:
-        """Insert an operator; return its output."""
+        """Insert a node; return its output."""
         stem = f"{self.stem}/{op.lower()}"
         return insert_before(self.node, self.taken, op, inputs, attributes, stem=stem, domain=domain)
 
     def main(self, op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, object]) -> ir.Value:
-        """Insert the operator that has the name of the fused one from now on."""
+        """Insert the node that takes over the name of the fused node; return its output."""
         output = self.add(op, inputs, attributes)
         made = output.producer()
         if made is not None:
@@ -98,7 +98,7 @@ class _Writer:
         return output
 
     def scalar(self, what: str, number: float) -> ir.Value:
-        """Add a constant of the type that the node computes in.
+        """Add a constant of the element type of the node.
 
         Raises:
             LeftAlone: The type is not known.
@@ -106,14 +106,14 @@ class _Writer:
         return add_initializer(graph_of(self.node), self.name(what), np.array(number, self.dtype().numpy()))
 
     def name(self, what: str) -> str:
-        """Take a name for a constant of the node."""
+        """Return an unused name for a constant of the node."""
         return take(self.taken, f"{self.stem}/{what}")
 
     def dtype(self) -> ir.DataType:
-        """Return the type that the node computes in.
+        """Return the element type of the node.
 
         Raises:
-            LeftAlone: It is not known.
+            LeftAlone: The type is not known.
         """
         values = [value for value in (*self.node.inputs, *self.node.outputs) if value is not None]
         known = [dtype for value in values if (dtype := self.facts[value][1]) is not None]
@@ -122,10 +122,10 @@ class _Writer:
         return known[0]
 
     def rank(self, value: ir.Value) -> int:
-        """Return how many axes a tensor has.
+        """Return the rank of a tensor.
 
         Raises:
-            LeftAlone: It is not known.
+            LeftAlone: The rank is not known.
         """
         rank, _ = self.facts[value]
         if rank is None:
@@ -135,25 +135,25 @@ class _Writer:
 
 @transform("unfuse_operators", after=("fold_constants",))
 def unfuse_operators(model: ir.Model) -> Change:
-    """Replace fused operators of the domain com.microsoft by those standard ones that have integer kernels.
+    """Replace fused operators of com.microsoft by standard operators that have integer kernels.
 
     Before:  y = FusedConv(x, W, b, z), activation Relu;  y = FusedGemm(x, W, b), activation LeakyRelu
              y = FusedMatMul(a, b), transB 1, alpha s (TransposeMatMul likewise);  y = BiasGelu(MatMul(x, W), b)
     After:   y = Relu(Add(Conv(x, W, b), z));  y = LeakyRelu(Gemm(x, W, b))
-             y = Mul(MatMul(a, Transpose(b)), s), or MatMul(a, W) with W = s * transpose(b) where b is constant
+             y = Mul(MatMul(a, Transpose(b)), s), or MatMul(a, W) with W = s * transpose(b) for a constant b
              y = Gelu(Add(MatMul(x, W), b));  FastGelu with a bias likewise
-        They are in models that the runtime has optimised and saved. The first of the new operators has the name of the
-        fused one. Gelu is the standard operator from opset 20 on, and com.microsoft's below.
-    Left alone: an activation that is unknown, without its parameters, or that the model's opset has not
-        (``activation``); a FusedGemm without C below opset 11 (``needs-bias``); a transposed tensor of unknown rank
-        (``rank-unknown``) or of fewer axes than that wants (``rank``); a factor in a model that does not say the type
-        (``type-unknown``), or that would make the weights overflow (``not-finite``); a bias before a Gelu that is
-        not added to a MatMul with constant weights (``no-product``). All other operators of the domain.
+        Models that the runtime has optimised and saved contain these operators. The first new node has the name of the
+        fused node. Gelu is the standard operator from opset 20 on, before that the one of com.microsoft.
+    Left alone: an activation that is unknown, has too few parameters, or is not in the model's opset (``activation``);
+        a FusedGemm without C below opset 11 (``needs-bias``); a transposed tensor of unknown rank (``rank-unknown``) or
+        of too low a rank (``rank``); a factor in a model of unknown type (``type-unknown``), or one that makes the
+        weights overflow (``not-finite``); a BiasGelu or FastGelu that does not follow a MatMul with constant weights
+        (``no-product``); all other operators of the domain.
     """
     change = Change()
     taken, opset = names(model), model.opset_imports.get("", 0)
     progress = opset > 0
-    while progress and (nodes := list(_candidates(model))):  # onnx may infer more behind what was taken apart
+    while progress and (nodes := list(_candidates(model))):  # onnx may infer more after an operator was replaced
         progress = False
         change.skipped.clear()
         facts = _facts(model)
@@ -181,12 +181,12 @@ def _candidates(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _has(node: ir.Node, index: int) -> bool:
-    """Whether an optional input is there."""
+    """Whether a node has an optional input."""
     return len(node.inputs) > index and node.inputs[index] is not None
 
 
 def _facts(model: ir.Model) -> dict[ir.Value, Facts]:
-    """Return what is known of every value, behind the runtime's own operators too."""
+    """Return the rank and type of every value, also after operators of com.microsoft."""
     facts: dict[ir.Value, Facts] = {
         value: (None if other.shape is None else len(other.shape), value.dtype or other.dtype)
         for value, other in stand_ins(model).items()
@@ -200,7 +200,7 @@ def _facts(model: ir.Model) -> dict[ir.Value, Facts]:
 
 
 def _passed_on(node: ir.Node, inputs: Sequence[Facts]) -> Facts:
-    """Return what follows for the outputs of a node from what is known of its inputs."""
+    """Return the rank and type of the outputs of a node, inferred from those of its inputs."""
     ranks = [rank for rank, _ in inputs if rank is not None]
     rank, dtype = inputs[0] if inputs else (None, None)
     if node.op_type == "Transpose":
@@ -218,7 +218,7 @@ def _passed_on(node: ir.Node, inputs: Sequence[Facts]) -> Facts:
 
 
 def _conv(writer: _Writer) -> ir.Value:
-    """Write Conv, Add of the fourth input, and the activation."""
+    """Write a Conv, an Add of the fourth input, and the activation."""
     node = writer.node
     activation = _activation(writer, node.attributes.get_floats("activation_params", ()))
     output = writer.main("Conv", node.inputs[:3], _others(node))
@@ -228,37 +228,37 @@ def _conv(writer: _Writer) -> ir.Value:
 
 
 def _gemm(writer: _Writer) -> ir.Value:
-    """Write Gemm and the activation."""
+    """Write a Gemm and the activation."""
     node = writer.node
     if not _has(node, 2) and writer.opset < GEMM_NEEDS_NO_C:
         raise LeftAlone("needs-bias")
-    wanted = ACTIVATIONS.get(node.attributes.get_string("activation", ""), ())
-    given = [node.attributes.get_float(f"activation_{name}", None) for name in wanted]
-    activation = _activation(writer, [number for number in given if number is not None])
+    keys = ACTIVATIONS.get(node.attributes.get_string("activation", ""), ())
+    parameters = [node.attributes.get_float(f"activation_{name}", None) for name in keys]
+    activation = _activation(writer, [number for number in parameters if number is not None])
     return activation(writer.main("Gemm", node.inputs, _others(node)))
 
 
 def _others(node: ir.Node) -> dict[str, ir.Attr]:
-    """Return the attributes that are not about the activation."""
+    """Return the attributes except those of the activation."""
     return {name: attribute for name, attribute in node.attributes.items() if not name.startswith("activation")}
 
 
 def _activation(writer: _Writer, parameters: Sequence[float]) -> Callable[[ir.Value], ir.Value]:
-    """Return what writes the activation of the node behind a tensor.
+    """Return a function that applies the activation of the node to a tensor.
 
     Raises:
         LeftAlone: There is no such standard operator.
     """
     op = writer.node.attributes.get_string("activation", "")
-    if not op or (op == "LeakyRelu" and list(parameters) == [1.0]):  # a slope of 1 changes nothing
+    if not op or (op == "LeakyRelu" and list(parameters) == [1.0]):  # with a slope of 1 the activation is the identity
         return lambda value: value
-    wanted = ACTIVATIONS.get(op)
-    if wanted is None or len(parameters) < len(wanted) or not _exists(op, writer.opset):
+    keys = ACTIVATIONS.get(op)
+    if keys is None or len(parameters) < len(keys) or not _exists(op, writer.opset):
         raise LeftAlone("activation")
     if op == "Clip" and writer.opset >= CLIP_TAKES_INPUTS:
-        bounds = [writer.scalar(name, number) for name, number in zip(wanted, parameters, strict=False)]
+        bounds = [writer.scalar(name, number) for name, number in zip(keys, parameters, strict=False)]
         return lambda value: writer.add(op, [value, *bounds])
-    attributes = dict(zip(wanted, map(float, parameters), strict=False))
+    attributes = dict(zip(keys, map(float, parameters), strict=False))
     return lambda value: writer.add(op, [value], attributes)
 
 
@@ -272,7 +272,7 @@ def _exists(op: str, opset: int) -> bool:
 
 
 def _matmul(writer: _Writer) -> ir.Value:
-    """Write MatMul, with a Transpose of an operand that is not constant, and a Mul if no constant can take alpha."""
+    """Write a MatMul, a Transpose for a computed operand, and a Mul by alpha unless a constant can contain alpha."""
     node = writer.node
     alpha = node.attributes.get_float("alpha", 1.0)
     orders = [_order(writer, index) for index in (0, 1)]
@@ -288,18 +288,18 @@ def _matmul(writer: _Writer) -> ir.Value:
 
 
 def _is_float(tensor: ir.TensorProtocol | None, factor: float = 1.0) -> bool:
-    """Whether a tensor is constant, of a type that keeps its precision at any scale, and finite times `factor`."""
+    """Whether a tensor is a float32 or float64 constant that stays finite when multiplied by `factor`."""
     return tensor is not None and tensor.dtype in FLOATS and stays_finite(tensor, factor)
 
 
 def _order(writer: _Writer, index: int) -> list[int] | None:
-    """Return the order in which FusedMatMul reads the axes of an operand, None for as they are.
+    """Return the perm in which FusedMatMul reads the axes of an operand; None for the identity.
 
-    ``transA`` swaps the last two axes of more than one; ``transBatchA`` moves the first one behind the others but the
-    last (contrib_ops/cpu/fused_matmul in ONNX Runtime's sources).
+    ``transA`` swaps the last two axes, if there are two; ``transBatchA`` moves the first axis before the last one
+    (contrib_ops/cpu/fused_matmul in ONNX Runtime's sources).
 
     Raises:
-        LeftAlone: The number of axes is not known, or too small.
+        LeftAlone: The rank is not known, or too low.
     """
     letter, value = "AB"[index], writer.node.inputs[index]
     flags = [writer.node.attributes.get_int(f"{name}{letter}", 0) for name in ("trans", "transBatch")]
@@ -316,7 +316,7 @@ def _order(writer: _Writer, index: int) -> list[int] | None:
 
 
 def _operand(writer: _Writer, index: int, order: list[int] | None, factor: float) -> ir.Value | None:
-    """Return an operand in another order of axes and times a factor, which only a constant can take."""
+    """Return an operand with its axes in `order`, and multiplied by `factor`, which is 1 for a computed operand."""
     value = writer.node.inputs[index]
     tensor = constant(value)
     if value is None or (order is None and factor == 1):
@@ -335,7 +335,7 @@ def _operand(writer: _Writer, index: int, order: list[int] | None, factor: float
 
 
 def _gelu(writer: _Writer) -> ir.Value:
-    """Write Add and the activation, where the sum is that of a product with constant weights."""
+    """Write an Add and the activation, if the operator follows a MatMul with constant weights."""
     node = writer.node
     product, bias = node.inputs[:2]
     producer = product.producer() if product is not None else None

@@ -1,4 +1,4 @@
-"""The units of a graph: what is decided together because a kernel runs it together."""
+"""The units of a graph: nodes that become int8 together because one kernel runs them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .graph import constant, node_name, sole_reader
 from .ops import GATE, GATES, key, row_of
 from .plan import Unit
 
-# Operators that a fan-out group may hold: element by element, or a reduction that feeds one.
+# Operators that a fan-out group may contain: element-wise operators, and a reduction that feeds one.
 CHEAP = frozenset(
     "Add Sub Mul Div Pow Sqrt Erf Tanh Sigmoid HardSigmoid Reciprocal ReduceMean Neg Abs Exp Softplus Cast".split()
 )
@@ -18,30 +18,30 @@ GROUP_LIMIT = 16
 
 
 def units(graph: ir.Graph) -> tuple[Unit, ...]:
-    """Partition the nodes of `graph`, without those of bodies inside it, into units, in execution order.
+    """Partition the nodes of `graph`, without its bodies, into units, in execution order.
 
-    A Conv, Gemm, MatMul, Add or Mul takes the Relu or Clip that alone reads it. A tensor that fans out into
-    element-by-element operators that join again (``x * sigmoid(x)``, GELU, a decomposed layer or RMS norm, a
-    hard-swish) makes a group, which the runtime fuses when nothing is put between its operators; a layer norm makes
-    two, ``x - mean(x)`` and what divides it.
+    A Conv, Gemm, MatMul, Add or Mul forms a unit with the Relu or Clip that is its only reader. Element-wise operators
+    between a tensor with several readers and the node where their results join (``x * sigmoid(x)``, GELU, a decomposed
+    layer or RMS norm, a hard-swish) form a group: the runtime fuses them if no other node is inserted between them. A
+    layer norm forms two groups: ``x - mean(x)`` and the division.
     """
-    found: dict[ir.Node, Unit] = {}
+    by_last: dict[ir.Node, Unit] = {}
     taken: set[ir.Node] = set()
     for value in _values(graph):
         region = _fan_out_group(value)
         if region and not taken.intersection(region):
-            found[region[-1]] = _unit(region, region[-1], [v for n in region for v in n.inputs], op=_kind(region))
+            by_last[region[-1]] = _unit(region, region[-1], [v for n in region for v in n.inputs], op=_kind(region))
             taken.update(region)
     for node in graph:
         if node not in taken:
             nodes = [node, *_absorbed(node, taken)]
-            found[nodes[-1]] = _unit(nodes, node, activations(node), op=key(node))
+            by_last[nodes[-1]] = _unit(nodes, node, activations(node), op=key(node))
             taken.update(nodes)
-    return tuple(found[node] for node in graph if node in found)
+    return tuple(by_last[node] for node in graph if node in by_last)
 
 
 def _kind(region: list[ir.Node]) -> str:
-    """Return how a group is called: a gate, or any other."""
+    """Return the kind of a group: `GATE` or ``"group"``."""
     first, last = region[0], region[-1]
     if len(region) != 2 or first.op_type not in GATES or last.op_type != "Mul":
         return "group"
@@ -50,7 +50,7 @@ def _kind(region: list[ir.Node]) -> str:
 
 
 def activations(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Return the inputs of `node` that are computed from the model's inputs and that its operator row names."""
+    """Return the computed inputs of `node` that its operator row names as activations."""
     row = row_of(node)
     chosen = row.activations if row is not None else None
     values = node.inputs if chosen is None else [node.inputs[i] for i in chosen if i < len(node.inputs)]
@@ -58,7 +58,7 @@ def activations(node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def _unit(nodes: list[ir.Node], anchor: ir.Node, inputs: Iterable[ir.Value | None], *, op: str) -> Unit:
-    """Make a unit of `nodes`, in execution order, named after `anchor`."""
+    """Return the unit of `nodes`, in execution order, with the name of `anchor`."""
     inner = {output for node in nodes for output in node.outputs}
     read = [v for v in inputs if v is not None and v not in inner and constant(v) is None]
     written = [o for n in nodes for o in n.outputs if n is nodes[-1] or o.is_graph_output() or _read_outside(o, nodes)]
@@ -97,8 +97,7 @@ def _absorbed(node: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of a Relu or Clip with constant bounds that contain zero, else None.
 
-    Zero must lie inside: the range of a quantized tensor always includes it, so that a Clip to [1, 6] cannot be
-    had by saturation alone.
+    The range of a quantized tensor always contains zero, so saturation cannot replace a Clip to [1, 6].
     """
     if node.op_type == "Relu":
         return 0.0, float("inf")
@@ -114,9 +113,10 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
 
 
 def _fan_out_group(source: ir.Value) -> list[ir.Node]:
-    """Return the nodes between `source` and the first tensor through which all its readers' results pass.
+    """Return the nodes from the readers of `source` to the first node where all their results join.
 
-    Empty when `source` has one reader, when a node on the way is not cheap, or when the way is too long.
+    The result is empty if `source` has one reader, if one of the nodes is not in `CHEAP`, or if there are more than
+    `GROUP_LIMIT` nodes.
     """
     readers = {use.node for use in source.uses()}
     if len(readers) < 2 or source.is_graph_output():

@@ -1,4 +1,4 @@
-"""What must hold of a model after every rewrite."""
+"""Check a model after every rewrite."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .tensors import load_tensors
 
 RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
 UNKNOWN = "unknown"
-KEPT_AWAY = 1000  # bytes of an initializer above which the pass takes it out
+KEPT_AWAY = 1000  # bytes; the checker pass does not hand larger initializers to onnx
 
 
 class VerifyError(RequantError):
-    """A model breaks a rule that every model keeps."""
+    """A model is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Port:
 
     Attributes:
         name: The tensor's name.
-        type: ``"FLOAT"``; None when the model does not say.
-        shape: Lengths, and names (or None) of the lengths that are not fixed; None when the rank is unknown.
+        type: The element type, such as ``"FLOAT"``; None if the model does not declare it.
+        shape: Lengths; a name or None for a dynamic length. None if the rank is unknown.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Port:
         return f"{self.name}: {self.type or 'unknown'}{shape}"
 
     def accepts(self, other: Port) -> bool:
-        """Whether `other` may stand for this: same name, and no type or length that contradicts."""
+        """Whether `other` may replace this port: equal name, and no different type or length."""
         if self.name != other.name or (self.type and other.type and self.type != other.type):
             return False
         if self.shape is None or other.shape is None:
@@ -55,7 +55,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a caller sees of a model."""
+    """The inputs and outputs of a model."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -67,16 +67,16 @@ def signature(model: ir.Model) -> Signature:
 
 
 def verify(model: ir.Model, *, like: Signature | None = None) -> None:
-    """Check names, edges, order and operator sets, the inputs and outputs, and what ``onnx.checker`` checks.
+    """Check names, edges, order, operator sets, inputs and outputs, and run ``onnx.checker``.
 
-    The cost does not grow with the weights: the checker sees only the small ones.
+    The cost does not grow with the size of the weights: ``onnx.checker`` reads only small ones.
 
     Args:
-        model: The model; it does not change.
-        like: Inputs and outputs that the model must still have.
+        model: The model; it is not changed.
+        like: The inputs and outputs that the model must have.
 
     Raises:
-        VerifyError: The first thing found wrong.
+        VerifyError: The model is not valid; the message names the first problem.
     """
     graphs = tuple(model.graphs())
     owned = set(graphs)
@@ -103,7 +103,7 @@ def _ports(values: Iterable[ir.Value]) -> tuple[Port, ...]:
 
 
 def _verify_names(graph: ir.Graph) -> None:
-    """Check that every value of `graph` has a name of its own; ``""`` is an output that was left out."""
+    """Check that every value of `graph` has a unique name; ``""`` is an omitted output."""
     values = dict.fromkeys([*graph.inputs, *graph.initializers.values()])
     seen: set[str] = set()
     for value in [*values, *(output for node in graph for output in node.outputs)]:
@@ -117,7 +117,7 @@ def _verify_names(graph: ir.Graph) -> None:
 
 
 def _verify_edges(graph: ir.Graph, owned: set[ir.Graph]) -> None:
-    """Check that what is read exists in the model, and comes before its reader."""
+    """Check that every value that is read exists in the model and is computed before its reader."""
     done: set[ir.Value] = set()
     for node in graph:
         for value in node.inputs:
@@ -142,14 +142,15 @@ def _verify_domains(model: ir.Model) -> None:
     imported = {"" if domain == "ai.onnx" else domain for domain in model.opset_imports}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.domain not in imported:
+            domains = ", ".join(sorted(domain or "ai.onnx" for domain in imported))
             raise VerifyError(
-                f"node {node.name!r} ({node.op_type}) is of domain {node.domain or 'ai.onnx'!r}, of which the model "
-                f"imports no operator set; it imports: {', '.join(sorted(domain or 'ai.onnx' for domain in imported))}"
+                f"node {node.name!r} ({node.op_type}) has domain {node.domain or 'ai.onnx'!r}, but the model imports "
+                f"no operator set of this domain; it imports: {domains}"
             )
 
 
 def _verify_ports(kind: str, before: tuple[Port, ...], after: tuple[Port, ...]) -> None:
-    """Check that `after` serves who was served by `before`."""
+    """Check that the ports `after` may replace the ports `before`."""
     if [port.name for port in before] != [port.name for port in after]:
         was, now = (", ".join(port.name for port in ports) or "none" for ports in (before, after))
         raise VerifyError(f"the graph {kind}s were {was} and are now {now}")
@@ -159,11 +160,11 @@ def _verify_ports(kind: str, before: tuple[Port, ...], after: tuple[Port, ...]) 
 
 
 def _checkable(model: ir.Model) -> ir.Model:
-    """Return a copy in which standard operators that only the runtime knows are of a domain that is not looked into.
+    """Return a copy that ``onnx.checker`` can check.
 
-    ONNX Runtime's optimiser writes a SimplifiedLayerNormalization of the standard domain, which onnx has not. Tensors
-    in files, for which onnx would look in the current folder, are in memory there, but the large ones of the graph,
-    which the pass keeps away from onnx.
+    ONNX Runtime's optimiser writes SimplifiedLayerNormalization nodes of the standard domain, which onnx does not have:
+    the copy gives them a domain that onnx does not check. onnx would look for external tensors in the current folder:
+    the copy holds them in memory, except large initializers of the graph, which the checker pass does not hand to onnx.
     """
     copy = model.clone()
     apart = {id(value.const_value) for value in copy.graph.initializers.values()}
@@ -176,7 +177,7 @@ def _checkable(model: ir.Model) -> ir.Model:
 
 
 def _run_checker(model: ir.Model) -> None:
-    """Run ``onnx.checker`` on a copy: the pass takes big weights out while it runs and puts them back elsewhere."""
+    """Run ``onnx.checker`` on a copy: the pass takes large weights out and puts them back in another order."""
     try:
         CheckerPass()(_checkable(model))
     except (PassError, onnx.checker.ValidationError) as error:

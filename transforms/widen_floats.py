@@ -1,4 +1,4 @@
-"""Compute in float32 what a model computes in float16 or bfloat16."""
+"""Convert a float16 or bfloat16 model to float32."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import LARGE, can_replace, names, remove, replace, stand_ins, take
+from .graph import LARGE, can_replace, names, own_values, remove, replace, stand_ins, take
 from .ops import MS
 from .registry import Change, LeftAlone, transform
 
 FLOAT = ir.DataType.FLOAT
 HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
-# Domains whose operators take float32 wherever they take a shorter float.
+# Domains whose operators accept float32 wherever they accept float16 or bfloat16.
 KNOWN = frozenset({"", "ai.onnx.ml", MS})
-# Operators to which the bits matter, not the number.
+# Operators that read the bits of a value, not its number.
 BITWISE = frozenset({("", "BitCast")})
-# Operators of the standard domain that do not care about the type of what they read.
+# Standard operators that accept any type.
 ANY_TYPE = frozenset({"Cast", "Shape", "Size"})
-# Attributes of the standard domain that hold a data type.
+# Attributes of standard operators that hold a data type.
 DTYPES = frozenset({"dtype", "output_datatype", "output_dtype", "precision", "softmax_precision", "stash_type", "to"})
 
 Types = Mapping[ir.Value, ir.TypeProtocol | None]
@@ -30,11 +30,12 @@ Types = Mapping[ir.Value, ir.TypeProtocol | None]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What stays a short float, and the types before.
+    """The values that stay float16 or bfloat16, and the types before the conversion.
 
     Attributes:
-        types: The type of each value, None when onnx cannot infer it.
-        kept: Values that stay as they are: those that a caller or an operator of an unknown domain gives or takes.
+        types: The type of each value, None if onnx cannot infer it.
+        kept: Values that do not change: inputs of the graph, results of operators of unknown domains, and constants
+            that only such operators or the caller read.
     """
 
     types: Types
@@ -47,18 +48,17 @@ class _Plan:
 
 @transform("widen_floats", after=("inline_functions",), changes_values=True)
 def widen_floats(model: ir.Model) -> Change:
-    """Make a float16 or bfloat16 model a float32 one inside; its inputs and outputs keep their type.
+    """Convert a float16 or bfloat16 model to float32; its inputs and outputs keep their type.
 
     Before:  y = MatMul(x, W), all float16
     After:   y = Cast(MatMul(Cast(x, to=float32), float32(W)), to=float16)
-        Weights, constants, data types in attributes and the types of tensors, sequences and bodies become float32, and
-        a Cast that then changes nothing is removed. What was rounded to 11 or 8 bits after each operator no longer is,
-        and what overflowed no longer does: the outputs differ by the rounding of the shorter type. Weights of more
-        than 1 MiB are converted when they are read. Operators of unknown domains, and BitCast, go on reading and
-        giving the shorter type, behind a Cast.
-    Left alone: models without a short float; as a whole, a model that has functions (``functions``), an input or
-        output that is a sequence or optional of short floats (``port-not-a-tensor``), or an operator of an unknown
-        domain with a tensor of unknown type (``type-unknown``), a sequence of short floats (``foreign-sequence``) or a
+        Weights, constants, data types in attributes and the types of tensors, sequences and bodies become float32. A
+        Cast that then changes nothing is removed. Results are no longer rounded to 11 or 8 bits and no longer overflow:
+        the outputs differ by the rounding of the short type. Weights of more than 1 MiB are converted when they are
+        read. Operators of unknown domains and BitCast still read and write the short type, through Casts.
+    Left alone: models without float16 or bfloat16; the whole model if it has functions (``functions``), an input or
+        output that is a sequence or optional of a short float (``port-not-a-tensor``), or an operator of an unknown
+        domain with a tensor of unknown type (``type-unknown``), a sequence of a short float (``foreign-sequence``) or a
         body (``foreign-body``).
     """
     change = Change()
@@ -81,19 +81,19 @@ def widen_floats(model: ir.Model) -> Change:
 
 
 def _has_half(model: ir.Model) -> bool:
-    """Whether a short float enters the model anywhere: an input, a weight, a constant, a data type."""
+    """Whether the model has an input, a weight, a constant or a data type of a short float."""
     values = [*model.graph.inputs, *(value for graph in model.graphs() for value in graph.initializers.values())]
     nodes = (node for graph in model.graphs() for node in graph)
     return any(_is_half(value.type) for value in values) or any(_halves(node) for node in nodes)
 
 
 def _is_half(type_: ir.TypeProtocol | None) -> bool:
-    """Whether a type is, or is a sequence or optional of, float16 or bfloat16."""
+    """Whether a type is float16 or bfloat16, or a sequence or optional of one."""
     return type_ is not None and type_.dtype in HALF
 
 
 def _halves(node: ir.Node) -> list[ir.Attr]:
-    """Return the attributes of a node that hold a short float or name one."""
+    """Return the attributes of a node that contain a short float tensor or a short float data type."""
     return [attribute for attribute in node.attributes.values() if not attribute.is_ref() and _holds(node, attribute)]
 
 
@@ -108,22 +108,21 @@ def _holds(node: ir.Node, attribute: ir.Attr) -> bool:
 
 
 def _is_foreign(node: ir.Node) -> bool:
-    """Whether a node must go on reading and giving what it does."""
+    """Whether the types that a node reads and writes must not change."""
     return node.domain not in KNOWN | {DOMAIN} or (node.domain, node.op_type) in BITWISE
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
     """Yield every value of the graph and of bodies once."""
     for graph in model.graphs():
-        results = (value for node in graph for value in node.outputs)
-        yield from dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results])
+        yield from own_values(graph)
 
 
 def _plan(model: ir.Model) -> _Plan:
-    """Find the values that stay short floats.
+    """Find the values that stay float16 or bfloat16.
 
     Raises:
-        LeftAlone: The model must stay as it is.
+        LeftAlone: The model cannot be converted.
     """
     types = {value: value.type or other.type for value, other in stand_ins(model).items()}
     if any(_is_half(v.type) and not isinstance(v.type, ir.TensorType) for v in _ports(model)):
@@ -150,7 +149,7 @@ def _ports(model: ir.Model) -> Iterable[ir.Value]:
 
 
 def _is_for_others(model: ir.Model, value: ir.Value) -> bool:
-    """Whether a constant or the result of a Cast is there for a caller, or for operators of unknown domains alone."""
+    """Whether only a caller or operators of unknown domains read a constant or the result of a Cast."""
     node = value.producer()
     readers = [_is_foreign(reader) for reader, _ in value.uses()]
     if node is None:
@@ -161,12 +160,12 @@ def _is_for_others(model: ir.Model, value: ir.Value) -> bool:
 
 
 def _is_output(model: ir.Model, value: ir.Value) -> bool:
-    """Whether a caller gets `value`."""
+    """Whether `value` is an output of the model."""
     return any(value is output for output in model.graph.outputs)
 
 
 def _cast_between(model: ir.Model, plan: _Plan, values: Iterable[ir.Value]) -> int:
-    """Put a Cast where one of the two sides stays a short float; return how many."""
+    """Insert a Cast between float32 values and values that stay short; return the number of Casts."""
     taken, count = names(model), 0
     for value in values:
         uses = tuple(value.uses())
@@ -186,14 +185,14 @@ def _cast_between(model: ir.Model, plan: _Plan, values: Iterable[ir.Value]) -> i
 
 
 def _takes_any(node: ir.Node) -> bool:
-    """Whether a node may read a short float in a float32 graph."""
+    """Whether a node may read a short float after the conversion."""
     return _is_foreign(node) or (not node.domain and node.op_type in ANY_TYPE)
 
 
 def _cast_back(
     model: ir.Model, value: ir.Value, plan: _Plan, uses: Iterable[tuple[ir.Node, int]], taken: set[str]
 ) -> None:
-    """Give `value` in the type it had to the caller and to the readers `uses`."""
+    """Cast `value` back to its old type for the caller and for the readers `uses`."""
     type_, name = plan.types[value], value.name
     assert type_ is not None
     if not _is_output(model, value):
@@ -210,7 +209,7 @@ def _cast_back(
 
 
 def _cast(value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
-    """Insert a Cast of `value` where it comes to be, and return the result."""
+    """Insert a Cast of `value` right after its producer; return the result."""
     node = ir.node("Cast", [value], {"to": to.value}, name=name)
     result = node.outputs[0]
     result.name, result.type, result.shape = name, ir.TensorType(to), value.shape
@@ -225,17 +224,17 @@ def _cast(value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
 
 
 def _widen_attributes(node: ir.Node, plan: _Plan) -> int:
-    """Make the short floats that a node holds or names float32; return how many there were."""
+    """Convert the short floats in the attributes of a node to float32; return the number of changed attributes."""
     if _is_foreign(node) or any(value in plan.kept for value in node.outputs):
         return 0
-    found = _halves(node)
-    for attribute in found:
+    halves = _halves(node)
+    for attribute in halves:
         node.attributes[attribute.name] = ir.Attr(attribute.name, attribute.type, _wide_content(attribute))
-    return len(found)
+    return len(halves)
 
 
 def _wide_content(attribute: ir.Attr) -> object:
-    """Return what an attribute holds, in float32."""
+    """Return the value of an attribute in float32."""
     if attribute.type == ir.AttributeType.INT:
         return FLOAT.value
     if attribute.type == ir.AttributeType.TENSOR:
@@ -246,7 +245,7 @@ def _wide_content(attribute: ir.Attr) -> object:
 
 
 def _wide_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """Return a tensor as float32, a large one without computing it."""
+    """Return a tensor as float32; a large one is converted when it is read."""
     if tensor.dtype not in HALF:
         return tensor
 
@@ -259,19 +258,19 @@ def _wide_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _wide_type(type_: ir.TypeProtocol) -> ir.TypeProtocol:
-    """Return the type with float32 for its elements."""
+    """Return the type with float32 elements."""
     if isinstance(type_, ir.SequenceType | ir.OptionalType):
         return type(type_)(_wide_type(type_.elem_type), denotation=type_.denotation)
     return type(type_)(FLOAT, denotation=type_.denotation)  # type: ignore[call-arg]
 
 
 def _remove_cast(node: ir.Node, before: ir.Value | None, plan: _Plan) -> int:
-    """Remove a Cast from float32 to float32, where its name is free to go; return whether it was.
+    """Remove a Cast from float32 to float32 if its result may take another name; return whether it was removed.
 
     Args:
         node: Any node.
-        before: The first input that it had in the model given.
-        plan: The plan.
+        before: The first input of the node before the conversion.
+        plan: The types before the conversion.
     """
     if node.op_type != "Cast" or node.domain or node.attributes.get_int("to", 0) != FLOAT:
         return 0
@@ -288,7 +287,7 @@ def _remove_cast(node: ir.Node, before: ir.Value | None, plan: _Plan) -> int:
 
 
 def _widen_value(value: ir.Value) -> int:
-    """Make the type and the content of a value float32; return whether it is a weight."""
+    """Convert the type and the content of a value to float32; return whether the value is an initializer."""
     if value.type is not None:
         value.type = _wide_type(value.type)
     if value.const_value is not None:

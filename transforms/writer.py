@@ -1,4 +1,4 @@
-"""Writing int8 into a graph: fresh names, shared constants, and weights behind a DequantizeLinear."""
+"""Write int8 into a graph: unused names, shared constants, and weights followed by a DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FIRST_WITH_TYPE = 21  # the opset whose QuantizeLinear got output_dtype
 
 @dataclass
 class Writer:
-    """A model that is being written, with the names that are taken and the constants that nodes share.
+    """Writes into a model; keeps track of used names and shared constants.
 
     Attributes:
         model: The model.
-        domain: The domain of its pairs: the runtime's own has an axis in older opsets too.
-        taken: Every name of a value or a node.
-        stored: What was written already, by content.
+        domain: The domain of QuantizeLinear and DequantizeLinear; in com.microsoft they have an axis in any opset.
+        taken: The names of all values and nodes.
+        stored: The values written so far, by content.
     """
 
     model: ir.Model
@@ -33,35 +33,35 @@ class Writer:
 
     @staticmethod
     def of(model: ir.Model, scheme: Scheme) -> Writer:
-        """Begin to write into `model`.
+        """Return a writer for `model`.
 
-        Signed activations get the runtime's own pairs from `FIRST_WITH_TYPE` on: moving a standard one before a
-        Transpose, ONNX Runtime 1.31 writes its type down, and then fails to make it unsigned.
+        From opset `FIRST_WITH_TYPE` on, signed activations get the operators of com.microsoft: when ONNX Runtime 1.31
+        moves a standard QuantizeLinear before a Transpose, it sets output_dtype and then fails to make it unsigned.
         """
         opset = model.opset_imports.get("", 0)
         standard = opset >= FIRST_WITH_AXIS and (scheme.activation == "u8" or opset < FIRST_WITH_TYPE)
         return Writer(model, "" if standard else MS, names(model))
 
     def name(self, stem: str) -> str:
-        """Take a name that no value and no node has."""
+        """Return an unused name, based on `stem`."""
         return take(self.taken, stem)
 
     def initializer(self, graph: ir.Graph, stem: str, array: Array) -> ir.Value:
-        """Return an initializer of `graph`, named after `stem`."""
+        """Add an initializer to `graph`; its name is based on `stem`."""
         return add_initializer(graph, self.name(stem), array)
 
     def parameters(self, graph: ir.Graph, stem: str, params: QParams) -> tuple[ir.Value, ir.Value]:
-        """Return the scale and zero-point initializers of `graph` called after `stem`, made once."""
-        made = []
+        """Return the scale and zero-point initializers of `graph` for `stem`; they are added at the first call."""
+        values = []
         for part, array in (("scale", params.scale), ("zero_point", params.zero_point)):
             key = (graph, stem, part)
             if key not in self.stored:
                 self.stored[key] = self.initializer(graph, f"{stem}/{part}", array)
-            made.append(self.stored[key])
-        return made[0], made[1]
+            values.append(self.stored[key])
+        return values[0], values[1]
 
     def like(self, dq: ir.Node, integers: ir.Value, stem: str) -> ir.Node:
-        """Return a DequantizeLinear of other integers, called `stem`, with the same parameters; in no graph yet."""
+        """Return a new DequantizeLinear of `integers` with the parameters of `dq`; it is not in a graph yet."""
         name = self.name(stem)
         made = ir.node(dq.op_type, [integers, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain, name=name)
         made.outputs[0].name = self.name(f"{name}_output")
@@ -69,20 +69,20 @@ class Writer:
         return made
 
     def replace_constant(self, node: ir.Node, index: int, array: Array, params: QParams, *, own: bool = False) -> None:
-        """Let input `index` of `node` read a DequantizeLinear of integers; equal ones of a graph are stored once.
+        """Replace input `index` of `node` by dequantized integers; equal integers of a graph are stored once.
 
         Args:
             node: The node.
-            index: Which of its inputs.
+            index: The index of the input.
             array: The integers.
-            params: Their scale and zero point.
-            own: Whether they are made for this node: not the nearest integers to weights that others may read too.
+            params: The scale and zero point of the integers.
+            own: Whether the integers are for this node only, because they are not its weights rounded to nearest.
         """
         graph = node.graph
-        assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
+        assert isinstance(graph, ir.Graph)  # the node is in a graph
         old = node.inputs[index] if index < len(node.inputs) else None
         name = str(old.name) if old is not None else f"{node_name(node)}/bias"
-        content = array.tobytes() if array.dtype == np.int32 else b""  # of a bias; its source and scale tell a weight
+        content = array.tobytes() if array.dtype == np.int32 else b""  # source and scale do not identify a bias
         content = node_name(node).encode() if own else content
         key = (graph, old or name, params.axis, params.scale.tobytes(), params.zero_point.tobytes(), content)
         if key not in self.stored:
@@ -94,7 +94,7 @@ class Writer:
             drop_unused(old.graph, (old,))
 
     def _dequantized(self, graph: ir.Graph, name: str, array: Array, params: QParams) -> ir.Value:
-        """Add integers with their parameters and a DequantizeLinear to `graph`; return its output."""
+        """Add integers, their parameters and a DequantizeLinear to `graph`; return the float tensor."""
         parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
         inputs = [self.initializer(graph, f"{name}/{part}", values) for part, values in parts]
         attributes = {} if params.axis is None else {"axis": params.axis}

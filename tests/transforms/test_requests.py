@@ -39,7 +39,7 @@ REFUSED = {
     ),
     "rename_node-taken": (
         "rename_node(old_node_name=first, new_node_name=b)",
-        "rename_node: 'b' is the name of something else; choose another new_node_name",
+        "rename_node: the name 'b' is already in use; choose another new_node_name",
     ),
     "rename_op-function": (
         "rename_op(old_op_name=blocks.Block, new_op_name=Relu)",
@@ -51,7 +51,7 @@ REFUSED = {
     ),
     "rename_attribute-taken": (
         "rename_attribute(old_attribute_name=alpha, new_attribute_name=slope, op_name=my.domain.Norm)",
-        "rename_attribute: node 'custom' (Norm) has an attribute 'slope' already",
+        "rename_attribute: node 'custom' (Norm) already has an attribute 'slope'",
     ),
     "rename_attribute-unknown": (
         "rename_attribute(old_attribute_name=alpha, new_attribute_name=beta, op_name=LeakyRelu)",
@@ -61,7 +61,7 @@ REFUSED = {
         "extract_subgraph(inputs=a)",
         "extract_subgraph: name the tensors to extract: extract_subgraph(outputs=...)",
     ),
-    "round_weights": ("round_weights(num_steps=1)", "round_weights: num_steps must be 2 or more, not 1"),
+    "round_weights": ("round_weights(num_steps=1)", "round_weights: num_steps must be at least 2, not 1"),
     "insert_qdq-log": (
         "insert_qdq(min_max_log_file=none.log)",
         "insert_qdq: none.log: cannot read the log: No such file or directory",
@@ -101,7 +101,7 @@ def test_only_sorting_takes_a_graph_that_is_not_sorted(first: str) -> None:
 
 def test_a_cycle_cannot_be_sorted() -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) { y = Add(x, a)  a = Neg(y) }'
-    with pytest.raises(TransformError, match="need each other's results in a cycle"):
+    with pytest.raises(TransformError, match="the nodes form a cycle"):
         run("sort_by_execution_order", ir.from_onnx_text(text))
 
 

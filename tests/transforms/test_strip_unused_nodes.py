@@ -30,9 +30,9 @@ def model() -> ir.Model:
             ("x",),
             ("c",),
             TransformError,
-            "the outputs also need the input 'z', which is not among inputs x",
+            "the outputs also need the input 'z', which is not one of the inputs x",
         ),
-        (("b",), ("b",), TransformError, "tensor 'b' is named as an input and as an output; name it once"),
+        (("b",), ("b",), TransformError, "tensor 'b' is named as input and as output; name it only once"),
         (("y",), (), TransformError, "tensor 'y' is an output of the graph; name other outputs to cut there"),
         (
             (),
@@ -40,7 +40,7 @@ def model() -> ir.Model:
             TransformError,
             (
                 "the type of tensor 'a' is not known, so it cannot be an input or output of the graph; "
-                "add it to the model's value_info, or name a tensor before any operator of an unknown domain"
+                "add its type to the model's value_info, or name a tensor before any operator of an unknown domain"
             ),
         ),
     ],

@@ -82,7 +82,7 @@ BROKEN: list[tuple[Callable[[ir.Model], None], str]] = [
     (
         forget_opset,
         (
-            "node 'custom' (Anything) is of domain 'my.domain', of which the model imports no operator set; "
+            "node 'custom' (Anything) has domain 'my.domain', but the model imports no operator set of this domain; "
             "it imports: ai.onnx"
         ),
     ),
