@@ -232,8 +232,8 @@ def _as_sample(item: object, where: str, inputs: Sequence[InputSpec], *, unbatch
         feed, unbatched = {inputs[0].name: feed}, True
     if not isinstance(feed, Mapping):
         got = f"a tuple of {len(item)}" if isinstance(item, tuple) else type(item).__name__
-        names = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
-        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{names}")
+        hint = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
+        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{hint}")
     feed = dict(feed)
     names = {spec.name for spec in inputs}
     for name in [name for name in LABELS if inputs and name in feed and name not in names]:

@@ -200,7 +200,7 @@ def _open_text(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
             raise DataError(f"{match[1]}: no such file")
         return npz_file(match[1], match[2], inputs)
     if Path(name).suffix.lower() in text.SUFFIXES:
-        _refuse_unused(spec, "a file of texts", "preprocess", "tokenizer")
+        _refuse_unused(spec, "a text file", "preprocess", "tokenizer")
         return text.text_file(name, spec.preprocess, spec.tokenizer, inputs)
     if (target := named(name)) is not None:
         _refuse_unused(spec, "a Python object")
