@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on where its checkpoint stands."""
+"""A file with the results of an interrupted run, from which the next run continues."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import msgspec
 
 from .. import RequantError
+from .decoding import Natural, load_document
 from .execution import Execution
+from .files import write_atomically
 from .observations import Observations
 from .records import observations_from_json, observations_to_json
 from .samples import Sample
@@ -23,22 +27,31 @@ from .work import Setup, Stored, digest_of
 
 SCHEMA = 1
 SECONDS = 5.0
-"""At least so long lies between two checkpoints."""
+"""The least time between two checkpoints."""
 SHARE = 0.05
-"""Writing them takes at most this share of the time."""
+"""The largest share of the time that writing checkpoints takes."""
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """A checkpoint file. `observations_from_json` checks the statistics in ``seen``."""
+
+    identity: str
+    done: list[tuple[Natural, Natural]]
+    complete: bool
+    seen: dict[str, Any]
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What is done so far, in memory and now and then in a file.
+    """The statistics of the finished batches, in memory and, from time to time, in a file.
 
     Attributes:
-        path: The file; None for none.
-        identity: A digest of all that a bit of the result depends on.
-        seen: What was seen so far.
-        done: The batches that this is of, by number.
-        complete: Whether these are all.
-        kept: Takes the file in the end, see `Execution`; None removes it.
+        path: The file; None for no file.
+        identity: A digest of everything that can change the result.
+        seen: The statistics so far.
+        done: The numbers of the finished batches when the run started.
+        complete: Whether all batches are finished.
+        kept: Called with the path at the end, see `Execution`; with None the file is removed.
     """
 
     path: Path | None
@@ -54,16 +67,16 @@ class Checkpoint:
     def open(
         cls, execution: Execution, setup: Setup, first: Sample, source: Iterable[Sample], length: int | None
     ) -> Checkpoint:
-        """Find what an interrupted run of the same kind has left behind, or begin anew.
+        """Read the checkpoint of an interrupted run with the same identity, or start an empty one.
 
-        The file's name ends in the run's identity, so that runs of different kinds do not meet.
+        The file's name ends with the first digits of the identity, so different runs use different files.
 
         Args:
             execution: How the model is run.
-            setup: The model, and what is to be observed.
+            setup: The model and the tensors to observe.
             first: The first sample.
             source: The samples.
-            length: How many there are; None when only reading will tell.
+            length: The number of samples; None if it is unknown before reading.
 
         Raises:
             RequantError: The file cannot be read.
@@ -75,24 +88,22 @@ class Checkpoint:
         if not path.exists():
             return cls(path, identity, kept=execution.kept, _due=time.monotonic() + SECONDS)
         try:
-            document = json.loads(path.read_bytes())
-            if document["schema"] != SCHEMA or document["identity"] != identity:
-                raise ValueError("it is of another run")
-            done = frozenset(_expanded(document["done"]))
-            complete = document["complete"] is True
-            seen = observations_from_json(document["seen"])
-        except (OSError, ValueError, TypeError, KeyError, RequantError) as error:
-            reason = " ".join(str(error).split())
-            raise RequantError(f"{path}: not a usable checkpoint ({reason}); remove it to begin anew") from error
+            document = load_document(path, _Document, "checkpoint", SCHEMA)
+            if document.identity != identity:
+                raise RequantError(f"{path}: checkpoint of another run")
+            seen = _statistics(document, path)
+        except RequantError as error:
+            raise RequantError(f"{error}; remove the file to start again") from error
+        done = frozenset(_expanded(document.done))
         with suppress(OSError):
-            os.utime(path)  # it is of a run that is under way again
-        return cls(path, identity, seen, done, complete, execution.kept, _due=time.monotonic() + SECONDS)
+            os.utime(path)  # the run is active again
+        return cls(path, identity, seen, done, document.complete, execution.kept, _due=time.monotonic() + SECONDS)
 
     def add(self, units: Iterable[int], seen: Observations) -> None:
-        """Take what was seen of some batches.
+        """Add the statistics of some batches.
 
         Raises:
-            RequantError: It does not go with what was seen before, or the file cannot be written.
+            RequantError: The statistics cannot be merged, or the file cannot be written.
         """
         self.seen |= seen
         self._added.update(units)
@@ -100,13 +111,11 @@ class Checkpoint:
             self.write()
 
     def write(self) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Raises:
-            RequantError: It cannot be written.
+            RequantError: The file cannot be written.
         """
-        from .files import write_atomically
-
         if self.path is None or not (self._added or self.complete):
             return
         began = time.monotonic()
@@ -122,15 +131,15 @@ class Checkpoint:
         self._due = now + max(SECONDS, (now - began) / SHARE)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Enter the run."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the file when all is done, or give it away; write it when someone interrupts.
+        """Remove the file after the last batch or pass it to `kept`; after an interruption, write it.
 
-        A request that cannot be met leaves what was written now and then: the rest of the data may be as wrong.
+        After a RequantError the file stays as it is: the last batches may contain the wrong data.
         """
         if kind is not None:
             if not issubclass(kind, RequantError):
@@ -145,22 +154,31 @@ class Checkpoint:
 
 
 def _identity(execution: Execution, setup: Setup, first: Sample, data: object) -> str:
-    """Return a digest of what the statistics depend on: runtime, model, data, batches, tensors."""
+    """Return a digest of everything that the statistics depend on: runtime, model, data, batches, tensors."""
     import onnxruntime as ort
 
     wanted = setup.wanted
-    told = (
+    parts = (
         ort.__version__,
         model_stamp(setup.model.load() if isinstance(setup.model, Stored) else setup.model),
         (wanted.tensors, wanted.histogram, sorted(wanted.channel_axis.items()), wanted.few, wanted.values),
         (setup.groups, setup.stacks, setup.first, execution.batch, execution.shard),
         (data, first.where, digest_of(first.feed)),
     )
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _statistics(document: _Document, path: Path) -> Observations:
+    """Read the statistics of a checkpoint."""
+    try:
+        return observations_from_json(document.seen)
+    except (KeyError, TypeError, ValueError, RequantError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise RequantError(f"{path}: malformed checkpoint: {reason}") from error
 
 
 def _intervals(numbers: list[int]) -> Iterator[list[int]]:
-    """Yield ascending numbers as pairs of the first and the last of those that follow each other."""
+    """Yield ascending numbers as intervals of consecutive numbers: ``[first, last]``."""
     start = 0
     for index in range(1, len(numbers) + 1):
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
@@ -168,7 +186,7 @@ def _intervals(numbers: list[int]) -> Iterator[list[int]]:
             start = index
 
 
-def _expanded(intervals: Iterable[list[int]]) -> Iterator[int]:
-    """Yield the numbers of intervals."""
+def _expanded(intervals: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """Yield the numbers in intervals."""
     for first, last in intervals:
         yield from range(first, last + 1)

@@ -1,7 +1,7 @@
-"""The range file: all that was observed of one model's tensors and the chosen ranges, as JSON.
+"""The range file: the statistics of one model's tensors and the chosen ranges, as JSON.
 
-The file is of one model, and of no other. Files of shards of one run, and of runs over different data, merge to the
-file of one run over all of it.
+A file belongs to one model. Files of shards of one run merge to the file of the whole run, and files of runs over
+different data to the file of one run over all the data.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from .. import RequantError
+from .decoding import Finite, Natural, Positive, convert_rows, load_document
 from .histogram import Histogram
 from .observations import Observations
 from .overrides import Overrides, overrides_from_json
 from .precision import Precision
 from .ranges import Range, Rule, parse_rule
-from .records import natural, number, observations_from_json, observations_to_json, typed, with_name
+from .records import observations_from_json, observations_to_json
 
 SCHEMA = 2
-"""The version of the file format that this program writes, and the only one that it reads."""
+"""The version of the file format: the one that `save_ranges` writes, and the only one that `load_ranges` reads."""
 JOINT = " + "
-"""What stands between the descriptions of data that were merged."""
+"""The separator between the descriptions of merged data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What data were observed, and how.
+    """The observed data and the settings of the run.
 
     Attributes:
         description: The data, in words.
         batch: Samples per run.
-        shards: The parts of the run that are in here, as ``(i, n)``, ascending; empty when all are.
-        histogram_values: How many values of a tensor histograms count per sample at most; None for all.
+        shards: The shards of the run, as ``(i, n)``, ascending; empty for a whole run.
+        histogram_values: The most values of a tensor that a histogram counts per sample; None for all.
     """
 
     description: str
@@ -49,33 +53,34 @@ class Data:
     histogram_values: int | None = None
 
     def __post_init__(self) -> None:
-        """Bring the shards into the only form that there is for each set of them.
+        """Sort the shards; all shards of a run become an empty tuple.
 
         Raises:
-            ValueError: They are not some of the parts of one whole.
+            ValueError: The shards are not different shards of one run.
         """
         wholes = {parts for _, parts in self.shards}
         if len(wholes) > 1 or any(not 1 <= part <= parts for part, parts in self.shards):
-            raise ValueError(f"no parts of one whole: {', '.join(map(shard_text, self.shards))}")
+            raise ValueError(f"not shards of one run: {', '.join(map(shard_text, self.shards))}")
         if len(set(self.shards)) < len(self.shards):
-            raise ValueError("a part is there twice")
+            raise ValueError("a shard occurs twice")
         whole = wholes == {len(self.shards)}
         object.__setattr__(self, "shards", () if whole else tuple(sorted(self.shards)))
 
 
 @dataclass(frozen=True, slots=True)
 class RangeFile:
-    """What a range file holds.
+    """The content of a range file.
 
     Attributes:
         model: The `fingerprint` of the model.
-        data: What data were observed.
+        data: The observed data.
         rule: The rule that chose the ranges.
-        seen: What was observed.
-        ranges: The chosen ranges; tensors without values, or that are to stay float, have none.
-        digests: What computes each tensor that was to be observed, from `tensor_digests`.
-        overrides: The user's own word on tensors, which `ranges` heed.
-        precision: What the ranges were chosen for.
+        seen: The statistics.
+        ranges: The chosen ranges, with the overrides applied. Tensors without values and tensors that stay float have
+            none.
+        digests: A digest of the computation of each tensor, from `tensor_digests`.
+        overrides: The ranges and rules that the user sets for single tensors.
+        precision: The integers that the ranges were chosen for.
     """
 
     model: str
@@ -98,7 +103,7 @@ class RangeFile:
         digests: Mapping[str, str],
         precision: Precision | None = None,
     ) -> RangeFile:
-        """Choose the range of every tensor that was seen."""
+        """Choose a range for every observed tensor."""
         precision = precision or Precision()
         ranges = {name: rule(seen.ranges[name], seen.runs.get(name), precision) for name in sorted(seen.ranges)}
         return cls(model, data, rule, seen, ranges, digests, precision=precision)
@@ -110,18 +115,18 @@ class RangeFile:
 
     @property
     def has_histograms(self) -> bool:
-        """Whether histograms were built, though tensors in bodies never have one."""
-        asked = self.rule.needs_histogram or self.overrides.needs_histogram
-        return asked or any(isinstance(statistic, Histogram) for statistic in self.seen.ranges.values())
+        """Whether the run built histograms. Tensors in bodies never have one."""
+        needed = self.rule.needs_histogram or self.overrides.needs_histogram
+        return needed or any(isinstance(statistic, Histogram) for statistic in self.seen.ranges.values())
 
     def choose(self, rule: Rule, precision: Precision | None = None) -> RangeFile:
-        """Choose the ranges anew, with another rule, or for another precision.
+        """Return a file with ranges for another rule or another precision.
 
         Raises:
             RequantError: The rule needs histograms, and there are only extremes.
         """
         if rule.needs_histogram and not self.has_histograms:
-            raise RequantError(f"the rule {rule} needs histograms, of which there are none; calibrate with {rule}")
+            raise RequantError(f"the rule {rule} needs histograms, and there are none; calibrate with {rule}")
         file = RangeFile.of(
             self.seen,
             rule,
@@ -133,7 +138,7 @@ class RangeFile:
         return file.overridden(self.overrides)
 
     def overridden(self, overrides: Overrides) -> RangeFile:
-        """Return what the file is with the user's own word on tensors, besides that which it has on others.
+        """Return a file with these overrides in addition to its own; for a tensor in both, these apply.
 
         Raises:
             RequantError: A rule needs histograms, and there are only extremes.
@@ -141,7 +146,7 @@ class RangeFile:
         if not overrides.tensors:
             return self
         if overrides.needs_histogram and not self.has_histograms:
-            raise RequantError(f"{overrides.source}: a rule needs histograms, of which there are none")
+            raise RequantError(f"{overrides.source}: a rule needs histograms, and there are none")
         ranges = dict(self.ranges)
         for name, own in overrides.tensors.items():
             ranges.pop(name, None)
@@ -161,13 +166,13 @@ class RangeFile:
 
 
 def merge_files(files: Sequence[RangeFile]) -> RangeFile:
-    """Merge range files, at least one, in any order; the result is that of one run over all the data.
+    """Merge one or more range files, in any order, to the file of one run over all the data.
 
-    Files of shards of one run, all of them, give the file of the whole run, and some of them a file of several shards.
-    Files of different data give one of all data; the shards of each must be complete then.
+    All shards of a run give the file of the whole run, some of them give a file of several shards. Before files of
+    different data are merged, the shards of each must be complete.
 
     Raises:
-        RequantError: The files are of different models, were made in different ways, or have data in common.
+        RequantError: The files belong to different models, come from runs with different settings, or share data.
     """
     first = files[0]
     for other in files[1:]:
@@ -179,9 +184,10 @@ def merge_files(files: Sequence[RangeFile]) -> RangeFile:
     if len(wholes) > 1:
         for description, data in wholes.items():
             if data.shards:
-                there = ", ".join(map(shard_text, data.shards))
+                present = ", ".join(map(shard_text, data.shards))
                 raise RequantError(
-                    f"other shards of {description!r} than {there} are missing; all must be of data of the same name"
+                    f"only shard {present} of {description!r} is given; all its shards are needed, with the same "
+                    "text after --data"
                 )
     descriptions = sorted({part for description in wholes for part in description.split(JOINT)})
     merged = RangeFile.of(
@@ -197,7 +203,7 @@ def merge_files(files: Sequence[RangeFile]) -> RangeFile:
 
 
 def _check_alike(one: RangeFile, other: RangeFile) -> None:
-    """Refuse files that do not go together."""
+    """Refuse files of different models or settings."""
     if one.model != other.model:
         raise RequantError(f"ranges of two models cannot be merged: {one.model[:12]} and {other.model[:12]}")
     if one.rule != other.rule:
@@ -205,29 +211,31 @@ def _check_alike(one: RangeFile, other: RangeFile) -> None:
     if one.precision != other.precision:
         raise RequantError(f"ranges for different precisions cannot be merged: {one.precision} and {other.precision}")
     if one.data.batch != other.data.batch:
-        raise RequantError(f"runs of batches of {one.data.batch} and of {other.data.batch} cannot be merged")
+        raise RequantError(f"runs with batch {one.data.batch} and batch {other.data.batch} cannot be merged")
     if one.overrides != other.overrides:
         names = {*one.overrides.tensors, *other.overrides.tensors}
         differing = sorted(n for n in names if one.overrides.tensors.get(n) != other.overrides.tensors.get(n))
-        raise RequantError(f"ranges with different overrides cannot be merged: tensor {differing[0]!r} has two")
+        raise RequantError(f"ranges with different overrides cannot be merged: see tensor {differing[0]!r}")
     values = [file.data.histogram_values or "all" for file in (one, other)]
     if values[0] != values[1]:
         raise RequantError(f"histograms of {values[0]} and of {values[1]} values per sample cannot be merged")
 
 
 def _joined(description: str, files: Sequence[RangeFile]) -> Data:
-    """Return what files of the same data are together."""
+    """Return the data of merged files that have the same description."""
     shards = [shard for file in files for shard in file.data.shards]
     for shard, times in Counter(shards).items():
         if times > 1:
-            raise RequantError(f"shard {shard_text(shard)} of {description!r} is there twice")
+            raise RequantError(f"shard {shard_text(shard)} of {description!r} is given twice")
     if len(files) > 1 and shards and any(not file.data.shards for file in files):
-        raise RequantError(f"{description!r} is there as a whole and as shard {shard_text(shards[0])} of it too")
+        raise RequantError(f"{description!r} is given both whole and as shard {shard_text(shards[0])}")
     if len({parts for _, parts in shards}) > 1:
         one, another = min(shards, key=lambda shard: shard[1]), max(shards, key=lambda shard: shard[1])
-        raise RequantError(f"shards of two divisions cannot be merged: {shard_text(one)} and {shard_text(another)}")
+        raise RequantError(
+            f"shards of different divisions cannot be merged: {shard_text(one)} and {shard_text(another)}"
+        )
     if any(file.seen.repeated and file.seen == files[0].seen for file in files[1:]):
-        raise RequantError(f"the same run over {description!r} is there twice")
+        raise RequantError(f"the same run over {description!r} is given twice")
     return replace(files[0].data, shards=tuple(shards))
 
 
@@ -237,7 +245,7 @@ def shard_text(shard: tuple[int, int]) -> str:
 
 
 def save_ranges(path: str | os.PathLike[str], file: RangeFile) -> None:
-    """Write a range file, whole or not at all; the same content gives the same bytes.
+    """Write a range file atomically. The same content gives the same bytes.
 
     Raises:
         RequantError: The file cannot be written.
@@ -276,7 +284,7 @@ def save_ranges(path: str | os.PathLike[str], file: RangeFile) -> None:
 
 
 def _text(key: str, value: Any) -> str:
-    """Return an entry of the document as text, tables with a line for each row."""
+    """Return an entry of the document as text. Tables have one line per row."""
     if key not in ("inputs", "tensors", "feeds") or not value:
         return json.dumps(value, allow_nan=False)
     # repr, which json uses for floats, reads back as the same float
@@ -291,86 +299,100 @@ def load_ranges(path: str | os.PathLike[str]) -> RangeFile:
         RequantError: The file is missing, malformed, or of another schema.
     """
     name = os.fspath(path)
+    document = load_document(path, _Document, "range file", SCHEMA, hint="calibrate again")
+    place = f"{name}: malformed range file"
+    rows = convert_rows(document.tensors, _TensorRow, f"{place}: tensor")
     try:
-        document = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise RequantError(f"{name}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RequantError(f"{name}: not a range file: {error}") from error
-    if not isinstance(document, dict) or "schema" not in document:
-        raise RequantError(f"{name}: not a range file: no 'schema'")
-    if document["schema"] != SCHEMA:
-        raise RequantError(
-            f"{name}: range file of schema {document['schema']!r}; this program reads {SCHEMA}: calibrate again"
-        )
-    try:
-        return _from_json(document, name)
-    except (KeyError, TypeError, ValueError, RequantError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise RequantError(f"{name}: malformed range file: {reason}") from error
+        return _range_file(document, rows, name)
+    except (TypeError, ValueError, RequantError) as error:
+        raise RequantError(f"{place}: {error}") from error
 
 
-def _from_json(document: Mapping[str, Any], name: str) -> RangeFile:
-    """Read the content of a range file; what is wrong raises KeyError, TypeError, ValueError or RequantError."""
-    told, rows = typed(document, "data", dict), typed(document, "tensors", dict)
-    ranges: dict[str, Range] = {}
-    digests: dict[str, str] = {}
-    overridden = {}
-    for tensor, row in rows.items():
-        with_name(f"tensor {tensor!r}", _read_chosen, tensor, row, ranges, digests)
-        if "override" in row:
-            overridden[tensor] = row["override"]
-    seen = observations_from_json({**document, "samples": natural(told, "samples", least=0)})
-    shards = tuple(_read_shard(text) for text in typed(told, "shards", list))
-    for tensor in sorted(seen.ranges.keys() - ranges.keys() - overridden.keys()):
+class _DataRow(msgspec.Struct, frozen=True):
+    """The entry ``data`` of a range file."""
+
+    description: str
+    samples: Natural
+    batch: Positive
+    shards: list[Annotated[str, msgspec.Meta(pattern="^[0-9]+/[0-9]+$")]]
+    histogram_values: Positive | UnsetType = UNSET
+
+
+class _Integers(msgspec.Struct, frozen=True):
+    """The entry ``precision`` of a range file."""
+
+    bits: int
+    symmetric: bool
+
+
+class _TensorRow(msgspec.Struct, frozen=True):
+    """A row of ``tensors`` in a range file, without the statistics."""
+
+    lo: Finite | UnsetType = UNSET
+    hi: Finite | UnsetType = UNSET
+    digest: str | UnsetType = UNSET
+    override: Any = UNSET
+
+    def __post_init__(self) -> None:
+        """Check the range."""
+        if (self.lo is UNSET) != (self.hi is UNSET):
+            raise ValueError(f"{'lo' if self.lo is UNSET else 'hi'!r} is missing")
+        if self.lo is not UNSET and self.hi is not UNSET and self.lo > self.hi:
+            raise ValueError("'lo' is above 'hi'")
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """A range file. `observations_from_json` checks the statistics."""
+
+    model: str
+    data: _DataRow
+    rule: str
+    precision: _Integers
+    inputs: dict[str, Any]
+    tensors: dict[str, Any]
+    feeds: dict[str, Any]
+
+
+def _range_file(document: _Document, rows: Mapping[str, _TensorRow], source: str) -> RangeFile:
+    """Return the content of a range file, from the document, its rows by tensor, and the path."""
+    data = document.data
+    seen = observations_from_json(
+        {"samples": data.samples, "tensors": document.tensors, "inputs": document.inputs, "feeds": document.feeds}
+    )
+    # + 0.0: no -0.0
+    ranges = {
+        tensor: (row.lo + 0.0, row.hi + 0.0)
+        for tensor, row in rows.items()
+        if row.lo is not UNSET and row.hi is not UNSET
+    }
+    overrides = {tensor: row.override for tensor, row in rows.items() if row.override is not UNSET}
+    for tensor in sorted(seen.ranges.keys() - ranges.keys() - overrides.keys()):
         raise ValueError(f"tensor {tensor!r}: 'lo' is missing")
-    wanted = typed(document, "precision", dict)
     return RangeFile(
-        model=typed(document, "model", str),
+        model=document.model,
         data=Data(
-            typed(told, "description", str),
-            natural(told, "batch"),
-            shards,
-            natural(told, "histogram_values") if "histogram_values" in told else None,
+            data.description,
+            data.batch,
+            tuple((int(part), int(parts)) for part, _, parts in (text.partition("/") for text in data.shards)),
+            None if data.histogram_values is UNSET else data.histogram_values,
         ),
-        rule=parse_rule(typed(document, "rule", str)),
+        rule=parse_rule(document.rule),
         seen=seen,
         ranges=ranges,
-        digests=digests,
-        overrides=Overrides(overrides_from_json(overridden), name),
-        precision=Precision(typed(wanted, "bits", int), typed(wanted, "symmetric", bool)),
+        digests={tensor: row.digest for tensor, row in rows.items() if row.digest is not UNSET},
+        overrides=Overrides(overrides_from_json(overrides), source),
+        precision=Precision(document.precision.bits, document.precision.symmetric),
     )
 
 
-def _read_chosen(name: str, row: Any, ranges: dict[str, Range], digests: dict[str, str]) -> None:
-    """Read a tensor's range and digest, where there are any, into the mappings."""
-    if not isinstance(row, dict):
-        raise TypeError(f"an object is wanted, not {type(row).__name__}")
-    if "lo" in row or "hi" in row:
-        lo, hi = number(row, "lo"), number(row, "hi")
-        if not lo <= hi:
-            raise ValueError("'lo' is above 'hi'")
-        ranges[name] = lo, hi
-    if "digest" in row:
-        digests[name] = typed(row, "digest", str)
-
-
-def _read_shard(text: object) -> tuple[int, int]:
-    """Read ``"1/2"``."""
-    part, _, parts = text.partition("/") if isinstance(text, str) else ("", "", "")
-    if not (part.isdecimal() and parts.isdecimal()):
-        raise ValueError(f"'shards' must be texts like \"1/2\", not {text!r}")
-    return int(part), int(parts)
-
-
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file whole or not at all: into a temporary file beside it, which is then renamed.
+    """Write a file atomically: write a temporary file in the same folder, then rename it.
 
     Raises:
-        RequantError: The file cannot be written; what was there before is untouched.
+        RequantError: The file cannot be written; an existing file is unchanged.
     """
     try:
-        with replacing(Path(os.path.realpath(path))) as file:  # a link keeps pointing where it did
+        with replacing(Path(os.path.realpath(path))) as file:  # keeps a symbolic link
             file.write(data)
     except OSError as error:
         raise RequantError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
@@ -378,7 +400,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that takes the place of `target` once all is written; if anything fails, nothing changes.
+    """Open a temporary file that replaces `target` when the block ends; after an error `target` is unchanged.
 
     Raises:
         OSError: The file cannot be written.

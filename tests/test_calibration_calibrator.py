@@ -82,8 +82,8 @@ def test_files_say_which_shards_they_are_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "problem"),
     [
-        ((1, 2), (1, 2), "shards 1/2 and 1/2 cannot be merged: a part is there twice"),
-        ((1, 2), (1, 3), "shards 1/2 and 1/3 cannot be merged: no parts of one whole"),
+        ((1, 2), (1, 2), "shards 1/2 and 1/2 cannot be merged: a shard occurs twice"),
+        ((1, 2), (1, 3), "shards 1/2 and 1/3 cannot be merged: not shards of one run"),
         ((1, 2), (1, 1), "a shard can be merged with other shards of the same data only"),
         ((1, 1), (1, 2), "a shard can be merged with other shards of the same data only"),
     ],

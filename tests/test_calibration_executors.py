@@ -347,7 +347,7 @@ def test_a_damaged_checkpoint_is_refused(model: Path, data: Path, tmp_path: Path
     feeds = interrupted(model, [{"x": np.ones((1, 3, 8, 8), np.float32)}] * 30, tmp_path / "c")
     (left,) = tmp_path.iterdir()
     left.write_text("{")
-    with pytest.raises(RequantError, match=r"not a usable checkpoint .*; remove it to begin anew"):
+    with pytest.raises(RequantError, match=r"not a checkpoint: .*; remove the file to start again"):
         run(model, feeds, checkpoint=tmp_path / "c", workers=1)
 
 

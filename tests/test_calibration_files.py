@@ -103,7 +103,7 @@ def test_ranges_are_chosen_anew_by_another_rule() -> None:
     assert file("percentile(99)", values).choose(parse_rule("minmax")).ranges == file("minmax", values).ranges
     narrow = file("percentile", values).choose(parse_rule("percentile(90)"))
     assert narrow == file("percentile(90)", values)
-    with pytest.raises(RequantError, match=r"the rule percentile\(90\) needs histograms, of which there are none"):
+    with pytest.raises(RequantError, match=r"the rule percentile\(90\) needs histograms, and there are none"):
         file("minmax", values).choose(parse_rule("percentile(90)"))
 
 
@@ -172,7 +172,7 @@ def test_shards_of_several_data_merge_once_each_is_complete() -> None:
     (a1, a2), (b1, b2) = shards(2, description="a"), shards(2, description="b")
     assert merge_files([a1, b2, a2, b1]) == (a1 | a2) | (b2 | b1)
     assert merge_files([a1, b2, a2, b1]).data == Data("a + b")
-    with pytest.raises(RequantError, match="other shards of 'b' than 1/2 are missing"):
+    with pytest.raises(RequantError, match="only shard 1/2 of 'b' is given; all its shards are needed"):
         merge_files([a1, a2, b1])
 
 
@@ -180,15 +180,15 @@ WRONG_MERGES = {
     "model": ([file(model="cd" * 32)], "ranges of two models cannot be merged: abababababab and cdcdcdcdcdcd"),
     "rule": ([file("percentile", {"a": A})], r"different rules cannot be merged: minmax and percentile\(99.99\)"),
     "kind": ([replace(file(), seen=seen("percentile", {"a": A}))], "tensor 'a': a histogram cannot be merged"),
-    "batch": ([file(batch=4)], "runs of batches of 1 and of 4 cannot be merged"),
+    "batch": ([file(batch=4)], "runs with batch 1 and batch 4 cannot be merged"),
     "values": ([file(histogram_values=64)], "histograms of all and of 64 values per sample cannot be merged"),
     "precision": ([replace(file(), precision=Precision(symmetric=True))], "different precisions cannot be merged"),
     "overrides": (
         [file().overridden(Overrides({"a": Override(keep_float=True)}))],
-        "different overrides cannot be merged: tensor 'a' has two",
+        "different overrides cannot be merged: see tensor 'a'",
     ),
-    "same run": ([file(values={"a": A})], "the same run over 'data.npz' is there twice"),
-    "whole and shard": (shards(2)[:1], "'data.npz' is there as a whole and as shard 1/2 of it too"),
+    "same run": ([file(values={"a": A})], "the same run over 'data.npz' is given twice"),
+    "whole and shard": (shards(2)[:1], "'data.npz' is given both whole and as shard 1/2"),
 }
 
 
@@ -205,8 +205,8 @@ def test_files_that_cannot_be_merged(others: list[RangeFile], problem: str) -> N
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ([shards(3)[0], shards(3)[1], shards(3)[0]], "shard 1/3 of 'data.npz' is there twice"),
-        ([shards(3)[0], shards(2)[1]], "shards of two divisions cannot be merged: 2/2 and 1/3"),
+        ([shards(3)[0], shards(3)[1], shards(3)[0]], "shard 1/3 of 'data.npz' is given twice"),
+        ([shards(3)[0], shards(2)[1]], "shards of different divisions cannot be merged: 2/2 and 1/3"),
     ],
     ids=["twice", "divisions"],
 )
@@ -229,26 +229,26 @@ STATISTIC = {"kind": "minmax", "lo": 0.0, "hi": 1.0, "count": 1}
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"schema": 3}, "range file of schema 3; this program reads 2"),
     ({"schema": None}, "range file of schema None"),
-    ({"model": 3}, "malformed range file: 'model' must be of type str, not int"),
-    ({"data": DATA | {"samples": "3"}}, "'samples' must be of type int, not str"),
-    ({"data": DATA | {"batch": 0}}, "'batch' must be at least 1, not 0"),
-    ({"data": DATA | {"histogram_values": 0}}, "'histogram_values' must be at least 1, not 0"),
-    ({"data": DATA | {"shards": ["2"]}}, "'shards' must be texts like \"1/2\", not '2'"),
-    ({"data": DATA | {"shards": ["3/2"]}}, "no parts of one whole: 3/2"),
-    ({"data": DATA | {"shards": ["1/2", "1/3"]}}, "no parts of one whole: 1/2, 1/3"),
-    ({"data": DATA | {"shards": ["1/3", "1/3"]}}, "a part is there twice"),
+    ({"model": 3}, "malformed range file: 'model': expected str, got int"),
+    ({"data": DATA | {"samples": "3"}}, "'data.samples': expected int, got str"),
+    ({"data": DATA | {"batch": 0}}, "'data.batch': expected int >= 1"),
+    ({"data": DATA | {"histogram_values": 0}}, "'data.histogram_values': expected int >= 1"),
+    ({"data": DATA | {"shards": ["2"]}}, "'data.shards[0]': expected str matching regex"),
+    ({"data": DATA | {"shards": ["3/2"]}}, "not shards of one run: 3/2"),
+    ({"data": DATA | {"shards": ["1/2", "1/3"]}}, "not shards of one run: 1/2, 1/3"),
+    ({"data": DATA | {"shards": ["1/3", "1/3"]}}, "a shard occurs twice"),
     ({"rule": "nonsense"}, "no range rule named 'nonsense'"),
     ({"precision": {"bits": 99, "symmetric": False}}, "99 bits"),
     ({"feeds": {"d": [0, "s"]}}, "feed 'd': 'feed' must be lists of 3"),
-    ({"tensors": []}, "'tensors' must be of type dict"),
-    ({"tensors": {"a": 3}}, "tensor 'a': an object is wanted, not int"),
+    ({"tensors": []}, "'tensors': expected object, got array"),
+    ({"tensors": {"a": 3}}, "tensor 'a': expected object, got int"),
     ({"tensors": {"a": {"statistic": STATISTIC}}}, "tensor 'a': 'lo' is missing"),
     ({"tensors": {"a": {"statistic": STATISTIC, "lo": 0.0}}}, "tensor 'a': 'hi' is missing"),
     ({"tensors": {"a": {"statistic": STATISTIC, "lo": 1, "hi": 0}}}, "tensor 'a': 'lo' is above 'hi'"),
-    ({"tensors": {"a": {"statistic": STATISTIC, "lo": True, "hi": 1}}}, "tensor 'a': 'lo' must be a finite number"),
+    ({"tensors": {"a": {"statistic": STATISTIC, "lo": True, "hi": 1}}}, "tensor 'a': 'lo': expected float, got bool"),
     ({"tensors": {"a": {"statistic": STATISTIC | {"count": 0}, "lo": 0, "hi": 1}}}, "tensor 'a': 'count' must be"),
     ({"tensors": {"a": {"statistic": STATISTIC | {"hi": 10**400}, "lo": 0, "hi": 1}}}, "tensor 'a': "),
-    ({"tensors": {"a": {"digest": 3}}}, "tensor 'a': 'digest' must be of type str"),
+    ({"tensors": {"a": {"digest": 3}}}, "tensor 'a': 'digest': expected str, got int"),
     ({"tensors": {"a": {"override": {"float": 1}}}}, "tensor 'a': 'float' can only be true"),
 ]
 
