@@ -20,7 +20,7 @@ from .extremes import MinMax
 from .histogram import Counter
 from .observations import Observations, Place
 from .reductions import Reduced
-from .samples import DataError, Sample, stacked
+from .samples import DataError, Sample, feed_layout, stacked
 from .session import Array, Feed, ModelSource, Serialized, input_specs, release_memory
 from .sources import Source, open_source
 from .sums import Channels, Moments, Runs
@@ -230,7 +230,7 @@ def _stacks(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
 
     def layout(entry: tuple[int, Sample]) -> object:
         position, sample = entry
-        return [(name, array.dtype, array.shape) for name, array in sample.feed.items()] if stacks else position
+        return feed_layout(sample) if stacks else position
 
     for _, group in groupby(unit, layout):
         (position, first), *others = group
