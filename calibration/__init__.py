@@ -1,6 +1,6 @@
-"""Data in, ranges out: runs a model over samples in one pass and keeps statistics that merge exactly.
+"""Calibration: run a model over data in one pass, keep statistics that merge exactly, choose ranges.
 
-No module here imports onnxruntime or onnx_ir before a function needs it.
+Functions import onnxruntime and onnx_ir when they need them; no module here imports them at the top.
 """
 
 from .calibrator import Calibrator

@@ -19,23 +19,24 @@ from .samples import DataError, Picked, Rows, Sample, as_label, check_names
 from .session import Array, InputSpec
 
 LABELS = "labels"
-"""The array that is not fed."""
+"""The name of the array with the labels, which is not an input."""
 UNREADABLE = (ValueError, OSError, EOFError, KeyError, struct.error, zipfile.BadZipFile, zlib.error)
-"""What NumPy and zipfile raise for files that are damaged, of another kind, or hold pickles."""
+"""The errors of NumPy and zipfile for files that are damaged, have another format, or contain pickles."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An array inside a ``.npz`` file, and how it is cut into samples.
+    """An array inside a ``.npz`` file, and how it is split into samples.
 
     Attributes:
-        file: Its name in the archive.
-        shape: Its shape.
-        dtype: Its element type.
-        fortran: Whether it is stored column by column, which cannot be cut as it is read.
-        size: How many bytes its values have in the archive.
-        start: Where its first value is in the archive; None when it is compressed.
-        chunk: How many entries of the first axis are one sample; 0 when an entry is a whole feed.
+        file: The name in the archive.
+        shape: The shape.
+        dtype: The element type.
+        fortran: Whether the array is stored in Fortran order; then it must be read whole.
+        size: The size of the values in the archive, in bytes.
+        start: The offset of the first value in the archive, in bytes; None for a compressed array.
+        chunk: How many entries of the first axis form one sample; 0 if each entry is a sample without a batch axis of
+            its own.
     """
 
     file: str
@@ -48,7 +49,7 @@ class _Member:
 
     @property
     def samples(self) -> int:
-        """How many samples it holds."""
+        """The number of samples."""
         return self.shape[0] // (self.chunk or 1)
 
     @property
@@ -58,13 +59,13 @@ class _Member:
 
 
 def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec]) -> Rows:
-    """Read the arrays of a ``.npz`` file, cut along their first axis.
+    """Read the arrays of a ``.npz`` file, split along their first axis.
 
-    An array of the input's rank is cut into batches of the input's fixed batch length, or of 1. An array of
-    one rank more holds one whole feed per entry. With `split`, the arrays are named ``split/input``.
+    An array of the input's rank is split into batches of the input's fixed batch length, or of 1. In an array with one
+    more axis each entry is one whole sample. With `split`, the arrays are named ``split/input``.
 
     Raises:
-        DataError: The file is no ``.npz`` file, or its arrays are not what the model wants.
+        DataError: The file is not a ``.npz`` file, or its arrays do not fit the model.
     """
     description = path if split is None else f"{path}:{split}"
     with _open_zip(path) as archive:
@@ -106,20 +107,20 @@ def _open_zip(path: str) -> zipfile.ZipFile:
 
 
 def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: Sequence[InputSpec]) -> dict[str, str]:
-    """Return the file in the archive of each input, and of the labels when there are any."""
+    """Return the archive's file for each input, and for the labels if there are any."""
     files = {file.removesuffix(".npy"): file for file in archive.namelist()}
     known = _names(inputs) | {LABELS}
     for name in files:
         if not any(name == want or name.endswith(f"/{want}") for want in known):
-            raise DataError(f"{path}: array {name!r} is for no input of the model{near(name, known)}")
+            raise DataError(f"{path}: array {name!r} is not an input of the model{near(name, known)}")
     prefix = "" if split is None else f"{split}/"
     names = {name: files[prefix + name] for name in known if prefix + name in files}
     if not names and split is not None:
         splits = {name.rsplit(f"/{want}", 1)[0] for name in files for want in known if name.endswith(f"/{want}")}
-        raise DataError(f"{path}: no arrays of a split named {split!r}{near(split, splits)}")
+        raise DataError(f"{path}: no split named {split!r}{near(split, splits)}")
     for spec in inputs:
         if spec.name not in names:
-            raise DataError(f"{path}: no array {prefix + spec.name!r} for the model's input{near(spec.name, files)}")
+            raise DataError(f"{path}: no array named {prefix + spec.name!r} for the input{near(spec.name, files)}")
     return names
 
 
@@ -134,15 +135,15 @@ def _npz_member(archive: zipfile.ZipFile, path: str, file: str) -> _Member:
     except UNREADABLE as error:
         raise DataError(f"{path}, array {file.removesuffix('.npy')!r}: cannot be read: {error}") from error
     if dtype.hasobject:
-        raise DataError(f"{path}, array {file.removesuffix('.npy')!r}: holds pickled objects, which are never read")
+        raise DataError(f"{path}, array {file.removesuffix('.npy')!r}: contains pickled objects, which are never read")
     return _Member(file, shape, dtype, fortran, size, start)
 
 
 def _stored_at(archive: zipfile.ZipFile, file: str) -> int | None:
-    """Return where a file begins in its archive; None when it is compressed or encrypted.
+    """Return a file's offset in its archive, in bytes; None if it is compressed or encrypted.
 
-    https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, section 4.3.7: a local header has 30 bytes, of which
-    the last four are the lengths of the name and of the extra field that follow.
+    https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, section 4.3.7: a local header has 30 bytes. The last
+    four bytes are the lengths of the name and of the extra field, which follow the header.
     """
     info = archive.getinfo(file)
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or archive.filename is None:
@@ -154,32 +155,32 @@ def _stored_at(archive: zipfile.ZipFile, file: str) -> int | None:
 
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of the ``.npy`` format; the stream is at the first value then."""
+    """Read the header of the ``.npy`` format, up to the first value."""
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(stream)
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream)
-    raise ValueError(f"version {version} of the .npy format")
+    raise ValueError(f"version {version} of the .npy format is not supported")
 
 
 def _cut(member: _Member, spec: InputSpec, where: str) -> _Member:
-    """Say how an array is cut into samples of an input."""
+    """Return how an array is split into samples of an input."""
     rank = len(spec.shape)
     if len(member.shape) == rank + 1:
         return member
     if len(member.shape) != rank or rank == 0:
         raise DataError(
             f"{where}, input {spec.name!r}: expected {spec}, got an array of shape {member.shape}; "
-            f"give rank {rank} to be cut into batches, or rank {rank + 1} with one feed per entry"
+            f"give rank {rank}, which is split into batches, or rank {rank + 1} with one sample per entry"
         )
     batch = spec.shape[0]
     chunk = batch if isinstance(batch, int) else 1
     left = member.shape[0] % max(chunk, 1)
     if left:
         raise DataError(
-            f"{where}, input {spec.name!r}: the model wants batches of {chunk}, and of {member.shape[0]} entries "
-            f"{left} are left over; drop them or add {chunk - left}"
+            f"{where}, input {spec.name!r}: {member.shape[0]} entries do not divide into the model's fixed batch of "
+            f"{chunk}; remove {left} or add {chunk - left}"
         )
     return replace(member, chunk=chunk)
 
@@ -195,7 +196,7 @@ def _label_rows(labels: Array, length: int, cut: Mapping[str, _Member], where: s
 
 
 def _load_whole(archive: zipfile.ZipFile, path: str, member: _Member) -> Array:
-    """Read an array at once."""
+    """Read a whole array."""
     try:
         with archive.open(member.file) as stream:
             return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
@@ -204,10 +205,10 @@ def _load_whole(archive: zipfile.ZipFile, path: str, member: _Member) -> Array:
 
 
 def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Picked) -> Iterator[Array]:
-    """Yield the picked samples of an array, reading no more than one at a time.
+    """Yield the picked samples of an array, and read only one at a time.
 
-    An archive's arrays cannot be memory-mapped, and ``numpy.load`` reads them whole; the stream of each is in
-    the order of its first axis, which is all that is needed here.
+    NumPy cannot memory-map an array in an archive, and ``numpy.load`` reads it whole. The stream of an array is in the
+    order of its first axis.
     """
     positions = range(member.samples) if picked is None else picked
     if member.fortran:
@@ -217,7 +218,7 @@ def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Pick
     size = int(np.prod(member.sample_shape, dtype=np.int64)) * member.dtype.itemsize
     at = index = 0
     try:
-        # all of it as a stream, which checks its sum; a part where it lies, without those before it
+        # the stream of a whole array checks the CRC; for some samples, seek in the file and skip the others
         with _values_of(archive, path, member, whole=picked is None) as stream:
             for index in positions:
                 stream.seek((index - at) * size, os.SEEK_CUR)
@@ -233,7 +234,7 @@ def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Pick
 
 @contextmanager
 def _values_of(archive: zipfile.ZipFile, path: str, member: _Member, *, whole: bool) -> Iterator[IO[bytes]]:
-    """Open the values of an array as a stream that begins with the first."""
+    """Open the values of an array as a stream, at the first value."""
     if whole or member.start is None:
         with archive.open(member.file) as stream:
             _read_header(stream)
@@ -245,19 +246,19 @@ def _values_of(archive: zipfile.ZipFile, path: str, member: _Member, *, whole: b
 
 
 def array_folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
-    """Read a folder of ``.npz`` files, or for a model with one input of ``.npy`` files: one feed each, by name.
+    """Read a folder of ``.npz`` files or, for a model with one input, of ``.npy`` files: one sample each, by name.
 
     Raises:
-        DataError: The folder holds both kinds, or arrays for another model.
+        DataError: The folder contains both kinds, or arrays for another model.
     """
     kinds = {suffix: sorted(Path(path).glob(f"*{suffix}")) for suffix in (".npz", ".npy")}
-    found = {suffix: files for suffix, files in kinds.items() if files}
-    if len(found) != 1:
-        raise DataError(f"{path}: the folder holds both .npz and .npy files; it must hold one kind, one feed per file")
-    suffix, files = found.popitem()
+    present = {suffix: files for suffix, files in kinds.items() if files}
+    if len(present) != 1:
+        raise DataError(f"{path}: contains both .npz and .npy files; keep one kind, with one sample per file")
+    suffix, files = present.popitem()
     if suffix == ".npy" and len(inputs) != 1:
         names = ", ".join(sorted(_names(inputs)))
-        raise DataError(f"{path}: .npy files hold one array, and the model has inputs {names}; use .npz files")
+        raise DataError(f"{path}: a .npy file has one array, but the model has inputs {names}; use .npz files")
 
     def read(picked: Picked) -> Iterator[Sample]:
         for index in range(len(files)) if picked is None else picked:
@@ -267,7 +268,7 @@ def array_folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
 
 
 def _read_feed(file: Path, where: str, inputs: Sequence[InputSpec]) -> Sample:
-    """Read a file that is one feed."""
+    """Read a file with one sample."""
     try:
         loaded = np.load(file, allow_pickle=False)
         if file.suffix == ".npy":
@@ -275,7 +276,7 @@ def _read_feed(file: Path, where: str, inputs: Sequence[InputSpec]) -> Sample:
         with loaded:
             feed = {name: loaded[name] for name in loaded.files}
     except UNREADABLE as error:
-        raise DataError(f"{where}: cannot be read (pickled objects never are): {error}") from error
+        raise DataError(f"{where}: cannot be read (pickled objects are never read): {error}") from error
     label = feed.pop(LABELS, None) if LABELS not in _names(inputs) else None
     check_names(feed, inputs, where)
     if label is not None and label.shape == (1,):

@@ -1,17 +1,17 @@
-"""Folders of images as data: decoded by Pillow, brought to the size, type and layout of a model's input."""
+"""Folders of images as data. Pillow decodes them; size, type and layout become those of the model's input."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from .. import RequantError
-from .media import media_labels, the_input
-from .samples import DataError, Picked, Rows, Sample, in_batches
+from .media import media_labels, media_rows, only_input
+from .samples import DataError, Rows
 from .session import Array, InputSpec
 from .settings import Key, numbers, one_of, parse_settings, positive, whole
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif")
 )
-"""How the names of images end."""
+"""The suffixes of image files."""
 ORDERS = {"rgb": 3, "bgr": 3, "gray": 1, "rgba": 4}
-"""Orders of channels, and how many there are."""
+"""The orders of channels, with the number of channels."""
 MODES = {"gray": "L", "rgba": "RGBA"}
-"""Pillow's names of them, where these are not RGB."""
+"""Pillow's modes for orders other than RGB and BGR."""
 USUAL = {3: "rgb", 1: "gray", 4: "rgba"}
+"""The default order for each number of channels."""
 FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 LAYOUTS = {"nchw": -3, "nhwc": -1}
-"""Orders of axes, and where the channels are."""
+"""The orders of axes, with the channel axis."""
 PLACES = ("center", "corner")
 BYTE = 255
 
@@ -47,12 +48,12 @@ def _side_or_size(text: str) -> int | Size:
 
 def _size(text: str) -> Size:
     """Read ``224``, which is 224x224, or ``224x320``."""
-    found = _side_or_size(text)
-    return (found, found) if isinstance(found, int) else found
+    size = _side_or_size(text)
+    return (size, size) if isinstance(size, int) else size
 
 
 def _fill(text: str) -> tuple[int, ...]:
-    """Read one or more values of a pixel."""
+    """Read the values of a pixel, from 0 to 255."""
     values = numbers(text)
     if any(value != int(value) or not 0 <= value <= BYTE for value in values):
         raise ValueError
@@ -77,26 +78,26 @@ KEYS: Mapping[str, Key] = {
     "std": Key(_deviations, "numbers above 0, one or one per channel"),
     "layout": one_of(tuple(LAYOUTS)),
 }
-"""What `image_folder` may be told, in the order in which it is done."""
+"""The settings of `image_folder`, in the order of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an image becomes a model's input; each step is left out where its value is None or empty.
+    """How an image becomes a model's input. A step whose value is None or empty is skipped.
 
     Attributes:
         spec: The input.
-        order: The channels.
-        layout: The axes: ``nchw`` or ``nhwc``, without the n where the input has no batch axis.
-        resize: Length of the short side, or the size to stretch to.
-        pad: The size to fit into, the rest of which is filled.
-        fill: The pixel that fills; one value per channel.
-        place: Where a padded image lies.
-        crop: The size of the middle to keep.
-        filter: How pixels are interpolated.
-        scale: What values are divided by.
-        mean: What is subtracted then, one value per channel.
-        std: What is divided by then, one value per channel.
+        order: The order of the channels.
+        layout: The order of the axes: ``nchw`` or ``nhwc``. An input of rank 3 has no n.
+        resize: The new length of the short side, or the new size.
+        pad: The size to scale into and to fill up to.
+        fill: The pixel of the padding, one value per channel.
+        place: The position of the image in the padding.
+        crop: The size of the kept centre.
+        filter: The interpolation of `resize` and `pad`.
+        scale: The divisor of the pixels.
+        mean: The values to subtract after `scale`, one per channel.
+        std: The divisors after `mean`, one per channel.
     """
 
     spec: InputSpec
@@ -113,17 +114,17 @@ class Recipe:
     std: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """Return the settings that `image_recipe` reads."""
-        left_out = {name for name in KEYS if getattr(self, name) in (None, ())}
-        left_out |= set() if self.pad else {"fill", "place"}
-        if self.scale == 1 and not self.mean and not self.std:  # else that pixels stay 0 to 255 must be said
-            left_out.add("scale")
-        return " ".join(f"{name}={_written(getattr(self, name))}" for name in KEYS if name not in left_out)
+        """Return the settings as text; `image_recipe` reads it back."""
+        omitted = {name for name in KEYS if getattr(self, name) in (None, ())}
+        omitted |= set() if self.pad else {"fill", "place"}
+        if self.scale == 1 and not self.mean and not self.std:  # with a mean, image_recipe needs scale=1
+            omitted.add("scale")
+        return " ".join(f"{name}={_written(getattr(self, name))}" for name in KEYS if name not in omitted)
 
 
 def _written(value: Any) -> str:
-    """Write the value of a setting."""
-    if isinstance(value, tuple):  # of two: no image has two channels
+    """Return the value of a setting as text."""
+    if isinstance(value, tuple):  # a pair is a size: no image has two channels
         return ("x" if len(value) == 2 else ",").join(map(_written, value))
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
@@ -131,26 +132,27 @@ def _written(value: Any) -> str:
 def image_folder(
     folder: str, files: Sequence[str], preprocess: str | None, labels: str | None, inputs: Sequence[InputSpec]
 ) -> Rows:
-    """Read a folder of images, one sample each.
+    """Read a folder of images; each image is one sample.
 
     Args:
         folder: The folder.
         files: Paths of the images.
-        preprocess: Settings of `KEYS`.
-        labels: Path of a table of files and labels; None takes the names of sub-folders.
-        inputs: What the model wants: one image.
+        preprocess: The settings, see `KEYS`.
+        labels: The path of a table of files and labels; None for the names of the sub-folders.
+        inputs: The model's inputs: one image.
 
     Raises:
-        RequantError: Pillow is missing, the settings do not give what the model wants, or a file has no label.
+        RequantError: Pillow is missing, the settings do not fit the model's input, or a file has no label.
     """
-    spec = the_input(folder, inputs, "an image")
+    spec = only_input(folder, inputs, "an image")
     if len(spec.shape) not in (3, 4) or spec.dtype.kind not in "fiu":
         raise DataError(
-            f"{folder}: input {spec.name!r} is {spec}; an image is numbers of rank 4, or of rank 3 without a batch axis"
+            f"{folder}: input {spec.name!r} is {spec}; an image needs a numeric input of rank 4, "
+            "or of rank 3 without a batch axis"
         )
     if preprocess is None:
         raise DataError(
-            f"{folder}: say how the images become input {spec.name!r}, {spec}, as they did in training: "
+            f"{folder}: images need the preprocessing of the training for input {spec.name!r}, {spec}: "
             f'for example --preprocess "{suggested(spec)}"'
         )
     try:
@@ -160,25 +162,22 @@ def image_folder(
     _pillow(folder)
     classes = media_labels(folder, files, labels)
 
-    def read(picked: Picked) -> Iterator[Sample]:
-        for index in range(len(files)) if picked is None else picked:
-            where = f"{files[index]}, sample {index}"
-            yield Sample({spec.name: _array(files[index], recipe, where)}, classes[index], where)
+    def decode(file: str, where: str) -> Array:
+        return _array(file, recipe, where)
 
-    rows = Rows(f"{folder}, images with {recipe}", len(files), read, random=True)
-    return in_batches(rows, spec) if len(spec.shape) == 4 else rows
+    return media_rows(f"{folder}, images with {recipe}", files, classes, spec, decode, batched=len(spec.shape) == 4)
 
 
 def _pillow(folder: str) -> None:
-    """Check that Pillow is there."""
+    """Check that Pillow is installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise RequantError(f"{folder}: images are decoded by Pillow: pip install requant[images]") from error
+        raise RequantError(f"{folder}: images need Pillow: pip install requant[images]") from error
 
 
 def suggested(spec: InputSpec) -> str:
-    """Return the settings that an input of this shape most often wants."""
+    """Return the most usual settings for an input of this shape."""
     layout = next(iter(_layouts(spec)), "nchw")
     channels, height, width = _axes(spec, layout)
     if not isinstance(height, int) or not isinstance(width, int):
@@ -198,81 +197,84 @@ def suggested(spec: InputSpec) -> str:
 
 
 def image_recipe(text: str, spec: InputSpec) -> Recipe:
-    """Read the settings, and take what they leave open from the input's shape.
+    """Read the settings, and take missing ones from the input's shape.
 
     Raises:
-        DataError: A setting contradicts the input or another one, or what is left open is not certain.
+        DataError: A setting contradicts the input or another setting, or a missing setting is ambiguous.
         UnknownNameError: There is no such setting.
     """
-    given = parse_settings(text, KEYS)
-    layout = _layout(given.get("layout"), spec)
+    settings = parse_settings(text, KEYS)
+    layout = _layout(settings.get("layout"), spec)
     channels, height, width = _axes(spec, layout)
-    order = _order(given.get("order"), channels, spec)
-    recipe = Recipe(spec, order, layout, filter=given.get("filter", "bilinear"), **_sizes(given, (height, width)))
-    return replace(recipe, **_padding(given, ORDERS[order]), **_values(given, ORDERS[order], spec))
+    order = _order(settings.get("order"), channels, spec)
+    sizes = _sizes(settings, (height, width))
+    recipe = Recipe(spec, order, layout, filter=settings.get("filter", "bilinear"), **sizes)
+    return replace(recipe, **_padding(settings, ORDERS[order]), **_values(settings, ORDERS[order], spec))
 
 
 def _layouts(spec: InputSpec) -> list[str]:
-    """Return the layouts that put the channels on an axis of 1, 3 or 4."""
+    """Return the layouts whose channel axis has length 1, 3 or 4."""
     return [layout for layout, axis in LAYOUTS.items() if spec.shape[axis] in USUAL]
 
 
-def _layout(given: str | None, spec: InputSpec) -> str:
-    """Return the layout."""
+def _layout(setting: str | None, spec: InputSpec) -> str:
+    """Return the layout from the setting or the input's shape."""
     fits = _layouts(spec)
-    if given is None:
+    if setting is None:
         if len(fits) != 1:
-            why = "two axes may be the channels" if fits else "no axis is 1, 3 or 4 long"
-            raise DataError(f"preprocess: say layout=nchw or layout=nhwc: of input {spec.name!r}, {spec}, {why}")
+            why = "two axes can be the channels" if fits else "no axis has length 1, 3 or 4"
+            raise DataError(f"preprocess: set layout=nchw or layout=nhwc: in input {spec.name!r}, {spec}, {why}")
         return fits[0]
-    length = spec.shape[LAYOUTS[given]]
-    if isinstance(length, int) and given not in fits:
+    length = spec.shape[LAYOUTS[setting]]
+    if isinstance(length, int) and setting not in fits:
         other = f"; did you mean layout={fits[0]}?" if fits else ""
         raise DataError(
-            f"preprocess: layout={given} makes {length} channels of input {spec.name!r}, {spec}; "
+            f"preprocess: layout={setting} gives input {spec.name!r}, {spec}, {length} channels; "
             f"an image has 1, 3 or 4{other}"
         )
-    return given
+    return setting
 
 
 def _axes(spec: InputSpec, layout: str) -> tuple[int | str | None, int | str | None, int | str | None]:
-    """Return the lengths of the axes of channels, height and width."""
+    """Return the lengths of the channel, height and width axes."""
     first, second, third = spec.shape[-3:]
     return (first, second, third) if layout == "nchw" else (third, first, second)
 
 
-def _order(given: str | None, channels: int | str | None, spec: InputSpec) -> str:
-    """Return the order of the channels."""
+def _order(setting: str | None, channels: int | str | None, spec: InputSpec) -> str:
+    """Return the order of the channels from the setting or the input's shape."""
     if not isinstance(channels, int):
-        if given is None:
+        if setting is None:
             raise DataError(
-                f"preprocess: say order=rgb, bgr, gray or rgba: the channels of input {spec.name!r}, {spec}, are free"
+                f"preprocess: set order=rgb, bgr, gray or rgba: input {spec.name!r}, {spec}, does not fix the channels"
             )
-        return given
-    if given is not None and ORDERS[given] != channels:
+        return setting
+    if setting is not None and ORDERS[setting] != channels:
         raise DataError(
-            f"preprocess: order={given} gives {ORDERS[given]} channels; input {spec.name!r}, {spec}, takes {channels}"
+            f"preprocess: order={setting} gives {ORDERS[setting]} channels, "
+            f"but input {spec.name!r}, {spec}, has {channels}"
         )
-    return given or USUAL[channels]
+    return setting or USUAL[channels]
 
 
-def _sizes(given: Mapping[str, Any], wanted: Sequence[int | str | None]) -> dict[str, Any]:
-    """Return how an image comes to its size: ``resize``, ``pad`` and ``crop``."""
-    resize, pad, crop = (given.get(name) for name in ("resize", "pad", "crop"))
-    height, width = wanted
+def _sizes(settings: Mapping[str, Any], lengths: Sequence[int | str | None]) -> dict[str, Any]:
+    """Return ``resize``, ``pad`` and ``crop`` from the settings and the input's height and width."""
+    resize, pad, crop = (settings.get(name) for name in ("resize", "pad", "crop"))
+    height, width = lengths
     fixed = (height, width) if isinstance(height, int) and isinstance(width, int) else None
     if pad is not None and (resize is not None or crop is not None):
-        raise DataError("preprocess: pad scales the image to fit and fills the rest; leave out resize and crop")
+        raise DataError("preprocess: pad already scales the image; remove resize and crop")
     if fixed is not None and crop is None and pad is None:
         if resize is None:
             resize = fixed
         elif isinstance(resize, int):
             crop = fixed
     size = pad or crop or (resize if isinstance(resize, tuple) else None)
-    if size and any(isinstance(want, int) and want != got for want, got in zip(wanted, size, strict=True)):
-        want = "x".join("?" if side is None else str(side) for side in wanted)
+    if size and any(isinstance(length, int) and length != side for length, side in zip(lengths, size, strict=True)):
+        needed = "x".join("?" if length is None else str(length) for length in lengths)
         raise DataError(
-            f"preprocess: images of {size[0]}x{size[1]} come out, and the model takes {want} (height x width)"
+            f"preprocess: the settings give images of {size[0]}x{size[1]}, but the model needs {needed} "
+            "(height x width)"
         )
     least = (resize, resize) if isinstance(resize, int) else resize
     if crop and least:
@@ -281,49 +283,49 @@ def _sizes(given: Mapping[str, Any], wanted: Sequence[int | str | None]) -> dict
         )
         if short:
             raise DataError(
-                f"preprocess: resize={_written(resize)} leaves less than crop={_written(crop)} keeps; "
+                f"preprocess: crop={_written(crop)} is larger than the image after resize={_written(resize)}; "
                 "make resize larger"
             )
     return {"resize": resize, "pad": pad, "crop": crop}
 
 
-def _padding(given: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """Return what fills, and where the image lies."""
+def _padding(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """Return ``fill`` and ``place``."""
     for name in ("fill", "place"):
-        if name in given and "pad" not in given:
-            raise DataError(f"preprocess: {name} says nothing without pad")
-    return {"fill": _each(given.get("fill", (0,)), channels, "fill"), "place": given.get("place", PLACES[0])}
+        if name in settings and "pad" not in settings:
+            raise DataError(f"preprocess: {name} has no effect without pad")
+    return {"fill": _each(settings.get("fill", (0,)), channels, "fill"), "place": settings.get("place", PLACES[0])}
 
 
-def _values(given: Mapping[str, Any], channels: int, spec: InputSpec) -> dict[str, Any]:
-    """Return what becomes of the values: ``scale``, ``mean`` and ``std``."""
+def _values(settings: Mapping[str, Any], channels: int, spec: InputSpec) -> dict[str, Any]:
+    """Return ``scale``, ``mean`` and ``std``."""
     if spec.dtype.kind != "f":
         for name in ("scale", "mean", "std"):
-            if given.get(name, 1) != 1:
+            if settings.get(name, 1) != 1:
                 raise DataError(
-                    f"preprocess: input {spec.name!r}, {spec}, takes pixels as they are, 0 to 255; leave out {name}"
+                    f"preprocess: input {spec.name!r}, {spec}, takes pixels from 0 to 255 unchanged; remove {name}"
                 )
         return {}
-    mean, std = (given.get(name) for name in ("mean", "std"))
-    if mean is not None and "scale" not in given and max(map(abs, mean)) <= 1:
+    mean, std = (settings.get(name) for name in ("mean", "std"))
+    if mean is not None and "scale" not in settings and max(map(abs, mean)) <= 1:
         raise DataError(
-            f"preprocess: mean={_written(mean)} is of pixels from 0 to 1: say scale=255 (or scale=1 to keep 0 to 255)"
+            f"preprocess: mean={_written(mean)} fits pixels from 0 to 1: add scale=255 (or scale=1 to keep 0 to 255)"
         )
-    scale = given.get("scale", 1.0)
+    scale = settings.get("scale", 1.0)
     if mean is not None and not all(0 <= value <= BYTE / scale for value in mean):
         raise DataError(
-            f"preprocess: mean={_written(mean)} lies outside the pixels, which go from 0 to {BYTE / scale:g} "
+            f"preprocess: mean={_written(mean)} is outside the range of the pixels, 0 to {BYTE / scale:g} "
             f"after scale={scale:g}"
         )
-    found = {"scale": scale}
-    return found | {name: _each(value, channels, name) for name, value in (("mean", mean), ("std", std)) if value}
+    channel_values = {name: _each(value, channels, name) for name, value in (("mean", mean), ("std", std)) if value}
+    return {"scale": scale, **channel_values}
 
 
 def _each(values: tuple[Any, ...], channels: int, name: str) -> tuple[Any, ...]:
     """Return one value per channel."""
     if len(values) not in (1, channels):
         raise DataError(
-            f"preprocess: {name} has {len(values)} values, and an image {channels} channels; give 1 or {channels}"
+            f"preprocess: {name} has {len(values)} values, but an image has {channels} channels; give 1 or {channels}"
         )
     return values * channels if len(values) == 1 else values
 
@@ -332,7 +334,7 @@ def _each(values: tuple[Any, ...], channels: int, name: str) -> tuple[Any, ...]:
 
 
 def _array(file: str, recipe: Recipe, where: str) -> Array:
-    """Decode an image and bring it into the form of the input."""
+    """Decode an image and convert it to the size, layout and type of the input."""
     image = _decoded(file, recipe.order, where)
     image = _padded(_resized(image, recipe), recipe)
     pixels = np.asarray(_cropped(image, recipe, where))
@@ -346,7 +348,7 @@ def _array(file: str, recipe: Recipe, where: str) -> Array:
 
 
 def _decoded(file: str, order: str, where: str) -> Image:
-    """Decode the first frame of an image, upright, as 8-bit channels; what is transparent shows its colour."""
+    """Decode the first frame of an image, upright, to 8-bit channels. Without an alpha channel, alpha is dropped."""
     from PIL import Image, ImageOps
 
     try:
@@ -356,28 +358,37 @@ def _decoded(file: str, order: str, where: str) -> Image:
             return _converted(image, MODES.get(order, "RGB"), opened.format)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    except Exception as error:  # decoders of damaged files raise whatever they stumble over
+    except Exception as error:  # decoders raise errors of any type for damaged files
         reason = " ".join(str(error).split()).replace(f" {file!r}", "")
         raise DataError(f"{where}: cannot be read as an image: {reason or type(error).__name__}") from error
 
 
 def _converted(image: Image, mode: str, format_: str | None) -> Image:
-    """Return an image of a file format with the channels of a mode of Pillow."""
+    """Convert an image to a mode of Pillow.
+
+    Args:
+        image: The decoded image.
+        mode: The mode of the result.
+        format_: Pillow's name of the file format.
+
+    Raises:
+        DataError: The pixels have 32 bits.
+    """
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and format_ in ("PNG", "PPM")):
-        # Pillow would cut off what is above 255
+        # Pillow's own conversion clips to 255
         values = np.asarray(image).astype(np.int64)
         image = Image.fromarray(((values + 128) // 257).clip(0, BYTE).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise DataError("pixels of 32 bits have no known range; store 8 or 16 bits")
+        raise DataError("the range of 32-bit pixels is unknown; store 8 or 16 bits")
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     return image if image.mode == mode else image.convert(mode)
 
 
 def _resized(image: Image, recipe: Recipe) -> Image:
-    """Scale an image: the short side to a length, the whole to a size, or so far that it fits into a size."""
+    """Scale an image: the short side to a length, both sides to a size, or with a fixed ratio to fit into a size."""
     from PIL import Image
 
     width, height = image.size
@@ -400,7 +411,7 @@ def _resized(image: Image, recipe: Recipe) -> Image:
 
 
 def _padded(image: Image, recipe: Recipe) -> Image:
-    """Fill an image up to a size."""
+    """Pad an image to a size."""
     from PIL import Image
 
     if recipe.pad is None:
@@ -414,14 +425,14 @@ def _padded(image: Image, recipe: Recipe) -> Image:
 
 
 def _cropped(image: Image, recipe: Recipe, where: str) -> Image:
-    """Keep the middle of an image."""
+    """Keep the centre of an image."""
     if recipe.crop is None:
         return image
     height, width = recipe.crop
     if height > image.height or width > image.width:
         raise DataError(
-            f"{where}: is {image.height}x{image.width} (height x width) and cannot be cropped to {height}x{width}; "
-            "give resize or pad"
+            f"{where}: is {image.height}x{image.width} (height x width), too small to crop to {height}x{width}; "
+            "use resize or pad"
         )
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
     return image.crop((left, top, left + width, top + height))

@@ -1,61 +1,96 @@
-"""Folders of media files, one sample per file: which files, in which order, with which labels."""
+"""Folders of media files, one sample per file: the files, their order and their labels."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from .. import near
-from .samples import DataError
-from .session import InputSpec
+from .samples import DataError, Picked, Rows, Sample, in_batches
+from .session import Array, InputSpec
 
 HEADS = ("file", "label")
-"""The columns of a file of labels, where its first line names columns."""
+"""The names of the columns in a table of labels; the line with the names may be left out."""
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
 
 
 def files_below(folder: str, suffixes: Collection[str], *, deep: bool = True) -> list[str]:
-    """Return the sorted paths of the files with these suffixes in a folder, and below it; hidden ones are left out."""
-    found = []
+    """Return the sorted paths of the files with these suffixes in a folder and, if `deep`, below it.
+
+    Hidden files and folders are ignored.
+    """
+    paths = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if deep and not name.startswith(".")]
         for name in names:
             if os.path.splitext(name)[1].lower() in suffixes and not name.startswith("."):
-                found.append(os.path.join(parent, name))
-    return sorted(found, key=lambda file: Path(file).parts)
+                paths.append(os.path.join(parent, name))
+    return sorted(paths, key=lambda path: Path(path).parts)
 
 
-def the_input(folder: str, inputs: Sequence[InputSpec], what: str) -> InputSpec:
+def only_input(folder: str, inputs: Sequence[InputSpec], what: str) -> InputSpec:
     """Return the only input of a model.
 
     Raises:
-        DataError: There are more.
+        DataError: The model has another number of inputs.
     """
     if len(inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in inputs)
         raise DataError(
-            f"{folder}: a file is {what}, and the model has {len(inputs)} inputs: {names}; "
+            f"{folder}: each file is {what}, but the model has {len(inputs)} inputs: {names}; "
             "give FILE.py:NAME, a function that yields a dict of arrays for each sample"
         )
     return inputs[0]
 
 
+def media_rows(
+    description: str,
+    files: Sequence[str],
+    labels: Sequence[int | None],
+    spec: InputSpec,
+    decode: Callable[[str, str], Array],
+    *,
+    batched: bool,
+) -> Rows:
+    """Return a folder's files as samples.
+
+    Args:
+        description: The data, in words.
+        files: The paths of the files.
+        labels: The label of each file.
+        spec: The model's input.
+        decode: Returns the array of a file, from its path and its place for messages.
+        batched: Whether the input has a batch axis.
+
+    Raises:
+        DataError: The number of files is not a multiple of the input's fixed batch.
+    """
+
+    def read(picked: Picked) -> Iterator[Sample]:
+        for index in range(len(files)) if picked is None else picked:
+            where = f"{files[index]}, sample {index}"
+            yield Sample({spec.name: decode(files[index], where)}, labels[index], where)
+
+    rows = Rows(description, len(files), read, random=True)
+    return in_batches(rows, spec) if batched else rows
+
+
 def media_labels(folder: str, files: Sequence[str], table: str | None) -> list[int | None]:
     """Return the class of each file.
 
-    With a table, it is the table's. Otherwise the sub-folders are the classes: numbered in the order of their names, or
-    by their names where all of these are numbers. Files that are in no sub-folder, or all in one that is not named by
-    a number, have no labels.
+    A table, if given, holds the classes. Otherwise the sub-folders are the classes: if all names are numbers, these
+    numbers; else the sub-folders are numbered in the order of their names. Files have no labels if there are no
+    sub-folders, or only one and its name is not a number.
 
     Args:
         folder: The folder of the files.
-        files: Their paths.
-        table: Path of a table of files and labels, or None.
+        files: The paths of the files.
+        table: The path of a table of files and labels, or None.
 
     Raises:
-        DataError: A file has no label, or a sub-folder no files.
+        DataError: A file has no label, or a sub-folder has no files.
     """
     relative = [Path(file).relative_to(folder).as_posix() for file in files]
     if table is not None:
@@ -67,18 +102,18 @@ def media_labels(folder: str, files: Sequence[str], table: str | None) -> list[i
     if None in above:
         loose = files[above.index(None)]
         raise DataError(
-            f"{loose}: stands beside sub-folders whose names are the classes of their files; move it into one, "
+            f"{loose}: not in a sub-folder, but sub-folders are the classes; move the file into a sub-folder, "
             "or give labels, a table of files and labels"
         )
     for entry in sorted(Path(folder).iterdir()):
         if entry.is_dir() and not entry.name.startswith(".") and entry.name not in names:
-            raise DataError(f"{entry}: holds no such files as its neighbours, whose names are classes; remove it")
+            raise DataError(f"{entry}: sub-folders are the classes, but this one has no such files; remove it")
     classes = dict(zip(names, numbered(names), strict=True))
     return [classes[str(name)] for name in above]
 
 
 def numbered(names: Collection[str]) -> list[int]:
-    """Return the class of each name: its number where all are numbers, or its place among the sorted names."""
+    """Return the class of each name: the number in the name if all names are numbers, else its sorted position."""
     if all(map(_is_class, names)):
         return [int(name) for name in names]
     places = {name: place for place, name in enumerate(sorted(set(names)))}
@@ -86,12 +121,12 @@ def numbered(names: Collection[str]) -> list[int]:
 
 
 def _is_class(name: str) -> bool:
-    """Tell whether a name is the number of a class."""
+    """Whether a name is the number of a class."""
     return name.isascii() and name.isdigit()
 
 
 def _table_labels(relative: Sequence[str], folder: Path, table: str) -> list[int | None]:
-    """Return the class of each file by a table."""
+    """Return the class of each file from a table."""
     known = _read_table(table)
     count: dict[str, int] = {}
     for name in relative:
@@ -103,18 +138,18 @@ def _table_labels(relative: Sequence[str], folder: Path, table: str) -> list[int
         if not keys:
             raise DataError(f"{table}: no label for {file}{near(file, known)}")
         if keys[0] == base != file and count[base] > 1:
-            raise DataError(f"{table}: {base!r} may be any of {count[base]} files; write its path below {folder}")
+            raise DataError(f"{table}: {base!r} is the name of {count[base]} files; write the path below {folder}")
         names.append(known[keys[0]])
-    # what a class is numbered depends on the whole table, not on the files that happen to be there
+    # the whole table defines the numbers of classes, so they do not depend on which files are present
     classes = dict(zip(known.values(), numbered(list(known.values())), strict=True))
     return [classes[name] for name in names]
 
 
 def _read_table(table: str) -> dict[str, str]:
-    """Read the labels of a table: columns ``file`` and ``label``, or the first two where it names no columns."""
+    """Read a table of labels: the columns ``file`` and ``label``, or the first two if no line names the columns."""
     path = Path(table)
     if path.suffix.lower() not in DELIMITERS:
-        raise DataError(f"{table}: labels are read from a {', '.join(DELIMITERS)} file of files and labels")
+        raise DataError(f"{table}: labels must be a {', '.join(DELIMITERS)} table of files and labels")
     known: dict[str, str] = {}
     columns = (0, 1)
     try:
@@ -136,10 +171,10 @@ def _read_table(table: str) -> dict[str, str]:
 
 
 def _enter(known: dict[str, str], cells: Sequence[str], columns: tuple[int, int], where: str) -> None:
-    """Take one line of a table."""
+    """Add one line of a table."""
     if len(cells) <= max(columns) or not all(cells[column] for column in columns):
         raise DataError(f"{where}: expected a file and its label, got {','.join(cells)!r}")
     file, label = (cells[column] for column in columns)
     file = PurePosixPath(file.replace("\\", "/")).as_posix()
     if known.setdefault(file, label) != label:
-        raise DataError(f"{where}: {file} is {known[file]!r} above and {label!r} here")
+        raise DataError(f"{where}: {file} has label {known[file]!r} above and {label!r} here")

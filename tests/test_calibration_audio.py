@@ -133,9 +133,9 @@ def test_a_fixed_batch_is_filled(tmp_path: Path) -> None:
         (spec("N", "T"), "mono=yes", r"d: preprocess: mono=yes: expected true or false"),
         (spec("N", "T"), "rate=8000", r"a.wav, sample 0: has 16000 samples per second, not 8000; resample it first"),
         (spec("N", "T"), None, r"b.wav, sample 1: has 8000 samples per second, not 16000; resample it first"),
-        (spec(1, 16000), "seconds=2", r"d: preprocess: seconds makes 32000 .* takes 16000: seconds=1"),
-        (spec("N", 16000, 1), "seconds=2", r"d: preprocess: seconds makes 32000 .* takes 16000: seconds=1"),
-        (spec("N", 98, 40, 1), None, r"a waveform is floats of shape \(T,\).* comes from FILE.py:NAME"),
+        (spec(1, 16000), "seconds=2", r"d: preprocess: seconds gives 32000 .* needs 16000: seconds=1"),
+        (spec("N", 16000, 1), "seconds=2", r"d: preprocess: seconds gives 32000 .* needs 16000: seconds=1"),
+        (spec("N", 98, 40, 1), None, r"a waveform is floats of shape \(T,\).* use FILE.py:NAME"),
         (spec("N", "T", dtype=np.dtype(np.int16)), None, r"a waveform is floats"),
         (spec(1, 99), None, r"a.wav, sample 0, input 'x': expected float32 \(1, 99\), got float32 \(1, 2\)"),
     ],
@@ -162,7 +162,7 @@ def test_what_is_refused(tmp_path: Path, wanted: InputSpec, preprocess: str | No
 
 def test_stereo_is_not_mixed_unasked(tmp_path: Path) -> None:
     write(tmp_path / "d" / "a.wav", STEREO, channels=2)
-    with pytest.raises(DataError, match=r"a.wav, sample 0: has 2 channels, .* takes 1; say mono=true for their mean"):
+    with pytest.raises(DataError, match=r"a.wav, sample 0: has 2 channels, .* has 1; mono=true averages them"):
         read(tmp_path / "d", spec("N", "T"))
 
 
@@ -181,5 +181,7 @@ def test_bad_files_name_file_and_sample(tmp_path: Path, kind: str) -> None:
 
 def test_two_inputs_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "d" / "a.wav", words(1))
-    with pytest.raises(DataError, match=r"a file is a sound, and the model has 2 inputs: 'x', 'state'; give FILE.py"):
+    with pytest.raises(
+        DataError, match=r"each file is a sound, but the model has 2 inputs: 'x', 'state'; give FILE.py"
+    ):
         open_source(DataSpec(str(tmp_path / "d")), [spec("N", "T"), InputSpec("state", F4, (2, 1))])

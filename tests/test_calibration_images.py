@@ -318,27 +318,27 @@ NCHW = spec("N", 3, 224, 224)
         ("place=left", NCHW, r"place=left: expected center or corner"),
         ("pad=224 fill=300", NCHW, r"fill=300: expected whole numbers from 0 to 255"),
         ("resize='256", NCHW, r"No closing quotation"),
-        ("fill=114", NCHW, r"fill says nothing without pad"),
-        ("place=corner", NCHW, r"place says nothing without pad"),
-        ("pad=224 crop=224", NCHW, r"pad scales the image to fit and fills the rest; leave out resize and crop"),
-        ("crop=200", NCHW, r"images of 200x200 come out, and the model takes 224x224 \(height x width\)"),
-        ("resize=224x200", NCHW, r"images of 224x200 come out, and the model takes 224x224"),
-        ("crop=200 order=rgb", spec("N", 3, 224, "W"), r"images of 200x200 come out, and the model takes 224xW"),
-        ("resize=200", NCHW, r"resize=200 leaves less than crop=224x224 keeps"),
-        ("resize=300x200 crop=224", NCHW, r"resize=300x200 leaves less than crop=224x224 keeps"),
-        ("order=gray", NCHW, r"order=gray gives 1 channels; input 'x', float32 \(N, 3, 224, 224\), takes 3"),
-        ("layout=nhwc", NCHW, r"layout=nhwc makes 224 channels .* did you mean layout=nchw\?"),
-        ("scale=255", spec(None, None, None, None), r"say layout=nchw or layout=nhwc: .* no axis is 1, 3 or 4 long"),
-        ("scale=255", spec("N", 3, 5, 3), r"say layout=nchw or layout=nhwc: .* two axes may be the channels"),
-        ("layout=nchw", spec("N", None, 5, 3), r"say order=rgb, bgr, gray or rgba: the channels of input 'x'"),
-        ("mean=1,2", NCHW, r"mean has 2 values, and an image 3 channels; give 1 or 3"),
-        ("pad=224 fill=1,2,3,4", NCHW, r"fill has 4 values, and an image 3 channels"),
-        ("mean=0.485,0.456,0.406", NCHW, r"mean=0.485,0.456,0.406 is of pixels from 0 to 1: say scale=255"),
-        ("scale=255 mean=123.7", NCHW, r"mean=123.7 lies outside the pixels, which go from 0 to 1 after scale=255"),
-        ("scale=255", spec(1, 224, 224, 3, dtype=U1), r"takes pixels as they are, 0 to 255; leave out scale"),
-        ("mean=127", spec(1, 224, 224, 3, dtype=U1), r"takes pixels as they are, 0 to 255; leave out mean"),
-        ("scale=255", spec("N", 784), r"input 'x' is float32 \(N, 784\); an image is numbers of rank 4"),
-        ("scale=255", spec(1, 3, 4, 4, dtype=np.dtype(np.bool_)), r"an image is numbers of rank 4"),
+        ("fill=114", NCHW, r"fill has no effect without pad"),
+        ("place=corner", NCHW, r"place has no effect without pad"),
+        ("pad=224 crop=224", NCHW, r"pad already scales the image; remove resize and crop"),
+        ("crop=200", NCHW, r"images of 200x200, but the model needs 224x224 \(height x width\)"),
+        ("resize=224x200", NCHW, r"images of 224x200, but the model needs 224x224"),
+        ("crop=200 order=rgb", spec("N", 3, 224, "W"), r"images of 200x200, but the model needs 224xW"),
+        ("resize=200", NCHW, r"crop=224x224 is larger than the image after resize=200"),
+        ("resize=300x200 crop=224", NCHW, r"crop=224x224 is larger than the image after resize=300x200"),
+        ("order=gray", NCHW, r"order=gray gives 1 channels, but input 'x', float32 \(N, 3, 224, 224\), has 3"),
+        ("layout=nhwc", NCHW, r"layout=nhwc gives .* 224 channels; .* did you mean layout=nchw\?"),
+        ("scale=255", spec(None, None, None, None), r"set layout=nchw or layout=nhwc: .* no axis has length 1, 3 or 4"),
+        ("scale=255", spec("N", 3, 5, 3), r"set layout=nchw or layout=nhwc: .* two axes can be the channels"),
+        ("layout=nchw", spec("N", None, 5, 3), r"set order=rgb, bgr, gray or rgba: input 'x', .* does not fix the channels"),
+        ("mean=1,2", NCHW, r"mean has 2 values, but an image has 3 channels; give 1 or 3"),
+        ("pad=224 fill=1,2,3,4", NCHW, r"fill has 4 values, but an image has 3 channels"),
+        ("mean=0.485,0.456,0.406", NCHW, r"mean=0.485,0.456,0.406 fits pixels from 0 to 1: add scale=255"),
+        ("scale=255 mean=123.7", NCHW, r"mean=123.7 is outside the range of the pixels, 0 to 1 after scale=255"),
+        ("scale=255", spec(1, 224, 224, 3, dtype=U1), r"takes pixels from 0 to 255 unchanged; remove scale"),
+        ("mean=127", spec(1, 224, 224, 3, dtype=U1), r"takes pixels from 0 to 255 unchanged; remove mean"),
+        ("scale=255", spec("N", 784), r"input 'x' is float32 \(N, 784\); an image needs a numeric input of rank 4"),
+        ("scale=255", spec(1, 3, 4, 4, dtype=np.dtype(np.bool_)), r"an image needs a numeric input of rank 4"),
     ],
 )  # fmt: skip
 def test_settings_are_refused_before_an_image_is_read(
@@ -376,8 +376,8 @@ def test_without_preprocess_the_line_to_write_is_shown(tmp_path: Path, wanted: I
         (b"", r"cannot be read as an image: cannot identify image file"),
         (b"text", r"cannot be read as an image: cannot identify image file"),
         ("truncated", r"cannot be read as an image: .*truncated"),
-        ("float", r"pixels of 32 bits have no known range; store 8 or 16 bits"),
-        ("small", r"is 3x9 \(height x width\) and cannot be cropped to 5x5; give resize or pad"),
+        ("float", r"the range of 32-bit pixels is unknown; store 8 or 16 bits"),
+        ("small", r"is 3x9 \(height x width\), too small to crop to 5x5; use resize or pad"),
     ],
     ids=["empty", "text", "truncated", "float", "small"],
 )
@@ -401,7 +401,9 @@ def test_bad_images_name_file_and_sample(tmp_path: Path, content: bytes | str, p
 
 def test_a_model_with_more_inputs_is_refused(tmp_path: Path) -> None:
     inputs = [NCHW, InputSpec("scale", F4, (1,))]
-    with pytest.raises(DataError, match=r"a file is an image, and the model has 2 inputs: 'x', 'scale'; give FILE.py"):
+    with pytest.raises(
+        DataError, match=r"each file is an image, but the model has 2 inputs: 'x', 'scale'; give FILE.py"
+    ):
         open_source(DataSpec(str(folder(tmp_path / "d", noise(4, 4))), "scale=255"), inputs)
 
 
@@ -415,7 +417,7 @@ def test_pillow_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     path = folder(tmp_path / "d", noise(4, 4))
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(RequantError, match=r"d: images are decoded by Pillow: pip install requant\[images\]"):
+    with pytest.raises(RequantError, match=r"d: images need Pillow: pip install requant\[images\]"):
         open_source(DataSpec(str(path), "scale=255"), [NCHW])
 
 
@@ -453,8 +455,11 @@ def test_labels_from_sub_folders(tmp_path: Path, names: Sequence[str], expected:
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["cat/a.png", "dog/b.png", "c.png"], r"c.png: stands beside sub-folders whose names are the classes"),
-        (["cat/a.png", "dog/b.png", "notes/.a.png"], r"notes: holds no such files as its neighbours"),
+        (["cat/a.png", "dog/b.png", "c.png"], r"c.png: not in a sub-folder, but sub-folders are the classes"),
+        (
+            ["cat/a.png", "dog/b.png", "notes/.a.png"],
+            r"notes: sub-folders are the classes, but this one has no such files",
+        ),
     ],
     ids=["loose", "empty"],
 )
@@ -493,12 +498,12 @@ def test_a_table_wins_over_sub_folders(tmp_path: Path) -> None:
     [
         ("a.png,1\n", r"l.csv: no label for x/b.png"),
         ("a.png,1\nx/b.pmg,2\n", r"no label for x/b.png; did you mean 'x/b.pmg'"),
-        ("a.png,1\na.png,2\n", r"l.csv, line 2: a.png is '1' above and '2' here"),
+        ("a.png,1\na.png,2\n", r"l.csv, line 2: a.png has label '1' above and '2' here"),
         ("a.png\n", r"l.csv, line 1: expected a file and its label, got 'a.png'"),
         ("a.png,\n", r"l.csv, line 1: expected a file and its label"),
         ("", r"l.csv: holds no labels"),
         ('a.png,"1\n', r"l.csv: cannot be read as a table"),
-        ("a.png,1\nx/b.png,1\nc.png,1\n", r"'c.png' may be any of 2 files; write its path below"),
+        ("a.png,1\nx/b.png,1\nc.png,1\n", r"'c.png' is the name of 2 files; write the path below"),
     ],
     ids=["missing", "near", "twice", "one-column", "empty-cell", "empty", "quote", "ambiguous"],
 )
@@ -509,7 +514,7 @@ def test_tables_that_are_refused(tmp_path: Path, text: str, problem: str) -> Non
         labels(path, tmp_path / "l.csv")
     with pytest.raises(DataError, match=r"gone.csv: cannot be read"):
         labels(path, tmp_path / "gone.csv")
-    with pytest.raises(DataError, match=r"l.json: labels are read from a .csv, .tsv, .txt file"):
+    with pytest.raises(DataError, match=r"l.json: labels must be a .csv, .tsv, .txt table"):
         labels(path, tmp_path / "l.json")
 
 

@@ -565,7 +565,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, model: Path, reque
         ("gone", "no such file or folder"),
         ("gone.py:feeds", "no such file"),
         ("float.onnx", "cannot be read as data"),
-        ("data.npz:calib", "no arrays of a split named 'calib'"),
+        ("data.npz:calib", "no split named 'calib'"),
         ("no_such_module:feeds", "no_such_module: cannot be imported"),
     ],
     ids=["npz", "folder", "python", "other", "split", "module"],
