@@ -14,7 +14,7 @@ from .. import RequantError
 from .bodies import FLOATS, bodies_of, tensors_of
 from .samples import Sample
 from .session import Array, ModelSource
-from .taps import OBSERVABLE, Wanted, infer_types, load_copy, open_tap, types_of
+from .taps import OBSERVABLE, Targets, infer_types, load_copy, open_tap, types_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -125,7 +125,7 @@ class _Search:
 
     def survey(self, values: Mapping[str, ir.Value]) -> None:
         """Run the model and record the extremes of float tensors."""
-        tap = open_tap(self.model, (), Wanted(tuple(values), few=True))
+        tap = open_tap(self.model, (), Targets(tuple(values), few=True))
         ends = dict(zip(tap.order, tap.extremes(tap.run(self.sample)).tolist(), strict=True))
         for name, value in values.items():
             lo, hi, total, size = ends[name]
@@ -181,7 +181,7 @@ class _Search:
         if value.producer() is None:
             array = value.const_value.numpy() if value.const_value is not None else self.sample.feed[name]
         elif value.graph is self.graph and value in self.order:
-            array = open_tap(self.model, [name], Wanted((), few=True), reductions=False).run(self.sample)[name]
+            array = open_tap(self.model, [name], Targets((), few=True), reductions=False).run(self.sample)[name]
         else:
             return None
         tests = (("NaN", np.isnan), ("infinity", np.isinf))

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from .. import RequantError, near
+from .. import RequantError
 from .histogram import Statistic
+from .overrides import check_tensors
+from .precision import FLOAT_MAX
 from .ranges import Range
 
 KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
@@ -25,7 +25,6 @@ KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
 UNFIT = re.compile(r"[;\n\r]|__print__")
 """Characters and text that a name in a log cannot contain."""
-FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,7 @@ class Log:
         Raises:
             RequantError: The model lacks a tensor; the message lists similar names.
         """
-        names = set(known)
-        for name in self.ranges:
-            if name not in names:
-                raise RequantError(f"{self.source}: no tensor named {name!r}{near(name, names)}")
+        check_tensors(self.ranges, known, self.source)
 
 
 def load_log(path: str | os.PathLike[str]) -> Log:

@@ -1,4 +1,4 @@
-"""Python objects as data: iterables and callables, given directly or as the name of an object in a file or module."""
+"""Python objects as data: iterables and callables, passed directly or by the name of a file or module."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def python_object(
     name = description or f"a {type(data).__name__} of feeds"
     if isinstance(data, Mapping):
         if hasattr(data, "column_names"):
-            raise DataError(f"{name}: holds the splits {', '.join(map(str, data))}; give one of them")
-        raise DataError(f"{name}: a single feed; give an iterable of feeds, for one: [feed]")
+            raise DataError(f"{name}: holds the splits {', '.join(map(str, data))}; pass one of them")
+        raise DataError(f"{name}: a single feed; pass an iterable of feeds, for example [feed]")
     if isinstance(data, Iterator):
         data = _Replay(data)
     if not _is_iterable(data) and not callable(data):

@@ -34,7 +34,7 @@ COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Targets:
     """The tensors and statistics to observe.
 
     Attributes:
@@ -132,7 +132,7 @@ class Tap:
 def open_tap(
     model: ModelSource,
     whole: Sequence[str],
-    wanted: Wanted,
+    targets: Targets,
     *,
     reductions: bool = True,
     skipped: frozenset[str] = frozenset(),
@@ -142,7 +142,7 @@ def open_tap(
     Args:
         model: A file, or the bytes of one.
         whole: Tensors to take whole. Tensors in bodies are reduced anyway.
-        wanted: The tensors and statistics to observe.
+        targets: The tensors and statistics to observe.
         reductions: Whether to reduce the other observed tensors and the model's float outputs.
         skipped: Tensors that are not reduced.
 
@@ -153,15 +153,15 @@ def open_tap(
     copy, folder = load_copy(model)
     graph = copy.graph
     values = tensors_of(graph)
-    reducible = wanted.names if reductions else ()
+    reducible = targets.names if reductions else ()
     inside = find(graph, (*whole, *reducible))
-    if inner := inside.keys() & wanted.channel_axis.keys():
+    if inner := inside.keys() & targets.channel_axis.keys():
         raise RequantError(f"tensor {min(inner)!r} is in a body; channels are observed in the main graph only")
     outputs = [value.name or "" for value in graph.outputs]
     whole = [name for name in dict.fromkeys(whole) if name not in inside]
     others = [n for n in (*reducible, *(outputs if reductions else ())) if n not in inside and n not in skipped]
-    types = _checked_types(copy, folder, whole, others, wanted)
-    axes = {name: axis for name, axis in wanted.channel_axis.items() if name in others}
+    types = _checked_types(copy, folder, whole, others, targets)
+    axes = {name: axis for name, axis in targets.channel_axis.items() if name in others}
     rankless = [name for name in axes if values[name].shape is None or graph.opset_imports.get("") is None]
     whole = list(dict.fromkeys((*whole, *rankless)))
     fed = {value.name for value in graph.inputs} - set(graph.initializers)
@@ -180,14 +180,14 @@ def open_tap(
         reduced[name] = Reduced(lo, hi, total, size, inside=True)
     ends = [end for row in reduced.values() for end in row.ends]
     watched = frozenset(name for name in outputs if name in reduced or name in whole)
-    source, lean = _serialized(copy, folder), _is_lean(copy, few=wanted.few)
+    source, lean = _serialized(copy, folder), _is_lean(copy, few=targets.few)
     del copy, graph, values, inside  # and their weights, which the runtime copies
     session = _open(source, lean, patterns=not fetched)
     return Tap(session, tuple(whole), reduced, (*fetched, *ends), watched)
 
 
 def _checked_types(
-    copy: ir.Model, folder: Path | None, whole: Sequence[str], others: Sequence[str], wanted: Wanted
+    copy: ir.Model, folder: Path | None, whole: Sequence[str], others: Sequence[str], targets: Targets
 ) -> dict[str, str]:
     """Return the types of tensors of a main graph, after inferring missing types and shapes.
 
@@ -195,9 +195,9 @@ def _checked_types(
         RequantError: An observed tensor is not float.
     """
     values = tensors_of(copy.graph)
-    observed = [name for name in dict.fromkeys((*whole, *others)) if name in wanted.names or name in whole]
+    observed = [name for name in dict.fromkeys((*whole, *others)) if name in targets.names or name in whole]
     infer_types(copy, observed)
-    types = types_of(copy, folder, {name: values[name] for name in (*whole, *others)}, few=wanted.few)
+    types = types_of(copy, folder, {name: values[name] for name in (*whole, *others)}, few=targets.few)
     for name in observed:
         if types[name] not in OBSERVABLE:
             raise RequantError(f"tensor {name!r} is a {types[name]}; only float, float16 and double can be observed")
@@ -332,14 +332,14 @@ class Groups:
     room: int = 2**16
 
 
-def groups_of(model: ModelSource, wanted: Wanted, sample: Sample, limit: int, batch: int) -> Groups:
+def groups_of(model: ModelSource, targets: Targets, sample: Sample, limit: int, batch: int) -> Groups:
     """Split the tensors that are taken whole into groups that fit a memory limit, in the order of the graph.
 
     The model runs once per group, up to the last tensor of the group. Unless activations are huge, there is one group.
 
     Args:
         model: The model.
-        wanted: The tensors and statistics to observe.
+        targets: The tensors and statistics to observe.
         sample: A sample of typical size.
         limit: The memory limit of the process in bytes. At least a quarter of it is for the tensors.
         batch: The largest number of stacked samples.
@@ -348,17 +348,17 @@ def groups_of(model: ModelSource, wanted: Wanted, sample: Sample, limit: int, ba
         UnknownNameError: The model has no such tensor.
         RequantError: The model cannot be read, or a tensor cannot be observed.
     """
-    if not wanted.histogram:
+    if not targets.histogram:
         return Groups()
     copy, _ = load_copy(model)
     values = tensors_of(copy.graph)
-    find(copy.graph, wanted.names)
+    find(copy.graph, targets.names)
     order = {name: index for index, name in enumerate(values)}
-    whole = sorted((name for name in wanted.tensors if name in values), key=order.__getitem__)
+    whole = sorted((name for name in targets.tensors if name in values), key=order.__getitem__)
     infer_types(copy, whole)
     sizes = _sizes(copy, {name: values[name] for name in whole}, sample)
     if sizes is None:
-        sizes = _measured_sizes(model, whole, sample, few=wanted.few)
+        sizes = _measured_sizes(model, whole, sample, few=targets.few)
     constants = (value.const_value for graph in copy.graphs() for value in graph.initializers.values())
     weights = sum(tensor.nbytes for tensor in constants if tensor is not None)
     budget = max(limit - COPIES * weights - OVERHEAD, limit // 4) // batch
@@ -396,7 +396,7 @@ def _sizes(copy: ir.Model, values: Mapping[str, ir.Value], sample: Sample) -> di
 
 def _measured_sizes(model: ModelSource, names: Sequence[str], sample: Sample, *, few: bool) -> dict[str, int]:
     """Return each tensor's bytes as float32, measured by a run that keeps no tensor."""
-    tap = open_tap(model, (), Wanted(tuple(names), few=few))
+    tap = open_tap(model, (), Targets(tuple(names), few=few))
     counts = dict(zip(tap.order, tap.extremes(tap.run(sample))[:, 3].tolist(), strict=True))
     fed = {name: array.nbytes for name, array in sample.feed.items()}
     return {name: int(counts[name]) * 4 if name in counts else fed.get(name, 0) for name in names}

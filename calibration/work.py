@@ -24,7 +24,7 @@ from .samples import DataError, Sample, feed_layout, stacked
 from .session import Array, Feed, ModelSource, Serialized, input_specs, release_memory
 from .sources import Source, open_source
 from .sums import Channels, Moments, Runs
-from .taps import Tap, Wanted, open_tap
+from .taps import Tap, Targets, open_tap
 
 if TYPE_CHECKING:
     from .sources import DataSpec
@@ -45,7 +45,7 @@ class Setup:
 
     Attributes:
         model: The model.
-        wanted: The tensors and statistics to observe.
+        targets: The tensors and statistics to observe.
         groups: The tensors that are taken whole, by runs of the model.
         stacks: Whether samples of one shape may be stacked.
         first: An offset for the position of each sample.
@@ -54,7 +54,7 @@ class Setup:
     """
 
     model: ModelSource | Stored
-    wanted: Wanted
+    targets: Targets
     groups: tuple[tuple[str, ...], ...] = ((),)
     stacks: bool = False
     first: int = 0
@@ -77,10 +77,10 @@ class Taps:
         release_memory()
         *before, last = setup.groups
         earlier = frozenset(name for group in before for name in group)
-        self.taps = [open_tap(self.model, group, setup.wanted, reductions=False) for group in before]
-        self.taps.append(open_tap(self.model, last, setup.wanted, skipped=earlier))
+        self.taps = [open_tap(self.model, group, setup.targets, reductions=False) for group in before]
+        self.taps.append(open_tap(self.model, last, setup.targets, skipped=earlier))
         release_memory()  # free copies of the weights before activations need memory
-        self.ranged = frozenset(setup.wanted.tensors)
+        self.ranged = frozenset(setup.targets.tensors)
         self._closer: dict[str, Tap] = {}
         self._lock = Lock()
 
@@ -95,7 +95,7 @@ class Taps:
                 if name not in self._closer:
                     if len(self._closer) == CLOSE_SESSIONS:
                         del self._closer[next(iter(self._closer))]
-                    self._closer[name] = open_tap(self.model, [name], self.setup.wanted, reductions=False)
+                    self._closer[name] = open_tap(self.model, [name], self.setup.targets, reductions=False)
                 tap = self._closer[name]
             arrays |= tap.run(sample)
         return arrays
@@ -219,7 +219,7 @@ def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
         for position, sample, count in _stacks(unit, stacks=taps.setup.stacks):
             for tap in taps.taps:
                 _observe(gathered, taps, tap, Place(first + position, sample.where), sample, count)
-    return gathered.observations(taps.setup.wanted)
+    return gathered.observations(taps.setup.targets)
 
 
 def _stacks(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
@@ -357,15 +357,15 @@ class Gathered:
 
     def take_whole(self, name: str, array: Array, taps: Taps, place: Place, count: int) -> bool:
         """Add a whole tensor of a run of `count` samples; return whether it is finite."""
-        wanted = taps.setup.wanted
-        axis = wanted.channel_axis.get(name)
+        targets = taps.setup.targets
+        axis = targets.channel_axis.get(name)
         if axis is not None and not -array.ndim <= axis < array.ndim:
             raise DataError(f"{place.where}: tensor {name!r} has no axis {axis}")
         if name not in taps.ranged:
             finite = bool(np.isfinite(array).all())
         else:
             try:
-                lo, hi = self._count(name, array, wanted, count)
+                lo, hi = self._count(name, array, targets, count)
                 finite = True
             except ValueError:
                 finite = False
@@ -375,18 +375,18 @@ class Gathered:
             self.take_channels(name, _ChannelEnds.summed(array, axis))
         return finite
 
-    def _count(self, name: str, array: Array, wanted: Wanted, samples: int) -> tuple[float, float]:
+    def _count(self, name: str, array: Array, targets: Targets, samples: int) -> tuple[float, float]:
         """Add the values of a tensor to its statistic and return their extremes.
 
         Raises:
             ValueError: A value is not finite.
         """
-        if not wanted.histogram:
+        if not targets.histogram:
             statistic = MinMax.of(array)
             before = self.counters.get(name)
             self.counters[name] = before | statistic if isinstance(before, MinMax) else statistic
             return statistic.lo, statistic.hi
-        counter = self.counters.setdefault(name, Counter(wanted.values))
+        counter = self.counters.setdefault(name, Counter(targets.values))
         assert isinstance(counter, Counter)
         return counter.add(array, samples)
 
@@ -408,10 +408,10 @@ class Gathered:
             raise RequantError(f"tensor {name!r} has {few} channels in one run and {many} in another")
         before.append(end)
 
-    def observations(self, wanted: Wanted) -> Observations:
+    def observations(self, targets: Targets) -> Observations:
         """Return all statistics."""
         for order, tables in self.tables.items():
-            self._take_tables(order, tables, wanted)
+            self._take_tables(order, tables, targets)
         ranges = {
             name: counter.histogram() if isinstance(counter, Counter) else counter
             for name, counter in self.counters.items()
@@ -437,9 +437,9 @@ class Gathered:
         }
         return Observations(ranges, runs, channels, self.moments, self.broken, self.repeated, self.samples)
 
-    def _take_tables(self, order: tuple[str, ...], runs: Sequence[tuple[int, Array]], wanted: Wanted) -> None:
+    def _take_tables(self, order: tuple[str, ...], runs: Sequence[tuple[int, Array]], targets: Targets) -> None:
         """Add the extremes of tensors that are reduced in the graph."""
-        ranged = frozenset(wanted.tensors)
+        ranged = frozenset(targets.tensors)
         stack = np.stack([table for _, table in runs]) + 0.0  # + 0.0: no -0.0
         lows, highs, _, sizes = stack.transpose(2, 0, 1)
         has_values = np.array(sizes > 0, np.bool_)

@@ -542,7 +542,7 @@ def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem:
         ("there.txt", r"there.txt: cannot be read as data; a data source is FILE.npz"),
         (b"x", r"bytes are no data source"),
         (3, r"a int is neither an iterable of feeds nor a callable"),
-        ({"x": rows(1, 3)}, r"a single feed; give an iterable"),
+        ({"x": rows(1, 3)}, r"a single feed; pass an iterable"),
     ],
     ids=["npz", "npz-split", "py", "text", "kind", "bytes", "number", "feed"],
 )
