@@ -1,9 +1,8 @@
-"""Tensors inside the bodies of If, Loop and Scan, reduced to scalars that become outputs of the model.
+"""Reduce tensors inside the bodies of If, Loop and Scan to scalars, and make the scalars outputs of the model.
 
-A tensor is reduced to a row of four scalars in the graph where it lives. Each node around it carries the row one
-graph further out: an If as further outputs of both its branches, a Loop or a Scan as further scan outputs, which
-are reduced again outside. What was never computed, in a branch that was not taken or a loop that did not turn, is
-the row of a tensor without values.
+A tensor is reduced to a row of four scalars in its own graph. Each node around this graph carries the row one graph
+further out: an If with more outputs of both branches, a Loop or a Scan with more scan outputs, which are reduced again
+in the outer graph. If a branch is not taken or a loop does not run, the row is that of a tensor without values.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Row: TypeAlias = "tuple[ir.Value, ...]"
-"""The min, max, sum of x - x, and size of a tensor x: float64 scalars, which hold all of them exactly."""
+"""The min, max, sum of x - x, and size of a tensor x, as float64 scalars; float64 represents all four exactly."""
 
 PARTS = (("ReduceMin", math.inf), ("ReduceMax", -math.inf), ("ReduceSum", 0.0), ("ReduceSum", 0.0))
-"""How each part of several rows becomes one, and what it is of no values, for which the runtime's reductions agree."""
+"""For each part of a row: the operator that merges rows, and its result for no values, as in the runtime."""
 CARRIERS = ("If", "Loop", "Scan")
 FLOATS = ("FLOAT", "FLOAT16", "DOUBLE")
 
 
 def tensors_of(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return the tensors of one graph by name, without those in the bodies of its nodes."""
+    """Return the tensors of one graph by name, without the tensors in the bodies of its nodes."""
     produced = (value for node in graph for value in node.outputs)
     return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *produced) if value.name}
 
 
 def find(graph: ir.Graph, names: Iterable[str]) -> dict[str, ir.Value]:
-    """Return those of the named tensors of a main graph that live in bodies.
+    """Return the named tensors that are in bodies; tensors of the main graph are left out.
 
     Raises:
-        UnknownNameError: There is no tensor of that name, neither in the main graph nor in a body.
-        RequantError: A name stands for tensors of several graphs, or for a tensor in a body that is not float.
+        UnknownNameError: Neither the main graph nor a body has a tensor with that name.
+        RequantError: Tensors of several graphs have the same name, or a tensor in a body is not float.
     """
     outer = tensors_of(graph)
     homes = {name: [value] for name, value in outer.items()}
     for body in graph.subgraphs():
         for name, value in tensors_of(body).items():
             homes.setdefault(name, []).append(value)
-    found = {}
+    inner = {}
     for name in dict.fromkeys(names):
         if name not in homes:
             raise UnknownNameError("tensor", name, homes)
@@ -59,48 +58,49 @@ def find(graph: ir.Graph, names: Iterable[str]) -> dict[str, ir.Value]:
         if value.dtype is not None and value.dtype.name not in FLOATS:
             kind = f"tensor({value.dtype.name.lower()})"
             raise RequantError(f"tensor {name!r} is a {kind}; only float, float16 and double can be observed")
-        found[name] = value
-    return found
+        inner[name] = value
+    return inner
 
 
 def free_prefix(graph: ir.Graph, prefix: str) -> str:
-    """Lengthen a prefix until no tensor of a main graph or of a body in it has a name that begins so."""
+    """Append underscores to a prefix until no tensor's name in the main graph or a body begins with it."""
     names = [name for scope in (graph, *graph.subgraphs()) for name in tensors_of(scope)]
     while any(name.startswith(prefix) for name in names):
         prefix += "_"
     return prefix
 
 
-def carry_out(model: ir.Model, found: Mapping[str, ir.Value], prefix: str) -> dict[str, tuple[str, ...]]:
-    """Make the rows of tensors in bodies outputs of a model, which is changed.
+def carry_out(model: ir.Model, tensors: Mapping[str, ir.Value], prefix: str) -> dict[str, tuple[str, ...]]:
+    """Make the rows of tensors in bodies outputs of a model, in place.
 
-    The sum of x - x, and not of x, tells whether all values are finite: it is zero then, whatever they are, and NaN
-    otherwise. The runtime's min and max step over NaN.
+    The runtime's min and max ignore NaN. The sum of x - x is 0 if all values are finite, and NaN otherwise; the sum of
+    x could overflow.
 
     Args:
         model: The model.
-        found: The tensors, as `find` returns them.
-        prefix: With what the names of all new values begin; no other name begins so.
+        tensors: The tensors, from `find`.
+        prefix: The prefix of the names of all new values; no existing name begins with it.
 
     Returns:
         The names of the four outputs of each tensor: min, max, sum of x - x, size.
 
     Raises:
-        RequantError: A tensor lives in a body whose node is no If, Loop or Scan, or is a Scan with sequence lengths.
+        RequantError: A tensor is in a body of a node that is not an If, Loop or Scan, or of a Scan with sequence
+            lengths.
     """
-    rows = _inner_rows(model.graph, found, (f"{prefix}{index}" for index in count()))
+    rows = _inner_rows(model.graph, tensors, (f"{prefix}{index}" for index in count()))
     model.graph.outputs.extend(part for row in rows.values() for part in row)
     return {name: tuple(part.name or "" for part in row) for name, row in rows.items()}
 
 
-def _inner_rows(graph: ir.Graph, found: Mapping[str, ir.Value], names: Iterator[str]) -> dict[str, Row]:
-    """Return the rows of the tensors that live in bodies of a graph's nodes, as values of that graph."""
+def _inner_rows(graph: ir.Graph, tensors: Mapping[str, ir.Value], names: Iterator[str]) -> dict[str, Row]:
+    """Return the rows of the tensors in the bodies of a graph's nodes, as values of that graph."""
     rows: dict[str, Row] = {}
     for node in tuple(graph):
         inner = []
         for body in bodies_of(node):
-            own = {name: value for name, value in tensors_of(body).items() if found.get(name) is value}
-            deeper = _inner_rows(body, found, names)
+            own = {name: value for name, value in tensors_of(body).items() if tensors.get(name) is value}
+            deeper = _inner_rows(body, tensors, names)
             inner.append((body, {name: _row(body, value, names) for name, value in own.items()} | deeper))
         if any(carried for _, carried in inner):
             rows |= _lifted(graph, node, inner, names)
@@ -108,23 +108,23 @@ def _inner_rows(graph: ir.Graph, found: Mapping[str, ir.Value], names: Iterator[
 
 
 def bodies_of(node: ir.Node) -> list[ir.Graph]:
-    """Return the graphs among a node's attributes."""
+    """Return the graphs in a node's attributes."""
+    return [body for attribute in node.attributes.values() for body in graphs_in(attribute)]
+
+
+def graphs_in(attribute: ir.Attr) -> list[ir.Graph]:
+    """Return the graphs in an attribute."""
     import onnx_ir as ir
 
-    bodies: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            bodies.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            bodies.extend(attribute.as_graphs())
-    return bodies
+    values = attribute.value if isinstance(attribute.value, (list, tuple)) else [attribute.value]
+    return [value for value in values if isinstance(value, ir.Graph)]
 
 
 def _row(graph: ir.Graph, value: ir.Value, names: Iterator[str]) -> Row:
-    """Reduce a tensor in the graph where it lives, with nodes that are the same in every opset."""
+    """Reduce a tensor in its own graph, with operators that are the same in every opset."""
     import onnx_ir as ir
 
-    if value.dtype is None:  # a Sum of one tensor is that tensor, and the runtime refuses one that is not float
+    if value.dtype is None:  # a Sum of one tensor copies it, and the runtime refuses a tensor that is not float
         value = _append(graph, "Sum", [value], names)
     difference = _append(graph, "Sub", [value, value], names)
     reduced = (("ReduceMin", value), ("ReduceMax", value), ("ReduceSum", difference))
@@ -136,7 +136,7 @@ def _row(graph: ir.Graph, value: ir.Value, names: Iterator[str]) -> Row:
 def _lifted(
     graph: ir.Graph, node: ir.Node, inner: Sequence[tuple[ir.Graph, Mapping[str, Row]]], names: Iterator[str]
 ) -> dict[str, Row]:
-    """Carry the rows in the bodies of a node out into the graph that the node is in."""
+    """Carry the rows in the bodies of a node out to the graph of the node."""
     import onnx_ir as ir
 
     tensors = [name for _, rows in inner for name in rows]
@@ -152,7 +152,7 @@ def _lifted(
     carried = {name: tuple(added[index * width : (index + 1) * width]) for index, name in enumerate(tensors)}
     if node.op_type == "If":
         return carried
-    for option in ("scan_output_axes", "scan_output_directions"):  # where given, they have an entry per scan output
+    for option in ("scan_output_axes", "scan_output_directions"):  # if present, they have an entry per scan output
         if option in node.attributes:
             node.attributes[option] = ir.AttrInt64s(option, [*node.attributes[option].as_ints(), *(0 for _ in added)])
     return {
@@ -162,11 +162,11 @@ def _lifted(
 
 
 def _check_carrier(node: ir.Node, tensor: str) -> None:
-    """Refuse a node out of whose bodies rows cannot be carried."""
+    """Refuse a node that cannot carry rows out of its bodies."""
     where = f"tensor {tensor!r} is in a body of the {node.op_type} node {node.name or ''!r}"
     if node.domain or node.op_type not in CARRIERS:
-        raise RequantError(f"{where}; of the bodies, only those of If, Loop and Scan can be observed")
-    # Opset 8's Scan, alone, has one input more than its body: lengths, behind which its outputs are filled with zeros.
+        raise RequantError(f"{where}; only bodies of If, Loop and Scan can be observed")
+    # Only the Scan of opset 8 has one input more than its body: lengths, after which its outputs are zeros.
     lengths = node.op_type == "Scan" and len(node.inputs) > len(node.attributes.get_graph("body").inputs)
     if lengths and node.inputs[0] is not None:
         raise RequantError(f"{where}, which has sequence lengths; only a Scan without them can be observed")

@@ -24,7 +24,7 @@ from .taps import activations, load_copy
 
 @dataclass(slots=True)
 class Calibrator:
-    """What a model's tensors hold, over all the data that it was shown so far.
+    """Observe a model's tensors over data, and choose ranges.
 
     >>> import onnx
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -34,12 +34,12 @@ class Calibrator:
     {'x': (-2.0, 3.0), 'y': (-4.0, 6.0)}
 
     Attributes:
-        model: A file, or the bytes of one.
-        tensors: The tensors to observe; none given, all float tensors that the model computes or is fed.
-        histogram: Whether to build histograms, which all rules but ``minmax`` and ``mean_minmax`` need.
-        channel_axis: The channel axis of each tensor whose channels are wanted too.
+        model: A file, or the bytes of a file.
+        tensors: The tensors to observe; by default all float inputs and all float tensors that the model computes.
+        histogram: Whether to build histograms, which all rules except ``minmax`` and ``mean_minmax`` need.
+        channel_axis: The channel axis of each tensor to observe channel by channel too.
         execution: Batches, workers and memory.
-        seen: What was observed so far.
+        seen: The statistics so far.
 
     Raises:
         UnknownNameError: The model has no such tensor.
@@ -56,14 +56,14 @@ class Calibrator:
     _described: list[str] = field(default_factory=list, init=False)
     _shards: tuple[tuple[int, int], ...] = field(default=(), init=False)
     _position: int | None = field(default=0, init=False)
-    """Position of the next sample in the whole of the data; None where nobody knows."""
+    """The position of the next sample in the whole data; None if unknown."""
 
     def __post_init__(self) -> None:
         self._inputs = input_specs(open_session(self.model, lean=True))
         self.tensors = tuple(self.tensors) or activations(self.model)
 
     def observe(self, data: DataSource, samples: int | None = None, progress: Progress | None = None) -> Calibrator:
-        """Run the model over data; what it shows is added to what was seen before.
+        """Run the model over data, and add the statistics to the earlier ones.
 
         >>> import onnx
         >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -77,17 +77,17 @@ class Calibrator:
         (0.0, 4.0)
 
         Args:
-            data: A file, a folder, feeds, or whatever else `open_source` takes. An iterator is read once, and nothing
-                of it is kept.
-            samples: How many samples to take, picked evenly; None for all.
-            progress: Called with how many samples are done, and how many there are when that is known.
+            data: A file, a folder, feeds, or anything else that `open_source` accepts. An iterator is read once, and
+                its items are not kept.
+            samples: The number of samples, picked evenly; None for all.
+            progress: Called with the number of finished samples and the number of all samples, or None if unknown.
 
         Returns:
             The calibrator itself.
 
         Raises:
-            RequantError: As from `observe`; nothing of these data is added then. Or a part of the data is observed, and
-                what was seen before is of other parts, or of data whose length is not known.
+            RequantError: The run fails as in `observe`, and adds nothing. Or a shard is observed after another shard
+                or after data of unknown length.
         """
         position = self._next()
         source = self._opened(data)
@@ -116,7 +116,7 @@ class Calibrator:
         return self
 
     def _opened(self, data: DataSource) -> Source:
-        """Open data; those of an iterator are not kept."""
+        """Open data; the items of an iterator are not kept."""
         if not isinstance(data, Iterator):
             return open_source(data, self._inputs)
         rows = python_object(lambda: data, f"a {type(data).__name__} of feeds", inputs=self._inputs)
@@ -126,18 +126,18 @@ class Calibrator:
         """Return the position of the next sample.
 
         Raises:
-            RequantError: A part of the data is to be observed, and that does not go with what was seen before.
+            RequantError: A shard cannot be observed after the earlier data.
         """
         shard = self.execution.shard
         if self._described and self._shards != (() if shard == (1, 1) else (shard,)):
             before = ", ".join(map(shard_text, self._shards)) or "1/1"
             raise RequantError(
-                f"shard {shard_text(shard)} cannot be observed after {before}; observe first, then merge"
+                f"shard {shard_text(shard)} cannot be observed after {before}; use a calibrator per shard, then merge"
             )
         if self._position is None:
             raise RequantError(
-                f"shard {shard_text(shard)} cannot be observed after data of unknown length, where its samples would "
-                "have no positions; give all data at once, or lists"
+                f"shard {shard_text(shard)} cannot be observed after data of unknown length, because the positions of "
+                "its samples are unknown; give all data at once, or lists"
             )
         return self._position
 
@@ -155,7 +155,7 @@ class Calibrator:
 
         Args:
             rule: A rule of `requant.calibration.RULES`, as `parse_rule` reads it.
-            precision: What the ranges are for; uint8 with any zero point if None.
+            precision: The integers that the ranges are for; None for uint8 with any zero point.
 
         Raises:
             RequantError: There is no such rule.
@@ -167,7 +167,7 @@ class Calibrator:
         }
 
     def merge(self, other: Calibrator) -> Calibrator:
-        """Add what another calibrator of the same model has seen, exactly as if all the data had come here.
+        """Add the statistics of another calibrator of the same model. The result is that of one run over all data.
 
         >>> import onnx
         >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -178,10 +178,10 @@ class Calibrator:
         (-1.0, 1.0)
 
         Returns:
-            This calibrator; the other one is left as it is.
+            This calibrator; the other one does not change.
 
         Raises:
-            RequantError: The two saw statistics of different kinds, or parts of data that do not go together.
+            RequantError: The calibrators have different kinds of statistics, or shards that cannot be merged.
         """
         if self.histogram and other.histogram and self._values != other._values:
             mine, theirs = (seen._values or "all" for seen in (self, other))
@@ -204,13 +204,13 @@ class Calibrator:
 
     @property
     def _values(self) -> int | None:
-        """How many values of a tensor the histograms count per sample at most; None for all, or without histograms."""
+        """The most values of a tensor that histograms count per sample; None for all, or without histograms."""
         return self.execution.histogram_values if self.histogram else None
 
     def _joined(self, other: Calibrator) -> tuple[tuple[int, int], ...]:
-        """Return the shards of both; none when these are all."""
+        """Return the shards of both calibrators; an empty tuple if these are all shards."""
         if not self._shards or not other._shards or sorted(set(self._described)) != sorted(set(other._described)):
-            raise RequantError("a shard can be merged with other shards of the same data only, until all are there")
+            raise RequantError("a shard can be merged only with other shards of the same data")
         try:
             return Data("", shards=self._shards + other._shards).shards
         except ValueError as error:
@@ -218,7 +218,7 @@ class Calibrator:
             raise RequantError(f"shards {' and '.join(shards)} cannot be merged: {error}") from error
 
     def save(self, path: str | os.PathLike[str], rule: str = "minmax", precision: Precision | None = None) -> RangeFile:
-        """Write a range file, which `requant quantize --ranges` reads, and return what is in it.
+        """Write a range file for `requant quantize --ranges`, and return its content.
 
         >>> import onnx, tempfile
         >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -244,7 +244,7 @@ class Calibrator:
         return file
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the tensors that had values.
+        """Yield the names of the tensors with values.
 
         >>> import onnx
         >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -255,7 +255,7 @@ class Calibrator:
         return iter(self.seen.ranges)
 
     def __len__(self) -> int:
-        """Return how many tensors had values."""
+        """Return the number of tensors with values."""
         return len(self.seen.ranges)
 
     def __getitem__(self, tensor: str) -> Statistic:
@@ -268,7 +268,7 @@ class Calibrator:
         MinMax(lo=1.0, hi=2.0, count=2)
 
         Raises:
-            UnknownNameError: No such tensor was observed, or it had no values.
+            UnknownNameError: The tensor was not observed, or it had no values.
         """
         if tensor not in self.seen.ranges:
             raise UnknownNameError("observed tensor", tensor, self.seen.ranges)

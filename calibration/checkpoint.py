@@ -157,11 +157,11 @@ def _identity(execution: Execution, setup: Setup, first: Sample, data: object) -
     """Return a digest of everything that the statistics depend on: runtime, model, data, batches, tensors."""
     import onnxruntime as ort
 
-    wanted = setup.wanted
+    targets = setup.targets
     parts = (
         ort.__version__,
         model_stamp(setup.model.load() if isinstance(setup.model, Stored) else setup.model),
-        (wanted.tensors, wanted.histogram, sorted(wanted.channel_axis.items()), wanted.few, wanted.values),
+        (targets.tensors, targets.histogram, sorted(targets.channel_axis.items()), targets.few, targets.values),
         (setup.groups, setup.stacks, setup.first, execution.batch, execution.shard),
         (data, first.where, digest_of(first.feed)),
     )

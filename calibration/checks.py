@@ -1,4 +1,4 @@
-"""What a run over data tells about the data: findings that save a wasted afternoon."""
+"""Findings: problems of the data or the model that a run over the data shows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from .broken import breakers, first_broken
 from .histogram import CHUNK
+from .identity import SHOWN, listed
 from .normalisation import BiasRatio, Deviation, Layout, Probe, probe
 from .observations import Observations, Place
 from .session import ModelSource
@@ -22,50 +23,47 @@ __all__ = ["Finding", "Probe", "explain_broken", "findings", "first_broken", "gr
 
 Severity: TypeAlias = Literal["note", "warning"]
 
-SHOWN = 3
-"""Tensors that a finding names; the others are counted."""
 ENOUGH = 16
-"""With fewer samples nothing can be said of how ranges grow: three doublings, and the last one is all but chance."""
+"""The fewest samples for a finding about growth. Fewer give only three doublings, and the last one is mostly chance."""
 GROWN = 0.1
-"""By what share of their final width a doubling of the samples widens ranges on average, where samples are too few.
+"""There are too few samples if the last doubling widens the ranges by more than this share of the final width.
 
-Of n independent values of an exponential distribution the greatest is ``ln n`` on average, so that a doubling adds
-``ln 2 / ln n``: 5 % of 10**6 values; of a normal distribution it adds half of that. The 10 % are reached by tails as
-heavy as a power, of which twice as many samples will show more, and by samples that differ from those before.
+The largest of n independent values of an exponential distribution is ``ln n`` on average, so a doubling adds
+``ln 2 / ln n``: 5 % for 10**6 values. For a normal distribution it adds half of that. Power-law tails exceed 10 %, and
+so do samples that differ from the earlier ones.
 """
 DISTANCE = 0.35
-"""Nats of deviation from a BatchNormalization, beyond `CHANCE` over the samples, from which on data are not right.
+"""The largest deviation of correct data from a BatchNormalization, in nats, in addition to `CHANCE` / samples.
 
-It is that of a standard deviation off by a factor of 2, all other things being right.
+It is the deviation for a standard deviation that is wrong by a factor of 2, with a correct mean.
 """
 CHANCE = 1.0
-"""Nats that a single right sample may deviate by; of n samples it is a part of n."""
+"""The largest deviation of a single correct sample by chance, in nats; for n samples it is divided by n."""
 OUT_OF_SCALE = 30.0
-"""How far, either way, the first layer's output is from its bias in data of another scale."""
+"""The ratio between the first layer's output and its bias, or its inverse, that suggests another scale of the data."""
 PIXELS, OVERSHOOT, UNITS = 200.0, 16.0, 4.0
-"""What data in 0..255 reach; how far a resampling may take them out of it; what normalised data stay within."""
+"""The least maximum of data in 0..255, the overshoot of resampling, and the largest magnitude of normalised data."""
 SATURATED = 0.9
-"""The share of a gate's values at its bounds, from which on it tells nothing apart."""
+"""The share of a gate's values at its bounds from which the gate carries no information."""
 SMOOTH, MIXED = 0.5, 0.6
-"""Rows of pictures differ by less than this part of the variance, and those next to each other by less than this part
-of what those further apart differ by."""
+"""The largest difference of adjacent rows of pictures, relative to the variance, and relative to distant rows."""
 ROUNDING = CHUNK * float(np.finfo(np.float64).eps)
-"""What rounding leaves at most of the variance of equal values, in units of their square."""
+"""The largest variance of equal values by rounding, relative to their square."""
 MANY_COPIES = 0.1
-"""The share of copies among the samples from which on they are worth a warning."""
+"""The share of copies among the samples above which the finding is a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about the data or the model that is likely not meant to be so.
+    """A likely problem of the data or the model.
 
     Attributes:
         kind: ``"constant"``, ``"broken"``, ``"normalisation"``, ``"layout"``, ``"growing"``, ``"few"`` or
             ``"duplicates"``.
-        name: The tensor, input or node; empty where it is about all of them.
-        message: What, where, and what to do; one line.
-        severity: ``"warning"`` for what is likely to ruin a quantization, ``"note"`` for the rest.
-        curve: How the ranges have grown, if it is about that: for each number of samples the share of the final width.
+        name: The tensor, input or node; empty if the finding is about all of them.
+        message: One line with the problem, its place and what to do.
+        severity: ``"warning"`` if the problem is likely to ruin a quantization, else ``"note"``.
+        curve: For ``"growing"``: the numbers of samples, each with its share of the final width of the ranges.
     """
 
     kind: str
@@ -75,14 +73,14 @@ class Finding:
     curve: tuple[tuple[int, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return what goes into JSON; the curve only where there is one."""
-        made: dict[str, Any] = {
+        """Return the finding as JSON values, without an empty curve."""
+        row: dict[str, Any] = {
             "kind": self.kind,
             "name": self.name,
             "severity": self.severity,
             "message": self.message,
         }
-        return made | ({"curve": [list(point) for point in self.curve]} if self.curve else {})
+        return row | ({"curve": [list(point) for point in self.curve]} if self.curve else {})
 
 
 def findings(
@@ -92,15 +90,15 @@ def findings(
     inputs: Iterable[str] = (),
     causes: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Return what is worth telling, warnings first.
+    """Return all findings of a run, warnings first.
 
     Args:
-        seen: What a whole run has observed. Of a shard's, how ranges grow can be told only roughly.
-        probed: What the first layers show, from `probe`; None leaves that out.
-        inputs: The model's inputs.
-        causes: What made tensors NaN or infinite, from `explain_broken`.
+        seen: The statistics of a whole run. For a shard the growth of ranges is only approximate.
+        probed: The result of `probe` for the first layers; None skips these checks.
+        inputs: The names of the model's inputs.
+        causes: The cause of NaN or infinity by tensor, from `explain_broken`.
     """
-    found = [
+    rows = [
         *_broken(seen, causes or {}),
         *(_normalisation(probed) if probed is not None else ()),
         *_constant(seen, frozenset(inputs)),
@@ -108,20 +106,19 @@ def findings(
         *_growing(seen),
         *_duplicates(seen),
     ]
-    return tuple(sorted(found, key=lambda finding: finding.severity != "warning"))
+    return tuple(sorted(rows, key=lambda finding: finding.severity != "warning"))
 
 
 def explain_broken(model: ModelSource, source: Source, seen: Observations) -> dict[str, str]:
-    """Say what made tensors NaN or infinite, by reading again the few samples that did so first.
+    """Return the causes of NaN and infinity. The first samples with such values are read again.
 
     Args:
-        model: The model that was run.
-        source: The data that it was run over.
-        seen: What was observed.
+        model: The model.
+        source: The data of the run.
+        seen: The statistics of the run.
 
     Returns:
-        A clause for each of at most `SHOWN` tensors of each of at most `SHOWN` samples, for `findings`; a tensor of
-        which nothing is found out has none.
+        A clause by tensor, for `findings`: up to `SHOWN` tensors of up to `SHOWN` samples, without unknown causes.
 
     Raises:
         DataError: A sample cannot be read again.
@@ -135,9 +132,9 @@ def explain_broken(model: ModelSource, source: Source, seen: Observations) -> di
 
 
 def growth_curve(seen: Observations) -> tuple[tuple[int, float], ...]:
-    """Return how ranges have grown: for each number of samples the mean over tensors of the share of the final width.
+    """Return numbers of samples, each with its share of the ranges' final width, as the mean over tensors.
 
-    The numbers are those below a power of two, and the last one that of all samples.
+    The numbers are 1, 3, 7, ..., one less than powers of two, and the number of all samples.
     """
     shares: dict[int, list[float]] = {}
     for curve in _curves(seen):
@@ -147,57 +144,51 @@ def growth_curve(seen: Observations) -> tuple[tuple[int, float], ...]:
 
 
 def _by_place(order: Sequence[tuple[str, Place]]) -> Iterable[tuple[Place, list[str]]]:
-    """Gather the tensors of each sample."""
+    """Group tensors by their sample."""
     for place, group in groupby(order, key=lambda item: item[1]):
         yield place, [name for name, _ in group]
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Name some tensors and count the others: ``"'a', 'b', 'c' and 4 more"``."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more
-
-
 def _broken(seen: Observations, causes: Mapping[str, str]) -> list[Finding]:
-    """Tell of tensors that held NaN or infinity, those of one sample and cause together; the outputs were finite."""
+    """Report inner tensors with NaN or infinity, one finding per sample and cause."""
     groups: dict[tuple[Place, str], list[str]] = {}
     for name, place in sorted(seen.broken.items(), key=lambda item: (item[1], item[0] not in causes, item[0])):
         groups.setdefault((place, causes.get(name, "")), []).append(name)
-    told = []
+    rows = []
     for (place, cause), names in list(groups.items())[:SHOWN]:
-        holds, left = ("holds", "it has no range") if len(names) == 1 else ("hold", "they have no ranges")
-        made = f", {cause}" if cause else ""
-        message = f"{_listed(names)} {holds} NaN or infinity at {place.where}{made}; {left}"
-        told.append(Finding("broken", names[0], message, "note"))
+        holds, effect = ("holds", "it has no range") if len(names) == 1 else ("hold", "they have no ranges")
+        because = f", {cause}" if cause else ""
+        message = f"{listed(names)} {holds} NaN or infinity at {place.where}{because}; {effect}"
+        rows.append(Finding("broken", names[0], message, "note"))
     if rest := [name for names in list(groups.values())[SHOWN:] for name in names]:
-        message = f"{_listed(rest)} hold NaN or infinity at other samples"
-        told.append(Finding("broken", rest[0], message, "note"))
-    return told
+        message = f"{listed(rest)} hold NaN or infinity at other samples"
+        rows.append(Finding("broken", rest[0], message, "note"))
+    return rows
 
 
 def _constant(seen: Observations, inputs: frozenset[str]) -> list[Finding]:
-    """Tell of tensors of several values that had the same one throughout: inputs one by one, others together."""
-    still = {name: row.lo for name, row in seen.ranges.items() if row.lo == row.hi and row.count > seen.samples}
-    for name, row in seen.moments.items():  # of inputs that no integer kernel reads there is nothing else
+    """Report tensors whose values are all equal in all samples: a finding per input, one for the other tensors."""
+    constants = {name: row.lo for name, row in seen.ranges.items() if row.lo == row.hi and row.count > seen.samples}
+    for name, row in seen.moments.items():  # an input without an integer kernel has only moments
         if name not in seen.ranges and row.count > seen.samples and row.variance <= ROUNDING * row.mean**2:
-            still[name] = row.mean
-    told = []
-    for name in sorted(inputs & still.keys()):
-        message = f"input {name!r} is {still[name]:.6g} throughout all samples; check that the data are read as meant"
-        told.append(Finding("constant", name, message, "warning"))
-    inner = sorted(still.keys() - inputs)
+            constants[name] = row.mean
+    rows = []
+    for name in sorted(inputs & constants.keys()):
+        message = f"input {name!r} is {constants[name]:.6g} in all samples; check how the data are read"
+        rows.append(Finding("constant", name, message, "warning"))
+    inner = sorted(constants.keys() - inputs)
     for what, names in (
-        ("all zero", [name for name in inner if not still[name]]),
-        ("constant", [name for name in inner if still[name]]),
+        ("zero", [name for name in inner if not constants[name]]),
+        ("constant", [name for name in inner if constants[name]]),
     ):
         if names:
-            message = f"{what} over all samples: {_listed(names)}; check that the data reach that part of the model"
-            told.append(Finding("constant", names[0], message, "note"))
-    return told
+            message = f"{what} in all samples: {listed(names)}; check that the data use this part of the model"
+            rows.append(Finding("constant", names[0], message, "note"))
+    return rows
 
 
 def _dead_channels(seen: Observations) -> list[Finding]:
-    """Tell of channels of several values that had the same one throughout, in tensors whose others had not."""
+    """Report channels whose values are all equal in all samples, in tensors where other channels vary."""
     dead = {
         name: int(np.sum(row.lo == row.hi))
         for name, row in seen.channels.items()
@@ -208,94 +199,92 @@ def _dead_channels(seen: Observations) -> list[Finding]:
         return []
     shown = ", ".join(f"{dead[name]} of {seen.channels[name].lo.size} of {name!r}" for name in worst[:SHOWN])
     more = f", and {sum(dead[name] for name in worst[SHOWN:])} of {len(worst) - SHOWN} more" if worst[SHOWN:] else ""
-    return [Finding("constant", worst[0], f"channels that never change over all samples: {shown}{more}", "note")]
+    return [Finding("constant", worst[0], f"channels that are constant in all samples: {shown}{more}", "note")]
 
 
 def _normalisation(probed: Probe) -> list[Finding]:
-    """Tell what contradicts the preprocessing that a model was trained with."""
-    told = []
+    """Report data that contradict the preprocessing of the training."""
+    rows = []
     worst = max(probed.deviations, key=lambda row: row.distance, default=None)
     if worst is not None and worst.distance > DISTANCE + CHANCE / worst.samples:
-        told.append(Finding("normalisation", worst.source or worst.node, _contradicted(worst), "warning"))
+        rows.append(Finding("normalisation", worst.source or worst.node, _contradiction(worst), "warning"))
     for finding in (_saturated(probed.saturated), _out_of_scale(probed.bias)):
-        told += [finding] if finding is not None and not told else []
+        rows += [finding] if finding is not None and not rows else []
     layouts = (_mixed(name, layout) for name, layout in probed.layouts.items())
-    return told + [finding for finding in layouts if finding is not None]
+    return rows + [finding for finding in layouts if finding is not None]
 
 
-def _contradicted(row: Deviation) -> str:
-    """Say how data contradict a BatchNormalization."""
+def _contradiction(row: Deviation) -> str:
+    """Return the message for data that contradict a BatchNormalization."""
     check = "check scale, mean and std of the preprocessing"
-    factor = f"{row.scale:.3g}" if row.scale >= 1 else f"1/{1 / row.scale:.3g}"
-    scale = f"deviations of {factor} times those that" if row.scale != 1 else "other means than"
     if row.source is None or len(row.seen) > 4:
+        factor = f"{row.scale:.3g}" if row.scale >= 1 else f"1/{1 / row.scale:.3g}"
+        scale = f"have {factor} times the standard deviations" if row.scale != 1 else "do not have the means"
         return (
-            f"the data give the channels before BatchNormalization {row.node!r} {scale} it recorded in training, and "
-            f"move their means by {row.shift:.3g} recorded deviations; {check}"
+            f"the channels before BatchNormalization {row.node!r} {scale} that it recorded in training, and "
+            f"their means are off by {row.shift:.3g} recorded standard deviations; {check}"
         )
     seen, recorded = (_means(means) for means in (row.seen, row.recorded))
-    spread = f" and a deviation of {row.deviation / row.scale:.3g}" if row.deviation else ""
+    spread = f" and a standard deviation of {row.deviation / row.scale:.3g}" if row.deviation else ""
     return (
-        f"{row.source!r} has {seen} and a deviation of {row.deviation:.3g}, but what BatchNormalization {row.node!r} "
-        f"recorded in training follows from {recorded}{spread}, about; {check}"
+        f"{row.source!r} has {seen} and a standard deviation of {row.deviation:.3g}, but in training it had about "
+        f"{recorded}{spread}, as BatchNormalization {row.node!r} recorded; {check}"
     )
 
 
 def _means(means: Sequence[float]) -> str:
-    """Write the means of channels: ``"means of 0.4, 0.5, 0.5"``."""
+    """Return the means of channels as text: ``"means of 0.4, 0.5, 0.5"``."""
     return ("a mean of " if len(means) == 1 else "means of ") + ", ".join(f"{mean:.3g}" for mean in means)
 
 
 def _out_of_scale(row: BiasRatio | None) -> Finding | None:
-    """Tell of data that look like pixels, where a bias speaks of normalised data, or the other way round."""
+    """Report data that look like pixels where the bias fits normalised data, or the reverse."""
     if row is None:
         return None
     pixels = row.lo >= -OVERSHOOT and PIXELS < row.hi <= 255 + OVERSHOOT
     units = max(-row.lo, row.hi) <= UNITS
-    message = f"the data are in {row.lo:.3g}..{row.hi:.3g}, and {row.node!r} makes of them "
+    message = f"the data are in {row.lo:.3g}..{row.hi:.3g}, and the standard deviation after {row.node!r} is "
     if pixels and row.ratio > OUT_OF_SCALE:
-        message += f"values {row.ratio:.3g} times its bias; check that they need not be divided by 255 or normalised"
+        message += f"{row.ratio:.3g} times its bias; check whether the model needs data divided by 255 or normalised"
     elif units and row.ratio < 1 / OUT_OF_SCALE:
-        message += (
-            f"values that are 1/{1 / max(row.ratio, 1e-9):.3g} of its bias; check that they need not be in 0..255"
-        )
+        message += f"1/{1 / max(row.ratio, 1e-9):.3g} of its bias; check whether the model needs data in 0..255"
     else:
         return None
     return Finding("normalisation", row.node, message, "note")
 
 
 def _saturated(shares: Mapping[str, float]) -> Finding | None:
-    """Tell of first gates that tell nothing apart."""
+    """Report first gates that are saturated."""
     if not shares or median(shares.values()) < SATURATED:
         return None
     worst = max(shares, key=lambda name: shares[name])
     message = (
-        f"{shares[worst]:.0%} of what gate {worst!r} gives is at its bounds, and so are most of the first gates; check "
-        "the scale of the data"
+        f"gate {worst!r} and most other first gates are saturated ({worst!r} in {shares[worst]:.0%} of its values); "
+        "check the scale of the data"
     )
     return Finding("normalisation", worst, message, "warning")
 
 
 def _mixed(name: str, layout: Layout) -> Finding | None:
-    """Tell of a picture in the other layout."""
+    """Report pictures in the other layout."""
     near, far, other = (
         (layout.pixels, layout.planes, "NHWC") if layout.axes == "NCHW" else (layout.planes, layout.pixels, "NCHW")
     )
     if near > SMOOTH or near > MIXED * far:
         return None
     message = (
-        f"input {name!r} is {layout.axes}, but the rows of its pictures resemble each other as in {other} (they differ "
-        f"by {near:.2g} of the variance so, and by {far:.2g} as {layout.axes}); transpose the axes, and do not reshape"
+        f"input {name!r} is {layout.axes}, but its data look like {other} (adjacent rows differ by {near:.2g} of the "
+        f"variance as {other}, and by {far:.2g} as {layout.axes}); transpose the axes instead of reshaping"
     )
     return Finding("layout", name, message, "warning")
 
 
 def _growing(seen: Observations) -> list[Finding]:
-    """Tell of ranges that more samples would widen, or that there are too few samples to tell."""
+    """Report ranges that more samples would widen, or too few samples to decide this."""
     if 0 < seen.samples < ENOUGH and seen.ranges:
         message = (
-            f"only {seen.samples} sample{'s' if seen.samples > 1 else ''}; whether the ranges still grow can be told "
-            f"from {ENOUGH} on, and 100 to 500 are usual"
+            f"only {seen.samples} sample{'s' if seen.samples > 1 else ''}; at least {ENOUGH} are needed to see whether "
+            "the ranges still grow, and 100 to 500 are usual"
         )
         return [Finding("few", "", message, "note")]
     growth = [_growth(curve) for curve in _curves(seen)]
@@ -312,7 +301,7 @@ def _growing(seen: Observations) -> list[Finding]:
 
 
 def _curves(seen: Observations) -> list[dict[int, float]]:
-    """Return for each tensor with a range, by numbers of samples, the share of the width that they have shown."""
+    """Return, for each tensor with a range, the share of the final width by number of samples."""
     curves = []
     for runs in seen.runs.values():
         ends = {min(samples, max(seen.samples, 1)): end for samples, end in runs.growth.items()}
@@ -323,9 +312,9 @@ def _curves(seen: Observations) -> list[dict[int, float]]:
 
 
 def _growth(curve: Mapping[int, float]) -> float:
-    """Return by what share of the final width a doubling of the samples has widened a range in the end.
+    """Return the share of the final width that the last doubling of the samples added to a range.
 
-    The last block of samples may have just begun; what is compared with all of them is at most two thirds of them.
+    All samples are compared with at most two thirds of them, because the last block of samples can be short.
     """
     final = max(curve)
     before = max((samples for samples in curve if 3 * samples <= 2 * final), default=None)
@@ -335,7 +324,7 @@ def _growth(curve: Mapping[int, float]) -> float:
 
 
 def _duplicates(seen: Observations) -> list[Finding]:
-    """Tell of samples that are the same."""
+    """Report equal samples."""
     compared = sum(times for _, times in seen.repeated.values())
     again = sorted((place, times) for place, times in seen.repeated.values() if times > 1)
     if not again:
@@ -343,5 +332,5 @@ def _duplicates(seen: Observations) -> list[Finding]:
     copies = sum(times - 1 for _, times in again)
     named = " and ".join(f"{place.where} ({times} times)" for place, times in again[:2])
     of = f"of the first {compared} samples" if compared < seen.samples else f"of {compared} samples"
-    message = f"{copies} {of} are copies of others: {named}; they take time and tell nothing new"
+    message = f"{copies} {of} are copies of others: {named}; remove them, because they only take time"
     return [Finding("duplicates", "", message, "warning" if copies > MANY_COPIES * compared else "note")]

@@ -1,8 +1,8 @@
-"""Sums of floats without rounding, so that neither order nor grouping can change one.
+"""Sums of floats without rounding, so that order and grouping do not change a sum.
 
-A sum is held in fixed point over the whole range of float64, as digits of base 2**32: addition of integers is
+A sum is stored in fixed point over the whole range of float64, as digits of base 2**32. Addition of integers is
 associative. This is the long accumulator of Kulisch and Miranker (Computer Arithmetic in Theory and Practice, 1981),
-kept sparse and for a whole array at once.
+stored sparsely, for a whole array at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BITS = 32
 HALF = 1 << (BITS - 1)
 MANTISSA = 53
 LOW = 27
-"""Bits of the lower part of a mantissa: either part, moved up by less than a digit, stays below 2**59."""
+"""Bits of the lower part of a mantissa. Both parts stay below 2**59 after a shift by less than one digit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +27,8 @@ class ExactSum:
 
     Attributes:
         shape: The shape of the arrays.
-        digits: Arrays of int64, one per power: the sum is that of ``digits[k] * 2**(32 * k)``. Digits are in
-            ``[-2**31, 2**31)``, and none is zero throughout, so that equal sums have equal digits.
+        digits: Arrays of int64, one per power k: the sum is ``sum(digits[k] * 2**(32 * k))``. Digits are in
+            ``[-2**31, 2**31)``, and no array is all zero, so that equal sums have equal digits.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class ExactSum:
         """Sum float64 values of shape (N, ...) over their first axis.
 
         Raises:
-            ValueError: A value is not finite, or there are over 2**29 of them per sum.
+            ValueError: A value is not finite, or N is 2**29 or more.
         """
         if not np.isfinite(values).all():
             raise ValueError("holds NaN or infinity")
@@ -62,14 +62,14 @@ class ExactSum:
         return cls(values.shape[1:], _carried(digits))
 
     def parts(self) -> list[ExactSum]:
-        """Return the sum of each entry of the first axis; one sum of many is cheaper than many sums."""
+        """Return a sum for each entry of the first axis. One large sum is faster than many small ones."""
         return [
             ExactSum(self.shape[1:], {k: digit[index] for k, digit in self.digits.items() if digit[index].any()})
             for index in range(self.shape[0])
         ]
 
     def __or__(self, other: ExactSum) -> ExactSum:
-        """Return the sum of both.
+        """Add two sums.
 
         Raises:
             ValueError: The shapes differ.
@@ -77,14 +77,14 @@ class ExactSum:
         if not isinstance(other, ExactSum):
             return NotImplemented
         if self.shape != other.shape:
-            raise ValueError(f"has shape {other.shape}, and had {self.shape}")
+            raise ValueError(f"has shape {other.shape}, but had {self.shape}")
         digits = dict(self.digits)
         for k, digit in other.digits.items():
             digits[k] = digits[k] + digit if k in digits else digit
         return ExactSum(self.shape, _carried(digits))
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both sums are the same."""
+        """Whether both sums are equal."""
         if not isinstance(other, ExactSum):
             return NotImplemented
         same = self.shape == other.shape and self.digits.keys() == other.digits.keys()
@@ -96,16 +96,16 @@ class ExactSum:
 
     @property
     def value(self) -> Array:
-        """The sum, float64 of the shape, within two units in the last place; infinite where float64 has none."""
+        """The sum as float64, accurate to two units in the last place; infinite if it overflows float64."""
         total = np.zeros(self.shape)
         with np.errstate(over="ignore"):
-            for k in sorted(self.digits):  # upwards: what comes later is larger than all before
+            for k in sorted(self.digits):  # smallest first, for accuracy
                 total = total + np.ldexp(self.digits[k].astype(np.float64), BITS * k)
         return np.asarray(total)
 
 
 def _carried(digits: Mapping[int, Array]) -> dict[int, Array]:
-    """Bring digits into their range; balanced digits are unique, whatever the sign of the sum."""
+    """Carry digits into ``[-2**31, 2**31)``; such balanced digits are unique for sums of either sign."""
     carried: dict[int, Array] = {}
     due = dict(digits)
     while due:

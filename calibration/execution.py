@@ -1,4 +1,4 @@
-"""How a model is run over data: batches, workers, memory, and what becomes of an interrupted run."""
+"""How a model is run over data: batches, workers, memory and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from pathlib import Path
 from .. import RequantError
 
 HISTOGRAM_VALUES = 1 << 14
-"""Values of a tensor that a histogram counts per sample: eight times as many as it has bins."""
+"""The most values of a tensor that a histogram counts per sample: 8 times the number of bins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How a model is run over data. Where and when the runs happen changes no bit of the statistics.
+    """How a model is run over data. Executor, workers and shards do not change a bit of the statistics.
 
-    The batch may change the last bits, because kernels round another batch in another way, and so may a memory limit
-    that splits the tensors into groups, because the runtime then fuses operators in another way.
+    The batch can change the last bits, because kernels round differently for other batches. So can a memory limit that
+    splits the tensors into groups, because the runtime then fuses operators differently.
 
     Attributes:
-        batch: Samples per run; neighbours of one shape are stacked where the model's first axes are free.
-        executor: Where the runs happen: an executor, or a function that makes one and is called again when that one
-            breaks; None for threads of this process. What runs elsewhere opens model and data there, by their paths.
-        workers: Runs at a time; None for as many as the executor does, or one per CPU.
-        first: Position of the first sample, where the data come in parts and these are not the first ones.
-        memory_limit: Bytes that the process should stay below; None for a quarter of the machine's memory.
-        strict: Whether NaN or infinity in an output of the model is an error. Of inner tensors that is noted.
-        shard: ``(i, n)``: run only every n-th batch, beginning with the i-th, 1 <= i <= n.
-        scratch: A folder that all workers see, for a model that exists in memory alone; None for the system's folder of
-            temporary files.
-        checkpoint: A file that holds what is done so far, written now and then, found again when the same run starts
-            anew, and removed when it ends; None for none. The same run is one of the same model, settings and data:
-            what a path names counts by the sizes and times of all its files. Of Python objects, and of what the code of
-            FILE.py:NAME reads, only the first sample and the length can be checked: remove the file if others change.
-        histogram_values: How many values of a tensor a histogram counts per sample, besides the tails; None for all. Of
-            a tensor with more an evenly strided part is counted. Extremes and tails are exact all the same.
-        kept: Called in the end with the path of the checkpoint, which then holds all that was seen and gives it at once
-            to a run that is the same; whoever has stored the result removes it. None removes it at the end of the run.
+        batch: Samples per run. Consecutive samples of equal shape are stacked if the model's first axes are free.
+        executor: An executor for the runs, or a function that makes one and is called again if the executor breaks;
+            None for threads of this process. Workers in other processes open model and data by their paths.
+        workers: The number of parallel runs; None for the executor's own number, or one per CPU.
+        first: The position of the first sample in the whole data, if the data come in parts.
+        memory_limit: The most memory of the process, in bytes; None for a quarter of the machine's memory.
+        strict: Whether NaN or infinity in an output of the model is an error. In inner tensors it is only recorded.
+        shard: ``(i, n)``: run only every n-th batch, starting with the i-th, 1 <= i <= n.
+        scratch: A folder that all workers can read, for a model without a file; None for the system's temporary folder.
+        checkpoint: A file for intermediate results; None for no file. It is written from time to time, read when the
+            same run starts again, and removed at the end. A run is the same if model, settings and data are the same.
+            Files of data are compared by size and time. Of Python objects and of FILE.py:NAME only the first sample and
+            the length are compared: remove the checkpoint if other samples change.
+        histogram_values: The most values of a tensor that a histogram counts per sample, in addition to the tails; None
+            for all. From a larger tensor an evenly strided part is counted. Extremes and tails stay exact.
+        kept: Called at the end with the path of the complete checkpoint. The same run then returns the stored result at
+            once. The caller removes the file after it has saved the result. With None the run removes the file.
     """
 
     batch: int = 1
@@ -55,7 +54,7 @@ class Execution:
     kept: Callable[[Path], object] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done.
+        """Check the numbers.
 
         Raises:
             RequantError: A number is out of range.
@@ -72,13 +71,13 @@ class Execution:
             raise RequantError(f"the first position must be at least 0, not {self.first}")
         part, parts = self.shard
         if not 1 <= part <= parts:
-            raise RequantError(f"no shard {part}/{parts}: write i/n with 1 <= i <= n")
+            raise RequantError(f"invalid shard {part}/{parts}: write i/n with 1 <= i <= n")
 
 
 def quarter_of_memory() -> int:
-    """Return a quarter of the machine's memory, or of the process's own limit where that is lower, in bytes.
+    """Return a quarter of the machine's memory, or of the process's limit if it is lower, in bytes.
 
-    Where the system does not say how much there is, it is 1 GiB.
+    If the memory is unknown, return 1 GiB.
     """
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -93,5 +92,5 @@ def quarter_of_memory() -> int:
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

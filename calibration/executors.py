@@ -1,4 +1,4 @@
-"""Executors by name: threads, processes, and a Dask cluster."""
+"""Executors by name: threads, processes and a Dask cluster."""
 
 from __future__ import annotations
 
@@ -19,42 +19,43 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("threads", "processes", "dask")
 CONNECT_SECONDS = 10.0
-"""How long a scheduler may take to answer."""
+"""The timeout for the connection to a scheduler."""
 
 
 @contextmanager
 def executor_named(
     name: str, workers: int | None = None, scheduler: str | None = None
 ) -> Iterator[Executor | Callable[[], Executor] | None]:
-    """Give an executor for `Execution`, and close it afterwards.
+    """Yield an executor for `Execution`, and close it at the end of the block.
 
     Args:
         name: ``threads``, ``processes`` or ``dask``.
-        workers: How many; None for one per CPU. A cluster that runs already has its own.
-        scheduler: Address of a Dask scheduler, ``tcp://host:8786``; None for a cluster here, gone afterwards.
+        workers: The number of workers; None for one per CPU. A running cluster has its own number.
+        scheduler: The address of a Dask scheduler, ``tcp://host:8786``; None starts a temporary cluster here.
 
     Raises:
         UnknownNameError: There is no such executor.
-        RequantError: A scheduler is given to another executor, or cannot be reached, or Dask is not installed.
+        RequantError: Another executor than dask gets a scheduler, the scheduler cannot be reached, or Dask is not
+            installed.
     """
     if name not in EXECUTORS:
         raise UnknownNameError("executor", name, EXECUTORS)
     if scheduler is not None and name != "dask":
-        raise RequantError(f"a scheduler is Dask's, and the executor is {name}; choose the executor dask")
+        raise RequantError(f"only the executor dask has a scheduler, and the executor is {name}; choose dask")
     if name == "threads":
         yield None
     elif name == "processes":
-        # a fork would copy the runtime's threads in whatever state they are
+        # a fork would copy the runtime's threads in an undefined state
         yield partial(ProcessPoolExecutor, workers or cpus(), mp_context=get_context("spawn"))
     else:
         with _client(workers, scheduler) as client:
-            yield client.get_executor(pure=False)  # a piece that failed is begun again, not looked up
+            yield client.get_executor(pure=False)  # runs a failed piece again instead of returning its stored result
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Start processes that do not hear a Ctrl-C at the terminal: this process ends them, and they would print."""
-    if threading.current_thread() is not threading.main_thread():  # no other one may say what becomes of signals
+def _ignoring_interrupts() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, because this process ends them and their tracebacks would be noise."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -66,13 +67,13 @@ def _deaf() -> Iterator[None]:
 
 @contextmanager
 def _client(workers: int | None, scheduler: str | None) -> Iterator[Client]:
-    """Connect to a cluster, or start one on this machine."""
+    """Connect to a cluster, or start a cluster on this machine."""
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise RequantError("the executor dask needs Dask: pip install 'requant[dask]'") from error
     if scheduler is None:
-        with _deaf():
+        with _ignoring_interrupts():
             cluster = LocalCluster(n_workers=workers or cpus(), threads_per_worker=1, dashboard_address="127.0.0.1:0")
         with cluster, Client(cluster) as client:
             yield client
@@ -86,7 +87,7 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[Client]:
 
 
 def width(executor: Executor | Callable[[], Executor] | None) -> int | None:
-    """Return how many pieces of work an executor does at a time, where it can be told."""
+    """Return how many pieces of work an executor runs in parallel; None if unknown."""
     client = getattr(executor, "_client", None)
     if client is not None:  # Dask's
         return sum(client.ncores().values()) or None

@@ -1,4 +1,4 @@
-"""The layers of a model that its data meet first, and what training left in them."""
+"""The first layers of a model, and the statistics of the training data that they contain."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 NORMS, GATES = 4, 4
-"""BatchNormalization nodes and gates at most, in the order of the graph."""
+"""The most BatchNormalization nodes and the most gates, in the order of the graph."""
 LIVE = 10
-"""A channel varied in training if its variance is more than so many times the epsilon that is added to it."""
+"""A channel varied in training if its variance is larger than this factor times epsilon."""
 SATURATION = {"Sigmoid": math.log(255), "Tanh": math.log(255) / 2}
-"""The input, of either sign, whose output is 1/256 of the operator's range away from a bound."""
+"""The absolute input at which the output is 1/256 of the operator's range away from a bound."""
 WEIGHTED = ("Conv", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """What a BatchNormalization recorded of the tensor that it reads, in training.
+    """The statistics of its input that a BatchNormalization recorded in training.
 
     Attributes:
-        node: The node, by its name or its output's.
+        node: The name of the node or of its output.
         mean: The mean of each channel, (C,) float64.
-        variance: The variance of each channel with epsilon, (C,) float64.
+        variance: The variance of each channel plus epsilon, (C,) float64.
         live: Which channels varied, (C,) bool.
-        source: The tensor of which a convolution makes what is read; None where something else does.
-        weight: That convolution's weights, summed over each kernel, (C, channels of `source`) float64.
-        bias: That convolution's bias, (C,) float64.
+        source: The input of the convolution before the BatchNormalization; None if there is no such convolution.
+        weight: The convolution's weights, summed over each kernel, (C, channels of `source`) float64.
+        bias: The convolution's bias, (C,) float64.
     """
 
     node: str
@@ -48,13 +48,13 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A node whose output has two bounds.
+    """A node whose output saturates at two bounds.
 
     Attributes:
-        node: The node, by its name or its output's.
-        tensor: What it reads.
-        lo: The value below which its output is at the lower bound.
-        hi: The value above which its output is at the upper one.
+        node: The name of the node or of its output.
+        tensor: The name of its input.
+        lo: Below this input the output is at the lower bound.
+        hi: Above this input the output is at the upper bound.
     """
 
     node: str
@@ -68,11 +68,11 @@ class Biased:
     """A layer with a bias.
 
     Attributes:
-        node: The node, by its name or its output's.
-        source: What it reads.
-        tensor: What it gives.
+        node: The name of the node or of its output.
+        source: The name of its input.
+        tensor: The name of its output.
         bias: The bias, any shape.
-        axis: The channel axis of what it gives.
+        axis: The channel axis of the output.
     """
 
     node: str
@@ -84,12 +84,13 @@ class Biased:
 
 @dataclass(frozen=True, slots=True)
 class FirstLayers:
-    """What there is to look at in the first layers of a model.
+    """The first layers of a model.
 
     Attributes:
-        norms: What BatchNormalization nodes with no other one before them recorded, by the tensor that they read.
-        gates: Without these, gates in the first half of the layers; one at the end may well be sure of itself.
-        biased: Without these, the first layer, if it has a bias.
+        norms: The statistics of BatchNormalization nodes that do not depend on another one, by input tensor.
+        gates: If there are no `norms`, the gates in the first half of the layers. Later gates may saturate on correct
+            data.
+        biased: If there are no `norms`, the first layer, if it has a bias.
     """
 
     norms: Mapping[str, Recorded] = field(default_factory=dict)
@@ -103,8 +104,8 @@ def first_layers(graph: ir.Graph) -> FirstLayers:
     gates: list[Gate] = []
     layers: list[ir.Node] = []
     half = sum(_is_layer(node) for node in graph) / 2
-    fed: set[ir.Value] = {value for value in graph.inputs if value.const_value is None}
-    normed: set[ir.Value] = set()
+    fed: set[ir.Value] = {value for value in graph.inputs if value.const_value is None}  # depends on the inputs
+    normed: set[ir.Value] = set()  # depends on a BatchNormalization
     for node in graph:
         reads = {value for value in node.inputs if value is not None}
         data = node.inputs[0] if node.inputs else None
@@ -127,7 +128,7 @@ def first_layers(graph: ir.Graph) -> FirstLayers:
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """Return a constant's float values, float64; None where the value is none."""
+    """Return the values of a float constant as float64; None for another value."""
     import onnx_ir as ir
 
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
@@ -137,7 +138,7 @@ def constant(value: ir.Value | None) -> Array | None:
 
 
 def _is_layer(node: ir.Node) -> bool:
-    """Whether a node multiplies its data by weights."""
+    """Whether a node multiplies its input by constant weights."""
     import onnx_ir as ir
 
     if node.op_type not in WEIGHTED or len(node.inputs) < 2 or node.inputs[1] is None:
@@ -146,14 +147,14 @@ def _is_layer(node: ir.Node) -> bool:
 
 
 def _recorded(node: ir.Node, data: ir.Value) -> Recorded | None:
-    """Return what a BatchNormalization recorded; None for other nodes."""
+    """Return the statistics of a BatchNormalization; None for other nodes."""
     if node.op_type != "BatchNormalization" or node.domain or len(node.inputs) < 5:
         return None
     mean, variance = constant(node.inputs[3]), constant(node.inputs[4])
     if mean is None or variance is None or mean.shape != variance.shape or not np.isfinite([mean, variance]).all():
         return None
     epsilon = node.attributes.get_float("epsilon", 1e-5)
-    recorded = (_called(node), mean, variance + epsilon, variance > LIVE * epsilon)
+    recorded = (_name_of(node), mean, variance + epsilon, variance > LIVE * epsilon)
     conv = data.producer()
     weight = None if conv is None or conv.op_type != "Conv" else constant(conv.inputs[1])
     if conv is None or conv.inputs[0] is None or weight is None or conv.attributes.get_int("group", 1) != 1:
@@ -164,27 +165,27 @@ def _recorded(node: ir.Node, data: ir.Value) -> Recorded | None:
 
 
 def _gate(node: ir.Node, tensor: str) -> Gate | None:
-    """Return where a node saturates; None for one that does not, or not at both ends."""
+    """Return where a node saturates; None for a node that does not saturate at both ends."""
     if node.domain:
         return None
     if node.op_type in SATURATION:
         bound = SATURATION[node.op_type]
-        return Gate(_called(node), tensor, -bound, bound)
+        return Gate(_name_of(node), tensor, -bound, bound)
     if node.op_type != "HardSigmoid":
         return None
     slope, offset = (node.attributes.get_float(name, value) for name, value in (("alpha", 0.2), ("beta", 0.5)))
-    return Gate(_called(node), tensor, -offset / slope, (1 - offset) / slope) if slope > 0 else None
+    return Gate(_name_of(node), tensor, -offset / slope, (1 - offset) / slope) if slope > 0 else None
 
 
 def _biased(node: ir.Node) -> Biased | None:
-    """Return a layer's bias; None where it has none."""
+    """Return a layer with its bias; None if it has no bias."""
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    source, given = node.inputs[0], node.outputs[0]
-    if bias is None or source is None or not source.name or not given.name or not np.isfinite(bias).all():
+    source, output = node.inputs[0], node.outputs[0]
+    if bias is None or source is None or not source.name or not output.name or not np.isfinite(bias).all():
         return None
-    return Biased(_called(node), source.name, given.name, bias, 1 if node.op_type == "Conv" else -1)
+    return Biased(_name_of(node), source.name, output.name, bias, 1 if node.op_type == "Conv" else -1)
 
 
-def _called(node: ir.Node) -> str:
-    """Return a node's name, or its output's where it has none."""
+def _name_of(node: ir.Node) -> str:
+    """Return a node's name or, if it has none, its output's."""
     return node.name or next((value.name for value in node.outputs if value.name), "")

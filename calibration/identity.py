@@ -1,4 +1,4 @@
-"""Which model ranges belong to: a fingerprint of the whole, a digest of what computes each tensor, and differences."""
+"""Fingerprints of models, digests of the computation of single tensors, and the differences between two models."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .bodies import graphs_in
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 DIGITS = 16
-"""Hex digits of a tensor's digest."""
+"""The number of hex digits in a tensor's digest."""
 SHOWN = 3
-"""Names of tensors in a message, before the others are counted."""
+"""The number of tensor names in a message; further tensors are only counted."""
 
 
 def fingerprint(model: ir.Model) -> str:
-    """Return the SHA-256, in hex, of what a model computes with: nodes, values' names, constants, opsets.
+    """Return the SHA-256, in hex, of a model's nodes, names of values, constants and opsets.
 
-    Doc strings, metadata, node names, inferred shapes and the way constants are stored do not matter.
+    Doc strings, metadata, node names, inferred shapes and the storage of constants do not change it.
     Constants are read one at a time.
     """
     return _hashed(partial(_model_parts, model)).hex()
 
 
 def _model_parts(model: ir.Model, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield a model as a sequence of texts; the bytes of constants go to `data` in between."""
+    """Yield a model as a sequence of texts, and pass the bytes of constants to `data` in between."""
     yield repr(sorted(model.opset_imports.items()))
     yield from _graph_parts(model.graph, data)
     for identifier, function in sorted(model.functions.items()):
@@ -43,7 +45,7 @@ def _function_parts(function: ir.Function, data: Callable[[bytes], None]) -> Ite
 
 
 def _graph_parts(graph: ir.Graph | ir.Function, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield a graph as a sequence of texts; the bytes of constants go to `data` in between."""
+    """Yield a graph as a sequence of texts, and pass the bytes of constants to `data` in between."""
     for kind, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         yield f"{kind} {[(value.name, str(value.type), str(value.shape)) for value in values]}"
     for name, value in sorted(getattr(graph, "initializers", {}).items()):
@@ -59,7 +61,7 @@ def _graph_parts(graph: ir.Graph | ir.Function, data: Callable[[bytes], None]) -
 
 
 def _attribute_parts(attribute: ir.Attr, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield the value of an attribute, with the tensors and graphs inside it."""
+    """Yield the value of an attribute, including tensors and graphs."""
     import onnx_ir as ir
 
     if attribute.is_ref():
@@ -77,7 +79,7 @@ def _attribute_parts(attribute: ir.Attr, data: Callable[[bytes], None]) -> Itera
 
 
 def _tensor_parts(tensor: ir.TensorProtocol, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield a tensor's type and shape, and hand its bytes to `data`."""
+    """Yield a tensor's type and shape, and pass its bytes to `data`."""
     import onnx_ir as ir
 
     yield f"tensor {tensor.dtype} {tensor.shape}"
@@ -86,18 +88,18 @@ def _tensor_parts(tensor: ir.TensorProtocol, data: Callable[[bytes], None]) -> I
     else:
         data(tensor.tobytes())
         if isinstance(tensor, ir.ExternalTensor):
-            tensor.release()  # the mapping, whose pages count as memory
+            tensor.release()  # unmaps the file; mapped pages count as memory
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How the tensors of two models differ, each in the order of the graph.
+    """The differences between the tensors of two models, each list in the order of the graph.
 
     Attributes:
-        begin: Tensors of both that are computed differently, from tensors that are computed in the same way.
-        follow: Tensors of both that are computed differently because one of these is among what they are computed from.
-        theirs: Tensors of the other model only.
-        ours: Tensors of this model only.
+        begin: Tensors of both models whose own operator differs; the operator's inputs are computed identically.
+        follow: Tensors of both models that differ because they depend on a tensor in `begin`.
+        theirs: Tensors that only the other model has.
+        ours: Tensors that only this model has.
     """
 
     begin: Sequence[str]
@@ -106,17 +108,20 @@ class Differences:
     ours: Sequence[str]
 
     def __str__(self) -> str:
-        """Name a few of each: ``"computed differently: 'a', then 4 that follow from it; only in the file: 'b'"``."""
+        """Return the first names of each kind.
+
+        For example ``"computed differently: 'a', and 4 tensors after it; only in the file: 'b'"``.
+        """
         parts = []
         if self.begin:
-            those = "it" if len(self.begin) == 1 else "them"
-            more = f", then {len(self.follow)} that follow from {those}" if self.follow else ""
+            count = f"{len(self.follow)} tensor{'s' if len(self.follow) > 1 else ''}"
+            more = f", and {count} after {'it' if len(self.begin) == 1 else 'them'}" if self.follow else ""
             parts.append(f"computed differently: {listed(self.begin)}{more}")
         if self.theirs:
             parts.append(f"only in the file: {listed(self.theirs)}")
         if self.ours:
             parts.append(f"only in this model: {listed(self.ours)}")
-        return "; ".join(parts) or "all tensors with ranges are computed alike, other tensors, names or shapes differ"
+        return "; ".join(parts) or "the tensors with ranges are equal, but other tensors, names or shapes differ"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -126,47 +131,53 @@ def listed(names: Sequence[str]) -> str:
 
 
 def differences(model: ir.Model, theirs: Mapping[str, str], tensors: Iterable[str]) -> Differences:
-    """Compare the digests of another model's tensors with those of `tensors` of this one."""
-    wanted = dict.fromkeys(tensors)
-    ours = tensor_digests(model, {*wanted, *theirs})
+    """Compare this model's tensors with the digests of another model's.
+
+    Args:
+        model: This model.
+        theirs: The digests of the other model's tensors, from `tensor_digests`.
+        tensors: The names of this model's tensors to compare.
+    """
+    names = dict.fromkeys(tensors)
+    ours = tensor_digests(model, {*names, *theirs})
     differing = {name for name, digest in theirs.items() if ours.get(name, digest) != digest}
     begin = _beginnings(model.graph, differing, set())
     return Differences(
         begin=begin,
         follow=[name for name in ours if name in differing and name not in begin],
         theirs=[name for name in theirs if name not in ours],
-        ours=[name for name in wanted if name not in theirs],
+        ours=[name for name in names if name not in theirs],
     )
 
 
 def tensor_digests(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
-    """Return what computes each of the named tensors, as hex digits, in the order of the graph.
+    """Return a digest of the computation of each named tensor, as hex digits, in the order of the graph.
 
-    The digest of a tensor is that of its operator with version and attributes, of constants, and of the digests of the
-    operator's inputs (a Merkle tree), down to names and types of the model's inputs. Other names do not matter, nor do
-    shapes. Constants are read one at a time. Names of no tensor of the graph or of a body in it are left out.
+    A digest covers the tensor's operator with version and attributes, and the digests of the operator's inputs (a
+    Merkle tree), down to constants and to the names and types of the model's inputs. Other names and shapes do not
+    change it. Constants are read one at a time. Unknown names are ignored.
     """
-    wanted = set(names)
+    selected = set(names)
     functions = {name: _hashed(partial(_function_parts, function)) for name, function in model.functions.items()}
     known: dict[ir.Value, bytes] = {}
     _digest_graph(model.graph, b"", _Operators(model.opset_imports, functions), known)
-    return {value.name: digest.hex()[:DIGITS] for value, digest in known.items() if value.name in wanted}
+    return {value.name: digest.hex()[:DIGITS] for value, digest in known.items() if value.name in selected}
 
 
 @dataclass(frozen=True, slots=True)
 class _Operators:
-    """What operators mean in a model.
+    """The definitions of a model's operators.
 
     Attributes:
         opsets: The version of each domain.
-        functions: The digest of each function.
+        functions: The digest of each model-local function.
     """
 
     opsets: Mapping[str, int]
     functions: Mapping[ir.OperatorIdentifier, bytes]
 
     def __call__(self, node: ir.Node) -> bytes:
-        """Return a digest of a node's operator and plain attributes; graphs inside it are left out."""
+        """Return a digest of a node's operator and attributes, without its bodies."""
         identifier = node.op_identifier()
         if identifier in self.functions:
             meaning = self.functions[identifier]
@@ -176,23 +187,23 @@ class _Operators:
 
 
 def _plain_parts(node: ir.Node, data: Callable[[bytes], None]) -> Iterator[str]:
-    """Yield the attributes of a node that are no graphs."""
+    """Yield the attributes of a node that are not graphs."""
     for name, attribute in sorted(node.attributes.items()):
-        if not _graphs(attribute):
+        if not graphs_in(attribute):
             yield f"{name} {attribute.type}"
             yield from _attribute_parts(attribute, data)
 
 
-def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
-    """Return the graphs in an attribute."""
-    import onnx_ir as ir
-
-    values = attribute.value if isinstance(attribute.value, (list, tuple)) else [attribute.value]
-    return [value for value in values if isinstance(value, ir.Graph)]
-
-
 def _digest_graph(graph: ir.Graph, context: bytes, operators: _Operators, known: dict[ir.Value, bytes]) -> None:
-    """Find the digests of a graph's tensors; `context` is what the inputs of a body depend on, nothing at the top."""
+    """Add the digests of a graph's tensors to `known`.
+
+    Args:
+        graph: The main graph or a body.
+        context: A digest of the node and attribute of a body, on which the body's inputs depend; empty for the main
+            graph.
+        operators: The definitions of the operators.
+        known: The digests so far, by tensor.
+    """
     for index, value in enumerate(graph.inputs):
         place = str(index) if context else str(value.name)
         known[value] = _hash(b"input", context, f"{place} {value.dtype}".encode())
@@ -210,43 +221,43 @@ def _digest_graph(graph: ir.Graph, context: bytes, operators: _Operators, known:
 
 
 def _bodies(node: ir.Node) -> list[tuple[str, ir.Graph]]:
-    """Return the graphs inside a node, by attribute and place in it."""
+    """Return the bodies of a node, each with its attribute and index."""
     return [
         (f"{name} {index}", body)
         for name, attribute in sorted(node.attributes.items())
-        for index, body in enumerate(_graphs(attribute))
+        for index, body in enumerate(graphs_in(attribute))
     ]
 
 
 def _beginnings(graph: ir.Graph, differing: set[str], changed: set[ir.Value]) -> list[str]:
-    """Return the names of the differing tensors that no differing one goes into.
+    """Return the names of the differing tensors that depend on no other differing tensor.
 
     Args:
-        graph: A graph, or a body.
-        differing: Names of tensors.
-        changed: The tensors found so far that differ, or that one that differs goes into; it grows.
+        graph: The main graph or a body.
+        differing: The names of all differing tensors.
+        changed: The tensors so far that differ or depend on a differing tensor; the function adds to it.
     """
-    found = []
+    first = []
     for value in (*graph.inputs, *graph.initializers.values()):
         if value.name in differing:
-            found += [value.name] * (value not in changed)
+            first += [value.name] * (value not in changed)
             changed.add(value)
     for node in graph:
         after = any(value in changed for value in node.inputs)
         for _, body in _bodies(node):
             changed.update(body.inputs if after else ())
-            found += _beginnings(body, differing, changed)
+            first += _beginnings(body, differing, changed)
             after |= any(value in changed for value in body.outputs)
         for value in node.outputs:
             if value.name in differing and not after:
-                found.append(value.name)
+                first.append(value.name)
             if value.name in differing or after:
                 changed.add(value)
-    return found
+    return first
 
 
 def _hash(*parts: bytes) -> bytes:
-    """Return the SHA-256 of a sequence; lengths are part of it, so that no two sequences have the same bytes."""
+    """Return the SHA-256 of a sequence of parts with their lengths, so that different sequences differ in bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -254,7 +265,7 @@ def _hash(*parts: bytes) -> bytes:
 
 
 def _hashed(parts: Callable[[Callable[[bytes], None]], Iterator[str]]) -> bytes:
-    """Return the SHA-256 of texts, and of the bytes that are handed over between them."""
+    """Return the SHA-256 of the texts of `parts` and of the bytes that `parts` passes on between them."""
     digest = hashlib.sha256()
     for part in parts(digest.update):
         data = part.encode()

@@ -1,8 +1,7 @@
-"""The text log of minima and maxima as ranges of a float model's tensors, in and out.
+"""Read and write the text log of minima and maxima, as ranges of a float model's tensors.
 
-A record is ``;TENSOR__print__;__requant_min_max:[lo][hi]``, or ``__min:[lo]`` and ``__max:[hi]`` by themselves;
-docs/flow.md says more of the log. The records of a tensor, however many, are one range: the least of the minima and
-the greatest of the maxima.
+A record is ``;TENSOR__print__;__requant_min_max:[lo][hi]``, or two separate records with ``__min:[lo]`` and
+``__max:[hi]``; see docs/flow.md. All records of a tensor give one range: the smallest minimum and the largest maximum.
 """
 
 from __future__ import annotations
@@ -14,29 +13,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from .. import RequantError, near
+from .. import RequantError
 from .histogram import Statistic
+from .overrides import check_tensors
+from .precision import FLOAT_MAX
 from .ranges import Range
 
 KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
-"""The kinds of records, with how many values each has."""
-# Two threads may have written on one line: a record starts wherever ``;<name>__print__;`` does.
+"""The kinds of records, with the number of values of each."""
+# Two threads can write on one line: a record starts at each ``;<name>__print__;``.
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
 UNFIT = re.compile(r"[;\n\r]|__print__")
-"""What no name in a log can hold."""
-FLOAT_MAX = float(np.finfo(np.float32).max)
+"""Characters and text that a name in a log cannot contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a log says.
+    """The content of a log.
 
     Attributes:
         source: The file.
         ranges: The range of each tensor.
-        rejected: How many records could not be read: cut short, not finite in float32, or a minimum above its maximum.
+        rejected: The number of unreadable records: truncated, not finite in float32, or with minimum above maximum.
     """
 
     source: str
@@ -47,19 +45,16 @@ class Log:
         """Refuse names of tensors that the model does not have.
 
         Raises:
-            RequantError: There is one; the message lists near names.
+            RequantError: The model lacks a tensor; the message lists similar names.
         """
-        names = set(known)
-        for name in self.ranges:
-            if name not in names:
-                raise RequantError(f"{self.source}: no tensor named {name!r}{near(name, names)}")
+        check_tensors(self.ranges, known, self.source)
 
 
 def load_log(path: str | os.PathLike[str]) -> Log:
-    """Read the ranges in a log; every line that is no record is passed over.
+    """Read the ranges in a log; other lines are ignored.
 
     Raises:
-        RequantError: The file cannot be read, holds no range, or has only minima or only maxima of a tensor.
+        RequantError: The file cannot be read, contains no range, or has only minima or only maxima of a tensor.
     """
     source = os.fspath(path)
     try:
@@ -87,16 +82,18 @@ def load_log(path: str | os.PathLike[str]) -> Log:
         if lo > highs[name]:
             raise RequantError(f"{source}: tensor {name!r} has minima above its maxima")
     if not lows:
-        but = f", but {rejected} that cannot be read" if rejected else ""
-        raise RequantError(f"{source}: no range in this log: no line ;TENSOR__print__;__requant_min_max:[lo][hi]{but}")
+        unreadable = f" (unreadable records: {rejected})" if rejected else ""
+        raise RequantError(
+            f"{source}: no range in this log: no line ;TENSOR__print__;__requant_min_max:[lo][hi]{unreadable}"
+        )
     return Log(source, {name: (lo, highs[name]) for name, lo in lows.items()}, rejected)
 
 
 def log_text(statistics: Mapping[str, Statistic]) -> str:
-    """Return a log with one line per tensor, its extremes; numbers read back as the same float64.
+    """Return a log with the extremes of each tensor on one line. Each number reads back as the same float64.
 
     Raises:
-        RequantError: A log cannot hold the name of a tensor.
+        RequantError: A log cannot contain the name of a tensor.
     """
     check_names(statistics)
     return "".join(
@@ -106,18 +103,18 @@ def log_text(statistics: Mapping[str, Statistic]) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that a log cannot hold.
+    """Refuse names that a log cannot contain.
 
     Raises:
-        RequantError: There is one.
+        RequantError: A log cannot contain a name.
     """
     for name in names:
         if not name or UNFIT.search(name):
-            raise RequantError(f"a log cannot hold the name of tensor {name!r}; write a range file instead")
+            raise RequantError(f"a log cannot contain the name of tensor {name!r}; write a range file instead")
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a log rather than a range file, which is a JSON object.
+    """Whether a file is a log and not a range file, which is a JSON object.
 
     Raises:
         RequantError: The file cannot be read.
@@ -130,7 +127,7 @@ def is_log(path: str | os.PathLike[str]) -> bool:
 
 
 def _floats(text: str) -> list[float]:
-    """Return the numbers in ``[a][b]``, without -0.0; nothing when one is none that float32 can hold."""
+    """Return the numbers in ``[a][b]``, with 0.0 for -0.0; an empty list if one is not a finite float32."""
     try:
         values = [float(part) + 0.0 for part in text[1:-1].split("][")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Python objects as data: iterables and callables, given directly or as the name of an object in a file or module."""
+"""Python objects as data: iterables and callables, passed directly or by the name of a file or module."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def python_object(
     name = description or f"a {type(data).__name__} of feeds"
     if isinstance(data, Mapping):
         if hasattr(data, "column_names"):
-            raise DataError(f"{name}: holds the splits {', '.join(map(str, data))}; give one of them")
-        raise DataError(f"{name}: a single feed; give an iterable of feeds, for one: [feed]")
+            raise DataError(f"{name}: holds the splits {', '.join(map(str, data))}; pass one of them")
+        raise DataError(f"{name}: a single feed; pass an iterable of feeds, for example [feed]")
     if isinstance(data, Iterator):
         data = _Replay(data)
     if not _is_iterable(data) and not callable(data):
@@ -232,8 +232,8 @@ def _as_sample(item: object, where: str, inputs: Sequence[InputSpec], *, unbatch
         feed, unbatched = {inputs[0].name: feed}, True
     if not isinstance(feed, Mapping):
         got = f"a tuple of {len(item)}" if isinstance(item, tuple) else type(item).__name__
-        needed = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
-        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{needed}")
+        hint = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
+        raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{hint}")
     feed = dict(feed)
     names = {spec.name for spec in inputs}
     for name in [name for name in LABELS if inputs and name in feed and name not in names]:

@@ -71,14 +71,28 @@ class Overrides:
         Raises:
             RequantError: The model has no such tensor; the message lists similar names.
         """
-        names = set(known)
-        for name in self.tensors:
-            if name not in names:
-                raise RequantError(f"{self.source}: no tensor named {name!r}{near(name, names)}")
+        check_tensors(self.tensors, known, self.source)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries in the form of the file, sorted by tensor name."""
         return {name: override.to_json() for name, override in sorted(self.tensors.items())}
+
+
+def check_tensors(names: Iterable[str], known: Iterable[str], source: str) -> None:
+    """Check that a model has all named tensors.
+
+    Args:
+        names: The names to check.
+        known: The tensors of the model.
+        source: The file with the names, for the message.
+
+    Raises:
+        RequantError: The model lacks a tensor; the message lists similar names.
+    """
+    tensors = set(known)
+    for name in names:
+        if name not in tensors:
+            raise RequantError(f"{source}: no tensor named {name!r}{near(name, tensors)}")
 
 
 def load_overrides(path: str | os.PathLike[str]) -> Overrides:

@@ -16,7 +16,7 @@ from .observations import Observations
 from .samples import Sample
 from .session import Serialized
 from .sources import Source
-from .work import Setup, Stored, Taps, Task, Unit, run_task, run_units, taken
+from .work import Setup, Stored, Taps, Task, Unit, run_task, run_units, take_samples
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Shares:
             due = self.positions()
             samples = self.source.read([position for _, batch in due for position in batch])
             for unit, batch in due:
-                yield unit, tuple(zip(batch, taken(samples, len(batch), self.source), strict=True))
+                yield unit, tuple(zip(batch, take_samples(samples, len(batch), self.source), strict=True))
             return
         coming = enumerate(self.source)
         for unit in count():
@@ -122,7 +122,8 @@ def local_pieces(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece[Obs
 def _read_and_run(taps: Taps, source: Source, batches: Sequence[tuple[int, range]]) -> Observations:
     """Read batches and run them."""
     samples = source.read([position for _, batch in batches for position in batch])
-    return run_units(taps, (tuple(zip(batch, taken(samples, len(batch), source), strict=True)) for _, batch in batches))
+    units = (tuple(zip(batch, take_samples(samples, len(batch), source), strict=True)) for _, batch in batches)
+    return run_units(taps, units)
 
 
 def remote_pieces(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
@@ -173,13 +174,13 @@ def _filled(coming: Iterator[tuple[int, Unit]], batches: int | None, workers: in
     sizes = repeat(PIECE // 2) if batches is None else _sizes(batches, workers, PIECE)
     for size in sizes:
         units: dict[int, Unit] = {}
-        taken = 0
-        while len(units) < size and taken < PIECE_BYTES:
+        size_in_bytes = 0
+        while len(units) < size and size_in_bytes < PIECE_BYTES:
             entry = next(coming, None)
             if entry is None:
                 break
             units[entry[0]] = entry[1]
-            taken += sum(array.nbytes for _, sample in entry[1] for array in sample.feed.values())
+            size_in_bytes += sum(array.nbytes for _, sample in entry[1] for array in sample.feed.values())
             del entry
         if units:
             yield units

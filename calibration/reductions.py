@@ -15,29 +15,31 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 AXES_ARE_AN_INPUT = {"ReduceSum": 13, "ReduceMin": 18, "ReduceMax": 18}
-"""Since which opset."""
+"""The opset since which the axes are an input instead of an attribute."""
 IMAGES = 4
-"""The rank of what the runtime keeps in blocks of channels between convolutions."""
+"""The rank of tensors that the runtime stores in blocks of channels between convolutions."""
 NOT_NEGATIVE = ("Relu", "HardSigmoid")
+"""Operators whose outputs are at least 0."""
 KEEP_SIGNS = ("MaxPool", "Concat")
-"""Operators whose outputs hold no values but those of their inputs."""
+"""Operators whose outputs contain only values of their inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Where the reductions of a tensor stand among the outputs: its min, max, sum and size.
+    """The names of the outputs with the min, max, sum and size of a tensor.
 
     Attributes:
-        lo: Name of the output with the smallest value, or with that of each channel, (C,); None where the tensor cannot
-            be negative: 0 stands for it, which every range includes.
-        hi: The same of the largest; of an image that cannot be negative, the largest value of each plane and then the
-            mean of each, (2 N, C, 1, 1).
-        total: What is NaN when a value is: the sum, or that of each channel; of a tensor in a body that of x - x,
-            which is NaN just when x is not finite; of an image that cannot be negative the same as `hi`.
-        size: Name of the output with the number of values, or the number itself; None where it is that of planes.
-        area: Values of a plane.
-        axis: The channel axis; None where the outputs are scalars.
-        inside: Whether the tensor lives in a body.
+        lo: The output with the smallest value, or with the smallest value of each channel, (C,). None if the tensor
+            cannot be negative; 0 replaces it then, which every range includes.
+        hi: The output with the largest value, or of each channel. For an image that cannot be negative: the largest
+            value of each plane, then the mean of each plane, (2 N, C, 1, 1).
+        total: The output that is NaN if a value is NaN: the sum, or the sum of each channel. For a tensor in a body:
+            the sum of x - x, which is NaN exactly if x is not finite. For an image that cannot be negative: the same
+            output as `hi`.
+        size: The output with the number of values, or the number itself; None if it follows from the number of planes.
+        area: The number of values of a plane.
+        axis: The channel axis; None if the outputs are scalars.
+        inside: Whether the tensor is in a body of control flow.
     """
 
     lo: str | None
@@ -50,17 +52,17 @@ class Reduced:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The outputs."""
+        """The names of the outputs."""
         ends = (self.lo, self.hi, self.total, self.size)
         return tuple(dict.fromkeys(end for end in ends if isinstance(end, str)))
 
 
 def reduce(graph: ir.Graph, value: ir.Value, prefix: str, axis: int | None) -> Reduced:
-    """Append nodes that give a tensor's min, max, sum and size, over all axes or over all but one.
+    """Append nodes that compute a tensor's min, max, sum and size, over all axes or over all axes except one.
 
-    Between convolutions the runtime holds images in blocks of channels, and any operator but a few makes it put them in
-    order first. Global pooling is one of the few: of a tensor that cannot be negative it gives all that is needed at a
-    third of the time. There is no pooling for the smallest value.
+    The runtime stores images in blocks of channels between convolutions. Most operators make the runtime reorder them
+    first; global pooling does not. For a tensor that cannot be negative, global pooling computes all that is needed in
+    a third of the time. No pooling operator computes the smallest value.
 
     Raises:
         RequantError: The tensor has no such axis.
@@ -74,7 +76,7 @@ def reduce(graph: ir.Graph, value: ir.Value, prefix: str, axis: int | None) -> R
         return _reduce_image(graph, value, prefix)
     axes = None if axis is None else [index for index in range(rank) if index != axis % rank]
     summed = value
-    if axis is not None and value.dtype is ir.DataType.FLOAT16:  # whose sums would overflow
+    if axis is not None and value.dtype is ir.DataType.FLOAT16:  # float16 sums would overflow
         summed = _append(graph, ir.node("Cast", [value], {"to": ir.DataType.FLOAT}), f"{prefix}_Cast")
     ends = [_out(graph, op, value, axes, prefix) for op in ("ReduceMin", "ReduceMax")]
     lo, hi, total = (*ends, _out(graph, "ReduceSum", summed, axes, prefix))
@@ -82,9 +84,9 @@ def reduce(graph: ir.Graph, value: ir.Value, prefix: str, axis: int | None) -> R
 
 
 def _reduce_image(graph: ir.Graph, value: ir.Value, prefix: str) -> Reduced:
-    """Append nodes that give the max and the mean of each plane of an image without negative values.
+    """Append nodes that compute the max and the mean of each plane of an image without negative values.
 
-    Each node of the runtime costs microseconds, whatever it computes: what is left is reduced outside.
+    Each node costs microseconds, whatever it computes. The planes are therefore reduced outside the graph.
     """
     import onnx_ir as ir
 
@@ -97,7 +99,7 @@ def _reduce_image(graph: ir.Graph, value: ir.Value, prefix: str) -> Reduced:
 
 
 def _is_image(value: ir.Value) -> bool:
-    """Whether a tensor may be in blocks of channels."""
+    """Return whether the runtime may store a tensor in blocks of channels."""
     import onnx_ir as ir
 
     if value.dtype is not ir.DataType.FLOAT or value.shape is None or len(value.shape) != IMAGES:
@@ -106,19 +108,19 @@ def _is_image(value: ir.Value) -> bool:
 
 
 def _cannot_be_negative(value: ir.Value) -> bool:
-    """Whether the operator that makes a tensor makes no negative values."""
+    """Return whether the operator that computes a tensor has no negative outputs."""
     node = value.producer()
     if node is None or node.domain:
         return False
     if node.op_type == "Clip":
         return _lower_bound(node) >= 0
     if node.op_type in KEEP_SIGNS:
-        return all(given is not None and _cannot_be_negative(given) for given in node.inputs)
+        return all(source is not None and _cannot_be_negative(source) for source in node.inputs)
     return node.op_type in NOT_NEGATIVE
 
 
 def _lower_bound(node: ir.Node) -> float:
-    """Return the smallest value that a Clip lets through, as far as that is constant."""
+    """Return the lower bound of a Clip; -inf if it is not constant."""
     if "min" in node.attributes:  # before opset 11
         return node.attributes["min"].as_float()
     bound = node.inputs[1] if len(node.inputs) > 1 else None
@@ -128,7 +130,7 @@ def _lower_bound(node: ir.Node) -> float:
 
 
 def _size(graph: ir.Graph, value: ir.Value, axes: Iterable[object], prefix: str) -> str | int:
-    """Give the number of values of a tensor."""
+    """Return the number of values of a tensor, or the name of a new output with it."""
     import onnx_ir as ir
 
     lengths = [axis if isinstance(axis, int) else None for axis in axes]
@@ -140,13 +142,13 @@ def _size(graph: ir.Graph, value: ir.Value, axes: Iterable[object], prefix: str)
 
 
 def _out(graph: ir.Graph, op: str, value: ir.Value, axes: list[int] | None, prefix: str) -> str:
-    """Give a tensor reduced over some axes, or over all (None), as the graph's opset spells it."""
+    """Append the reduction of a tensor over some axes, or over all (None), in the form of the graph's opset."""
     import onnx_ir as ir
 
     name = f"{prefix}_{op}"
     if axes is None:
         node = ir.node(op, [value], {"keepdims": 0})
-    elif not axes:  # over no axis at all, which an empty list does not say
+    elif not axes:  # an empty list of axes would mean all axes
         node = ir.node("Identity", [value])
     elif graph.opset_imports[""] < AXES_ARE_AN_INPUT[op]:
         node = ir.node(op, [value], {"keepdims": 0, "axes": axes})

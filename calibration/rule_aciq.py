@@ -18,20 +18,21 @@ from .precision import Precision
 from .rule_error import Spread
 
 LAPLACE_BELOW = math.sqrt(math.pi / (2 * math.e))
-"""The mean deviation b over the standard deviation s, below which the Laplace distribution is the likelier one.
+"""Limit of the mean deviation over the standard deviation. Below it, the Laplace distribution is more likely.
 
-The mean log-likelihoods at their best are ``-log(2 e b)`` and ``-log(s sqrt(2 pi e))``.
+With mean deviation b and standard deviation s, the maximum mean log-likelihoods are ``-log(2 e b)`` and
+``-log(s sqrt(2 pi e))``.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    """How far values lie from a centre.
+    """The deviations of values from a centre.
 
     Attributes:
-        centre: From where.
-        mean: Mean absolute deviation.
-        root_mean_square: Root of the mean square deviation.
+        centre: The centre.
+        mean: The mean absolute deviation.
+        root_mean_square: The root of the mean square deviation.
     """
 
     centre: float
@@ -40,12 +41,12 @@ class Deviations:
 
     @classmethod
     def of(cls, spread: Spread, centre: float | None) -> Deviations:
-        """Return the deviations from `centre`, or from the mean; exact zeros are left out."""
+        """Return the deviations from `centre`, or from the mean. Exact zeros are left out."""
         a, b = spread.edges[:-1], spread.edges[1:]
         count = spread.counts.sum()
         middle = float(spread.counts @ (a + b) / (2 * count)) if centre is None else centre
         a, b = a - middle, b - middle
-        across = np.minimum(-a, b)  # positive only in the piece that holds the centre
+        across = np.minimum(-a, b)  # positive only in the piece that contains the centre
         split = np.divide(a * a + b * b, 2 * (b - a), out=np.zeros_like(a), where=across > 0)
         mean = float(spread.counts @ np.where(across > 0, split, np.abs(a + b) / 2) / count)
         square = float(spread.counts @ (a * a + a * b + b * b) / (3 * count))
@@ -53,11 +54,11 @@ class Deviations:
 
 
 def aciq(histogram: Histogram, precision: Precision) -> tuple[float, float]:
-    """Return the range that is best for a normal or a Laplace distribution, whichever is likelier, within the extremes.
+    """Return the best range for a normal or a Laplace distribution, whichever is more likely, within the extremes.
 
-    The deviations are those of the histogram: from the mean; from zero where the zero point is the middle; and from
-    zero where all values lie on one side of it, which then are half of a distribution and have all integers for
-    themselves. Exact zeros, which are quantized without error, are left out.
+    The deviations are from the mean of the histogram. They are from zero if the zero point is the middle of the type,
+    or if all values are on one side of zero. In the latter case the values are half of a distribution and use all
+    integers. Exact zeros are left out, because their quantization has no error.
 
     Args:
         histogram: The values.
@@ -68,15 +69,15 @@ def aciq(histogram: Histogram, precision: Precision) -> tuple[float, float]:
     spread = Spread.of(histogram)
     if spread.edges[0] == spread.edges[-1]:
         return lo, hi
-    seen = Deviations.of(spread, 0.0 if one_sided or precision.symmetric else None)
-    # With half a distribution the steps are half as wide, as with one bit more.
+    deviations = Deviations.of(spread, 0.0 if one_sided or precision.symmetric else None)
+    # For half a distribution the steps are half as wide, as with one more bit.
     bits = precision.bits + (1 if one_sided and not (precision.symmetric and lo < 0.0) else 0)
-    if seen.mean < LAPLACE_BELOW * seen.root_mean_square:
-        reach = laplace_clip(bits) * seen.mean
+    if deviations.mean < LAPLACE_BELOW * deviations.root_mean_square:
+        reach = laplace_clip(bits) * deviations.mean
     else:
-        reach = normal_clip(bits) * seen.root_mean_square
+        reach = normal_clip(bits) * deviations.root_mean_square
     least, most = spread.edges[0], spread.edges[-1]
-    low, high = (float(np.clip(seen.centre + side * reach, least, most)) for side in (-1, 1))
+    low, high = (float(np.clip(deviations.centre + side * reach, least, most)) for side in (-1, 1))
     return math.ldexp(low, spread.exponent), math.ldexp(high, spread.exponent)
 
 
@@ -84,8 +85,8 @@ def aciq(histogram: Histogram, precision: Precision) -> tuple[float, float]:
 def laplace_clip(bits: int) -> float:
     """Return the best range ``[-a, a]`` of a Laplace distribution, a in mean deviations.
 
-    Clipping costs ``2 exp(-a)`` and rounding ``a**2 / (3 * 4**bits)``; the derivative is zero where ``exp(-a)`` is
-    ``a / (3 * 4**bits)``.
+    The clipping error is ``2 exp(-a)`` and the rounding error ``a**2 / (3 * 4**bits)``. The derivative of the sum is
+    zero where ``exp(-a)`` is ``a / (3 * 4**bits)``.
     """
     return _root(lambda a: math.exp(-a) - a / (3 * 4.0**bits))
 
@@ -94,8 +95,8 @@ def laplace_clip(bits: int) -> float:
 def normal_clip(bits: int) -> float:
     """Return the best range ``[-a, a]`` of a normal distribution, a in standard deviations.
 
-    With density f and upper tail F, clipping costs ``2 ((1 + a**2) F(a) - a f(a))`` and rounding
-    ``a**2 / (3 * 4**bits)``; the derivative is zero where ``2 (f(a) - a F(a)) = a / (3 * 4**bits)``.
+    With density f and upper tail F, the clipping error is ``2 ((1 + a**2) F(a) - a f(a))`` and the rounding error
+    ``a**2 / (3 * 4**bits)``. The derivative of the sum is zero where ``2 (f(a) - a F(a)) = a / (3 * 4**bits)``.
     """
 
     def slope(a: float) -> float:
@@ -106,7 +107,7 @@ def normal_clip(bits: int) -> float:
 
 
 def _root(falling: Callable[[float], float]) -> float:
-    """Return where a function that falls from a positive to a negative value between 0 and 64 is zero."""
+    """Return the zero between 0 and 64 of a function that falls from a positive to a negative value."""
     low, high = 0.0, 64.0
     middle = 32.0
     while low < middle < high:

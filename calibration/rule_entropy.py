@@ -1,7 +1,7 @@
-"""The range that keeps most of the distribution in the sense of Kullback and Leibler.
+"""The range with the least Kullback-Leibler divergence.
 
-S. Migacz, 8-bit Inference with TensorRT, GPU Technology Conference 2017; as in MXNet (``_get_optimal_threshold`` of
-contrib/quantization.py): only bins that hold values share what a level holds.
+S. Migacz, 8-bit Inference with TensorRT, GPU Technology Conference 2017. As in MXNet (``_get_optimal_threshold`` of
+contrib/quantization.py), only bins with values share the count of a level.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from .rule_search import Objective, Places, least
 from .session import Array
 
 ALONE, FINE = 256, 0.01
-"""Many places in the coarse round, and little refinement: the divergence jumps where a level's border passes a bin."""
+"""The coarse search has many places and the refinement is short, because the divergence jumps where the border of a
+level crosses a bin.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,9 @@ class _Sums:
     """Sums over the bins before each edge, (bins + 1,) float64 each.
 
     Attributes:
-        count: Values.
-        filled: Bins that hold any.
-        log: ``c * log(c)`` of the values c of each bin.
+        count: The number of values.
+        filled: The number of bins with values.
+        log: The sum of ``c * log(c)``, where c is the count of a bin.
     """
 
     count: Array
@@ -37,48 +39,52 @@ class _Sums:
 
     @classmethod
     def of(cls, counts: Array) -> _Sums:
-        """Add up bins."""
+        """Return the sums over bins."""
         return cls(*(np.concatenate([[0.0], np.cumsum(part)]) for part in (counts, counts > 0, _x_log_x(counts))))
 
 
 def entropy(histogram: Histogram, precision: Precision) -> tuple[float, float]:
-    """Return the range whose integers tell most about the values: the least Kullback-Leibler divergence.
+    """Return the range whose integers preserve most information: the least Kullback-Leibler divergence.
 
-    Of the distribution P, values beyond the range being counted in the outermost bins, quantization leaves Q: what
-    falls into one level is spread evenly over the bins there that hold values, and what was clipped is lost. The
-    outermost bins are those that hold values, so that Q is nowhere zero where P is not. A range whose levels are
-    narrower than the bins, or that has less than half as many bins as there are integers, would look as if nothing was
-    lost, and is not considered; neither are exact zeros, which are quantized without loss.
+    P is the distribution in which values outside the range count in its outermost bins. Q is the distribution after
+    quantization: the values of one level are spread evenly over the bins of the level that contain values, and clipped
+    values are lost. The outermost bins of the range contain values, so that Q is nowhere zero where P is positive. Two
+    kinds of ranges would seem to lose nothing and are excluded: ranges whose levels are narrower than the bins, and
+    ranges with fewer than half as many bins as integers. Exact zeros are left out, because their quantization loses
+    nothing.
 
-    A divergence knows nothing of how far away a clipped value was. With 8 bits it would give up the few values far out
-    that hold much of a heavy-tailed tensor's energy. Only ranges are considered whose `expected_error` with these
-    integers is not above that of the extremes, which are one of them.
+    The divergence does not depend on how far away a clipped value is. With 8 bits it would clip the few distant values
+    that hold much of the energy of a heavy-tailed tensor. Therefore only ranges count whose `expected_error` is at most
+    that of the extremes. The extremes are one of these ranges.
 
     Args:
         histogram: The values.
         precision: The integers.
     """
-    # A level is no narrower than a bin, which leaves log2(bins / levels) octaves; one more, as each end has its own.
+    # A level is at least as wide as a bin: log2(bins / levels) octaves. One more, because each end has its own factor.
     octaves = max(MAX_BINS.bit_length() - precision.bits, 1)
     exact, rough = (_objective(histogram, precision, errors) for errors in error_of_ranges(histogram, precision))
-    found = least(histogram, precision, exact, rough, Places(octaves, ALONE, FINE))
-    return least_error(histogram, [found, (histogram.lo, histogram.hi)], precision)
+    best = least(histogram, precision, exact, rough, Places(octaves, ALONE, FINE))
+    return least_error(histogram, [best, (histogram.lo, histogram.hi)], precision)
 
 
 def divergence(histogram: Histogram, lo: float, hi: float, precision: Precision) -> float:
-    """Return the Kullback-Leibler divergence, in nats, of the range ``[lo, hi]``; infinite where it tells nothing.
+    """Return the Kullback-Leibler divergence, in nats, of the range ``[lo, hi]``; infinite for excluded ranges.
 
     Args:
         histogram: The values.
-        lo: Lower end of the range.
-        hi: Upper end.
+        lo: The lower end of the range.
+        hi: The upper end.
         precision: The integers.
     """
     return float(_objective(histogram, precision)(np.array([lo]), np.array([hi]))[0])
 
 
 def _objective(histogram: Histogram, precision: Precision, errors: Objective | None = None) -> Objective:
-    """Return what gives the divergences of ranges; infinite where the range has more than the error of the extremes."""
+    """Return a function that computes the divergences of ranges.
+
+    With `errors`, the divergence is infinite for a range with a larger error than the extremes.
+    """
     bound = None if errors is None else errors(np.array([histogram.lo]), np.array([histogram.hi]))
     counts, edges = smooth_counts(histogram), histogram.edges
     filled = np.flatnonzero(counts)
@@ -89,12 +95,12 @@ def _objective(histogram: Histogram, precision: Precision, errors: Objective | N
         low = np.minimum(np.searchsorted(middles, lo), filled.size - 1)
         high = np.maximum(np.searchsorted(middles, hi, side="right") - 1, low)
         scales, zeros = precision.grids(lo, hi)
-        width = np.ldexp(scales.astype(np.float64), -histogram.exponent)  # of a level, in bins
-        telling = np.flatnonzero((width >= 1.0) & (filled[high] - filled[low] >= precision.top // 2))
+        width = np.ldexp(scales.astype(np.float64), -histogram.exponent)  # width of a level in bins
+        valid = np.flatnonzero((width >= 1.0) & (filled[high] - filled[low] >= precision.top // 2))
         if errors is not None:
-            telling = telling[errors(lo[telling], hi[telling]) <= bound]
+            valid = valid[errors(lo[valid], hi[valid]) <= bound]
         result, rows = np.full(len(lo), np.inf), max(1, WORK // precision.top)
-        for part in (telling[start : start + rows] for start in range(0, telling.size, rows)):
+        for part in (valid[start : start + rows] for start in range(0, valid.size, rows)):
             bounds = _bounds(width[part], zeros[part], precision.top) - histogram.first
             result[part] = _divergences(sums, filled[low[part]], filled[high[part]] + 1, bounds)
         return result
@@ -105,25 +111,26 @@ def _objective(histogram: Histogram, precision: Precision, errors: Objective | N
 def _divergences(sums: _Sums, low: Array, high: Array, bounds: Array) -> Array:
     """Return the divergence of n ranges, (n,) float64.
 
-    With c values in a bin, N in all, I inside the range and q the share of a bin in its level, all but the outermost
-    bins give ``c / N * log((c / N) / (q / I))``: sums over bins come from `_Sums`, and only levels are looped over.
+    With c values in a bin, N in all, I inside the range, and the share q of a bin in its level, each bin except the
+    outermost contributes ``c / N * log((c / N) / (q / I))``. `_Sums` provides the sums over bins, so that this function
+    loops over levels only.
 
     Args:
         sums: Sums over the bins.
-        low: The first bin of each range, (n,) intp, which holds values.
-        high: The edge after the last bin, which does too.
-        bounds: The first bin of each level but the lowest, (n, levels - 1).
+        low: The first bin of each range, (n,) intp. It contains values.
+        high: The edge after the last bin, which also contains values.
+        bounds: The first bin of each level except the lowest, (n, levels - 1).
     """
     cuts = np.empty((len(low), bounds.shape[1] + 2), np.intp)
     cuts[:, 0], cuts[:, -1] = low, high
     cuts[:, 1:-1] = np.minimum(np.maximum(bounds, low[:, None]), high[:, None])
     count, filled = sums.count.take(cuts), sums.filled.take(cuts)
     level, filled = count[:, 1:] - count[:, :-1], filled[:, 1:] - filled[:, :-1]
-    held = filled > 0
-    log_q = np.maximum(level, 1.0)  # of each bin in a level; no bin that is filled has less
+    occupied = filled > 0
+    log_q = np.maximum(level, 1.0)  # log of q; a filled bin has at least one value
     log_q /= np.maximum(filled, 1.0, out=filled)
     np.log(log_q, out=log_q)
-    first, last = held.argmax(axis=1), bounds.shape[1] - held[:, ::-1].argmax(axis=1)
+    first, last = occupied.argmax(axis=1), bounds.shape[1] - occupied[:, ::-1].argmax(axis=1)
     total, inside = sums.count[-1], sums.count[high] - sums.count[low]
     rows = np.arange(len(low))
     level *= log_q
@@ -138,9 +145,9 @@ def _divergences(sums: _Sums, low: Array, high: Array, bounds: Array) -> Array:
 
 
 def _bounds(width: Array, zeros: Array, top: int) -> Array:
-    """Return the first bin of each level but the lowest, counted from zero, (n, top) float64.
+    """Return the first bin of each level except the lowest, counted from zero, (n, top) float64.
 
-    A bin belongs to the level that its middle is rounded to.
+    A bin belongs to the level to which its middle is rounded.
     """
     levels = np.arange(1, top + 1) - zeros[:, None]
     return np.asarray(np.ceil((levels - 0.5) * width[:, None] - 0.5))
@@ -148,4 +155,4 @@ def _bounds(width: Array, zeros: Array, top: int) -> Array:
 
 def _x_log_x(x: Array) -> Array:
     """Return ``x * log(x)``, which is 0 at 0."""
-    return np.asarray(x * np.log(np.maximum(x, 1.0)))  # x is a count: nothing lies between 0 and 1
+    return np.asarray(x * np.log(np.maximum(x, 1.0)))  # x is a count, so never between 0 and 1

@@ -1,4 +1,4 @@
-"""The mean squared error that quantization with a range is to be expected to make, from a histogram alone."""
+"""The expected mean squared error of quantization with a range, computed from a histogram."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .precision import Precision
 from .session import Array
 
 WORK = 1 << 14
-"""Elements of a step's temporaries, which stay in the cache (128 KiB each)."""
+"""The number of elements of a temporary array. 128 KiB fit in the cache."""
 LARGEST = 400
-"""Values are scaled up by at most 2**400, and steps are at least 2**-400 of them, so that no square overflows."""
+"""Values are scaled up by at most 2**400, and steps are at least 2**-400 in that unit, so that no square overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The values of a histogram, spread evenly over pieces that follow one another; exact zeros stand apart.
+    """The values of a histogram without exact zeros, spread evenly over adjacent pieces.
 
     Attributes:
-        edges: Edges of the pieces in units of ``2**exponent``, (pieces + 1,) float64, between -1 and 1.
-        counts: Values per piece, (pieces,) float64; zero for the gap between two bins that are not neighbours.
+        edges: The edges of the pieces in units of ``2**exponent``, (pieces + 1,) float64, between -1 and 1.
+        counts: Values per piece, (pieces,) float64; zero for the gap between two bins.
         exponent: The binary logarithm of the unit.
-        total: How many values there are, the zeros among them.
+        total: The number of values, zeros included.
     """
 
     edges: Array
@@ -40,17 +40,18 @@ class Spread:
         counts = smooth_counts(histogram)
         exponent = max(math.frexp(max(-histogram.lo, histogram.hi))[1], -LARGEST)
         filled = np.concatenate([[False], counts > 0, [False]])
-        kept = filled[1:] | filled[:-1]  # an edge between two empty bins tells nothing
+        kept = filled[1:] | filled[:-1]  # drop edges between two empty bins
         edges = np.ldexp(histogram.edges[kept], -exponent)
         return cls(edges, counts[np.flatnonzero(kept)[:-1]], exponent, histogram.count)
 
 
 def smooth_counts(histogram: Histogram) -> Array:
-    """Return the counts, (bins,) float64, without what is taken for exact zeros in the bin ``[0, width)``.
+    """Return the counts, (bins,) float64, without the estimated number of exact zeros in the bin ``[0, width)``.
 
-    Half of what a Relu gives is exactly zero, and zero is quantized without error. A smooth density fills that bin as
-    its neighbours lead to expect: no less than the next bin on either side, and no less than two bins continue to in a
-    geometric sequence (an exponential tail is one). What is there beyond that counts as zeros.
+    Half of the outputs of a Relu are exactly zero, and the quantization of zero has no error. The estimate assumes a
+    smooth density: the bin holds at least as many other values as the next bin on either side, and at least as many as
+    two bins on one side extrapolate to as a geometric sequence (as in an exponential tail). The rest of the bin counts
+    as zeros.
     """
     counts = histogram.counts.astype(np.float64)
     at = -histogram.first
@@ -65,15 +66,15 @@ def smooth_counts(histogram: Histogram) -> Array:
 
 
 def expected_error(histogram: Histogram, lo: float, hi: float, precision: Precision) -> float:
-    """Return the mean squared error of the values when they are quantized with the range ``[lo, hi]``.
+    """Return the expected mean squared error of the values if they are quantized with the range ``[lo, hi]``.
 
-    Exact for values that are spread evenly inside each bin, save those that are taken for exact zeros. Infinite
-    where it is beyond float64.
+    The result is exact for values that are spread evenly inside each bin, apart from the estimated exact zeros. It is
+    infinite if it exceeds float64.
 
     Args:
         histogram: The values.
-        lo: Lower end of the range; the grid holds zero all the same.
-        hi: Upper end of the range.
+        lo: The lower end of the range. The quantization grid always contains zero.
+        hi: The upper end of the range.
         precision: The integers.
     """
     spread = Spread.of(histogram)
@@ -85,7 +86,7 @@ def expected_error(histogram: Histogram, lo: float, hi: float, precision: Precis
 def least_error(
     histogram: Histogram, ranges: Sequence[tuple[float, float]], precision: Precision
 ) -> tuple[float, float]:
-    """Return the range whose `expected_error` is least, of equal ones the first.
+    """Return the range with the least `expected_error`; the first of equal ranges.
 
     Args:
         histogram: The values.
@@ -99,15 +100,15 @@ def least_error(
 def errors(spread: Spread, lo: Array, hi: Array, precision: Precision) -> Array:
     """Return the mean squared error of each of n ranges in units of ``4**spread.exponent``, (n,) float64.
 
-    In steps of the scale, with n(u) the integer that u is rounded or clipped to and r = u - n(u), the integral of
-    r**2 from 0 to u is ``n / 12 + r**3 / 3``: a whole step holds 1/12, and beyond the last integer r just grows. The
-    mean over a piece from a to b is then ``Q / 3 + (n_b - n_a) / (b - a) * (1 / 12 - Q / 3)``, with
-    ``Q = r_a**2 + r_a * r_b + r_b**2``; that form loses no digits when the piece is narrow.
+    In steps of the scale, let n(u) be the integer to which u is rounded or clipped, and r = u - n(u). The integral of
+    r**2 from 0 to u is ``n / 12 + r**3 / 3``: a whole step contributes 1/12, and beyond the last integer r grows
+    without bound. The mean over a piece from a to b is then ``Q / 3 + (n_b - n_a) / (b - a) * (1 / 12 - Q / 3)``, with
+    ``Q = r_a**2 + r_a * r_b + r_b**2``. This form loses no digits if the piece is narrow.
 
     Args:
         spread: The values.
-        lo: Lower ends of the ranges, (n,) float64.
-        hi: Upper ends, (n,) float64.
+        lo: The lower ends of the ranges, (n,) float64.
+        hi: The upper ends, (n,) float64.
         precision: The integers.
     """
     scales, zeros = precision.grids(lo, hi)

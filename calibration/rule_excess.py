@@ -1,9 +1,9 @@
 """The expected error of many ranges at once, in time that grows with the levels instead of the bins.
 
-The square of a value's distance from the nearest level, in steps s from the lowest level n to the highest, is
-``(x - n)**2 - 2 s * sum(max(x - b, 0))`` over the borders b between the levels: each border that x is beyond turns the
-parabola about one level into that about the next. The mean of ``max(x - b, 0)``, the excess over b, is one function of
-b for all ranges.
+Let n be the lowest level and s the step. The squared distance of a value x from the nearest level is
+``(x - n)**2 - 2 s * sum(max(x - b, 0))`` over the borders b between the levels: each border below x replaces the
+parabola of one level by that of the next level. The mean of ``max(x - b, 0)``, the excess over b, is one function of b
+for all ranges.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from .rule_search import Objective
 from .session import Array
 
 SPREAD_EVENLY = 7
-"""Bits with which a step is narrow enough for the values in it to be spread evenly, roughly."""
+"""From this number of bits, a step is narrow enough to assume that its values are roughly spread evenly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """The values of a histogram, spread evenly inside each bin, and what they exceed a threshold by.
+    """The values of a histogram, spread evenly inside each bin, and their excess over a threshold.
 
-    Positions are in bins, from the left edge of the first.
+    Positions are in bins, from the left edge of the first bin.
 
     Attributes:
         lo: The smallest value.
         hi: The largest value.
-        starts: Where each bin starts, the first one at `lo`, (bins,) float64.
-        over: The sum of what values exceed the start of each bin by, (bins,).
-        over_squared: The sum of the squares of that, (bins,).
-        above: How many values lie beyond the start of each bin, (bins,).
-        density: Half of the values per width of each bin, (bins,); a threshold t behind the start of a bin is exceeded
-            by ``over - above * t + density * t**2``.
-        moments: The sums of the values' powers 0, 1 and 2.
+        starts: The start of each bin; the first starts at `lo`, (bins,) float64.
+        over: The sum of the excess of all values over the start of each bin, (bins,).
+        over_squared: The sum of the squared excess, (bins,).
+        above: The number of values above the start of each bin, (bins,).
+        density: Half of the values per width of each bin, (bins,). The excess over a threshold at distance t from the
+            start of its bin is ``over - above * t + density * t**2``.
+        moments: The sums of the powers 0, 1 and 2 of the values.
     """
 
     lo: float
@@ -53,7 +53,7 @@ class Excess:
 
     @classmethod
     def of(cls, histogram: Histogram) -> Excess:
-        """Return the excess of a histogram's values; what is taken for exact zeros is left out."""
+        """Return the excess of a histogram's values, without the estimated exact zeros."""
         counts = smooth_counts(histogram)
         lo, hi = (math.ldexp(end, -histogram.exponent) - histogram.first for end in (histogram.lo, histogram.hi))
         edges = np.arange(counts.size + 1.0)
@@ -70,14 +70,14 @@ class Excess:
         return cls(lo, hi, starts, over, over_squared, above, density, moments)
 
     def beyond(self, first: Array, step: Array, number: int) -> Array:
-        """Return the sums of the excess over thresholds, (n,) float64.
+        """Return the sums of the excess over equally spaced thresholds, (n,) float64.
 
         Args:
             first: The lowest threshold, (n,).
-            step: From one to the next, (n,).
-            number: How many there are.
+            step: The distance between thresholds, (n,).
+            number: The number of thresholds.
         """
-        below = np.clip(np.ceil((self.lo - first) / step), 0, number)  # all values exceed these
+        below = np.clip(np.ceil((self.lo - first) / step), 0, number)  # thresholds below all values
         result = self.moments[0] * below * (self.lo - first - step * (below - 1) / 2)
         rows, numbers = max(1, WORK // number), np.arange(number, dtype=np.float64)
         for start in range(0, len(step), rows):
@@ -96,29 +96,29 @@ class Excess:
         return np.asarray(result)
 
     def squares(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return the sums of the squares of the excess, and how many values lie beyond, (n,) float64 each.
+        """Return the sum of the squared excess and the number of values above each threshold, (n,) float64 each.
 
         Args:
-            thresholds: Of any size, (n,).
+            thresholds: Any values, (n,).
         """
         t = np.minimum(np.maximum(thresholds, self.lo), self.hi)
         bin_ = t.astype(np.intp)
         t -= self.starts.take(bin_, mode="clip")
         over, above, density = (part.take(bin_, mode="clip") for part in (self.over, self.above, self.density))
         squared = self.over_squared.take(bin_, mode="clip") - t * (2 * over - t * (above - t * density * 2 / 3))
-        below = np.maximum(self.lo - thresholds, 0.0)  # all values are as much further away
+        below = np.maximum(self.lo - thresholds, 0.0)  # the extra distance of all values
         squared += below * (2 * (over - t * (above - t * density)) + below * self.moments[0])
         return squared, above - 2 * t * density
 
 
 def error_of_ranges(histogram: Histogram, precision: Precision) -> tuple[Objective, Objective]:
-    """Return two functions that are proportional to `expected_error`, for as many ranges as are to be compared.
+    """Return an exact and a rough function, each proportional to `expected_error`, that compare many ranges.
 
-    The first is exact but for sums of large numbers, which leave some 1e-9 of the error of the whole range: what was
-    found is to be judged by `expected_error`. With more levels than a histogram may have bins it is `errors`.
+    The first function is exact apart from the rounding of large sums, about 1e-9 of the error of the whole range. Its
+    result should be checked with `expected_error`. For more levels than a histogram may have bins, it is `errors`.
 
-    The second takes rounding for a twelfth of the squared step, which it costs where the values are spread evenly over
-    many steps, and takes next to no time; with few levels it is the first.
+    The second function assumes that rounding costs a twelfth of the squared step, as for values that are spread evenly
+    over many steps. It is very fast. With few levels it is the first function.
 
     Args:
         histogram: The values.

@@ -15,25 +15,25 @@ from .rule_search import Places, least
 from .session import Array
 
 Function: TypeAlias = Callable[[Array], Array]
-"""From float32 values of any shape to float32 results of the same shape, each of its own value alone."""
+"""Maps float32 values of any shape to float32 results of the same shape, element by element."""
 
 PLACES = Places(octaves=7.0, alone=64, fine=0.02)
-"""As far below the extremes as a bin and a half of 256 levels, 8 % apart, and 1.4 % in the end."""
+"""The ends reach down to 1.5 steps of 256 levels. They are 8 % apart in the coarse round and 1.4 % at the end."""
 INSIDE = (0.25, 0.75)
-"""Where in a bin its values are taken to be."""
+"""The positions in a bin at which its values are assumed."""
 COHERENT = 9
-"""How often the square of the mean error counts: errors of one sign add up in the nine taps of a depthwise kernel."""
+"""The weight of the squared mean error: errors of one sign add up in the nine taps of a depthwise kernel."""
 
 
 def least_result_error(histogram: Histogram, function: Function, precision: Precision) -> tuple[float, float]:
-    """Return the range with which a function of the quantized values is closest to that of the values.
+    """Return the range that minimizes the error of a function of the quantized values.
 
-    What an activation function makes equal need not be told apart: a SiLU or a sigmoid of -20 is as good as one of -8,
-    so that a range may end there, and its steps are finer where the function is steep.
+    Values with equal results need no separate levels. For example, a SiLU or a sigmoid maps -20 and -8 to almost the
+    same value. The range can end there, and its steps are finer where the function is steep.
 
     Args:
         histogram: The values.
-        function: What is made of them.
+        function: The function.
         precision: The integers.
     """
     counts, edges = smooth_counts(histogram), histogram.edges
@@ -46,14 +46,14 @@ def least_result_error(histogram: Histogram, function: Function, precision: Prec
 
 
 def _errors(values: Array, weights: Array, function: Function, precision: Precision, lo: Array, hi: Array) -> Array:
-    """Return the mean squared errors of the results for n ranges, (n,) float64, with their means counted `COHERENT`."""
+    """Return the mean squared errors of the results, (n,) float64, with weight `COHERENT` on the squared mean error."""
     scales, zeros = precision.grids(lo, hi)
     integers = np.arange(precision.top + 1, dtype=np.float32)
     exact, weights = function(values).astype(np.float64), weights / weights.sum()
     rows = function((integers - zeros[:, None].astype(np.float32)) * scales[:, None])
-    found = np.empty(len(lo))
+    totals = np.empty(len(lo))
     for index, (scale, zero, row) in enumerate(zip(scales, zeros, rows, strict=True)):
         nearest = np.clip(np.rint(values / scale) + zero, 0, precision.top).astype(np.intp)
         error = row[nearest] - exact
-        found[index] = weights @ (error * error) + (COHERENT - 1) * (weights @ error) ** 2
-    return np.where(np.isfinite(found), found, np.inf)
+        totals[index] = weights @ (error * error) + (COHERENT - 1) * (weights @ error) ** 2
+    return np.where(np.isfinite(totals), totals, np.inf)

@@ -1,4 +1,4 @@
-"""The search for the range that makes an objective least, from coarse to fine."""
+"""The coarse-to-fine search for the range that minimizes an objective."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .precision import Precision
 from .session import Array
 
 Objective: TypeAlias = Callable[[Array, Array], Array]
-"""From the lower ends, (n,), and the upper ends, (n,), of n ranges to what is to be small, (n,)."""
+"""Maps the lower ends, (n,), and the upper ends, (n,), of n ranges to the values to minimize, (n,)."""
 BOTH = 16
-"""Places per end in the first, coarse round where both ends are free."""
+"""Places per end in the coarse round if both ends are free."""
 NEAR = (-2, -1, 0, 1, 2)
-"""Places per end in a round of refinement, three times as close as in the round before."""
+"""Places per end in a round of refinement. They are three times as close as in the previous round."""
 FEW = 16
-"""Places that the objective itself is asked for in the coarse round where there is something rougher."""
+"""The number of places of the coarse round for which the exact objective is computed."""
 HOPELESS = 2.0
-"""Refinement, which moves an end by some per cent, does not make up for an objective that is so many times the best."""
+"""Refinement moves an end by some per cent. It is skipped if the objective is more than this factor above the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Which ranges are looked at.
+    """The ranges that a search evaluates.
 
     Attributes:
-        octaves: How far, in octaves below the extremes, the coarse round goes.
-        alone: Places in the coarse round where one end or magnitude is free.
-        fine: Refinement ends where places are closer than so many octaves.
+        octaves: The extent of the coarse round, in octaves below the extremes.
+        alone: Places in the coarse round if one end or magnitude is free.
+        fine: Refinement stops when places are closer than this number of octaves.
     """
 
     octaves: float
@@ -44,11 +44,11 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Ranges whose ends move with one factor or two.
+    """Ranges whose ends move with one or two factors.
 
     Attributes:
-        low: The lower end where the factor is 1, and which factor moves it; None for none.
-        high: The same of the upper end.
+        low: The lower end for factor 1, and the index of the factor that moves it, or None.
+        high: The upper end, likewise.
     """
 
     low: tuple[float, int | None]
@@ -56,7 +56,7 @@ class _Family:
 
     @property
     def axes(self) -> int:
-        """How many factors there are."""
+        """The number of factors."""
         return 2 if (self.low[1], self.high[1]) == (0, 1) else 1
 
     def ends(self, factors: Array, lo: float, hi: float) -> tuple[Array, Array]:
@@ -75,18 +75,19 @@ def least(
     rough: Objective,
     places: Places,
 ) -> tuple[float, float]:
-    """Return the range within the extremes that has the least objective of those that were looked at.
+    """Return the range within the extremes with the least objective among the evaluated ranges.
 
-    The ends are the extremes times powers of two of fractions, so that a power of two on the data is one on the
-    range, exactly. Of equal ranges the first wins, and the extremes themselves come first.
+    The ends are the extremes times powers of two with fractional exponents, so that data scaled by a power of two give
+    a range scaled by the same power, exactly. The first of equal ranges wins, and the extremes themselves come first.
 
     Args:
         histogram: The values.
-        precision: Asymmetric, both ends are free where there are values on both sides of zero. Symmetric, one
-            magnitude is; or else the upper end alone, with all below zero cut off, which frees half of the integers.
-        objective: What is to be small; infinite for a range that is not wanted.
-        rough: What stands for the objective in the coarse round, to choose the few ranges that are looked at.
-        places: Which ranges to look at.
+        precision: If asymmetric and the values have both signs, both ends are free. If symmetric, one magnitude is
+            free; the search also tries the upper end alone with all negative values cut off, which frees half of the
+            integers.
+        objective: The function to minimize; infinite for excluded ranges.
+        rough: A fast estimate of the objective. It chooses the `FEW` ranges of the coarse round.
+        places: The ranges to evaluate.
     """
     lo, hi = histogram.lo, histogram.hi
     best, value = (lo, hi), math.inf
@@ -95,14 +96,14 @@ def least(
         step = places.octaves / (count - 1)
         cuts = step * _grid(range(count), family.axes)
         promising = np.argsort(rough(*family.ends(np.exp2(-cuts), lo, hi)), kind="stable")[:FEW]
-        cuts = cuts[np.union1d(promising, 0)]  # the extremes, whatever `rough` makes of them
+        cuts = cuts[np.union1d(promising, 0)]  # always include the extremes
         at, reached = cuts[0], math.inf
         while True:
             low, high = family.ends(np.exp2(-cuts), lo, hi)
-            found = objective(low, high)
-            first = int(np.argmin(found))
-            if found[first] < reached:
-                reached, at = float(found[first]), cuts[first]
+            values = objective(low, high)
+            first = int(np.argmin(values))
+            if values[first] < reached:
+                reached, at = float(values[first]), cuts[first]
                 if reached < value:
                     value, best = reached, (float(low[first]), float(high[first]))
             if step < places.fine or reached > HOPELESS * value:
@@ -114,12 +115,12 @@ def least(
 
 @cache
 def _grid(places: Sequence[int], axes: int) -> Array:
-    """Return all combinations of places, (n, axes), that of the first ones first."""
+    """Return all combinations of places, (n, axes). The combination of the first places comes first."""
     return np.array(list(product(places, repeat=axes)))
 
 
 def _families(lo: float, hi: float, precision: Precision) -> list[_Family]:
-    """Return what there is to search between the extremes."""
+    """Return the families of ranges to search between the extremes."""
     if lo >= 0.0:
         return [_Family((lo, None), (hi, 0))]
     if precision.symmetric:

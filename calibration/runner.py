@@ -21,7 +21,7 @@ from .pool import Results, run_all
 from .samples import DataError, Sample
 from .session import FEW, Array, ModelSource, describe, input_specs, open_session, run_session
 from .sources import Source, has_batch_axis
-from .taps import Wanted, groups_of
+from .taps import Targets, groups_of
 from .work import Setup, Taps, forget
 
 if TYPE_CHECKING:
@@ -71,16 +71,17 @@ def observe(
     execution = execution or Execution()
     samples = length_of(source)
     few = (samples or FEW + 1) <= FEW
-    wanted = Wanted(tuple(dict.fromkeys(tensors)), histogram, dict(channel_axis or {}), few, execution.histogram_values)
+    names, axes = tuple(dict.fromkeys(tensors)), dict(channel_axis or {})
+    targets = Targets(names, histogram, axes, few, execution.histogram_values)
     first, source = _peeked(source)
     if first is None:
-        Taps(Setup(model, wanted))  # report errors of the model first
+        Taps(Setup(model, targets))  # report errors of the model first
         raise DataError("nothing to observe: there are no samples")
     limit = execution.memory_limit or quarter_of_memory()
-    groups = groups_of(model, wanted, first, limit, execution.batch)
+    groups = groups_of(model, targets, first, limit, execution.batch)
     stacks = execution.batch > 1 and has_batch_axis(input_specs(open_session(model, lean=True)))
     run = secrets.token_hex(8)
-    setup = Setup(model, wanted, groups.names, stacks, execution.first, execution.strict, run)
+    setup = Setup(model, targets, groups.names, stacks, execution.first, execution.strict, run)
     stride = max(1, execution.batch // _entries(first)) if stacks else 1
     checkpoint = Checkpoint.open(execution, setup, first, source, samples)
     shares = Shares(source, samples, stride, execution.shard, checkpoint.done)

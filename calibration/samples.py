@@ -96,6 +96,11 @@ def with_batch_axis(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
     return replace(sample, feed=feed, label=label)
 
 
+def feed_layout(sample: Sample) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Return name, type and shape of each array. Samples with equal layouts can be stacked."""
+    return [(name, array.dtype, array.shape) for name, array in sample.feed.items()]
+
+
 def stacked(group: Sequence[Sample]) -> Sample:
     """Stack samples along the batch axis.
 

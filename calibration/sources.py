@@ -17,7 +17,7 @@ from .arrays import array_folder, npz_file
 from .media import files_below
 from .objects import named, python_object
 from .onnx_sets import onnx_folder, onnx_sets
-from .samples import DataError, Picked, Rows, Sample, checked, stacked
+from .samples import DataError, Picked, Rows, Sample, checked, feed_layout, stacked
 from .session import InputSpec
 
 __all__ = ["DataError", "DataSource", "DataSpec", "Sample", "Source", "open_source"]
@@ -163,7 +163,7 @@ def has_batch_axis(inputs: Sequence[InputSpec]) -> bool:
 def _layout(sample: Sample) -> object:
     """Return the properties that must be equal for two samples to be stacked."""
     label = None if sample.label is None else np.shape(sample.label)[1:]
-    return [(name, array.dtype, array.shape) for name, array in sample.feed.items()], label, sample.label is None
+    return feed_layout(sample), label, sample.label is None
 
 
 def open_source(spec: DataSource, inputs: Sequence[InputSpec]) -> Source:
@@ -200,7 +200,7 @@ def _open_text(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
             raise DataError(f"{match[1]}: no such file")
         return npz_file(match[1], match[2], inputs)
     if Path(name).suffix.lower() in text.SUFFIXES:
-        _refuse_unused(spec, "a file of texts", "preprocess", "tokenizer")
+        _refuse_unused(spec, "a text file", "preprocess", "tokenizer")
         return text.text_file(name, spec.preprocess, spec.tokenizer, inputs)
     if (target := named(name)) is not None:
         _refuse_unused(spec, "a Python object")

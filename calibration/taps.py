@@ -1,4 +1,4 @@
-"""Copies of a model whose inner tensors, or reductions of them, are outputs."""
+"""Copies of a model with inner tensors, or reductions of them, as outputs."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from .. import RequantError
 from .bodies import carry_out, find, free_prefix, tensors_of
 from .reductions import Reduced, reduce
 from .samples import Sample
-from .session import LARGE, Array, ModelSource, Serialized, describe, open_session, runtime_message
+from .session import LARGE, Array, ModelSource, Serialized, describe, open_session, run_session
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from onnxruntime import InferenceSession
 
 OBSERVABLE = ("tensor(float)", "tensor(float16)", "tensor(double)")
+"""The types of tensors that can be observed."""
 OVERHEAD = 2**28
-"""Bytes that a process takes besides weights and activations."""
+"""Bytes of a process without weights and activations."""
 SMALL = 2**10
-"""Bytes of a tensor that shape inference may want to see, and that always stays inside the model."""
+"""Smaller tensors (in bytes) always stay inside the model, because shape inference may need their values."""
 SHARED = ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8", "INT32", "INT64")
-"""Types of weights that the runtime takes as arrays."""
+"""Types of weights that the runtime accepts as arrays."""
 COPIES = 3
-"""How often weights are in memory while a session opens: as read, as given to the runtime, and packed."""
+"""Copies of the weights in memory while a session opens: as read, as passed to the runtime, and packed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be observed.
+class Targets:
+    """The tensors and statistics to observe.
 
     Attributes:
-        tensors: Whose ranges.
-        histogram: Whether as histograms, where they are in the main graph.
-        channel_axis: Whose channels, along which axis.
-        few: Whether the model is run so rarely that packing large weights does not pay.
-        values: How many values of a tensor a histogram counts per sample at most; None for all.
+        tensors: The tensors whose ranges are observed.
+        histogram: Whether tensors of the main graph get histograms.
+        channel_axis: Tensor -> channel axis, for tensors whose channels are observed.
+        few: Whether there are so few runs that packing large weights takes longer than it saves.
+        values: The largest number of values per sample that a histogram counts; None for all.
     """
 
     tensors: tuple[str, ...]
@@ -58,20 +59,20 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A session whose inner tensors can be fetched.
+    """A session that outputs inner tensors and reductions of them.
 
     Attributes:
         session: The session.
-        whole: The tensors that are taken whole, from the session or from the feed.
-        reduced: The tensors of which only reductions leave the graph.
-        fetched: The outputs that are fetched for all this.
-        outputs: The float outputs of the model, which are watched; fetched or reduced too.
-        order: The names in `reduced`, without a channel axis first.
-        inside: Whether these live in bodies, (tensors,) bool.
-        known: What is known before a run of those without a channel axis: min, max, sum and size, (tensors, 4) float64.
-        slots: What scalar outputs tell of these, as flat indices.
-        ends: These outputs.
-        planes: The images among these, and the values of a plane of each.
+        whole: Tensors that are taken whole, from the session or from the feed.
+        reduced: Tensors of which only reductions leave the graph.
+        fetched: The outputs that are fetched.
+        outputs: The float outputs of the model, whole or reduced. They are checked for NaN and infinity.
+        order: The names in `reduced`; tensors without a channel axis come first.
+        inside: Whether these tensors are in bodies, (tensors,) bool.
+        known: Known min, max, sum and size of the tensors without a channel axis; 0 if unknown, (tensors, 4) float64.
+        slots: The flat indices in `known` that scalar outputs fill.
+        ends: The names of these outputs.
+        planes: For each image reduced by planes: its row in `known`, and the number of values of a plane.
     """
 
     session: InferenceSession
@@ -87,7 +88,7 @@ class Tap:
     planes: tuple[tuple[int, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Put the reductions in order."""
+        """Compute the derived attributes."""
         order = sorted(self.reduced, key=lambda name: self.reduced[name].axis is not None)
         object.__setattr__(self, "order", tuple(order))
         object.__setattr__(self, "inside", np.array([self.reduced[name].inside for name in order], np.bool_))
@@ -103,21 +104,16 @@ class Tap:
         object.__setattr__(self, "slots", np.array(slots, np.intp))
 
     def run(self, sample: Sample) -> dict[str, Array]:
-        """Run one sample and return what was fetched, with the tensors that are fed.
+        """Run one sample and return the fetched tensors, and the whole tensors that the feed contains.
 
         Raises:
             RequantError: The model fails.
         """
         fed = {name: sample.feed[name] for name in self.whole if name in sample.feed}
-        if not self.fetched:
-            return fed
-        try:
-            return fed | dict(zip(self.fetched, self.session.run(list(self.fetched), sample.feed), strict=True))
-        except Exception as error:  # the runtime's exceptions share no base class of their own
-            raise RequantError(f"{sample.where}: the model fails: {runtime_message(error)}") from error
+        return fed | run_session(self.session, self.fetched, sample.feed, sample.where)
 
     def extremes(self, results: Mapping[str, Array]) -> Array:
-        """Return min, max, sum and size of each tensor of a run that is reduced to scalars, (tensors, 4) float64."""
+        """Return min, max, sum and size of each tensor that a run reduces to scalars, (tensors, 4) float64."""
         table = self.known.copy()
         table.reshape(-1)[self.slots] = [results[name].item() for name in self.ends]
         if self.planes:
@@ -125,7 +121,9 @@ class Tap:
             pooled = [results[self.reduced[self.order[row]].hi].reshape(2, -1) for row in rows.tolist()]
             sizes = np.array([part.shape[1] for part in pooled])
             starts = np.cumsum(sizes) - sizes
-            highest, means = np.concatenate([*pooled, np.zeros((2, 1))], axis=1)  # one more, which a start may be
+            highest, means = np.concatenate(
+                [*pooled, np.zeros((2, 1))], axis=1
+            )  # an extra element, because a start can be the end
             table[rows, 1], table[rows, 2] = np.maximum.reduceat(highest, starts), np.add.reduceat(means, starts)
             table[rows, 3] = sizes * areas
         return table
@@ -134,19 +132,19 @@ class Tap:
 def open_tap(
     model: ModelSource,
     whole: Sequence[str],
-    wanted: Wanted,
+    targets: Targets,
     *,
     reductions: bool = True,
-    but: frozenset[str] = frozenset(),
+    skipped: frozenset[str] = frozenset(),
 ) -> Tap:
-    """Open a session of a copy of the model that gives tensors whole, and reductions of the other wanted ones.
+    """Open a session of a copy of the model that outputs tensors whole, and reductions of the other observed tensors.
 
     Args:
         model: A file, or the bytes of one.
-        whole: Tensors that are taken whole; those in bodies are reduced all the same.
-        wanted: What is to be observed.
-        reductions: Whether to reduce the wanted tensors that are not taken whole, and the model's float outputs.
-        but: Tensors that are not reduced all the same.
+        whole: Tensors to take whole. Tensors in bodies are reduced anyway.
+        targets: The tensors and statistics to observe.
+        reductions: Whether to reduce the other observed tensors and the model's float outputs.
+        skipped: Tensors that are not reduced.
 
     Raises:
         UnknownNameError: The model has no such tensor.
@@ -155,15 +153,15 @@ def open_tap(
     copy, folder = load_copy(model)
     graph = copy.graph
     values = tensors_of(graph)
-    reducible = wanted.names if reductions else ()
+    reducible = targets.names if reductions else ()
     inside = find(graph, (*whole, *reducible))
-    if inner := inside.keys() & wanted.channel_axis.keys():
+    if inner := inside.keys() & targets.channel_axis.keys():
         raise RequantError(f"tensor {min(inner)!r} is in a body; channels are observed in the main graph only")
     outputs = [value.name or "" for value in graph.outputs]
     whole = [name for name in dict.fromkeys(whole) if name not in inside]
-    others = [n for n in (*reducible, *(outputs if reductions else ())) if n not in inside and n not in but]
-    types = _checked_types(copy, folder, whole, others, wanted)
-    axes = {name: axis for name, axis in wanted.channel_axis.items() if name in others}
+    others = [n for n in (*reducible, *(outputs if reductions else ())) if n not in inside and n not in skipped]
+    types = _checked_types(copy, folder, whole, others, targets)
+    axes = {name: axis for name, axis in targets.channel_axis.items() if name in others}
     rankless = [name for name in axes if values[name].shape is None or graph.opset_imports.get("") is None]
     whole = list(dict.fromkeys((*whole, *rankless)))
     fed = {value.name for value in graph.inputs} - set(graph.initializers)
@@ -172,8 +170,8 @@ def open_tap(
     reduced: dict[str, Reduced] = {}
     prefix = free_prefix(graph, "requant_tap")
     places = {name: place for place, name in enumerate(values)}
-    # What is appended last is run first, as soon as its tensor is there: while that is in the cache, and before memory
-    # is taken for all the others.
+    # The runtime runs nodes that are appended last as soon as their input exists: while the tensor is in the cache,
+    # and before the runtime allocates memory for the others.
     for name in sorted(dict.fromkeys(others), key=places.__getitem__, reverse=True):
         if name not in whole and types[name] in OBSERVABLE:
             reduced[name] = reduce(graph, values[name], f"{prefix}{len(reduced)}", axes.get(name))
@@ -182,35 +180,35 @@ def open_tap(
         reduced[name] = Reduced(lo, hi, total, size, inside=True)
     ends = [end for row in reduced.values() for end in row.ends]
     watched = frozenset(name for name in outputs if name in reduced or name in whole)
-    source, lean = _serialized(copy, folder), _is_lean(copy, few=wanted.few)
-    del copy, graph, values, inside  # and with them the weights, of which the runtime makes copies of its own
+    source, lean = _serialized(copy, folder), _is_lean(copy, few=targets.few)
+    del copy, graph, values, inside  # and their weights, which the runtime copies
     session = _open(source, lean, patterns=not fetched)
     return Tap(session, tuple(whole), reduced, (*fetched, *ends), watched)
 
 
 def _checked_types(
-    copy: ir.Model, folder: Path | None, whole: Sequence[str], others: Sequence[str], wanted: Wanted
+    copy: ir.Model, folder: Path | None, whole: Sequence[str], others: Sequence[str], targets: Targets
 ) -> dict[str, str]:
-    """Return the types of tensors of a main graph, and give the graph what can be inferred of types and shapes.
+    """Return the types of tensors of a main graph, after inferring missing types and shapes.
 
     Raises:
-        RequantError: A tensor that is wanted is not float.
+        RequantError: An observed tensor is not float.
     """
     values = tensors_of(copy.graph)
-    looked = [name for name in dict.fromkeys((*whole, *others)) if name in wanted.names or name in whole]
-    infer_types(copy, looked)
-    types = types_of(copy, folder, {name: values[name] for name in (*whole, *others)}, few=wanted.few)
-    for name in looked:
+    observed = [name for name in dict.fromkeys((*whole, *others)) if name in targets.names or name in whole]
+    infer_types(copy, observed)
+    types = types_of(copy, folder, {name: values[name] for name in (*whole, *others)}, few=targets.few)
+    for name in observed:
         if types[name] not in OBSERVABLE:
             raise RequantError(f"tensor {name!r} is a {types[name]}; only float, float16 and double can be observed")
     return types
 
 
 def load_copy(model: ModelSource) -> tuple[ir.Model, Path | None]:
-    """Read a model, leaving external data where it is, and say relative to what folder that is.
+    """Read a model without its external data. Return the model and the folder of the external data.
 
     Raises:
-        RequantError: It cannot be read.
+        RequantError: The model cannot be read.
     """
     import onnx
     import onnx_ir as ir
@@ -221,16 +219,16 @@ def load_copy(model: ModelSource) -> tuple[ir.Model, Path | None]:
         if isinstance(model, Serialized):
             return ir.from_proto(onnx.load_model_from_string(model.data)), model.folder
         return ir.load(model), Path(model).parent
-    except Exception as error:  # protobuf, onnx_ir and the file system raise nothing in common
-        open_session(model)  # says what is wrong in the words of every other command
+    except Exception as error:  # the exceptions of protobuf, onnx_ir and the file system have no common base class
+        open_session(model)  # raises the same error as other commands
         raise RequantError(f"{describe(model)}: cannot be read: {' '.join(str(error).split())}") from error
 
 
 def infer_types(copy: ir.Model, names: Iterable[str], *, bodies: bool = False) -> None:
-    """Give named tensors of a main graph the types and shapes that onnx can infer, where they have none.
+    """Infer missing types and shapes of named tensors of a main graph.
 
-    Others are left alone: onnx-ir's pass takes the type of a sequence for that of its tensors. With `bodies` the
-    tensors in bodies get theirs too.
+    Other tensors do not change, because onnx-ir's pass confuses the type of a sequence with that of its tensors. With
+    `bodies` the tensors in bodies are inferred too.
     """
     from onnx_ir.passes.common import ShapeInferencePass
 
@@ -238,26 +236,26 @@ def infer_types(copy: ir.Model, names: Iterable[str], *, bodies: bool = False) -
     named = {name: values[name] for name in names}
     if not bodies and all(value.type is not None and value.shape is not None for value in named.values()):
         return
-    logger = logging.getLogger("onnx_ir")  # which tells of every value that the pass leaves alone
+    logger = logging.getLogger("onnx_ir")  # it logs every value that the pass does not change
     level = logger.level
     logger.setLevel(logging.ERROR)
-    stand_in = copy.clone()
+    inferred_copy = copy.clone()
     try:
-        ShapeInferencePass(check_type=False, strict_mode=False)(stand_in)
+        ShapeInferencePass(check_type=False, strict_mode=False)(inferred_copy)
     finally:
         logger.setLevel(level)
-    pairs = [(named, tensors_of(stand_in.graph))]
+    pairs = [(named, tensors_of(inferred_copy.graph))]
     if bodies:
-        inner = zip(copy.graph.subgraphs(), stand_in.graph.subgraphs(), strict=True)
+        inner = zip(copy.graph.subgraphs(), inferred_copy.graph.subgraphs(), strict=True)
         pairs += [(tensors_of(body), tensors_of(other)) for body, other in inner]
-    for given, inferred in pairs:
-        for name, value in given.items():
+    for tensors, inferred in pairs:
+        for name, value in tensors.items():
             value.type = value.type or inferred[name].type
             value.shape = value.shape if value.shape is not None else inferred[name].shape
 
 
 def types_of(copy: ir.Model, folder: Path | None, values: Mapping[str, ir.Value], *, few: bool) -> dict[str, str]:
-    """Return the runtime's name of each tensor's type; what the model does not say, the runtime has to infer."""
+    """Return the runtime's name of each tensor's type. The runtime infers types that are missing in the model."""
     import onnx_ir as ir
 
     types = {}
@@ -278,12 +276,12 @@ def types_of(copy: ir.Model, folder: Path | None, values: Mapping[str, ir.Value]
 
 
 def _open_copy(copy: ir.Model, folder: Path | None, *, optimize: bool = True, few: bool) -> InferenceSession:
-    """Open a session, of few runs or many, of a model in memory whose external data lies in `folder`."""
+    """Open a session of a model in memory whose external data are in `folder`."""
     return _open(_serialized(copy, folder), _is_lean(copy, few=few), optimize=optimize)
 
 
 def _is_lean(copy: ir.Model, *, few: bool) -> bool:
-    """Whether a session computes on the weights in their files."""
+    """Return whether a session should compute on the weights in their files."""
     import onnx_ir as ir
 
     tensors = (value.const_value for graph in copy.graphs() for value in graph.initializers.values())
@@ -291,7 +289,7 @@ def _is_lean(copy: ir.Model, *, few: bool) -> bool:
 
 
 def _serialized(copy: ir.Model, folder: Path | None) -> Serialized:
-    """Return a model in memory as the runtime opens it; external data stay in `folder`, large weights in memory."""
+    """Serialize a model for the runtime. External data stay in `folder`; large weights are passed as arrays."""
     import onnx_ir as ir
 
     shared = {}
@@ -312,10 +310,10 @@ def _serialized(copy: ir.Model, folder: Path | None) -> Serialized:
 
 
 def _open(source: Serialized, lean: bool, *, optimize: bool = True, patterns: bool = True) -> InferenceSession:
-    """Open a session that computes on one thread: how many there are must not change a bit of what is observed."""
+    """Open a session with one thread, because the number of threads changes the rounding of the observed values."""
     try:
         return open_session(source, threads=1, optimize=optimize, lean=lean, patterns=patterns)
-    except RequantError:  # an optimisation may remove a tensor although it is an output now
+    except RequantError:  # an optimization may remove a tensor that is an output
         if not optimize:
             raise
         return open_session(source, threads=1, optimize=False, lean=lean, patterns=patterns)
@@ -327,56 +325,56 @@ class Groups:
 
     Attributes:
         names: The tensors of each run.
-        room: How many runs of the largest group the memory has room for at a time, at least 1.
+        room: The number of runs of the largest group that fit in memory at a time, at least 1.
     """
 
     names: tuple[tuple[str, ...], ...] = ((),)
     room: int = 2**16
 
 
-def groups_of(model: ModelSource, wanted: Wanted, sample: Sample, limit: int, batch: int) -> Groups:
-    """Split the tensors that are taken whole into groups, in the order of the graph, that fit a limit of memory.
+def groups_of(model: ModelSource, targets: Targets, sample: Sample, limit: int, batch: int) -> Groups:
+    """Split the tensors that are taken whole into groups that fit a memory limit, in the order of the graph.
 
-    The model is run once per group, as far as the group reaches; one group is enough but for huge activations.
+    The model runs once per group, up to the last tensor of the group. Unless activations are huge, there is one group.
 
     Args:
         model: The model.
-        wanted: What is to be observed.
-        sample: What is fed, or its like in size.
-        limit: Bytes that the process should stay below; at least a quarter of it goes to the tensors.
-        batch: How many samples are stacked at most.
+        targets: The tensors and statistics to observe.
+        sample: A sample of typical size.
+        limit: The memory limit of the process in bytes. At least a quarter of it is for the tensors.
+        batch: The largest number of stacked samples.
 
     Raises:
         UnknownNameError: The model has no such tensor.
         RequantError: The model cannot be read, or a tensor cannot be observed.
     """
-    if not wanted.histogram:
+    if not targets.histogram:
         return Groups()
     copy, _ = load_copy(model)
     values = tensors_of(copy.graph)
-    find(copy.graph, wanted.names)
+    find(copy.graph, targets.names)
     order = {name: index for index, name in enumerate(values)}
-    whole = sorted((name for name in wanted.tensors if name in values), key=order.__getitem__)
+    whole = sorted((name for name in targets.tensors if name in values), key=order.__getitem__)
     infer_types(copy, whole)
     sizes = _sizes(copy, {name: values[name] for name in whole}, sample)
     if sizes is None:
-        sizes = _measured_sizes(model, whole, sample, few=wanted.few)
+        sizes = _measured_sizes(model, whole, sample, few=targets.few)
     constants = (value.const_value for graph in copy.graphs() for value in graph.initializers.values())
     weights = sum(tensor.nbytes for tensor in constants if tensor is not None)
     budget = max(limit - COPIES * weights - OVERHEAD, limit // 4) // batch
     groups: list[list[str]] = [[]]
-    taken = [0]
+    group_bytes = [0]
     for name in whole:
-        if groups[-1] and taken[-1] + sizes[name] > budget:
+        if groups[-1] and group_bytes[-1] + sizes[name] > budget:
             groups.append([])
-            taken.append(0)
+            group_bytes.append(0)
         groups[-1].append(name)
-        taken[-1] += sizes[name]
-    return Groups(tuple(map(tuple, groups)), max(1, budget // max(*taken, 1)))
+        group_bytes[-1] += sizes[name]
+    return Groups(tuple(map(tuple, groups)), max(1, budget // max(*group_bytes, 1)))
 
 
 def _sizes(copy: ir.Model, values: Mapping[str, ir.Value], sample: Sample) -> dict[str, int] | None:
-    """Return each tensor's bytes as the model's own shapes tell them for a feed; None when they do not."""
+    """Return each tensor's bytes for a feed, computed from the model's shapes; None if a shape is unknown."""
     symbols: dict[str, int] = {}
     for graph_input in copy.graph.inputs:
         if graph_input.name in sample.feed and graph_input.shape is not None:
@@ -397,22 +395,22 @@ def _sizes(copy: ir.Model, values: Mapping[str, ir.Value], sample: Sample) -> di
 
 
 def _measured_sizes(model: ModelSource, names: Sequence[str], sample: Sample, *, few: bool) -> dict[str, int]:
-    """Return each tensor's bytes as a run tells them that keeps none of them, taken as float32."""
-    tap = open_tap(model, (), Wanted(tuple(names), few=few))
+    """Return each tensor's bytes as float32, measured by a run that keeps no tensor."""
+    tap = open_tap(model, (), Targets(tuple(names), few=few))
     counts = dict(zip(tap.order, tap.extremes(tap.run(sample))[:, 3].tolist(), strict=True))
     fed = {name: array.nbytes for name, array in sample.feed.items()}
     return {name: int(counts[name]) * 4 if name in counts else fed.get(name, 0) for name in names}
 
 
 def activations(model: ModelSource) -> tuple[str, ...]:
-    """Return the float tensors of a main graph that depend on what is fed, in the order of the graph.
+    """Return the float tensors of a main graph that depend on the inputs, in the order of the graph.
 
     Raises:
         RequantError: The model cannot be read.
     """
     import onnx_ir as ir
 
-    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)  # nodes that have some may read anything outside
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)  # bodies may read any tensor outside
     copy, folder = load_copy(model)
     graph = copy.graph
     infer_types(copy, tensors_of(graph))

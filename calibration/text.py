@@ -1,4 +1,4 @@
-"""Files of texts as data: ``.csv``, ``.tsv`` and ``.jsonl``, each record given to a tokenizer."""
+"""Text files as data: ``.csv``, ``.tsv`` and ``.jsonl``. A tokenizer converts each record."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from .session import Array, InputSpec
 from .settings import Key, parse_settings, text_of
 
 SUFFIXES = frozenset((".csv", ".tsv", ".jsonl"))
-"""How the names of files of texts end."""
+"""The suffixes of text files."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""The separator of the cells of a record; ``.jsonl`` files have none."""
 ROW = "*"
+"""The column name that stands for the whole record."""
 BLANK = object()
-"""What a line without JSON is read as."""
+"""The value of an empty line in a ``.jsonl`` file."""
 
 KEYS: Mapping[str, Key] = {
     "column": text_of("a column, several separated by commas, or * for the whole record as a dict"),
     "label": text_of("a column"),
 }
-"""What `text_file` may be told."""
+"""The settings of `text_file`."""
 
 Record = Mapping[str, Any]
 """Values by column: texts in a ``.csv`` file, JSON values in a ``.jsonl`` file."""
@@ -36,11 +38,11 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Where the records of a file begin.
+    """The positions of the records of a file.
 
     Attributes:
         path: The file.
-        columns: The columns of a ``.csv`` file; empty in a ``.jsonl`` file, where each record names its own.
+        columns: The columns of a ``.csv`` file; empty for a ``.jsonl`` file, where each record has its own.
         offsets: The first byte of each record.
         lines: The line of each record, counted from 1.
     """
@@ -58,42 +60,44 @@ class _Index:
 def text_file(
     path: str, preprocess: str | None, tokenizer: str | Callable[..., Any] | None, inputs: Sequence[InputSpec]
 ) -> Rows:
-    """Read a file of texts, one sample per record.
+    """Read a text file, one sample per record.
 
     Args:
         path: A ``.csv`` or ``.tsv`` file whose first line names the columns, or a ``.jsonl`` file with one object per
-            line; in UTF-8.
+            line; UTF-8.
         preprocess: Settings of `KEYS`.
-        tokenizer: A callable that turns the text of a column into a dict of arrays, or the name of one.
-        inputs: What the model wants.
+        tokenizer: A callable that converts the text of a column to a dict of arrays, or the name of one.
+        inputs: The model's inputs.
 
     Raises:
-        RequantError: The file, a setting or the tokenizer is not what it must be.
+        RequantError: The file, a setting or the tokenizer is invalid.
     """
     if not Path(path).is_file():
         raise DataError(f"{path}: no such file")
     if tokenizer is None:
         raise DataError(
-            f"{path}: a file of texts needs a tokenizer, which turns a text into a dict of arrays: "
+            f"{path}: a text file needs a tokenizer, which converts a text to a dict of arrays: "
             "--tokenizer FILE.py:NAME or PACKAGE.MODULE:NAME"
         )
-    called = load_named(tokenizer, "tokenizer") if isinstance(tokenizer, str) else Named(tokenizer, _name(tokenizer))
-    if not callable(called.value):
-        raise DataError(f"{called.name}: a {type(called.value).__name__} is no tokenizer, which is called with a text")
+    converter = load_named(tokenizer, "tokenizer") if isinstance(tokenizer, str) else Named(tokenizer, _name(tokenizer))
+    if not callable(converter.value):
+        raise DataError(
+            f"{converter.name}: a {type(converter.value).__name__} is no tokenizer; it must be callable with a text"
+        )
     try:
-        given = parse_settings(preprocess, KEYS)
+        settings = parse_settings(preprocess, KEYS)
     except RequantError as error:
         raise DataError(f"{path}: {error}") from error
     index, first = _indexed(path)
-    columns = _text_columns(given.get("column"), first, given.get("label"), index.where(0))
-    label = _label_column(given.get("label"), first, columns, index.where(0))
+    columns = _text_columns(settings.get("column"), first, settings.get("label"), index.where(0))
+    label = _label_column(settings.get("label"), first, columns, index.where(0))
     labels = None if label is None else _labels(index, label)
 
     def read(picked: Picked) -> Iterator[Sample]:
         positions = range(len(index.offsets)) if picked is None else picked
         for position, record in zip(positions, _records(index, positions), strict=True):
             where = index.where(position)
-            feed = _tokenized(called, _arguments(record, columns, where), where)
+            feed = _tokenized(converter, _arguments(record, columns, where), where)
             answer = None if labels is None else labels[position]
             yield with_batch_axis(Sample(feed, answer, where), inputs)
 
@@ -101,7 +105,7 @@ def text_file(
 
 
 def _name(tokenizer: object) -> str:
-    """Return how messages call a tokenizer that was given as an object."""
+    """Return a tokenizer's name in messages."""
     return str(getattr(tokenizer, "__qualname__", None) or f"a {type(tokenizer).__name__}")
 
 
@@ -109,10 +113,10 @@ def _name(tokenizer: object) -> str:
 
 
 def _indexed(path: str) -> tuple[_Index, Record]:
-    """Read a file once: where its records begin, and the first of them.
+    """Read a file once. Return the positions of its records and the first record.
 
     Raises:
-        DataError: It cannot be read, or holds no records.
+        DataError: The file cannot be read, or has no records.
     """
     offsets, lines = array("Q"), array("Q")
     columns: tuple[str, ...] = ()
@@ -136,17 +140,17 @@ def _indexed(path: str) -> tuple[_Index, Record]:
 
 
 def _delimiter(path: str) -> str | None:
-    """Return what separates the cells of a record; None in a ``.jsonl`` file."""
+    """Return the separator of the cells of a record; None for a ``.jsonl`` file."""
     return DELIMITERS.get(Path(path).suffix.lower())
 
 
 def _scan(stream: IO[bytes], path: str, line: int = 0) -> Iterator[tuple[int, int, Any]]:
-    """Yield the first byte, the line and the cells or JSON value of each record from where a stream is.
+    """Yield the first byte, the line, and the cells or JSON value of each record from the stream's position.
 
     Args:
         stream: The file.
         path: Its path.
-        line: How many lines were before.
+        line: The number of lines before the position.
     """
     offset, after = stream.tell(), line
 
@@ -175,7 +179,7 @@ def _scan(stream: IO[bytes], path: str, line: int = 0) -> Iterator[tuple[int, in
 
 
 def _json(line: str) -> Any:
-    """Read a line of JSON."""
+    """Parse a line of JSON."""
     return json.loads(line) if line.strip() else BLANK
 
 
@@ -183,7 +187,7 @@ def _header(cells: Sequence[str], where: str) -> tuple[str, ...]:
     """Read the names of columns."""
     names = tuple(cell.strip() for cell in cells)
     if "" in names or len(set(names)) < len(names):
-        raise DataError(f"{where}: the first line must name each column once, got {','.join(names)!r}")
+        raise DataError(f"{where}: the first line must be the names of the columns, each once; got {','.join(names)!r}")
     return names
 
 
@@ -194,7 +198,9 @@ def _record(values: Any, columns: tuple[str, ...], where: str) -> Record:
     if not columns:
         raise DataError(f"{where}: expected a JSON object, got {type(values).__name__}")
     if len(values) != len(columns):
-        raise DataError(f"{where}: has {len(values)} cells, and the file {len(columns)} columns: {', '.join(columns)}")
+        raise DataError(
+            f"{where}: has {len(values)} cells, but the file has {len(columns)} columns: {', '.join(columns)}"
+        )
     return dict(zip(columns, values, strict=True))
 
 
@@ -205,10 +211,10 @@ def _records(index: _Index, positions: Sequence[int]) -> Iterator[Record]:
             for position in positions:
                 stream.seek(index.offsets[position])
                 line = index.lines[position]
-                found = next(_scan(stream, index.path, line - 1), None)
-                if found is None:
+                entry = next(_scan(stream, index.path, line - 1), None)
+                if entry is None:
                     raise DataError(f"{index.where(position)}: the file has changed since it was opened")
-                yield _record(found[2], index.columns, index.where(position))
+                yield _record(entry[2], index.columns, index.where(position))
     except OSError as error:
         raise DataError(f"{index.path}: cannot be read: {error}") from error
 
@@ -216,23 +222,23 @@ def _records(index: _Index, positions: Sequence[int]) -> Iterator[Record]:
 # ---------------------------------------------------------------------------------------------------- columns
 
 
-def _text_columns(given: str | None, first: Record, label: str | None, where: str) -> tuple[str, ...] | None:
+def _text_columns(setting: str | None, first: Record, label: str | None, where: str) -> tuple[str, ...] | None:
     """Return the columns whose texts are tokenized; None for the whole record."""
-    if given == ROW:
+    if setting == ROW:
         return None
-    if given is not None:
-        names = (given,) if given in first else tuple(name.strip() for name in given.split(","))
+    if setting is not None:
+        names = (setting,) if setting in first else tuple(name.strip() for name in setting.split(","))
         for name in names:
             _value(first, name, where)
         return names
     for name, value in first.items():
         if isinstance(value, str) and not _is_number(value) and name != label and name.lower() not in LABELS:
             return (name,)
-    raise DataError(f"{where}: no column holds a text; say column=NAME in preprocess: there are {', '.join(first)}")
+    raise DataError(f"{where}: no column holds a text; set column=NAME in preprocess, one of {', '.join(first)}")
 
 
 def _is_number(text: str) -> bool:
-    """Tell whether a cell holds a number."""
+    """Return whether a cell holds a number."""
     try:
         float(text)
     except ValueError:
@@ -240,11 +246,11 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _label_column(given: str | None, first: Record, columns: tuple[str, ...] | None, where: str) -> str | None:
-    """Return the column of the labels: the given one, or ``label`` or ``labels`` where there is one."""
-    if given is not None:
-        _value(first, given, where)
-        return given
+def _label_column(setting: str | None, first: Record, columns: tuple[str, ...] | None, where: str) -> str | None:
+    """Return the column of the labels: the setting, or ``label`` or ``labels`` if there is such a column."""
+    if setting is not None:
+        _value(first, setting, where)
+        return setting
     return next((name for name in first if name.lower() in LABELS and name not in (columns or ())), None)
 
 
@@ -256,12 +262,12 @@ def _value(record: Record, name: str, where: str) -> Any:
 
 
 def _labels(index: _Index, column: str) -> list[Array | int | None]:
-    """Return the label of every record: a class where they are texts, else what JSON has there."""
+    """Return the label of every record. Texts become class numbers; other JSON values stay as they are."""
     values = []
     for position, record in enumerate(_records(index, range(len(index.offsets)))):
         values.append(_value(record, column, index.where(position)))
         if values[-1] == "" or isinstance(values[-1], str) != isinstance(values[0], str):
-            raise DataError(f"{index.where(position)}: column {column!r} is {values[-1]!r}, which is no label")
+            raise DataError(f"{index.where(position)}: column {column!r} is {values[-1]!r}; expected a label")
     if isinstance(values[0], str):
         return list(numbered([value.strip() for value in values]))
     return [as_label(value, index.where(position)) for position, value in enumerate(values)]
@@ -271,20 +277,22 @@ def _labels(index: _Index, column: str) -> list[Array | int | None]:
 
 
 def _arguments(record: Record, columns: tuple[str, ...] | None, where: str) -> tuple[Any, ...]:
-    """Return what the tokenizer is called with."""
+    """Return the arguments of the tokenizer."""
     if columns is None:
         return (dict(record),)
     values = tuple(_value(record, name, where) for name in columns)
     for name, value in zip(columns, values, strict=True):
         if not isinstance(value, str):
-            raise DataError(f"{where}: column {name!r} holds no text but a {type(value).__name__}")
+            raise DataError(f"{where}: column {name!r} must hold a text, not {type(value).__name__}")
     return values
 
 
 def _tokenized(tokenizer: Named, arguments: tuple[Any, ...], where: str) -> dict[str, Array]:
     """Call the tokenizer for one record."""
     with failing_at(f"{where}: tokenizer {tokenizer.name}"), on_path(tokenizer.folder):
-        found = tokenizer.value(*arguments)
-    if not isinstance(found, Mapping):
-        raise DataError(f"{where}: tokenizer {tokenizer.name} gave a {type(found).__name__}, not a dict of arrays")
-    return {str(name): as_array(value, f"{where}, input {name!r}") for name, value in found.items()}
+        arrays = tokenizer.value(*arguments)
+    if not isinstance(arrays, Mapping):
+        raise DataError(
+            f"{where}: tokenizer {tokenizer.name} must return a dict of arrays, not {type(arrays).__name__}"
+        )
+    return {str(name): as_array(value, f"{where}, input {name!r}") for name, value in arrays.items()}

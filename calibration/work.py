@@ -1,4 +1,4 @@
-"""Pieces of a run over data: what a worker does, in this process or in another one, on this machine or elsewhere."""
+"""The work on pieces of a run over data: what a worker does, in this process or in another process."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from .extremes import MinMax
 from .histogram import Counter
 from .observations import Observations, Place
 from .reductions import Reduced
-from .samples import DataError, Sample, stacked
+from .samples import DataError, Sample, feed_layout, stacked
 from .session import Array, Feed, ModelSource, Serialized, input_specs, release_memory
 from .sources import Source, open_source
 from .sums import Channels, Moments, Runs
-from .taps import Tap, Wanted, open_tap
+from .taps import Tap, Targets, open_tap
 
 if TYPE_CHECKING:
     from .sources import DataSpec
 
 OPENING, READING = Lock(), Lock()
-CLOSER = 4
-"""So many sessions for a closer look are kept."""
+CLOSE_SESSIONS = 4
+"""The number of cached sessions that output a single tensor whole."""
 COMPARED = 4096
-"""So many of the first samples are compared with each other, by so many of their values."""
+"""The number of first samples that are compared with each other, and the number of compared values per array."""
 
 Unit: TypeAlias = "tuple[tuple[int, Sample], ...]"
-"""The samples of one batch, with their positions in the whole of the data."""
+"""The samples of one batch with their positions in the whole data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every piece of one run has in common.
+    """The settings that all pieces of one run share.
 
     Attributes:
         model: The model.
-        wanted: What is to be observed.
-        groups: The tensors that are taken whole, run by run.
+        targets: The tensors and statistics to observe.
+        groups: The tensors that are taken whole, by runs of the model.
         stacks: Whether samples of one shape may be stacked.
-        first: What is added to the position of each sample.
-        strict: Whether an output that is not finite ends the run.
-        run: A word that no other run has; what workers keep must not outlive a run.
+        first: An offset for the position of each sample.
+        strict: Whether an output that is not finite is an error.
+        run: A unique id of this run. Workers drop the sessions of other runs.
     """
 
     model: ModelSource | Stored
-    wanted: Wanted
+    targets: Targets
     groups: tuple[tuple[str, ...], ...] = ((),)
     stacks: bool = False
     first: int = 0
@@ -63,10 +63,10 @@ class Setup:
 
 
 class Taps:
-    """The sessions of a setup, which threads share."""
+    """The sessions of a setup. Threads share them."""
 
     def __init__(self, setup: Setup) -> None:
-        """Open them.
+        """Open the sessions.
 
         Raises:
             RequantError: The model cannot be loaded, or a tensor cannot be observed.
@@ -77,38 +77,38 @@ class Taps:
         release_memory()
         *before, last = setup.groups
         earlier = frozenset(name for group in before for name in group)
-        self.taps = [open_tap(self.model, group, setup.wanted, reductions=False) for group in before]
-        self.taps.append(open_tap(self.model, last, setup.wanted, but=earlier))
-        release_memory()  # copies of the weights, before activations take their place
-        self.ranged = frozenset(setup.wanted.tensors)
+        self.taps = [open_tap(self.model, group, setup.targets, reductions=False) for group in before]
+        self.taps.append(open_tap(self.model, last, setup.targets, skipped=earlier))
+        release_memory()  # free copies of the weights before activations need memory
+        self.ranged = frozenset(setup.targets.tensors)
         self._closer: dict[str, Tap] = {}
         self._lock = Lock()
 
     def whole(self, names: Iterable[str], sample: Sample) -> dict[str, Array]:
-        """Return tensors whole that usually are not.
+        """Return whole tensors that are usually reduced.
 
-        They come from sessions of their own, lest the others be computed in another way than before.
+        They come from separate sessions, because further outputs could change how the runtime computes the others.
         """
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for name in sorted(names):
             with self._lock:
                 if name not in self._closer:
-                    if len(self._closer) == CLOSER:
+                    if len(self._closer) == CLOSE_SESSIONS:
                         del self._closer[next(iter(self._closer))]
-                    self._closer[name] = open_tap(self.model, [name], self.setup.wanted, reductions=False)
+                    self._closer[name] = open_tap(self.model, [name], self.setup.targets, reductions=False)
                 tap = self._closer[name]
-            found |= tap.run(sample)
-        return found
+            arrays |= tap.run(sample)
+        return arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A model in a file that is not where its external data are relative to.
+    """A model in a file whose external data are in another folder.
 
     Attributes:
         path: The file.
-        folder: The folder of its external data; None when everything is inside.
-        name: How messages call it.
+        folder: The folder of its external data; None if there are none.
+        name: The model's name in messages.
     """
 
     path: Path
@@ -116,19 +116,19 @@ class Stored:
     name: str
 
     def load(self) -> Serialized:
-        """Read it."""
+        """Read the file."""
         return Serialized(self.path.read_bytes(), self.folder, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Batches that are run elsewhere.
+    """Batches for another process.
 
     Attributes:
-        setup: The model, and what is to be observed.
-        data: The data; None where the samples come with the task.
-        batches: For each batch the positions of its samples in the whole of the data, and in the file.
-        units: The samples themselves, where `data` is None.
+        setup: The settings of the run.
+        data: The data; None if the task contains the samples.
+        batches: For each batch, pairs of each sample's position in the whole data and in the source.
+        units: The samples themselves, if `data` is None.
     """
 
     setup: Setup
@@ -138,17 +138,17 @@ class Task:
 
 
 def run_task(task: Task) -> Observations:
-    """Open model and data, unless they were before, and run the batches.
+    """Open model and data, unless this process has them open, and run the batches.
 
     Raises:
-        RequantError: As when they are run here.
+        RequantError: As `run_units`.
     """
     try:
         opened = _opened(task)
         units = task.units if opened.source is None else _read(task, opened.source)
         return run_units(opened.taps, units)
     except RequantError as error:
-        # subclasses are made of more than a message, and do not survive the way between processes
+        # subclasses have more arguments than a message and cannot be pickled
         plain = DataError if isinstance(error, DataError) else RequantError
         raise plain(str(error)) from None
 
@@ -158,36 +158,36 @@ def _read(task: Task, source: Source) -> Iterator[Unit]:
     samples = source.read([at for batch in task.batches for _, at in batch])
     for batch in task.batches:
         with READING if source.rows.foreign else nullcontext():
-            some = taken(samples, len(batch), source)
-        yield tuple((position, sample) for (position, _), sample in zip(batch, some, strict=True))
+            batch_samples = take_samples(samples, len(batch), source)
+        yield tuple((position, sample) for (position, _), sample in zip(batch, batch_samples, strict=True))
 
 
-def taken(samples: Iterator[Sample], count: int, source: Source) -> tuple[Sample, ...]:
-    """Return the next samples of a source that has said how many it has.
+def take_samples(samples: Iterator[Sample], count: int, source: Source) -> tuple[Sample, ...]:
+    """Return the next samples of a source of known length.
 
     Raises:
-        DataError: There are fewer.
+        DataError: There are fewer samples.
     """
-    some = tuple(islice(samples, count))
-    if len(some) < count:
-        raise DataError(f"{source.description}: gives fewer than the {source.length} samples that it says it has")
-    return some
+    result = tuple(islice(samples, count))
+    if len(result) < count:
+        raise DataError(f"{source.description}: has fewer samples than its length, {source.length}")
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What a worker keeps from task to task of one run: the sessions, and the data where they are not sent."""
+    """What a worker keeps between the tasks of one run: the sessions, and the data unless tasks contain them."""
 
     taps: Taps
     source: Source | None
 
 
 OPENED: dict[str, _Opened] = {}
-"""By run; no more than one."""
+"""At most one entry, by run."""
 
 
 def _opened(task: Task) -> _Opened:
-    """Open the sessions and the data of a run, once."""
+    """Open the sessions and the data of a run once."""
     with OPENING:  # a worker may have several threads
         if task.setup.run not in OPENED:
             OPENED.clear()
@@ -199,13 +199,13 @@ def _opened(task: Task) -> _Opened:
 
 
 def forget(run: str) -> None:
-    """Close what threads of this process have opened as workers of a run."""
+    """Close the sessions and data that threads of this process opened as workers of a run."""
     with OPENING:
         OPENED.pop(run, None)
 
 
 def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
-    """Run batches and return what was seen of them.
+    """Run batches and return their statistics.
 
     Raises:
         DataError: An output of the model is not finite, or a tensor has no such channel axis.
@@ -216,18 +216,21 @@ def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
     for unit in units:
         for position, sample in unit:
             gathered.take_feed(first + position, sample)
-        for position, sample, count in _runs(unit, stacks=taps.setup.stacks):
+        for position, sample, count in _stacks(unit, stacks=taps.setup.stacks):
             for tap in taps.taps:
-                _look(gathered, taps, tap, Place(first + position, sample.where), sample, count)
-    return gathered.observations(taps.setup.wanted)
+                _observe(gathered, taps, tap, Place(first + position, sample.where), sample, count)
+    return gathered.observations(taps.setup.targets)
 
 
-def _runs(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
-    """Stack neighbours of a batch as far as their shapes agree: position of the first, the stack, its samples."""
+def _stacks(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
+    """Stack neighbours of a batch with equal shapes.
+
+    Yield the position of the first sample, the stack, and its number of samples.
+    """
 
     def layout(entry: tuple[int, Sample]) -> object:
         position, sample = entry
-        return [(name, array.dtype, array.shape) for name, array in sample.feed.items()] if stacks else position
+        return feed_layout(sample) if stacks else position
 
     for _, group in groupby(unit, layout):
         (position, first), *others = group
@@ -235,19 +238,19 @@ def _runs(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
         yield position, stacked(group_of), len(group_of)
 
 
-def _look(gathered: Gathered, taps: Taps, tap: Tap, place: Place, sample: Sample, count: int) -> None:
-    """Run a stack of `count` samples and take what it shows."""
+def _observe(gathered: Gathered, taps: Taps, tap: Tap, place: Place, sample: Sample, count: int) -> None:
+    """Run a stack of `count` samples and gather its statistics."""
     results = tap.run(sample)
     for name in tap.whole:
         array = results[name]
         if array.size and not gathered.take_whole(name, array, taps, place, count):
             gathered.mark(name, place)
-    channels = {name: _Ends.of(row, results) for name, row in tap.reduced.items() if row.axis is not None}
+    channels = {name: _ChannelEnds.of(row, results) for name, row in tap.reduced.items() if row.axis is not None}
     table = np.concatenate([tap.extremes(results), *(end.row for end in channels.values())])
     lo, hi, total, size = table.T
     finite = np.isfinite(lo) & np.isfinite(hi) & ~(np.isnan(total) & tap.inside)
-    # The sum is there for NaN, which the runtime's min and max step over: it makes any sum NaN. So do huge values of
-    # both signs. An infinite sum of finite extremes is an overflow, of which only a sum per channel suffers.
+    # The runtime's min and max skip NaN, but a NaN makes the sum NaN. Huge values of both signs do so too. An infinite
+    # sum of finite extremes is an overflow, which matters only for sums per channel.
     doubtful = frozenset(
         tap.order[index]
         for index in np.flatnonzero(finite & (size > 0) & ~np.isfinite(total)).tolist()
@@ -260,7 +263,7 @@ def _look(gathered: Gathered, taps: Taps, tap: Tap, place: Place, sample: Sample
         if not np.isfinite(array).all():
             gathered.mark(name, place)
         elif name in channels:
-            channels[name] = _Ends.summed(array, tap.reduced[name].axis or 0)
+            channels[name] = _ChannelEnds.summed(array, tap.reduced[name].axis or 0)
     broken = tap.outputs.intersection(gathered.broken)
     if broken and taps.setup.strict:
         raise _not_finite(min(broken), taps, sample)
@@ -271,13 +274,13 @@ def _look(gathered: Gathered, taps: Taps, tap: Tap, place: Place, sample: Sample
 
 
 def _not_finite(name: str, taps: Taps, sample: Sample) -> DataError:
-    """Compose what is said when an output is not finite."""
+    """Return the error for an output that is not finite."""
     return DataError(f"{sample.where}: output {name!r} holds NaN or infinity; {first_broken(taps.model, sample)}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Ends:
-    """The channels of a tensor in one run, each (C,) float64.
+class _ChannelEnds:
+    """The channels of a tensor in one run, (C,) float64 each.
 
     Attributes:
         lo: The smallest values.
@@ -292,25 +295,25 @@ class _Ends:
     size: int
 
     @classmethod
-    def of(cls, row: Reduced, results: dict[str, Array]) -> _Ends:
+    def of(cls, row: Reduced, results: dict[str, Array]) -> _ChannelEnds:
         """Read the outputs of a run."""
         assert row.lo is not None
         lo, hi, total = (results[end].astype(np.float64) for end in (row.lo, row.hi, row.total))
         return cls(lo, hi, total, int(results[row.size].item()) if isinstance(row.size, str) else row.size or 0)
 
     @classmethod
-    def summed(cls, array: Array, axis: int) -> _Ends:
+    def summed(cls, array: Array, axis: int) -> _ChannelEnds:
         """Reduce an array per channel."""
-        array = np.ascontiguousarray(array)  # a sum depends on the layout
+        array = np.ascontiguousarray(array)  # a float sum depends on the memory layout
         others = tuple(index for index in range(array.ndim) if index != axis % array.ndim)
-        with np.errstate(over="ignore", invalid="ignore"):  # told apart where it is taken
+        with np.errstate(over="ignore", invalid="ignore"):  # take_channels() checks the sums
             total = np.sum(array, axis=others, dtype=np.float64)
         lo, hi = np.atleast_1d(array.min(others)), np.atleast_1d(array.max(others))
         return cls(lo, hi, np.atleast_1d(total), array.size)
 
     @property
     def row(self) -> Array:
-        """The same over all channels: the row of a table, (1, 4)."""
+        """The min, max, sum and size over all channels: a row of a table, (1, 4)."""
         if not self.size:
             return np.zeros((1, 4))
         with np.errstate(invalid="ignore"):  # infinities of both signs
@@ -319,22 +322,22 @@ class _Ends:
 
 @dataclass(slots=True)
 class Gathered:
-    """What the runs of one piece of work have shown so far.
+    """The statistics of the runs of one piece of work.
 
     Attributes:
-        counters: The statistic of each tensor that was taken whole, and at the end of every tensor.
-        ends: Position, smallest and largest value of each run of them.
-        tables: For tensors that were reduced in the graph, the position and the reductions of each run, (tensors, 4).
-        channels: The channels, run by run.
-        moments: Those of the inputs.
-        broken: Tensors that were not finite.
-        repeated: Feeds by digest.
-        samples: How many there were.
+        counters: The statistic of each tensor that is taken whole; at the end, of every tensor.
+        ends: Position, smallest and largest value of each run, by tensor.
+        channels: The channels of each run, by tensor.
+        moments: The moments of the inputs.
+        broken: Tensors that are not finite -> the first place.
+        repeated: Digest of each feed -> its first place and its number of occurrences.
+        tables: The order of reduced tensors -> position and reductions (tensors, 4) of each run.
+        samples: The number of samples.
     """
 
     counters: dict[str, Counter | MinMax] = field(default_factory=dict)
     ends: dict[str, list[tuple[int, float, float]]] = field(default_factory=lambda: defaultdict(list))
-    channels: dict[str, list[_Ends]] = field(default_factory=lambda: defaultdict(list))
+    channels: dict[str, list[_ChannelEnds]] = field(default_factory=lambda: defaultdict(list))
     moments: dict[str, Moments] = field(default_factory=dict)
     broken: dict[str, Place] = field(default_factory=dict)
     repeated: dict[str, tuple[Place, int]] = field(default_factory=dict)
@@ -342,73 +345,73 @@ class Gathered:
     samples: int = 0
 
     def take_feed(self, position: int, sample: Sample) -> None:
-        """Take what the feed itself tells."""
+        """Add a feed: its moments and its digest."""
         self.samples += 1
         moments = moments_of(sample.feed)
-        for name, seen in moments.items():
-            self.moments[name] = self.moments[name] | seen if name in self.moments else seen
+        for name, statistic in moments.items():
+            self.moments[name] = self.moments[name] | statistic if name in self.moments else statistic
         if position < COMPARED:
             digest, place = digest_of(sample.feed, moments), Place(position, sample.where)
             first, times = self.repeated.get(digest, (place, 0))
             self.repeated[digest] = (min(first, place), times + 1)
 
     def take_whole(self, name: str, array: Array, taps: Taps, place: Place, count: int) -> bool:
-        """Take a tensor of a run of so many samples; tell whether it is finite."""
-        wanted = taps.setup.wanted
-        axis = wanted.channel_axis.get(name)
+        """Add a whole tensor of a run of `count` samples; return whether it is finite."""
+        targets = taps.setup.targets
+        axis = targets.channel_axis.get(name)
         if axis is not None and not -array.ndim <= axis < array.ndim:
             raise DataError(f"{place.where}: tensor {name!r} has no axis {axis}")
         if name not in taps.ranged:
             finite = bool(np.isfinite(array).all())
         else:
             try:
-                lo, hi = self._count(name, array, wanted, count)
+                lo, hi = self._count(name, array, targets, count)
                 finite = True
             except ValueError:
                 finite = False
             else:
                 self.ends[name].append((place.position, lo, hi))
         if finite and axis is not None:
-            self.take_channels(name, _Ends.summed(array, axis))
+            self.take_channels(name, _ChannelEnds.summed(array, axis))
         return finite
 
-    def _count(self, name: str, array: Array, wanted: Wanted, samples: int) -> tuple[float, float]:
+    def _count(self, name: str, array: Array, targets: Targets, samples: int) -> tuple[float, float]:
         """Add the values of a tensor to its statistic and return their extremes.
 
         Raises:
             ValueError: A value is not finite.
         """
-        if not wanted.histogram:
-            seen = MinMax.of(array)
+        if not targets.histogram:
+            statistic = MinMax.of(array)
             before = self.counters.get(name)
-            self.counters[name] = before | seen if isinstance(before, MinMax) else seen
-            return seen.lo, seen.hi
-        counter = self.counters.setdefault(name, Counter(wanted.values))
+            self.counters[name] = before | statistic if isinstance(before, MinMax) else statistic
+            return statistic.lo, statistic.hi
+        counter = self.counters.setdefault(name, Counter(targets.values))
         assert isinstance(counter, Counter)
         return counter.add(array, samples)
 
     def mark(self, name: str, place: Place) -> None:
-        """Remember that a tensor was not finite."""
+        """Record that a tensor is not finite."""
         self.broken[name] = min(self.broken.get(name, place), place)
 
-    def take_channels(self, name: str, end: _Ends) -> None:
-        """Take the channels of a tensor in one run.
+    def take_channels(self, name: str, end: _ChannelEnds) -> None:
+        """Add the channels of a tensor in one run.
 
         Raises:
-            RequantError: A sum overflows, or there are not as many channels as before.
+            RequantError: A sum overflows, or the number of channels differs from an earlier run.
         """
         if not np.isfinite(end.total).all():
-            raise RequantError(f"tensor {name!r}: the sum of a channel is beyond float64")
+            raise RequantError(f"tensor {name!r}: the sum of a channel exceeds float64")
         before = self.channels[name]
         if before and before[0].lo.shape != end.lo.shape:
             few, many = sorted((end.lo.size, before[0].lo.size))
             raise RequantError(f"tensor {name!r} has {few} channels in one run and {many} in another")
         before.append(end)
 
-    def observations(self, wanted: Wanted) -> Observations:
-        """Return all of it."""
+    def observations(self, targets: Targets) -> Observations:
+        """Return all statistics."""
         for order, tables in self.tables.items():
-            self._take_tables(order, tables, wanted)
+            self._take_tables(order, tables, targets)
         ranges = {
             name: counter.histogram() if isinstance(counter, Counter) else counter
             for name, counter in self.counters.items()
@@ -434,35 +437,38 @@ class Gathered:
         }
         return Observations(ranges, runs, channels, self.moments, self.broken, self.repeated, self.samples)
 
-    def _take_tables(self, order: tuple[str, ...], runs: Sequence[tuple[int, Array]], wanted: Wanted) -> None:
-        """Take the extremes of tensors that were reduced in the graph."""
-        ranged = frozenset(wanted.tensors)
+    def _take_tables(self, order: tuple[str, ...], runs: Sequence[tuple[int, Array]], targets: Targets) -> None:
+        """Add the extremes of tensors that are reduced in the graph."""
+        ranged = frozenset(targets.tensors)
         stack = np.stack([table for _, table in runs]) + 0.0  # + 0.0: no -0.0
         lows, highs, _, sizes = stack.transpose(2, 0, 1)
-        had = np.array(sizes > 0, np.bool_)
+        has_values = np.array(sizes > 0, np.bool_)
         ends = stack[:, :, :2].swapaxes(0, 1).tolist()
-        lo, hi = np.where(had, lows, np.inf).min(axis=0).tolist(), np.where(had, highs, -np.inf).max(axis=0).tolist()
+        lo, hi = (
+            np.where(has_values, lows, np.inf).min(axis=0).tolist(),
+            np.where(has_values, highs, -np.inf).max(axis=0).tolist(),
+        )
         for index, size in enumerate(sizes.sum(axis=0).tolist()):
             name = order[index]
             if not size or name not in ranged or name in self.broken:
                 continue
             self.counters[name] = MinMax(lo[index], hi[index], int(size))
-            seen = zip(runs, ends[index], had[:, index].tolist(), strict=True)
-            self.ends[name] = [(position, *pair) for (position, _), pair, values in seen if values]
+            rows = zip(runs, ends[index], has_values[:, index].tolist(), strict=True)
+            self.ends[name] = [(position, *pair) for (position, _), pair, values in rows if values]
 
 
 def moments_of(feed: Feed) -> dict[str, Moments]:
-    """Return the moments of the float arrays of a feed, but for those whose squares float64 cannot hold."""
-    found = {}
+    """Return the moments of the float arrays of a feed, except arrays whose sum of squares exceeds float64."""
+    moments = {}
     for name, array in feed.items():
         if array.dtype.kind == "f" and array.size:
             with suppress(ValueError):
-                found[name] = Moments.of(array)
-    return found
+                moments[name] = Moments.of(array)
+    return moments
 
 
 def digest_of(feed: Feed, moments: Mapping[str, Moments] | None = None) -> str:
-    """Return a digest of a feed: shapes, moments, and at most `COMPARED` values of each array, evenly spread."""
+    """Return a digest of a feed: shapes, moments, and at most `COMPARED` evenly spaced values of each array."""
     moments = moments_of(feed) if moments is None else moments
     digest = hashlib.blake2b(digest_size=12)
     for name, array in sorted(feed.items()):

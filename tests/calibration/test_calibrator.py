@@ -84,8 +84,8 @@ def test_files_say_which_shards_they_are_of(tmp_path: Path) -> None:
     [
         ((1, 2), (1, 2), "shards 1/2 and 1/2 cannot be merged: a shard occurs twice"),
         ((1, 2), (1, 3), "shards 1/2 and 1/3 cannot be merged: not shards of one run"),
-        ((1, 2), (1, 1), "a shard can be merged with other shards of the same data only"),
-        ((1, 1), (1, 2), "a shard can be merged with other shards of the same data only"),
+        ((1, 2), (1, 1), "a shard can be merged only with other shards of the same data"),
+        ((1, 1), (1, 2), "a shard can be merged only with other shards of the same data"),
     ],
     ids=["twice", "divisions", "whole", "part"],
 )
@@ -99,13 +99,15 @@ def test_shards_that_do_not_go_together(one: tuple[int, int], other: tuple[int, 
 
 def test_shards_of_different_data() -> None:
     left, right = calibrator(1, 2).observe(FEEDS), calibrator(2, 2).observe(tuple(FEEDS))
-    with pytest.raises(RequantError, match="a shard can be merged with other shards of the same data only"):
+    with pytest.raises(RequantError, match="a shard can be merged only with other shards of the same data"):
         left.merge(right)
 
 
 def test_nothing_is_observed_behind_other_shards() -> None:
     left = calibrator(1, 3).observe(FEEDS).merge(calibrator(2, 3).observe(FEEDS))
-    with pytest.raises(RequantError, match="shard 1/3 cannot be observed after 1/3, 2/3; observe first, then merge"):
+    with pytest.raises(
+        RequantError, match="shard 1/3 cannot be observed after 1/3, 2/3; use a calibrator per shard, then merge"
+    ):
         left.observe(FEEDS)
     left.merge(calibrator(3, 3).observe(FEEDS))
     with pytest.raises(RequantError, match="shard 1/3 cannot be observed after 1/1"):

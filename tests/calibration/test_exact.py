@@ -65,7 +65,7 @@ def test_not_finite_is_refused(value: float) -> None:
 
 def test_shapes_must_agree() -> None:
     two: Array = np.ones((1, 2))
-    with pytest.raises(ValueError, match=r"has shape \(3,\), and had \(2,\)"):
+    with pytest.raises(ValueError, match=r"has shape \(3,\), but had \(2,\)"):
         ExactSum.of(two) | ExactSum.of(np.ones((1, 3)))
 
 

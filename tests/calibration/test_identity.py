@@ -168,12 +168,12 @@ def compared(ours: str, theirs: str) -> Differences:
 def test_differences_begin_where_all_inputs_are_equal() -> None:
     found = compared(TEXT, TEXT.replace("0.5", "0.25"))
     assert found == Differences(begin=["b"], follow=["ey", "ty", "y"], theirs=[], ours=[])
-    assert str(found) == "computed differently: 'b', then 3 that follow from it"
+    assert str(found) == "computed differently: 'b', and 3 tensors after it"
     found = compared(TEXT, TEXT.replace("0.5", "0.25").replace("Sub(b, v)", "Sub(v, b)"))
     assert found.begin == ["b"]
     found = compared(TEXT, TEXT.replace("Sub(b, v)", "Sub(v, b)").replace("Mul(b, v)", "Mul(v, b)"))
     assert (list(found.begin), list(found.follow)) == (["ey", "ty"], ["y"])
-    assert str(found) == "computed differently: 'ey', 'ty', then 1 that follow from them"
+    assert str(found) == "computed differently: 'ey', 'ty', and 1 tensor after them"
 
 
 def test_a_difference_in_a_body_goes_on_behind_its_node() -> None:
@@ -192,4 +192,4 @@ def test_tensors_of_one_model_only_are_named() -> None:
 
 
 def test_models_whose_tensors_are_alike_say_so() -> None:
-    assert "all tensors with ranges are computed alike" in str(compared(TEXT, TEXT.replace("[N, 2] x", "[M, 2] x")))
+    assert "the tensors with ranges are equal" in str(compared(TEXT, TEXT.replace("[N, 2] x", "[M, 2] x")))

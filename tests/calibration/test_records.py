@@ -6,17 +6,29 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from requant import RequantError
+from requant.calibration.decoding import convert
 from requant.calibration.exact import ExactSum
 from requant.calibration.extremes import MinMax
 from requant.calibration.histogram import Histogram
 from requant.calibration.observations import Observations, Place
-from requant.calibration.records import Record, from_json, observations_from_json, observations_to_json, to_json
+from requant.calibration.records import (
+    ChannelsRow,
+    HistogramRow,
+    MinMaxRow,
+    MomentsRow,
+    RunsRow,
+    SumRow,
+    observations_from_json,
+    observations_to_json,
+)
 from requant.calibration.session import Array
 from requant.calibration.sums import Channels, Moments, Runs
 
@@ -29,7 +41,7 @@ def runs(values: Array) -> Runs:
     return Runs.of(range(len(values)), ends.astype(np.float64))
 
 
-MAKERS: dict[str, Callable[[Array], Record]] = {
+MAKERS: dict[str, Callable[[Array], Any]] = {
     "minmax": MinMax.of,
     "histogram": Histogram.of,
     "runs": runs,
@@ -37,6 +49,20 @@ MAKERS: dict[str, Callable[[Array], Record]] = {
     "moments": Moments.of,
     "sum": lambda values: ExactSum.of(values.astype(np.float64)),
 }
+
+
+ROWS: dict[str, Any] = {
+    "minmax": MinMaxRow,
+    "histogram": HistogramRow,
+    "runs": RunsRow,
+    "channels": ChannelsRow,
+    "moments": MomentsRow,
+    "sum": SumRow,
+}
+
+
+def to_json(kind: str, record: object) -> Any:
+    return msgspec.to_builtins(ROWS[kind].of(record))
 
 
 def text(value: object) -> str:
@@ -47,11 +73,11 @@ def text(value: object) -> str:
 @given(values=arrays)
 def test_round_trip_of_every_statistic(kind: str, values: Array) -> None:
     written = MAKERS[kind](values)
-    row = to_json(written)
-    read = from_json(json.loads(text(row)))
+    row = to_json(kind, written)
+    read = convert(json.loads(text(row)), ROWS[kind], kind).build()
     assert read == written
-    assert text(to_json(read)) == text(row)
-    assert row["kind"] == kind
+    assert text(to_json(kind, read)) == text(row)
+    assert row.get("kind") == (kind if kind in ("minmax", "histogram") else None)
 
 
 @pytest.mark.parametrize("kind", ["minmax", "runs", "sum"])
@@ -60,11 +86,13 @@ def test_equal_statistics_give_equal_text(kind: str, left: Array, right: Array) 
     if left.shape[1:] != right.shape[1:]:
         right = left[::-1]
     a, b = MAKERS[kind](left), MAKERS[kind](right)
-    assert text(to_json(a | b)) == text(to_json(b | a))  # type: ignore[operator]
+    assert text(to_json(kind, a | b)) == text(to_json(kind, b | a))
 
 
 def test_minus_zero_is_zero() -> None:
-    assert text(to_json(MinMax(-0.0, 0.0, 1))) == text(to_json(MinMax(0.0, 0.0, 1)))
+    assert text(to_json("minmax", MinMax(-0.0, 0.0, 1))) == text(to_json("minmax", MinMax(0.0, 0.0, 1)))
+    read = convert({"kind": "minmax", "lo": -0.0, "hi": -0.0, "count": 1}, MinMaxRow, "row").build()
+    assert str((read.lo, read.hi)) == "(0.0, 0.0)"
 
 
 X = np.array([[-1.5, 0.1], [2.0, 3e38]], np.float32)
@@ -114,39 +142,45 @@ def change(row: Any, path: str, value: object) -> Any:
 
 REMOVED = object()
 IMPOSSIBLE = [
-    ("samples", -1, "'samples' must be at least 0"),
-    ("samples", 1.0, "'samples' must be of type int, not float"),
-    ("tensors", [], "'tensors' must be of type dict"),
-    ("tensors/b", 3, "tensor 'b': an object is wanted, not int"),
-    ("tensors/b/statistic/kind", "x", "tensor 'b': unknown kind of statistic 'x'"),
-    ("tensors/b/statistic/kind", "sum", "tensor 'b': 'shape' is missing"),
-    ("tensors/b/statistic/count", 0, "tensor 'b': 'count' must be at least 1"),
-    ("tensors/b/statistic/lo", 4e38, "tensor 'b': the smallest value is above the largest"),
-    ("tensors/b/statistic/lo", True, "tensor 'b': 'lo' must be a finite number"),
-    ("tensors/b/statistic/hi", REMOVED, "tensor 'b': 'hi' is missing"),
-    ("tensors/a/statistic/counts", [1.5], "tensor 'a': 'counts' must be integers"),
-    ("tensors/a/statistic/counts", [], "tensor 'a': the counts do not fit the grid"),
-    ("tensors/a/statistic/first", 7, "tensor 'a': the grid does not follow"),
-    ("tensors/a/runs/count", 0, "tensor 'a': 'count' must be at least 1"),
-    ("tensors/a/runs/blocks", [], "tensor 'a': the blocks do not fit the count"),
-    ("tensors/a/runs/blocks/0", [0, 2.0, 1.0], "tensor 'a': the lower end of a block is above"),
-    ("tensors/a/runs/blocks/0", [5, 1.0, 1.0], "tensor 'a': the blocks must ascend"),
-    ("tensors/a/runs/ends/shape", [1, 2], r"tensor 'a': 'ends' must be of shape \(2,\)"),
-    ("tensors/a/runs/ends/digits/0/1", [0, 0], "tensor 'a': digits of power .* are out of range"),
-    ("tensors/a/runs/ends/digits/0/1", [1 << 31, 0], "tensor 'a': digits of power .* are out of range"),
-    ("tensors/a/runs/ends/digits/0/1", [-(1 << 31) - 1, 0], "tensor 'a': digits of power .* are out of range"),
-    ("tensors/a/runs/ends/digits/0/1", [1], r"tensor 'a': 1 digits do not fit the shape"),
-    ("tensors/a/runs/ends/digits/0/0", 99, "tensor 'a': the powers of the digits must ascend"),
-    ("tensors/a/runs/ends/digits", [[99, [1, 1]]], "tensor 'a': a power is out of range"),
-    ("tensors/a/channels/lo", [3e38, 3e38], "tensor 'a': the channels' extremes do not fit"),
-    ("tensors/a/channels/lo", [1], "tensor 'a': the channels' extremes do not fit"),
+    ("samples", -1, r"^statistics: 'samples': expected int >= 0$"),
+    ("samples", 1.0, "'samples': expected int, got float"),
+    ("tensors", [], "'tensors': expected object, got array"),
+    ("tensors/b", 3, "^tensor 'b': expected object, got int"),
+    ("tensors/b/statistic/kind", "x", "^tensor 'b': 'statistic.kind': invalid value 'x'"),
+    ("tensors/b/statistic/kind", "sum", "^tensor 'b': 'statistic.kind': invalid value 'sum'"),
+    ("tensors/b/statistic/count", 0, "^tensor 'b': 'statistic.count': expected int >= 1"),
+    ("tensors/b/statistic/lo", 4e38, "^tensor 'b': the smallest value is above the largest"),
+    ("tensors/b/statistic/lo", True, "^tensor 'b': 'statistic.lo': expected float, got bool"),
+    ("tensors/b/statistic/lo", float("nan"), "^tensor 'b': 'statistic.lo': expected float"),
+    ("tensors/b/statistic/hi", REMOVED, "^tensor 'b': 'statistic': object missing required field 'hi'"),
+    ("tensors/a/statistic/counts", [1.5], r"^tensor 'a': 'statistic.counts\[0\]': expected int, got float"),
+    (
+        "tensors/a/statistic/counts",
+        [2**63],
+        r"^tensor 'a': 'statistic.counts\[0\]': expected int <= 9223372036854775807",
+    ),
+    ("tensors/a/statistic/counts", [], "^tensor 'a': the counts do not fit the grid"),
+    ("tensors/a/statistic/first", 7, "^tensor 'a': the grid does not follow"),
+    ("tensors/a/runs/count", 0, "^tensor 'a': 'runs.count': expected int >= 1"),
+    ("tensors/a/runs/blocks", [], "^tensor 'a': the blocks do not fit the count"),
+    ("tensors/a/runs/blocks/0", [0, 2.0, 1.0], "^tensor 'a': the lower end of a block is above"),
+    ("tensors/a/runs/blocks/0", [5, 1.0, 1.0], "^tensor 'a': the blocks must ascend"),
+    ("tensors/a/runs/ends/shape", [1, 2], r"^tensor 'a': 'ends' must be of shape \(2,\)"),
+    ("tensors/a/runs/ends/digits/0/1", [0, 0], "^tensor 'a': digits of power .* are out of range"),
+    ("tensors/a/runs/ends/digits/0/1", [1 << 31, 0], "^tensor 'a': digits of power .* are out of range"),
+    ("tensors/a/runs/ends/digits/0/1", [-(1 << 31) - 1, 0], "^tensor 'a': digits of power .* are out of range"),
+    ("tensors/a/runs/ends/digits/0/1", [1], r"^tensor 'a': 1 digits do not fit the shape"),
+    ("tensors/a/runs/ends/digits/0/0", 99, "^tensor 'a': the powers of the digits must ascend"),
+    ("tensors/a/runs/ends/digits", [[99, [1, 1]]], "^tensor 'a': a power is out of range"),
+    ("tensors/a/channels/lo", [3e38, 3e38], "^tensor 'a': the channels' extremes do not fit"),
+    ("tensors/a/channels/lo", [1], "^tensor 'a': the channels' extremes do not fit"),
     ("tensors/a/channels/count", 2**70, None),
-    ("tensors/a/broken", [0, "s"], "tensor 'a': both 'broken' and 'statistic'"),
-    ('tensors/c"\n/broken', [0], "'broken' must be lists of 2"),
-    ("inputs/x/powers/shape", [3], "input 'x': 2 digits do not fit the shape"),
+    ("tensors/a/broken", [0, "s"], "^tensor 'a': both 'broken' and 'statistic'"),
+    ('tensors/c"\n/broken', [0], "'broken': expected array of at least length 2, got 1"),
+    ("inputs/x/powers/shape", [3], "^input 'x': 2 digits do not fit the shape"),
     ("inputs/x/powers/digits/0/1/1", -5, None),
-    ("feeds/e", [0, "s", 0], "feed 'e': 'times' must be at least 1"),
-    ("feeds/e", [-1, "s", 1], "feed 'e': 'position' must be at least 0"),
+    ("feeds/e", [0, "s", 0], r"^feed 'e': '\[2\]': expected int >= 1"),
+    ("feeds/e", [-1, "s", 1], r"^feed 'e': '\[0\]': expected int >= 0"),
 ]
 
 
@@ -156,5 +190,5 @@ def test_impossible_records_are_refused(path: str, value: object, problem: str |
     if problem is None:  # nothing contradicts it
         observations_from_json(row)
     else:
-        with pytest.raises((TypeError, ValueError), match=problem):
+        with pytest.raises(RequantError, match=problem):
             observations_from_json(row)

@@ -518,7 +518,7 @@ def test_a_label_column_without_numbers_is_dropped(label: Any) -> None:
         (Loader([Tensor([ROW], requires_grad=True)]), [X], r"sample 0, input 'x': the tensor requires grad; pass tensor.detach"),
         (Loader([Tensor([ROW], "torch.bfloat16")]), [X], r"sample 0, input 'x': NumPy has no bfloat16; pass tensor.float"),
         (Loader([Tensor([ROW], "meta")]), [X], r"sample 0, input 'x': not an array: can't convert meta .* Use Tensor.cpu"),
-        (type("DatasetDict", (dict,), {"column_names": {}})(train=1, test=2), [X], r"a DatasetDict of feeds: holds the splits train, test; give one"),
+        (type("DatasetDict", (dict,), {"column_names": {}})(train=1, test=2), [X], r"a DatasetDict of feeds: holds the splits train, test; pass one"),
         (lambda: 3, [X], r"failed at sample 0: TypeError: 'int' object is not iterable"),
     ],
     ids=["near", "column", "inputs", "three", "list", "grad", "bfloat16", "device", "splits", "number"],
@@ -542,7 +542,7 @@ def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem:
         ("there.txt", r"there.txt: cannot be read as data; a data source is FILE.npz"),
         (b"x", r"bytes are no data source"),
         (3, r"a int is neither an iterable of feeds nor a callable"),
-        ({"x": rows(1, 3)}, r"a single feed; give an iterable"),
+        ({"x": rows(1, 3)}, r"a single feed; pass an iterable"),
     ],
     ids=["npz", "npz-split", "py", "text", "kind", "bytes", "number", "feed"],
 )

@@ -188,13 +188,13 @@ def test_what_tokenizers_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "problem"),
     [
-        (None, r"d.csv: a file of texts needs a tokenizer, .*--tokenizer FILE.py:NAME"),
+        (None, r"d.csv: a text file needs a tokenizer, .*--tokenizer FILE.py:NAME"),
         ("tokenizer", r"tokenizer: a tokenizer is named by FILE.py:NAME or PACKAGE.MODULE:NAME"),
         ("gone.py:f", r"gone.py: no such file"),
         ("{file}:tokenize", r"no object in .* named 'tokenize'; did you mean 'tokenizer'"),
         ("{file}:nothing", r"tok_.*.py:nothing: a int is no tokenizer"),
         ("{file}:broken", r"d.csv, line 2, sample 0: tokenizer .*:broken: KeyError: 'abc'"),
-        (lambda text: [1], r"d.csv, line 2, sample 0: tokenizer .*lambda.* gave a list, not a dict of arrays"),
+        (lambda text: [1], r"d.csv, line 2, sample 0: tokenizer .*lambda.* must return a dict of arrays, not list"),
         (lambda text: {"idz": [1]}, r"d.csv, line 2, sample 0: the model has no input named 'idz'; did you mean 'ids'"),
         (lambda text: {"ids": [[1], [2, 3]]}, r"d.csv, line 2, sample 0, input 'ids': not an array"),
         (lambda text: {"ids": 1}, r"d.csv, line 2, sample 0, input 'ids': expected int64 \(N, T\), got int64 \(\)"),
@@ -219,20 +219,20 @@ def test_tokenizers_that_are_refused(tmp_path: Path, python_file: Path, tokenize
         ("d.csv", b"", None, r"d.csv: holds no samples"),
         ("d.csv", b"text\n", None, r"d.csv: holds no samples"),
         ("d.jsonl", b"\n", None, r"d.jsonl: holds no samples"),
-        ("d.csv", b"text,text\na,b\n", None, r"d.csv, line 1: the first line must name each column once"),
-        ("d.csv", b"text,b\na,b\nc\n", None, r"d.csv, line 3: has 1 cells, and the file 2 columns: text, b"),
+        ("d.csv", b"text,text\na,b\n", None, r"d.csv, line 1: the first line must be the names of the columns, each once"),
+        ("d.csv", b"text,b\na,b\nc\n", None, r"d.csv, line 3: has 1 cells, but the file has 2 columns: text, b"),
         ("d.csv", b'text\n"a\n', None, r"d.csv, line 2: cannot be read: unexpected end of data"),
         ("d.csv", b"text\na\n\xff\n", None, r"d.csv, line 3: not UTF-8"),
-        ("d.csv", b"n\n1\n", None, r"d.csv, line 2, sample 0: no column holds a text; say column=NAME"),
+        ("d.csv", b"n\n1\n", None, r"d.csv, line 2, sample 0: no column holds a text; set column=NAME"),
         ("d.csv", b"text\na\n", "column=txt", r"line 2, sample 0: no column 'txt'; did you mean 'text'"),
         ("d.csv", b"text\na\n", "label=x", r"no column 'x'"),
         ("d.csv", b"text\na\n", "colum=text", r"d.csv: no key of preprocess named 'colum'; did you mean 'column'"),
-        ("d.csv", b"text,label\na,1\nb,\n", None, r"d.csv, line 3, sample 1: column 'label' is '', which is no label"),
+        ("d.csv", b"text,label\na,1\nb,\n", None, r"d.csv, line 3, sample 1: column 'label' is ''; expected a label"),
         ("d.jsonl", b'{"text": "a"}\n{"text": \n', None, r"d.jsonl, line 2: cannot be read: Expecting value"),
         ("d.jsonl", b'{"text": "a"}\n[]\n', None, r"d.jsonl, line 2: expected a JSON object, got list"),
         ("d.jsonl", b'{"text": "a"}\n\nnull\n', None, r"d.jsonl, line 3: expected a JSON object, got NoneType"),
         ("d.jsonl", b'{"text": "a"}\n{"txt": "a"}\n', None, r"d.jsonl, line 2, sample 1: no column 'text'; did you mean"),
-        ("d.jsonl", b'{"text": "a"}\n{"text": 3}\n', None, r"line 2, sample 1: column 'text' holds no text but a int"),
+        ("d.jsonl", b'{"text": "a"}\n{"text": 3}\n', None, r"line 2, sample 1: column 'text' must hold a text, not int"),
         ("d.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "label": "c"}\n', None, r"line 2, sample 1: column 'label' is 'c'"),
         ("d.jsonl", b"[" * 100000 + b"\n", None, r"d.jsonl, line 1: cannot be read"),
     ],
@@ -257,7 +257,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_labels_come_from_a_column(tmp_path: Path) -> None:
     path = write(tmp_path / "d.csv", "text", "a")
-    with pytest.raises(DataError, match=r"d.csv: a file of texts takes no labels; it is for folders of images"):
+    with pytest.raises(DataError, match=r"d.csv: a text file takes no labels; it is for folders of images"):
         open_source(DataSpec(path, None, letters, "l.csv"), [IDS])
 
 
