@@ -1,4 +1,4 @@
-"""Which unit a kernel of the runtime belongs to, told by names."""
+"""Assign executed kernels to the units of a model, by their names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...transforms.plan import Unit
 from .profile import KernelRun
 
 COUNTED = re.compile(r"^fused |_token_\d+$")
-"""What the runtime puts before and behind names of nodes."""
+"""Prefixes and suffixes that the runtime adds to names of nodes."""
 WORDS = "quantize dequantize quantized lookup blocks packed apart cast int8 scale".split()
 MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|_nchwc|_nhwc|_q|_dq)(_\d+)?$")
-"""Ends of names that emitters and the runtime add to the name of a tensor or a node."""
+"""Suffixes that the emitters and the runtime add to the name of a tensor or a node."""
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 LAYOUTS = frozenset({"Transpose", "ReorderInput", "ReorderOutput"})
 
@@ -28,11 +28,11 @@ class Spent:
 
     Attributes:
         units: Kernel time of each unit that had a kernel of its own.
-        conversions: QuantizeLinear and DequantizeLinear.
-        layouts: Changes of layout that the runtime added.
-        rest: What belongs to no unit.
+        conversions: Time of QuantizeLinear and DequantizeLinear.
+        layouts: Time of layout changes that the runtime added.
+        rest: Time of kernels that belong to no unit.
         sizes: Elements of the first output of each unit that had a kernel.
-        turned: By operator and shape of the result, what its changes of layout took.
+        turned: Time of layout changes, by operator and shape of the result.
     """
 
     units: Mapping[str, float]
@@ -44,15 +44,15 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return math.fsum((*self.units.values(), self.conversions, self.layouts, self.rest))
 
 
 class Owners:
-    """The units of a model by the names of their nodes and of the tensors that these make."""
+    """The units of a model, by the names of their nodes and of the outputs of these nodes."""
 
     def __init__(self, model: ir.Model, units: Iterable[Unit]) -> None:
-        """Learn the names.
+        """Collect the names.
 
         Args:
             model: The simplified model.
@@ -75,7 +75,7 @@ class Owners:
             name = shorter
 
     def spent(self, runs: Iterable[KernelRun]) -> Spent:
-        """Sum kernel times up."""
+        """Sum the kernel times."""
         units: dict[str, float] = defaultdict(float)
         sizes: dict[str, int] = {}
         turned: dict[tuple[str, tuple[int, ...]], float] = defaultdict(float)

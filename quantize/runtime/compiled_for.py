@@ -1,4 +1,4 @@
-"""A compiled model says what it was compiled for, and is refused elsewhere."""
+"""The target of a compiled model, in its metadata, and the refusal on another machine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ... import RequantError
 from .machine import flags
 
 KEY = "requant.compiled"
-"""The key in ``metadata_props`` of what a model was compiled for: the JSON of a `Target`."""
+"""The key of the target in ``metadata_props``; the value is the JSON of a `Target`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a model is compiled for.
+    """The machine and runtime that a model is compiled for.
 
     Attributes:
         runtime: Version of ONNX Runtime.
         machine: Architecture, as the system names it: ``x86_64``, ``aarch64``.
-        cpu: Which of `requant.quantize.runtime.machine.FLAGS` the CPU has; empty where the system does not say.
+        cpu: Which of `requant.quantize.runtime.machine.FLAGS` the CPU has; empty if the system does not tell.
     """
 
     runtime: str
@@ -35,7 +35,7 @@ class Target:
         return {**asdict(self), "cpu": list(self.cpu)}
 
     def unlike(self, other: Target) -> str:
-        """Say in what `other` differs; empty where it does not."""
+        """Return the differences from `other` as text; empty if there are none."""
         parts = []
         if self.runtime != other.runtime:
             parts.append(f"ONNX Runtime {self.runtime}, here {other.runtime}")
@@ -51,14 +51,14 @@ class Target:
 
 
 def this_machine() -> Target:
-    """Return what a model that is compiled now is compiled for."""
+    """Return the target of a model that is compiled here."""
     import onnxruntime as ort
 
     return Target(ort.__version__, platform.machine(), flags())
 
 
 def compiled_for(path: str | os.PathLike[str], props: Mapping[str, str]) -> Target | None:
-    """Return what a model with this metadata was compiled for; None where it was not compiled.
+    """Return the target of a model with this metadata; None if the model is not compiled.
 
     Raises:
         RequantError: The entry is not what `compile_model` writes.
@@ -77,11 +77,11 @@ def refuse_foreign(path: str | os.PathLike[str], props: Mapping[str, str]) -> No
     """Refuse a model that was compiled for another CPU or runtime.
 
     Args:
-        path: How the message calls the model.
-        props: Its ``metadata_props``; a model without `KEY` was not compiled, and passes.
+        path: The model, for the message.
+        props: Its ``metadata_props``; a model without `KEY` is not compiled, and passes.
 
     Raises:
-        RequantError: This machine or its runtime differs; the message says in what.
+        RequantError: This machine or its runtime differs; the message lists the differences.
     """
     target = compiled_for(path, props)
     difference = "" if target is None else target.unlike(this_machine())

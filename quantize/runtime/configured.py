@@ -1,4 +1,4 @@
-"""Sessions with other options than the defaults: open, time, and write them as code."""
+"""Sessions with non-default options: open them, time them, print them as Python code."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ENUMERATIONS: Mapping[tuple[str, Value], str] = {
     ("execution_mode", "sequential"): "ExecutionMode.ORT_SEQUENTIAL",
     ("execution_mode", "parallel"): "ExecutionMode.ORT_PARALLEL",
 }
-"""The runtime's names of values that are words here."""
+"""The runtime's names of the values that are words here."""
 
 
-GAIN = 1.02  # another value is taken where it is at least this many times as fast
+GAIN = 1.02  # a value replaces the default if runs are at least this many times as fast
 
 
 def session_block(model: str | os.PathLike[str], values: Values, feed: Mapping[str, Array]) -> Block:
-    """Load a model with these settings and return its timed runs.
+    """Load a model with these settings and return a function that times its runs.
 
     Raises:
         RequantError: The runtime cannot load the model, or refuses the feed.
@@ -63,7 +63,7 @@ def timed_runs(session: InferenceSession, feed: dict[str, Array], count: int) ->
 
 
 def open_configured(model: str | os.PathLike[str], values: Values) -> InferenceSession:
-    """Load a model with the runtime's defaults but for `values`.
+    """Load a model with these settings; other options keep the runtime's defaults.
 
     Raises:
         RequantError: The runtime cannot load it.
@@ -71,7 +71,7 @@ def open_configured(model: str | os.PathLike[str], values: Values) -> InferenceS
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # failures arrive as exceptions; the runtime need not print them as well
+    options.log_severity_level = 4  # failures raise exceptions; do not print them as well
     for option, value in values.items():
         _set(options, option, value)
     try:
@@ -82,7 +82,7 @@ def open_configured(model: str | os.PathLike[str], values: Values) -> InferenceS
 
 
 def _set(options: SessionOptions, option: str, value: Value) -> None:
-    """Set one option, or one entry of the configuration."""
+    """Set an attribute of the options, or a configuration entry if the name has a dot."""
     import onnxruntime as ort
 
     if "." in option:

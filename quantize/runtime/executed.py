@@ -1,4 +1,4 @@
-"""The executed kernels in the words of the model's nodes: layout, precision, what each absorbed, what it is for."""
+"""Describe executed kernels by the nodes of the model: layout, precision, fused operators, kind of work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPATIAL = frozenset(
     "GlobalAveragePool GlobalMaxPool QLinearAveragePool QLinearGlobalAveragePool BatchNormalization Resize "
     "Upsample InstanceNormalization".split()
 )
-"""Operators whose axes are a batch, channels and space."""
+"""Operators on tensors with batch, channel and spatial axes."""
 
 WEIGHTS = {
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), 3),
@@ -46,7 +46,7 @@ WEIGHTS = {
         1,
     ),
 }
-"""By operator, which input is the weight, or the second factor."""
+"""The index of the weight, or of the second factor, by operator."""
 
 DTYPES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
@@ -56,16 +56,16 @@ class Kernel:
     """One executed kernel.
 
     Attributes:
-        run: What the profile says of it.
-        kind: ``compute`` multiplies and accumulates, ``conversion`` changes the type, ``layout`` was inserted by the
-            runtime to change the order of axes; the rest is ``rest``.
-        node: The node of the model that it is told of; None for what the runtime inserted.
-        op: The operator of that node, or of the kernel.
-        absorbs: The operators of the further nodes whose work it does, in the model's order.
-        layout: ``NCHWc`` in blocks of channels, ``NHWC``, ``NCHW``; empty where there is no space.
+        run: Its entry in the profile.
+        kind: ``compute`` for products, ``conversion`` for changes of the element type, ``layout`` for changes of the
+            order of axes that the runtime inserted, ``rest`` for the others.
+        node: The node of the model under which it is reported; None for nodes that the runtime inserted.
+        op: The operator of this node, or of the kernel.
+        absorbs: The operators of the other nodes fused into it, in the order of the model.
+        layout: ``NCHWc`` in blocks of channels, ``NHWC`` or ``NCHW``; empty without spatial axes.
         precision: ``float32``, ``u8·s8→u8``, ``f32→u8``.
-        weight: Element type of the second factor, empty for what has none.
-        place: Its node in the optimised graph.
+        weight: Element type of the second factor; empty if there is none.
+        place: Its node in the optimized graph.
     """
 
     run: KernelRun
@@ -85,20 +85,20 @@ class Kernel:
 
     @property
     def integer(self) -> bool:
-        """Whether its products are of integers."""
+        """Whether it multiplies integers."""
         return self.run.integer
 
 
 def kernels(
     runs: Sequence[KernelRun], graph: ir.Graph, nodes: Mapping[str, ir.Node], match: Match
 ) -> tuple[Kernel, ...]:
-    """Describe what ran, in order of execution.
+    """Describe the executed kernels in order of execution.
 
     Args:
-        runs: What the profile holds.
-        graph: The optimised graph.
-        nodes: The nodes of the model, by name.
-        match: Which kernel does the work of which node.
+        runs: The entries of the profile.
+        graph: The optimized graph.
+        nodes: The nodes of the model by name.
+        match: Which kernel computes which node.
     """
     places = {node.name: node for node in graph.all_nodes() if node.name}
     members: dict[str, list[str]] = {}
@@ -139,8 +139,8 @@ def _kind(run: KernelRun, place: ir.Node | None, nodes: Mapping[str, ir.Node]) -
 def _layouts(graph: ir.Graph, nodes: Mapping[str, ir.Node]) -> dict[str, str]:
     """Return the layout in which each executed node computes, by name.
 
-    A kernel of the blocked domain or with ``channels_last`` says it; what moves no axes has that of its input. A
-    Transpose that the runtime inserted leads from one to the other.
+    The blocked domain and the attribute ``channels_last`` name the layout. A node that keeps its axes has the layout
+    of its input. A Transpose that the runtime inserted changes between NCHW and NHWC.
     """
     tensors: dict[ir.Value, str] = {}
     found: dict[str, str] = {}
@@ -172,7 +172,7 @@ def _plain(node: ir.Node) -> str:
 
 
 def _weight(run: KernelRun, place: ir.Node | None) -> str:
-    """Return the short type of the second factor of a product; empty for what is none."""
+    """Return the short type of the second factor of a product; empty for other operators."""
     index = WEIGHTS.get(run.op)
     if index is None or place is None or index >= len(place.inputs) or (value := place.inputs[index]) is None:
         return ""
@@ -183,7 +183,7 @@ def _weight(run: KernelRun, place: ir.Node | None) -> str:
 
 
 def _precision(run: KernelRun, weight: str) -> str:
-    """Write the types of what a kernel reads and writes."""
+    """Return the element types that a kernel reads and writes, as text."""
     before, after = (SHORT.get(types[0], types[0]) if types else "" for types in (run.reads, run.writes))
     if {before, weight or before, after} == {"f32"}:
         return "float32"

@@ -1,4 +1,4 @@
-"""Data for a model."""
+"""Open data for a model, and stack samples to a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...calibration.sources import DataSource, Source, open_source
 
 
 def open_data(model: ModelSource, data: DataSource, samples: int | None = None) -> Source:
-    """Open a source of data for a model: all of it, or a number of samples picked evenly.
+    """Open a data source for a model: all samples, or a number of evenly picked ones.
 
     Raises:
         RequantError: The runtime cannot load the model, or the source does not fit it.
@@ -33,7 +33,7 @@ def stacked(source: Source, batch: int) -> Sample:
     if not free:
         fixed = next(spec for spec in source.inputs if not spec.shape or isinstance(spec.shape[0], int))
         raise RequantError(
-            f"input {fixed.name!r} is {fixed}: its first axis is fixed, so that no batch of {batch} can be fed"
+            f"input {fixed.name!r} is {fixed}: its first axis is fixed, so the model takes no batch of {batch}"
         )
     feed = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in sample.feed.items()}
     return replace(sample, feed=feed)

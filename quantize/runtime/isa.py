@@ -1,4 +1,4 @@
-"""How the CPU adds integer products: exactly in 32 bits, or in pairs in 16 bits that can saturate."""
+"""How the CPU adds integer products: exactly in 32 bits, or in pairs in 16 bits, which can saturate."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ probe (uint8[1,2] a) => (int32[1,1] y) <int8[2,1] b = {127, 127}> { y = MatMulIn
 
 
 class Isa(StrEnum):
-    """How the runtime's kernels for uint8 activations and int8 weights add products.
+    """How the runtime's kernels add products of uint8 activations and int8 weights.
 
     Attributes:
-        VNNI: In 32 bits: x86 with VNNI or AMX, ARM with dot products, and everything else that is exact.
+        VNNI: In 32 bits: x86 with VNNI or AMX, ARM with dot products, and all other exact kernels.
         AVX2: In pairs in 16 bits, with saturation: x86 with AVX2 or AVX-512, without VNNI
             (`requant.transforms.saturation`).
     """
@@ -38,21 +38,21 @@ class Isa(StrEnum):
 
 @cache
 def detect() -> Isa:
-    """Return what the installed runtime does on this machine, found out by multiplying.
+    """Return how the installed runtime adds products on this machine, found by a test multiplication.
 
-    CPU flags alone do not tell: the runtime, its build and the operating system decide which kernel runs.
+    CPU flags do not suffice: the runtime, its build and the operating system also decide which kernel runs.
     """
     return Isa.VNNI if probe() == 2 * 255 * 127 else Isa.AVX2
 
 
 def probe() -> int:
-    """Return the runtime's ``255 * 127 + 255 * 127``: 64770, or 32767 where a pair saturates."""
+    """Return the runtime's ``255 * 127 + 255 * 127``: 64770, or 32767 if a pair saturates."""
     session = open_session(bytes(ir.to_proto(ir.from_onnx_text(PROBE)).SerializeToString()), threads=1)
     return int(session.run(None, {"a": np.full((1, 2), 255, np.uint8)})[0][0, 0])
 
 
 def resolve(name: str) -> Isa:
-    """Return the `Isa` that an option names: ``vnni``, ``avx2``, or this machine's for ``auto``.
+    """Return the `Isa` of an option: ``vnni``, ``avx2``, or this machine's for ``auto``.
 
     Raises:
         RequantError: The name is none of these.

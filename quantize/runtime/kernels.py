@@ -1,4 +1,4 @@
-"""The integer kernels of the installed runtime, asked of the runtime itself."""
+"""The integer kernels of the installed runtime, read from its kernel registry."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def uint8_kernels() -> frozenset[Kernel]:
         if kernel.provider == PROVIDER and "tensor(uint8)" in types:
             found.add((kernel.domain, kernel.op_name))
         elif kernel.provider == PROVIDER and kernel.op_name.startswith("QLinear"):
-            found.add((kernel.domain, kernel.op_name))  # some name their element type only in the kernel's code
+            found.add((kernel.domain, kernel.op_name))  # some kernels state their element type only in code
     return frozenset(found)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = "REQUANT_CACHE"
-"""The environment variable that names another folder than ``~/.cache/requant``."""
+"""The environment variable that replaces the cache folder ``~/.cache/requant``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What costs are of.
+    """A machine on which costs were measured.
 
     Attributes:
         runtime: The version of the runtime.
-        cpu: The CPU as the system names it, and which instructions for products it has.
+        cpu: The name of the CPU, and its instructions for integer products.
         threads: Threads inside one operator.
     """
 
@@ -34,12 +34,12 @@ class Machine:
         import onnxruntime
 
         found = flags()
-        # one name may stand for several CPUs, as on virtual machines
+        # on virtual machines, CPUs with different instructions may have the same name
         return cls(onnxruntime.__version__, f"{_cpu()} ({' '.join(found)})" if found else _cpu(), threads)
 
     @property
     def key(self) -> str:
-        """A name for files."""
+        """The machine as a part of a file name."""
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.runtime} {self.cpu}").strip("-").lower()
         return f"{words}-{self.threads}"
 
@@ -55,22 +55,22 @@ def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def folder() -> Path:
-    """Return where costs are kept."""
+    """Return the cache folder."""
     named, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
     if named:
         return Path(named)
     try:
         return (Path(cache) if cache else Path.home() / ".cache") / "requant"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         return Path(tempfile.gettempdir()) / "requant"
 
 
 FLAGS = ("avx2", "avx512bw", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm")
-"""The CPU features by which the runtime chooses its integer kernels, as Linux names them."""
+"""The CPU features that decide between the runtime's integer kernels, by their Linux names."""
 
 
 def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Return which of `FLAGS` this CPU has, for display; empty where the system does not say."""
+    """Return which of `FLAGS` this CPU has; empty if the system does not tell."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -80,12 +80,12 @@ def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
 
 
 def logical_cores() -> int:
-    """Return how many threads the system lets this process run at a time."""
+    """Return the number of hardware threads that this process may use."""
     return len(_allowed())
 
 
 def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return how many cores those threads are on; `logical_cores` where the system does not say."""
+    """Return the number of cores of these hardware threads; `logical_cores` if the system does not tell."""
     cores = set()
     for cpu in _allowed():
         try:
@@ -96,7 +96,7 @@ def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def _allowed() -> Sequence[int]:
-    """Return the CPUs that this process may use."""
+    """Return the indices of the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return range(os.cpu_count() or 1)

@@ -17,23 +17,23 @@ Shape = tuple[int, ...]
 
 
 def _convolution(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each output takes a product per weight of its channel, (M, C/group, *kernel)."""
+    """Each output needs one product per weight of its channel; weights are (M, C/group, *kernel)."""
     return math.prod(output) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
 
 
 def _transposed(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each input gives a product per weight of its channel, (C, M/group, *kernel)."""
+    """Each input takes part in one product per weight of its channel; weights are (C, M/group, *kernel)."""
     return math.prod(inputs[0]) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
 
 
 def _product(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each output takes a product per element of the common axis."""
+    """Each output needs one product per element of the common axis."""
     transposed = node.attributes.get_int("transA", 0) and len(inputs[0]) > 1
     return math.prod(output) * inputs[0][-2 if transposed else -1]
 
 
 def _recurrent(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
-    """Each step (T, N, ...) takes every weight of W and R, both of three dimensions, once."""
+    """Each step of (T, N, ...) uses every weight of W and R once; both have three dimensions."""
     weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
     return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
 
@@ -59,12 +59,12 @@ MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
 
 
 def multiply_accumulates(op: str, node: ir.Node | None, inputs: list[Shape], outputs: Sequence[Shape]) -> int:
-    """Return the multiply-accumulates of one run of a node, 0 for operators that are none of `MACS`.
+    """Return the multiply-accumulates of one run of a node; 0 for operators that are not in `MACS`.
 
     Args:
-        op: The operator that runs.
+        op: The executed operator.
         node: The node with its constants.
-        inputs: Shapes of its inputs, in order; without constants that a kernel has packed.
+        inputs: Shapes of its inputs, in order, without constants that the kernel has packed.
         outputs: Shapes of its outputs.
     """
     if node is None or op not in MACS or not outputs or not inputs or not inputs[0]:
@@ -73,7 +73,7 @@ def multiply_accumulates(op: str, node: ir.Node | None, inputs: list[Shape], out
 
 
 def _weight_shape(node: ir.Node, inputs: list[Shape], rank: int) -> Shape:
-    """Return the shape of the constant weight of a convolution, or of the one that is computed, its second input."""
+    """Return the shape of the weight of a convolution: a constant, or the computed second input."""
     shape = _constant_shape(node, rank)
     if any(shape) or len(inputs) < 2 or len(inputs[1]) != rank:
         return shape
@@ -81,9 +81,9 @@ def _weight_shape(node: ir.Node, inputs: list[Shape], rank: int) -> Shape:
 
 
 def _constant_shape(node: ir.Node, rank: int) -> tuple[int, ...]:
-    """Return the shape of the first constant input of `rank` dimensions; (0, 0) where weights are computed.
+    """Return the shape of the first constant input of `rank` dimensions; (0, 0) if the weights are computed.
 
-    Weights that are dequantized in every run are constant too.
+    Weights that every run dequantizes count as constant.
     """
     for value in node.inputs:
         dq = value.producer() if value is not None else None

@@ -1,4 +1,4 @@
-"""Which executed kernel does the work of which node of the model: by names, by tensors, and by what lies between."""
+"""Match the nodes of a model to executed kernels: by names, by tensors, and by position in the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRODUCTS = frozenset(
     "Conv ConvTranspose Gemm MatMul FusedConv FusedGemm FusedMatMul QLinearConv QLinearMatMul QGemm ConvInteger "
     "MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul LSTM GRU RNN Attention QAttention".split()
 )
-IR_INPUTS = 4  # the IR version from which an initializer that is an input too may be overridden
+IR_INPUTS = 4  # from this IR version, an initializer that is also an input may be overridden
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,11 @@ class Match:
     """Nodes of a model and the kernels that ran.
 
     Attributes:
-        kernels: By name of a node the name of the executed node that does its work; None where nothing has to.
+        kernels: By name of a node, the name of the executed node that computes it; None if nothing computes it.
         folded: Nodes that were computed once, while the model was loaded.
-        principals: By name of an executed node the node of the model that it is told of; absent for what the runtime
-            inserted.
-        parts: By name of an executed node the node of the model that it is a part of, where the runtime has taken
-            that apart.
+        principals: By name of an executed node, the node of the model under which it is reported; absent for nodes that
+            the runtime inserted.
+        parts: By name of an executed node, the node of the model that the runtime split into several kernels.
         constants: Tensors of the model that are the same in every run.
     """
 
@@ -43,25 +42,35 @@ class Match:
 
 @dataclass(slots=True)
 class _Search:
-    """What is known so far: the home of each node, and where each tensor of the model is made in the executed graph."""
+    """The state of the matching.
+
+    Attributes:
+        nodes: The nodes of the model by name.
+        made: The executed node that computes each tensor, looked up behind layout changes.
+        known: Tensors of the executed graph.
+        constants: Tensors of the model that are the same in every run.
+        order: The position of each executed node.
+        home: The executed node of each matched node of the model.
+    """
 
     nodes: Mapping[str, ir.Node]
-    made: Mapping[str, str]  # tensor -> executed node that computes it, looked for behind layout changes
-    known: frozenset[str]  # tensors of the executed graph
+    made: Mapping[str, str]
+    known: frozenset[str]
     constants: frozenset[str]
-    order: Mapping[str, int]  # of execution
+    order: Mapping[str, int]
     home: dict[str, str] = field(default_factory=dict)
 
 
 def match(model: ir.Model, graph: ir.Graph, ran: Iterable[str]) -> Match:
-    """Find for each node of `model` the node of the optimised `graph` that does its work.
+    """Find for each node of `model` the node of the optimized `graph` that computes it.
 
-    A node that vanished was absorbed by the kernel that makes its output or, where the graph still holds its input,
-    by one that reads it; a DequantizeLinear by its reader, anything else by the kernel whose result it takes.
+    An eliminated node belongs to the kernel that makes its output. If the graph still holds the input of the node, it
+    belongs to a kernel that reads this input. A DequantizeLinear belongs to its reader, any other node to the kernel
+    whose result it reads.
 
     Args:
-        model: The model as it was given; its nodes have names.
-        graph: What the runtime made of it.
+        model: The original model; its nodes have names.
+        graph: The optimized graph.
         ran: The names of the nodes of `graph` that were executed, in order.
     """
     names = {name: place for place, name in enumerate(ran)}
@@ -88,20 +97,20 @@ def match(model: ir.Model, graph: ir.Graph, ran: Iterable[str]) -> Match:
 
 
 def inserted_layout(node: ir.Node, nodes: Mapping[str, ir.Node]) -> bool:
-    """Whether an executed node is a change of layout that the model does not ask for."""
+    """Return whether an executed node is a layout change that the runtime inserted."""
     return (node.op_type in REORDERS and node.domain == NCHWC) or (
         node.op_type == "Transpose" and (node.name or "") not in nodes
     )
 
 
 def _tensors(executed: Iterable[ir.Node], nodes: Mapping[str, ir.Node]) -> tuple[dict[str, str], frozenset[str]]:
-    """Return which executed node computes each tensor, and all tensors there are."""
+    """Return the executed node that computes each tensor, and the names of all tensors."""
     made: dict[str, str] = {}
     known: set[str] = set()
     for node in executed:
         known.update(value.name for value in (*node.inputs, *node.outputs) if value is not None and value.name)
         name, source = node.name or "", node
-        if name.endswith("_nchwc") and node.domain == NCHWC:  # it has the name of the tensor that it computes
+        if name.endswith("_nchwc") and node.domain == NCHWC:  # named after the tensor that it computes
             made[name.removesuffix("_nchwc")] = name
         while inserted_layout(source, nodes) and (before := _data_producer(source)) is not None:
             source = before
@@ -116,7 +125,7 @@ def _data_producer(node: ir.Node) -> ir.Node | None:
 
 
 def _constants(model: ir.Model) -> frozenset[str]:
-    """Return the tensors that follow from initializers and constants alone."""
+    """Return the tensors that depend on initializers and constants only."""
     found = {name for graph in model.graphs() for name in graph.initializers}
     if model.ir_version >= IR_INPUTS:
         found.difference_update(value.name for value in model.graph.inputs if value.name)
@@ -132,7 +141,7 @@ def _has_body(node: ir.Node) -> bool:
 
 
 def _by_name(search: _Search, executed: Iterable[ir.Node]) -> None:
-    """Give a node the kernel that has its name: as it is, numbered or called fused by the runtime."""
+    """Match a node to the kernel of the same name, also with a number or the word "fused" added by the runtime."""
     for node in executed:
         if inserted_layout(node, search.nodes):
             continue
@@ -145,7 +154,7 @@ def _by_name(search: _Search, executed: Iterable[ir.Node]) -> None:
 
 
 def _by_reader(search: _Search, executed: Iterable[ir.Node]) -> None:
-    """Give a node that vanished a kernel of nobody's where the readers of both are the same operator unchanged."""
+    """Match an eliminated node to an unclaimed kernel if the readers of both are the same unchanged operator."""
     kernels, taken = {node.name: node for node in executed}, set(search.home.values())
     todo = [name for name, kernel in search.home.items() if kernel in kernels]
     while todo:
@@ -166,7 +175,7 @@ def _by_reader(search: _Search, executed: Iterable[ir.Node]) -> None:
 
 
 def _moved_conversions(search: _Search, executed: Iterable[ir.Node]) -> None:
-    """Find a QuantizeLinear or DequantizeLinear that the runtime moved over other nodes by its scale."""
+    """Match a QuantizeLinear or DequantizeLinear that the runtime moved over other nodes, by its scale."""
     taken = set(search.home.values())
     free = [node for node in executed if node.op_type in CONVERSIONS and node.name not in taken]
     for node in free:
@@ -181,14 +190,14 @@ def _scale(node: ir.Node) -> str | None:
 
 
 def _is_folded(search: _Search, node: ir.Node) -> bool:
-    """Whether a node that vanished was computed while the model was loaded: none of its inputs is read any more."""
+    """Return whether an eliminated node was computed at load time: nothing reads its input any more."""
     outputs = {value.name for value in node.outputs}
     given = {value.name for value in node.inputs[:1] if value is not None}
     return bool(outputs) and search.constants >= outputs and not (given & search.known)
 
 
 def _absorbed_by(search: _Search, node: ir.Node) -> str | None:
-    """Return the kernel that took a node in; None for what nobody needs."""
+    """Return the kernel into which a node was fused; None if its result is not needed."""
     for value in node.outputs:
         if (maker := search.made.get(value.name or "")) is not None:
             return maker
@@ -198,13 +207,16 @@ def _absorbed_by(search: _Search, node: ir.Node) -> str | None:
 
 
 def _readers(search: _Search, node: ir.Node) -> Iterator[str]:
-    """Yield the kernels of the nodes that read a node's outputs, those that run by themselves first."""
+    """Yield the kernels of the nodes that read the outputs of a node."""
     users = [use.node.name or "" for value in node.outputs for use in value.uses()]
     yield from (search.home[name] for name in users if name in search.home)
 
 
 def _behind(search: _Search, node: ir.Node, *, beyond: bool = False) -> str | None:
-    """Walk back over nodes that vanished to the kernel that ran last; stop where the executed graph holds a tensor."""
+    """Return the last kernel before a node, walking back over eliminated nodes.
+
+    The walk stops at tensors that the executed graph holds, unless `beyond` is set.
+    """
     found, seen, todo = [], set(), [node]
     while todo:
         for value in todo.pop().inputs:
@@ -216,15 +228,15 @@ def _behind(search: _Search, node: ir.Node, *, beyond: bool = False) -> str | No
                 continue
             readers = {search.home.get(use.node.name or "") for use in value.uses()} - {None}
             if (kernel := search.home.get(producer.name or "")) is not None:
-                if readers <= {kernel}:  # else others read the tensor, and so the kernel ends in it
+                if readers <= {kernel}:  # otherwise the tensor has other readers, and the kernel ends in it
                     found.append(kernel)
-            elif producer.op_type not in PRODUCTS:  # of which a kernel computes no more than one
+            elif producer.op_type not in PRODUCTS:  # a kernel computes at most one product
                 todo.append(producer)
     return max(found, key=lambda kernel: search.order[kernel], default=None)
 
 
 def _principals(search: _Search, executed: Iterable[ir.Node]) -> dict[str, str]:
-    """Choose the node of the model that a kernel is told of: a product, or what has its name, or what it ends in."""
+    """Choose the node under which a kernel is reported: a product, else its namesake, else the last node in it."""
     members: dict[str, list[str]] = {}
     for name, kernel in search.home.items():
         members.setdefault(kernel, []).append(name)
@@ -245,7 +257,7 @@ def _principals(search: _Search, executed: Iterable[ir.Node]) -> dict[str, str]:
 
 
 def _parts(search: _Search, executed: Iterable[ir.Node], principals: Mapping[str, str]) -> dict[str, str]:
-    """Find what the runtime has taken apart: kernels of nobody's whose results end in a kernel of another name."""
+    """Find nodes that the runtime split: unclaimed kernels whose results all go to the same kernel."""
     found: dict[str, str] = {}
     for node in reversed([*executed]):
         if node.name in principals or node.op_type in CONVERSIONS or inserted_layout(node, search.nodes):

@@ -1,4 +1,4 @@
-"""One line per executed kernel in the form of oneDNN's verbose output, for the tools that read that."""
+"""One line per executed kernel in the form of oneDNN's verbose output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PRIMITIVES = {
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax"), "reduction"),
     **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), "rnn"),
 }
-"""oneDNN's primitive that does what an operator does; an operator that is not here keeps its own name."""
+"""The oneDNN primitive of each operator; other operators keep their own name."""
 
 ALGORITHMS = {
     **dict.fromkeys(("MaxPool", "NhwcMaxPool", "GlobalMaxPool"), "pooling_max"),
@@ -61,18 +61,18 @@ ALGORITHMS = {
     "QuickGelu": "eltwise_swish",
     **dict.fromkeys(("Softmax", "QLinearSoftmax"), "softmax_accurate"),
 }
-"""oneDNN's name of what an operator computes, which is also that of a post-operation."""
+"""The oneDNN algorithm of each operator, also used for post-operations."""
 
 WEIGHT_SCALES = {"QLinearConv": 4, "QLinearMatMul": 4, "QGemm": 4, "MatMulIntegerToFloat": 3}
-"""By operator with scales, which input is that of the weight."""
+"""The index of the input with the scale of the weight, by operator."""
 
 
 def verbose_lines(kernels: Iterable[Kernel], flags: Sequence[str]) -> Iterator[str]:
     """Write each kernel as a line of oneDNN's verbose output.
 
     Args:
-        kernels: What ran, in order.
-        flags: The CPU's features; the width of its registers is the block of blocked layouts.
+        kernels: The executed kernels in order.
+        flags: The CPU's features. The width of its registers is the block of blocked layouts.
     """
     block = 8 if "avx2" in flags and "avx512bw" not in flags else 16
     for kernel in kernels:
@@ -101,7 +101,7 @@ def _memory(kernel: Kernel, block: int) -> str:
     if run.reads:
         found.append(f"src_{_short(run.reads[0])}::blocked:{_tag(run.inputs[0], before, block)}::f0")
     if kernel.weight:
-        found.append(f"wei_{kernel.weight}::any::f0")  # packed by the runtime, in an order that it does not tell
+        found.append(f"wei_{kernel.weight}::any::f0")  # packed by the runtime in an unknown order
     if run.writes:
         found.append(f"dst_{_short(run.writes[0])}::blocked:{_tag(run.outputs[0], after, block)}::f0")
     return " ".join(found)
@@ -121,7 +121,7 @@ def _short(dtype: str) -> str:
 
 
 def _tag(shape: Shape, layout: str, block: int) -> str:
-    """Return oneDNN's tag: letters in the order in which axes lie in memory, capitals for blocked ones."""
+    """Return oneDNN's layout tag: axes as letters in the order of memory, blocked axes as capitals."""
     letters = "abcdefghijkl"[: len(shape)]
     if layout == "NHWC" and len(shape) > 2:
         return f"a{letters[2:]}b"
@@ -131,7 +131,7 @@ def _tag(shape: Shape, layout: str, block: int) -> str:
 
 
 def _attributes(kernel: Kernel) -> str:
-    """Write scales, zero points and what was fused behind a product."""
+    """Write scales, zero points, and the operators fused behind a product."""
     found, index, place = [], WEIGHT_SCALES.get(kernel.run.op), kernel.place
     if index is not None and place is not None:
         scale = place.inputs[index] if index < len(place.inputs) else None
@@ -153,12 +153,12 @@ def _auxiliary(kernel: Kernel, primitive: str) -> str:
 
 
 def problem(kernel: Kernel) -> str:
-    """Write the shapes of what a kernel computes: of a convolution ``mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14...``."""
+    """Write the shapes of a kernel's problem; for a convolution ``mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14...``."""
     return _problem(kernel, PRIMITIVES.get(kernel.run.op, kernel.run.op.lower()))
 
 
 def _problem(kernel: Kernel, primitive: str) -> str:
-    """Write the shapes, always as (batch, channels, space)."""
+    """Write the shapes in the order batch, channels, spatial axes."""
     run = kernel.run
     if not run.inputs or not run.outputs:
         return "x".join(map(str, run.outputs[0])) if run.outputs else ""
@@ -185,7 +185,7 @@ def _channels_second(shape: Shape) -> Shape:
 
 
 def _window(place: ir.Node, source: Shape, result: Shape, *, pooling: bool) -> str:
-    """Write a window that moves over space: ``mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14ow14kw5sw1dw0pw2``."""
+    """Write the shapes of a convolution or pool: ``mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14ow14kw5sw1dw0pw2``."""
     space = len(source) - 2
     kernel = _kernel_shape(place, source, space, pooling=pooling)
     strides = tuple(place.attributes.get_ints("strides", [1] * space))
@@ -202,7 +202,7 @@ def _window(place: ir.Node, source: Shape, result: Shape, *, pooling: bool) -> s
 
 
 def _kernel_shape(place: ir.Node, source: Shape, space: int, *, pooling: bool) -> Shape:
-    """Return the lengths of a window: as said, or those of the weight, or of all there is."""
+    """Return the kernel shape: from the attribute, else from the weight, else the whole input."""
     said = place.attributes.get_ints("kernel_shape", ())
     if said:
         return tuple(said)

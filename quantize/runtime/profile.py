@@ -1,4 +1,4 @@
-"""Which kernels ran: the runtime's optimised graph and profile, per node, with multiply-accumulates."""
+"""Executed kernels with times and multiply-accumulates, from the runtime's optimized graph and its profile."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class KernelRun:
     Attributes:
         node: Its name in the executed graph.
         domain: Domain of the operator that ran, for instance ``com.microsoft.nchwc``.
-        op: The operator that ran.
-        microseconds: Least kernel time over the profiled runs, times the steps of a Loop around it.
-        macs: Multiply-accumulates of all steps, 0 for what is not a convolution or a matrix product.
+        op: The executed operator.
+        microseconds: Minimum kernel time over the profiled runs, times the iterations of a Loop around it.
+        macs: Multiply-accumulates of all iterations; 0 for operators without products.
         outputs: Shapes of its outputs.
         inputs: Shapes of its inputs, without weights that the kernel has packed.
-        reads: Element types of `inputs`, as the profile spells them: ``float``, ``uint8``.
+        reads: Element types of `inputs`, in the words of the profile: ``float``, ``uint8``.
         writes: Element types of its outputs.
     """
 
@@ -48,18 +48,18 @@ class KernelRun:
 
     @property
     def integer(self) -> bool:
-        """Whether its products are of integers."""
+        """Whether it multiplies integers."""
         return self.op in INTEGER
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the runtime made of a model, and ran.
+    """The optimized graph of a model, and the kernels that ran.
 
     Attributes:
-        runs: The nodes that ran, in order of execution.
-        graph: The optimised graph; its weights may lie in files that are gone, their types and shapes do not.
-        microseconds: Least time of a whole run, profiling included.
+        runs: The executed nodes in order of execution.
+        graph: The optimized graph. Files with its weights may be gone; types and shapes of the weights remain.
+        microseconds: Minimum time of a whole run, with the profiler on.
     """
 
     runs: tuple[KernelRun, ...]
@@ -70,13 +70,12 @@ class Profile:
 def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -> tuple[KernelRun, ...]:
     """Run `model` under the profiler and return its nodes in order of execution.
 
-    The shapes of weights are read from the runtime's optimised graph, because a kernel that has packed them no longer
-    shows them. Of weights in files the runtime writes no more into that graph than where they are.
+    Shapes of weights come from the optimized graph, because the profile does not show packed weights. For weights in
+    external files the optimized graph only refers to the files.
 
     Args:
-        model: A model file; or a model in memory whose nodes all have names: it is by name that the profile and the
-            graph are joined.
-        feed: What it is run on.
+        model: A model file, or a model in memory. All nodes need names: profile and graph are joined by name.
+        feed: The inputs.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
 
     Raises:
@@ -88,7 +87,7 @@ def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -
 def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> Profile:
     """Run `model` under the profiler, `times` times; see `executed`.
 
-    Nodes of a model file that have no name of their own are told apart by the runtime's names. `load_model` names them.
+    The runtime names nodes that have no name in a model file. `load_model` names them first.
 
     Raises:
         RequantError: The model cannot be loaded or run.
@@ -110,9 +109,10 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
 
 
 def _name_as_profiled(graph: ir.Graph, events: Iterable[Mapping[str, Any]]) -> None:
-    """Give nodes that the runtime made without a name, where it inlines functions, the one that its profile invents.
+    """Give nameless nodes the names that the profile uses for them.
 
-    That is the operator and a number that grows with the order of the nodes.
+    The runtime makes nameless nodes when it inlines functions. Their name in the profile is the operator and a number
+    that grows with the order of the nodes.
     """
     unnamed: dict[str, list[ir.Node]] = defaultdict(list)
     for node in graph.all_nodes():
@@ -145,7 +145,7 @@ def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node], run
         outputs = tuple(_shape(entry) for entry in args.get("output_type_shape", ()))
         inputs = [_shape(entry) for entry in args.get("input_type_shape", ())]
         reads, writes = (tuple(map(_type, args.get(f"{end}_type_shape", ()))) for end in ("input", "output"))
-        steps = max(1, len(times[name]) // runs)  # in the body of a Loop a node runs many times
+        steps = max(1, len(times[name]) // runs)  # a node in the body of a Loop runs many times
         macs = steps * multiply_accumulates(args["op_name"], node, inputs, outputs)
         domain = node.domain if node is not None else ""
         spent = steps * min(times[name])
@@ -163,7 +163,7 @@ def _type(entry: Mapping[str, Any]) -> str:
 
 
 def integer_share(runs: Iterable[KernelRun]) -> float:
-    """Return the share of multiply-accumulates in integer kernels, 0..1; 0 where there are none."""
+    """Return the share of multiply-accumulates in integer kernels, 0..1; 0 if there are none."""
     runs = list(runs)
     total = sum(run.macs for run in runs)
     return sum(run.macs for run in runs if run.integer) / total if total else 0.0

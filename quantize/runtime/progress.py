@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""Report the progress of long work, and measure the time of its stages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 class Stopwatch:
-    """A `Progress` that adds up how long each stage takes, and passes on what it is told."""
+    """A `Progress` that measures the time of each stage and passes the calls on."""
 
     def __init__(self, progress: Progress = silent) -> None:
         self._progress = progress
@@ -23,14 +23,14 @@ class Stopwatch:
         self._stage, self._began = "prepare", time.monotonic()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Take notice of a stage."""
+        """Start the clock of a new stage, and pass the call on."""
         if stage != self._stage:
             self._lap()
             self._stage = stage
         self._progress(stage, done, total)
 
     def seconds(self) -> dict[str, float]:
-        """Return what each stage has taken so far, in seconds, in the order in which they began."""
+        """Return the seconds of each stage so far, in the order in which the stages began."""
         self._lap()
         return {stage: round(spent, 3) for stage, spent in self._seconds.items()}
 

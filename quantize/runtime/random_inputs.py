@@ -1,4 +1,4 @@
-"""Inputs for a model without data: enough to run it, not to judge it."""
+"""Random inputs for a model without data: good for running it, not for judging it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...calibration.session import Array, InputSpec, ModelSource, input_specs, o
 from ...calibration.sources import Source
 from .session import Runner
 
-FREE = (8, 1, 16, 32, 64, 224)  # lengths to try for the free axes but the first, which is a batch of 1
+FREE = (8, 1, 16, 32, 64, 224)  # lengths to try for free axes; the first axis is a batch of 1
 FEEDS = 4
 
 
 def generated_source(model: ModelSource) -> Source | None:
-    """Return random feeds that a model runs on, None where none are found or an input cannot be fed from arrays.
+    """Return random feeds on which a model runs; None if there are none, or if an input is not an array.
 
-    Floats are normal, integers are 0 or 1 (ids and masks) or, where the model refuses these (an axis), all 0, booleans
-    true.
+    Floats are normally distributed. Integers are 0 or 1 (ids and masks), or all 0 if the model refuses these (an axis).
+    Booleans are true.
 
     Raises:
         RequantError: The runtime cannot load the model.
@@ -49,7 +49,7 @@ def generated_source(model: ModelSource) -> Source | None:
 
 
 def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Source | None:
-    """Return random feeds of given shapes, as `generated_source` draws them; None where the model refuses them.
+    """Return random feeds of given shapes, drawn as by `generated_source`; None if the model refuses them.
 
     Raises:
         RequantError: The runtime cannot load the model, or an input cannot be fed from arrays.
@@ -68,7 +68,7 @@ def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def _feeds(specs: Sequence[InputSpec], length: int, below: int) -> list[dict[str, Array]]:
-    """Return random feeds whose free axes but the first have `length`, with integers below `below`."""
+    """Return random feeds: free axes after the first have `length`, integers are below `below`."""
     random = np.random.default_rng(0)
     return [{spec.name: _array(spec, length, below, random) for spec in specs} for _ in range(FEEDS)]
 

@@ -1,4 +1,4 @@
-"""Latency as a ratio: the runs of two models alternate, so that a drifting machine cannot favour one."""
+"""Latency of two models as a ratio. Their runs alternate, so a change of the machine's speed affects both."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 WARM_UP = 3
 MOST_ROUNDS = 300
-SLOW = 0.5  # seconds of a run after which it is warm at once, and of which few are enough
-LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # whatever the time
+SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
+LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Latency:
     """Milliseconds of one run of each of two models.
 
     Attributes:
-        float_ms: Least time of the float model.
-        int8_ms: Least time of the INT8 model.
+        float_ms: Minimum time of the float model.
+        int8_ms: Minimum time of the INT8 model.
         float_median_ms: Median time of the float model.
         int8_median_ms: Median time of the INT8 model.
         runs: Runs of each.
@@ -36,7 +36,7 @@ class Latency:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the INT8 model is, minimum against minimum."""
+        """Time of the float model over time of the INT8 model, both minima."""
         return self.float_ms / self.int8_ms
 
     @property
@@ -51,9 +51,9 @@ class Latency:
 
 
 def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0) -> list[list[float]]:
-    """Call each of `runs` in turn until `seconds` have passed and return the times of each, in seconds.
+    """Call each of `runs` in turn until `seconds` have passed, and return the times of each in seconds.
 
-    The order is reversed every other round: what runs second finds caches warmed by the first.
+    The order is reversed in every second round, because the second run finds caches that the first one warmed.
     """
     times: list[list[float]] = [[] for _ in runs]
     slow = False
@@ -79,13 +79,13 @@ def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0) ->
 def latency(
     run_float: Callable[[], object], run_int8: Callable[[], object], *, batch: int = 1, seconds: float = 2.0
 ) -> Latency:
-    """Time a float and an INT8 run against each other."""
+    """Time a float run and an INT8 run in turn."""
     first, second = interleave([run_float, run_int8], seconds=seconds)
     return summary(first, second, batch=batch)
 
 
 def summary(first: Sequence[float], second: Sequence[float], *, batch: int) -> Latency:
-    """Return what the times of a float and of an INT8 run say, in seconds."""
+    """Return minima and medians of the times of a float and of an INT8 run, given in seconds."""
     return Latency(
         float_ms=1e3 * min(first),
         int8_ms=1e3 * min(second),
@@ -97,7 +97,7 @@ def summary(first: Sequence[float], second: Sequence[float], *, batch: int) -> L
 
 
 def latency_json(latency: Latency) -> dict[str, Any]:
-    """Return a latency with its speed-up and throughput."""
+    """Return a latency with its speed-up and throughput as plain JSON values."""
     return {
         "float_ms": latency.float_ms,
         "int8_ms": latency.int8_ms,
