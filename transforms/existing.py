@@ -16,15 +16,15 @@ QUANTIZED = (np.dtype(np.uint8), np.dtype(np.int8))
 
 def given_params(model: ir.Model) -> dict[str, QParams]:
     """Return the scale and zero point of the float tensors that have a pair in the model already, by tensor name."""
-    found = {}
+    params_of = {}
     for graph in model.graphs():
         for node in graph:
             params = _params(node)
             if params is None or constant(node.inputs[0]) is not None:
                 continue
             tensor = node.inputs[0] if node.op_type == "QuantizeLinear" else node.outputs[0]
-            found[str(tensor.name)] = params  # type: ignore[union-attr]
-    return found
+            params_of[str(tensor.name)] = params  # type: ignore[union-attr]
+    return params_of
 
 
 def is_linear(node: ir.Node | None, op_type: str) -> bool:

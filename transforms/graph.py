@@ -129,10 +129,10 @@ def bodies(node: ir.Node, opset: int) -> tuple[ir.Graph, ...]:
 def computing_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
     """Return the main graph and all `bodies` in it, nested ones too."""
     opset = model.opset_imports.get("", 1)
-    found = [model.graph]
-    for graph in found:  # the loop appends to the list
-        found.extend(body for node in graph for body in bodies(node, opset))
-    return tuple(found)
+    graphs = [model.graph]
+    for graph in graphs:  # the loop appends to the list
+        graphs.extend(body for node in graph for body in bodies(node, opset))
+    return tuple(graphs)
 
 
 def computing_nodes(model: ir.Model, *op_types: str) -> tuple[ir.Node, ...]:
@@ -143,14 +143,14 @@ def computing_nodes(model: ir.Model, *op_types: str) -> tuple[ir.Node, ...]:
 
 def code_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
     """Return the `computing_graphs` of a model and of its functions. Functions have no initializers."""
-    found = [*computing_graphs(model)]
+    graphs = [*computing_graphs(model)]
     for function in model.functions.values():
         opset = function.opset_imports.get("", 1)
         own = [function.graph]
         for graph in own:  # the loop appends to the list
             own.extend(body for node in graph for body in bodies(node, opset))
-        found += own
-    return tuple(found)
+        graphs += own
+    return tuple(graphs)
 
 
 def every_graph(model: ir.Model) -> tuple[ir.Graph, ...]:
@@ -230,12 +230,12 @@ def remove_if_unread(node: ir.Node | None) -> bool:
 
 def names(model: ir.Model) -> set[str]:
     """Return the name of each value and node of the graph and of its bodies."""
-    found: set[str] = set()
+    used: set[str] = set()
     for graph in model.graphs():
         values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-        found.update(value.name for value in values if value.name)
-        found.update(node.name for node in graph if node.name)
-    return found
+        used.update(value.name for value in values if value.name)
+        used.update(node.name for node in graph if node.name)
+    return used
 
 
 def fresh_name(model: ir.Model, stem: str) -> str:
@@ -318,8 +318,8 @@ def derive_initializer(
         return ir.Tensor(np.asarray(array, order="C"), dtype=source.dtype, name=name)
 
     lengths = ir.Shape(shape)
-    made = ir.LazyTensor(tensor, source.dtype, lengths, name=name) if source.nbytes > LARGE else tensor()
-    value = ir.Value(name=name, shape=lengths, type=ir.TensorType(source.dtype), const_value=made)
+    derived = ir.LazyTensor(tensor, source.dtype, lengths, name=name) if source.nbytes > LARGE else tensor()
+    value = ir.Value(name=name, shape=lengths, type=ir.TensorType(source.dtype), const_value=derived)
     graph.register_initializer(value)
     return value
 

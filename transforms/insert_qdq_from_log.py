@@ -32,14 +32,14 @@ class _Chooser:
         values: The tensors by name, with inferred types.
         ranges: The ranges by tensor.
         ignore_op: Operator types that stay float.
-        made: Tensors that an integer kernel writes; `choose` reads them for later units.
+        integer: Tensors that an integer kernel writes; `choose` reads them for later units.
     """
 
     nodes: Mapping[str, ir.Node]
     values: Mapping[str, ir.Value]
     ranges: Ranges
     ignore_op: tuple[str, ...]
-    made: set[str] = field(default_factory=set)
+    integer: set[str] = field(default_factory=set)
 
     def choose(self, unit: Unit) -> Impl:
         """Return the implementation of a unit.
@@ -52,9 +52,9 @@ class _Chooser:
             return Impl.FLOAT
         if node.op_type in self.ignore_op:
             raise LeftAlone("ignored")
-        known = self.made | self.ranges.keys()
+        known = self.integer | self.ranges.keys()
         if row.kind == "same":
-            follows = only_moves(node) and self.made.issuperset(unit.inputs) and len(unit.inputs) > 0
+            follows = only_moves(node) and self.integer.issuperset(unit.inputs) and len(unit.inputs) > 0
             return Impl.U8 if follows else Impl.FLOAT
         self._check_form(node, row)
         if not unit.inputs or not known.issuperset(unit.inputs):
@@ -177,5 +177,5 @@ def _plan(model: ir.Model, ranges: Ranges, ignore_op: tuple[str, ...], change: C
             impl = Impl.FLOAT
         choices[unit.name] = Choice(impl)
         if impl is Impl.U8:
-            chooser.made.update(unit.outputs)
+            chooser.integer.update(unit.outputs)
     return Plan(graph_units, choices)
