@@ -1,4 +1,4 @@
-"""Write down what operators assume."""
+"""Write the default values of attributes into the nodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .registry import Change, transform
 
 @transform("add_default_attributes")
 def add_default_attributes(model: ir.Model) -> Change:
-    """Give every node the attributes that it leaves to their defaults.
+    """Give each node the attributes that it lacks, with their default values.
 
     Before:  y = Softmax(x)
     After:   y = Softmax(x), axis -1: the default of the model's opset
-    Left alone: attributes that are there, those without a default, operators of domains that onnx does not know.
+    Left alone: existing attributes; attributes without a default; operators of domains that onnx does not define.
     """
     before = sum(len(node.attributes) for node in every_node(model))
     with quiet():

@@ -1,4 +1,4 @@
-"""Bias correction: give back the mean that rounded weights take from a result."""
+"""Bias correction: restore the mean of a result that rounded weights change."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from .qparams import Array
 
 
 def mean_shift(node: ir.Node, error: Array, input_mean: Array) -> Array | None:
-    """Return by how much rounded weights lower the mean of each output channel.
+    """Return by how much rounded weights reduce the mean of each output channel.
 
     With ``W' = W - error`` the mean of output channel m falls by ``sum_c (sum_k error[m, c, k]) E[x_c]``; added to the
     bias this restores it (Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019,
-    section 4.2, with measured instead of derived means). Padding is taken for data, which is exact away from borders.
+    section 4.2, with measured instead of derived means). The formula ignores padding, so it is exact only away from
+    borders.
 
     Args:
-        node: A Conv, or a Gemm or MatMul of a constant second factor.
+        node: A Conv, or a Gemm or MatMul with a constant second factor.
         error: Float weights minus dequantized weights, in the node's layout: (M, C/group, *kernel), (K, N) or (N, K).
         input_mean: Mean of the activation per channel, shape (C,) or (K,).
 
     Returns:
-        float32 of shape (M,) or (N,), None where the shapes do not belong together.
+        float32 of shape (M,) or (N,); None if the shapes do not fit together.
     """
     if node.op_type == "Conv":
         group = node.attributes.get_int("group", 1)
@@ -38,5 +39,5 @@ def mean_shift(node: ir.Node, error: Array, input_mean: Array) -> Array | None:
 
 
 def mean_axis(node: ir.Node) -> int:
-    """The axis of the activation along which `mean_shift` wants its mean."""
+    """Return the channel axis of the activation, for the means that `mean_shift` takes."""
     return 1 if node.op_type == "Conv" else -1

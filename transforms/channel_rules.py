@@ -1,8 +1,8 @@
-"""What each operator says of the scales of its tensors' channels, as a table: equal, free, or 1.
+"""A table of operators with rules for the channel scales of their inputs and outputs: equal, free, or 1.
 
-A Relu, a pooling or a sum says that the scales of its tensors are equal. A convolution or a product with constant
-weights leaves that of its input and that of its output free, because the weights take up both. Any other operator says
-that they are 1.
+The inputs and outputs of a Relu, a pooling or a sum have equal scales. The scales before and after a convolution or a
+product with constant weights are free, because the weights compensate for both. For any other operator the scales are
+1.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .registry import LeftAlone
 from .units import clip_bounds
 
 Free: TypeAlias = tuple[int, ...]
-"""The inputs of a node whose scales need not be 1."""
+"""The indices of a node's inputs whose scales may differ from 1."""
 Rule: TypeAlias = Callable[[Look, ir.Node], Free]
 
 
 def _weight_rank(node: ir.Node, least: int, most: int = 9) -> int:
-    """Return the rank of the constant second input."""
+    """Return the rank of the constant second input; raise LeftAlone if it is not within the bounds."""
     tensor = floats(first(node, 1))
     if tensor is None:
         raise LeftAlone("weight-not-constant")
@@ -53,7 +53,7 @@ def _conv(look: Look, node: ir.Node) -> Free:
     inner, outer = (
         ((1, 1 - rank), split),
         ((1, -rank), 1),
-    )  # (M, C/group, *kernel), of a ConvTranspose (C, M/group, ...)
+    )  # weights (M, C/group, *kernel); for a ConvTranspose (C, M/group, *kernel)
     read, written = (outer, inner) if node.op_type == "ConvTranspose" else (inner, outer)
     look.reads(node, 1 - rank, *read)
     look.writes(node, 1 - rank, *written)
@@ -78,7 +78,7 @@ def _matmul(look: Look, node: ir.Node) -> Free:
         look.reads(node, -1, (1, -2))
         look.writes(node, -1, (1, -1))
         return (0,)
-    if look.axis_of(first(node, 1)) != -1:  # the rows of the second factor are summed over, its columns are not
+    if look.axis_of(first(node, 1)) != -1:  # a product sums over the rows of the second factor; its columns remain
         raise LeftAlone("channels-on-another-axis")
     look.join(node, first(node, 1))
     return (1,)
@@ -107,13 +107,13 @@ def _mul(look: Look, node: ir.Node) -> Free:
     free = [index for index in sides if not look.is_pinned(first(node, index))]
     if not sides:
         raise LeftAlone("channels-unknown")
-    chosen = (free or sides)[0]  # the scale of one factor passes, that of the other is 1
+    chosen = (free or sides)[0]  # the result has the scale of one factor; the scale of the other factor is 1
     look.join(node, first(node, chosen))
     return (chosen,)
 
 
 def _mul_constant(look: Look, node: ir.Node, data: int, other: int) -> Free:
-    """A factor per channel leaves the scales of both tensors free; a single one passes them on."""
+    """With a factor per channel both scales are free; with a single factor they are equal."""
     source, shape = first(node, data), look.shape(node.inputs[other])
     wide = [axis - len(shape) for axis, length in enumerate(shape) if length != 1]
     if len(wide) != 1 or floats(node.inputs[other]) is None or look.axis.get(source, wide[0]) != wide[0]:
@@ -145,7 +145,7 @@ def _batch_norm(look: Look, node: ir.Node) -> Free:
 
 
 def _norm(scale: int, bias: int | None, *, channels_first: bool = False) -> Rule:
-    """Return the rule of a normalisation: the scale of its output is free, and that of its input is 1."""
+    """Return the rule of a normalization: the scale of the output is free, the scale of the input is 1."""
 
     def rule(look: Look, node: ir.Node) -> Free:
         weight = floats(first(node, scale))
@@ -224,4 +224,4 @@ RULES: dict[str, Rule] = {
     "Gather": _gather,
     "Resize": _resize,
 }
-"""By operator, what says which scales are free; of an operator that is not here all are 1."""
+"""The rule of each operator; for an operator without a row all scales are 1."""

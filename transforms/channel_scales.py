@@ -1,4 +1,4 @@
-"""Scales of channels as unknowns: which tensors share one, which constants take it up, and where it must be 1."""
+"""Channel scales as unknowns: which tensors share a scale, which constants absorb it, and where it must be 1."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ Role = Literal["producer", "reader", "between"]
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A constant that takes up the scale of a tensor.
+    """A constant that absorbs the scale of a tensor.
 
     Attributes:
-        node: Who reads the constant.
-        index: As which input.
-        axis: Along which axis of the constant the channels lie, counted from the end; where it is too short or has
-            length 1 there, it is broadcast.
-        power: 1 where it is multiplied by the scale, -1 where it is divided.
-        role: Whether its node writes the channels, undoes their scale, or adds to them.
-        tensor: The tensor that its node reads, or writes.
-        groups: Groups of a convolution, where channel ``g * length + i`` is at ``i`` of group ``g`` of the first axis.
+        node: The node that reads the constant.
+        index: The input of the node.
+        axis: The channel axis of the constant, counted from the end. A constant without this axis, or with length 1,
+            is broadcast.
+        power: 1 to multiply the constant by the scale, -1 to divide it.
+        role: ``"producer"`` if the node writes the channels, ``"reader"`` if it undoes their scale, ``"between"`` if it
+            adds to them.
+        tensor: The scaled tensor, which the node reads or writes.
+        groups: The groups of a convolution: channel ``g * length + i`` is at index i of group g of the first axis.
     """
 
     node: ir.Node
@@ -41,28 +42,28 @@ class Fold:
     groups: int = 1
 
     def factor(self, scale: Floats) -> Floats:
-        """Return by what the constant is multiplied, in a shape that broadcasts with it."""
+        """Return the factor of the constant, in a shape that broadcasts with the constant."""
         factors = scale.astype(np.float64) ** self.power
         if self.groups > 1:
             tensor = constant(self.node.inputs[self.index])
-            assert tensor is not None  # it is a fold
+            assert tensor is not None  # a fold is a constant
             factors = np.repeat(factors.reshape(self.groups, -1), tensor.shape.numpy()[0] // self.groups, axis=0)
         return factors.reshape(*factors.shape, *[1] * (-self.axis - 1))
 
 
 @dataclass
 class Look:
-    """What the nodes so far have said.
+    """The constraints on channel scales from the nodes visited so far.
 
     Attributes:
-        known: Values with shapes, by name.
+        known: The values of the graph with inferred shapes, by name.
         parent: The union-find forest of tensors that share a scale.
-        axis: The channel axis of each tensor that has one, counted from the end.
-        pinned: Why the scale of a root is 1.
-        folds: The constants at each tensor.
-        lengths: Numbers of channels that constants show at each tensor.
-        passed: Nodes that pass a tensor's channels on.
-        ceilings: Upper bounds of Clip nodes at each tensor.
+        axis: The channel axis of tensors, counted from the end.
+        pinned: The reason why the scale of a root is 1.
+        folds: Tensors with the constants that absorb their scale.
+        lengths: Tensors with the numbers of channels that their constants have.
+        passed: Tensors with the nodes whose output has the same scale.
+        ceilings: Tensors with the upper bounds of Clip nodes.
     """
 
     known: Mapping[str, ir.Value]
@@ -75,21 +76,21 @@ class Look:
     ceilings: list[tuple[ir.Value, float]] = field(default_factory=list)
 
     def root(self, value: ir.Value) -> ir.Value:
-        """Return the tensor that stands for all that share a scale with `value`."""
+        """Return the root of the tensors that share a scale with `value`."""
         while (parent := self.parent.get(value, value)) is not value:
             value = parent
         return value
 
     def pin(self, value: ir.Value, reason: str) -> None:
-        """Let the scale be 1."""
+        """Set the scale to 1, for a reason."""
         self.pinned.setdefault(self.root(value), reason)
 
     def is_pinned(self, value: ir.Value) -> bool:
-        """Whether the scale is 1 by what was seen so far."""
+        """Whether the nodes visited so far require the scale to be 1."""
         return self.root(value) in self.pinned
 
     def join(self, node: ir.Node, source: ir.Value, axis: int | None = None) -> None:
-        """Let the first output of `node` have the scale of `source`, along `axis` when that is another one."""
+        """Give the first output of `node` the scale of `source`; `axis` is its channel axis if it differs."""
         output = node.outputs[0]
         axis = self.axis_of(source) if axis is None else axis
         if self.axis.setdefault(output, axis) != axis:
@@ -108,20 +109,20 @@ class Look:
         return self.axis[value]
 
     def reads(self, node: ir.Node, axis: int, weight: tuple[int, int], groups: int = 1) -> None:
-        """Let a constant, given as input and axis, undo the scale of the first input, whose channels lie at `axis`."""
+        """Record a constant (input and axis) that undoes the scale of the first input, whose channel axis is `axis`."""
         value = first(node)
         if self.axis.get(value, axis) != axis:
             self.pin(value, "channels-on-another-axis")
         self.fold(value, Fold(node, *weight, 1, "reader", str(value.name), groups))
 
     def writes(self, node: ir.Node, axis: int, weight: tuple[int, int], groups: int = 1) -> None:
-        """Let a constant, given as input and axis, divide the first output, whose channels lie at `axis`."""
+        """Record a constant (input and axis) that scales the first output, whose channel axis is `axis`."""
         output = node.outputs[0]
         self.axis[output] = axis
         self.fold(output, Fold(node, *weight, -1, "producer", str(output.name), groups))
 
     def adds(self, node: ir.Node, index: int, axis: int) -> None:
-        """Divide what `node` adds to the channels of its first output, if it does."""
+        """Record a constant that `node` adds to its first output, if it has input `index`."""
         if index >= len(node.inputs) or node.inputs[index] is None:
             return
         if floats(node.inputs[index]) is None:
@@ -130,7 +131,7 @@ class Look:
         self.fold(output, Fold(node, index, axis, -1, "between", str(output.name)))
 
     def fold(self, value: ir.Value, fold: Fold) -> None:
-        """Take down a constant, and what it shows of the number of channels."""
+        """Record a constant and the number of channels that it has."""
         shape = self.shape(fold.node.inputs[fold.index])
         length = shape[fold.axis] if len(shape) >= -fold.axis else 1
         if length is not None and (fold.role != "between" or length != 1):
@@ -138,7 +139,7 @@ class Look:
         self.folds.append((value, fold))
 
     def shape(self, value: ir.Value | None) -> tuple[int | None, ...]:
-        """Return the lengths of a tensor as far as they are known."""
+        """Return the lengths of a tensor; None for an unknown length."""
         tensor = constant(value)
         known = self.known.get((value.name if value is not None else None) or "", value)
         shape = tensor.shape if tensor is not None else known.shape if known is not None else None
@@ -148,13 +149,13 @@ class Look:
 
 
 def floats(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return a constant of floats."""
+    """Return the tensor of a constant of floats; None for any other value."""
     tensor = constant(value)
     return tensor if tensor is not None and tensor.dtype.is_floating_point() else None
 
 
 def first(node: ir.Node, index: int = 0) -> ir.Value:
-    """Return an input that an operator cannot do without."""
+    """Return a required input; raise LeftAlone if it is missing."""
     value = node.inputs[index] if index < len(node.inputs) else None
     if value is None:
         raise LeftAlone("input-missing")

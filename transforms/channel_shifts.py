@@ -1,4 +1,4 @@
-"""Shifts of channels: where a constant per channel can leave an activation and come back in the biases behind it."""
+"""Channel shifts: subtract a constant per channel from an activation and compensate in the biases behind it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BIASES = {
     "BatchNormalization": 2,
     "com.microsoft.SkipLayerNormalization": 3,
 }
-"""By producer, the input that adds a constant to each channel of the output."""
+"""By operator, the index of the input that adds a constant to each channel of the output."""
 MOVES = frozenset(
     "Identity Dropout MaxPool GlobalMaxPool GlobalAveragePool Transpose Gather Flatten Reshape Squeeze".split()
 )
-"""Operators that shift their output when their input is shifted."""
+"""Operators that only move or select values: a shift of the input shifts the output."""
 ABOVE_ZERO = frozenset({"Relu", "LeakyRelu"})
-"""Operators that do so where their input stays above zero."""
+"""Operators for which this is so while the input stays above zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Place:
     """A constant to which a vector per channel can be added.
 
     Attributes:
-        node: Who reads it.
-        index: As which input; where there is none yet, it can be given one.
-        axis: Along which axis the channels lie, counted from the end.
+        node: The node that reads the constant.
+        index: The input of the node; a missing input can be added.
+        axis: The channel axis of the constant, counted from the end.
     """
 
     node: ir.Node
@@ -47,13 +47,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Shifts:
-    """How the channels of a group are shifted.
+    """The constants that change when the channels of a group are shifted.
 
     Attributes:
-        producer: What is lowered by the shift.
-        readers: Weights with what takes up their contribution.
-        above_zero: Whether a Relu lies between: a shift must not be greater than the least value of a channel, and
-            not be negative.
+        producer: The bias that is reduced by the shift.
+        readers: Weights that read the channels, each with the bias that compensates.
+        above_zero: Whether a Relu is in between. A shift must then be at least 0 and at most the minimum of the
+            channel.
     """
 
     producer: Place
@@ -62,10 +62,11 @@ class Shifts:
 
 
 def shifts_of(folds: Iterable[Fold], passed: Iterable[ir.Node]) -> Shifts | None:
-    """Return how the channels of a group can be shifted; None where they cannot.
+    """Return how the channels of a group can be shifted; None if they cannot.
 
-    It has one producer, and nothing between it and the readers but a bias, a Relu and what moves or selects values.
-    The readers are products whose result a bias is added to; a padded convolution would see its zeros shifted.
+    The group must have one producer. Between the producer and the readers only a bias, a Relu and operators that move
+    or select values are possible. The readers must be products with a bias, and convolutions without padding, because a
+    shift would also shift the padded zeros.
     """
     folds, passed = list(folds), list(passed)
     added = [node for node in passed if node.op_type == "Add" and any(constant(v) is not None for v in node.inputs)]
@@ -84,29 +85,29 @@ def shifts_of(folds: Iterable[Fold], passed: Iterable[ir.Node]) -> Shifts | None
 
 
 def contribution(fold: Fold, shift: Floats) -> Floats:
-    """Return what a shift of the input adds to each output channel of a product, float64 of shape (M,)."""
+    """Return the change of each output channel of a product from a shift of its input, float64 of shape (M,)."""
     tensor = constant(fold.node.inputs[fold.index])
-    assert tensor is not None  # it is a fold
-    found = mean_shift(fold.node, tensor.numpy(), shift)
+    assert tensor is not None  # a fold is a constant
+    change = mean_shift(fold.node, tensor.numpy(), shift)
     release(tensor)
-    assert found is not None  # the shapes were compared when the group was found
-    return found.astype(np.float64)
+    assert change is not None  # `equalize.find` has compared the shapes
+    return change.astype(np.float64)
 
 
 def _before(node: ir.Node, added: list[ir.Node], others: list[ir.Node]) -> Place | None:
-    """Return the bias of a producer."""
+    """Return the bias of a producer; None without one."""
     if node.op_type == "Gemm" and not _plain(node):
         return None
     if key(node) in BIASES:
         return Place(node, BIASES[key(node)])
-    # behind other operators a bias would be shifted along another axis
+    # a bias behind another operator has another channel axis
     if node.op_type == "MatMul" and added and added[0] is sole_reader(node.outputs[0]):
         return _constant_of(added[0])
     return None
 
 
 def _behind(fold: Fold) -> Place | None:
-    """Return the bias that is added to the result of a product."""
+    """Return the bias of a product; None if it cannot compensate."""
     node = fold.node
     if node.op_type == "Gemm":
         return Place(node, 2) if _plain(node) and _is_floats(node, 2) else None
@@ -127,10 +128,10 @@ def _plain(node: ir.Node) -> bool:
 
 
 def _is_floats(node: ir.Node, index: int) -> bool:
-    """Whether an input is a constant, or missing."""
+    """Whether an input is a constant of floats, or missing."""
     return index >= len(node.inputs) or node.inputs[index] is None or floats(node.inputs[index]) is not None
 
 
 def _constant_of(node: ir.Node) -> Place | None:
-    """Return the constant of an Add."""
+    """Return the constant of an Add; None without one."""
     return next((Place(node, index) for index in (0, 1) if floats(node.inputs[index]) is not None), None)

@@ -11,8 +11,8 @@ from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
 from .verify import VerifyError, signature, verify
 
-SCAN_LOSES_BATCH = 9  # the first opset whose Scan goes over no batches
-RESIZE_CHOOSES = 11  # the first opset whose Resize has attributes for where it samples
+SCAN_LOSES_BATCH = 9  # the first opset whose Scan has no batch axis
+RESIZE_CHOOSES = 11  # the first opset whose Resize has attributes for the sampling positions
 
 
 @transform("convert_opset")
@@ -21,22 +21,22 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
 
     Before:  opset 11: y = Squeeze(x, axes=[0])
     After:   opset 13: y = Squeeze(x, [0])
-    13 is the first opset whose DequantizeLinear has an axis, which per-channel weights need. Calls of model-local
-    functions, which the converter would lose, are inlined first.
-    Left alone: models of that opset or a newer one, and operators of other domains.
+    13 is the first opset whose DequantizeLinear has an axis, which per-channel weights require. Model-local functions
+    are inlined first, because the converter loses their calls.
+    Left alone: models with this opset or a newer one; operators of other domains.
 
     Options:
-        to: The opset wanted.
+        to: The target opset.
 
     Raises:
-        TransformError: An operator has no conversion; the message names it, or its node. Or the model has functions
-            that `inline_functions` leaves alone.
+        TransformError: An operator has no conversion (the message names the operator or its node), or the model has
+            functions that `inline_functions` leaves alone.
     """
     version = model.opset_imports.get("", to)
     if version >= to:
         return Change()
     if version < SCAN_LOSES_BATCH <= to and any(n.op_type == "Scan" and not n.domain for n in model.graph.all_nodes()):
-        raise TransformError(f"opset {version} cannot be converted to {to}: its Scan goes over batches")
+        raise TransformError(f"opset {version} cannot be converted to {to}: its Scan has a batch axis")
     inline_functions(model)
     if model.functions:
         kept = ", ".join(sorted(f"{domain}.{name}" for domain, name, _ in model.functions))
@@ -46,20 +46,20 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
     try:
         with quiet():
             converted = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), to))
-    except Exception as error:  # the converter raises what its C++ code threw
+    except Exception as error:  # the converter raises the exceptions of its C++ code
         raise TransformError(
             f"opset {version} cannot be converted to {to}: {' '.join(str(error).split())[:300]}"
         ) from error
     for old, new in zip(model.graph.outputs, converted.graph.outputs, strict=True):
         new.type, new.shape = old.type, new.shape if old.shape is None else old.shape  # the converter infers shapes
     for name, weight in model.graph.initializers.items():
-        if name in converted.graph.initializers:  # as it was, lazy, and knowing in which folder its data lie
+        if name in converted.graph.initializers:  # keeps the tensor lazy, with the folder of its data
             converted.graph.initializers[name].const_value = weight.const_value
     if version < RESIZE_CHOOSES <= to:
         for node in converted.graph.all_nodes():
             if node.op_type == "Resize" and not node.domain:
                 _keep_sampling(node)
-    try:  # it leaves attributes that the new opset has not, and shapes of a Scan that changed its meaning
+    try:  # the converter keeps attributes that the new opset lacks, and wrong shapes of a Scan
         verify(converted, like=signature(model))
     except VerifyError as error:
         raise TransformError(f"opset {version} cannot be converted to {to}: {error}") from error
@@ -71,13 +71,13 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
 
 
 def _keep_sampling(resize: ir.Node) -> None:
-    """Say in attributes where a Resize from before opset 11 samples: onnx leaves the new default, another place.
+    """Set the attributes of a converted Resize to the sampling positions of opset 10; the defaults differ.
 
-    It divides coordinates by the scale; ``nearest`` then rounds down where it enlarges and up where it shrinks, as ONNX
-    Runtime computes it (``GetNearestPixelFunction`` of its upsample kernel).
+    Before opset 11, Resize divides coordinates by the scale. ``nearest`` then rounds down when it enlarges and up when
+    it shrinks, as ONNX Runtime computes it (``GetNearestPixelFunction`` of its upsample kernel).
 
     Raises:
-        TransformError: It enlarges and shrinks, or its scales are computed, so that the direction is not known.
+        TransformError: The Resize enlarges one axis and shrinks another, or its scales are computed.
     """
     resize.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "asymmetric")
     if resize.attributes.get_string("mode", "nearest") != "nearest":
@@ -86,6 +86,6 @@ def _keep_sampling(resize: ir.Node) -> None:
     least, most = (0.0, inf) if scales is None else (scales.numpy().min(), scales.numpy().max())
     if least < 1 < most:
         raise TransformError(
-            f"node {resize.name!r} (Resize) may round up and down, which opset {RESIZE_CHOOSES} has not"
+            f"node {resize.name!r} (Resize) may round up and down, which opset {RESIZE_CHOOSES} cannot express"
         )
     resize.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if least < 1 else "floor")

@@ -1,4 +1,4 @@
-"""Store once what is stored twice."""
+"""Store equal initializers once."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from .graph import quiet, release
 from .registry import Change, transform
 
 LARGE = 2**12
-"""Elements of a tensor that is not read as a whole without need."""
+"""Number of elements up to which a tensor is always compared as a whole."""
 
 
 @transform("deduplicate_initializers")
 def deduplicate_initializers(model: ir.Model) -> Change:
-    """Merge the initializers of one type, shape and content, of the graph and of each body.
+    """Merge initializers with equal type, shape and content, within the graph and within each body.
 
     Before:  y = Add(MatMul(x, V), MatMul(z, W)), with V equal to W
     After:   y = Add(MatMul(x, V), MatMul(z, V))
-    Left alone: initializers that a caller may override or gets as an output, and those of different graphs.
+    Left alone: initializers that a caller may override; initializers that are graph outputs; equal initializers of
+        different graphs.
     """
     with quiet():
         return Change(merge_initializers(model))
 
 
 def merge_initializers(model: ir.Model) -> int:
-    """Merge equal initializers of each graph; return how many are gone."""
+    """Merge equal initializers of each graph; return the number of initializers removed."""
     before = sum(len(graph.initializers) for graph in model.graphs())
     DeduplicateHashedInitializersPass(size_limit=max(map(_most_to_read, model.graphs())))(model)
     return before - sum(len(graph.initializers) for graph in model.graphs())
 
 
 def _most_to_read(graph: ir.Graph) -> int:
-    """Return the elements of the largest initializer that begins like another one, at least `LARGE`.
+    """Return the size of the largest initializer that begins with the same elements as another one, at least `LARGE`.
 
-    The pass reads all of an initializer, which takes long where it is large; most differ soon.
+    The pass reads whole initializers, which is slow for large ones. Most large initializers differ in the first
+    `LARGE` elements.
     """
     seen: set[object] = set()
     most = LARGE

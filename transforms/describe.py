@@ -15,7 +15,7 @@ SECTION = re.compile(r"^(Before|After|Left alone|Options|Raises|Note|Notes):[ ]*
 
 def describe(transform: Transform) -> dict[str, Any]:
     """Return a transform as plain JSON values."""
-    said = sections(transform.doc)
+    parts = sections(transform.doc)
     options = [
         {
             "name": option.name,
@@ -29,9 +29,9 @@ def describe(transform: Transform) -> dict[str, Any]:
         "name": transform.name,
         "summary": transform.doc.splitlines()[0],
         "doc": transform.doc,
-        "before": said.get("Before"),
-        "result": said.get("After"),
-        "left_alone": said.get("Left alone"),
+        "before": parts.get("Before"),
+        "result": parts.get("After"),
+        "left_alone": parts.get("Left alone"),
         "options": options,
         "after": list(transform.after),
         "groups": dict(groups_of(transform.name)),
@@ -41,23 +41,23 @@ def describe(transform: Transform) -> dict[str, Any]:
 
 
 def sections(doc: str) -> dict[str, str]:
-    """Return the text of each section of a docstring by its title, and what stands before the first under ``""``.
+    """Return the text of each section of a docstring by title; the text before the first section is under ``""``.
 
     >>> sections("Do it.\\n\\nBefore:  a\\nAfter:   b\\n    c\\nLeft alone: d.")
     {'': 'Do it.', 'Before': 'a', 'After': 'b\\n    c', 'Left alone': 'd.'}
     """
-    found: dict[str, list[str]] = {"": []}
+    texts: dict[str, list[str]] = {"": []}
     title = ""
     for line in doc.splitlines():
         match = SECTION.match(line)
         if match is not None:
             title = match[1]
-        found.setdefault(title, []).append(match[2] if match is not None else line)
-    return {title: "\n".join(lines).strip("\n") for title, lines in found.items()}
+        texts.setdefault(title, []).append(match[2] if match is not None else line)
+    return {title: "\n".join(lines).strip("\n") for title, lines in texts.items()}
 
 
 def page(transform: Transform) -> str:
-    """Return what ``requant transforms NAME`` prints."""
+    """Return the page that ``requant transforms NAME`` prints."""
     lines = [f"{transform.name}", "", transform.doc]
     if transform.options:
         lines += ["", "Types and defaults:"]
@@ -71,7 +71,7 @@ def page(transform: Transform) -> str:
 
 
 def _typed(option: Option) -> str:
-    """Write the type and the default of an option."""
+    """Return the type and the default of an option as text."""
     kind = "names, may be repeated" if option.type is tuple else option.type.__name__
     return f"{option.name}: {kind}, " + (
         "required" if option.default is REQUIRED else f"default {_shown(option.default)}"
@@ -79,9 +79,9 @@ def _typed(option: Option) -> str:
 
 
 def _promises(transform: Transform) -> list[str]:
-    """Say what need not be the same afterwards."""
-    found = ["Inputs or outputs of the graph may differ afterwards."] if transform.changes_io else []
-    return found + (["Results may differ by more than float rounding."] if transform.changes_values else [])
+    """Return sentences about what the transform may change."""
+    io = ["Inputs or outputs of the graph may differ afterwards."] if transform.changes_io else []
+    return io + (["Results may differ by more than float rounding."] if transform.changes_values else [])
 
 
 def describe_group(group: str) -> dict[str, Any]:
@@ -98,19 +98,19 @@ def describe_group(group: str) -> dict[str, Any]:
 REFERENCE = """\
 # Transforms
 
-<!-- Made by `requant transforms --markdown > docs/transforms.md` from the docstrings: edit these. -->
+<!-- Made by `requant transforms --markdown > docs/transforms.md` from the docstrings. Edit the docstrings. -->
 
-`requant transform IN OUT --transforms 'NAME(option=value, ...) NAME'` runs transforms one after the other,
-`requant transforms NAME` prints one of these pages, `requant transforms --json` all of them as data. Every transform
-also has `ignore_errors=true`: where it fails, the run goes on with the model as it was before. Names that may be
-repeated are written `op=A, op=B` or `op="A,B"`. [tools.md](tools.md) says more of the grammar,
-[plugins.md](plugins.md) how to add a transform of your own.
+`requant transform IN OUT --transforms 'NAME(option=value, ...) NAME'` runs transforms one after the other.
+`requant transforms NAME` prints one of these pages; `requant transforms --json` prints all of them as data. Each
+transform also has the option `ignore_errors=true`: if the transform fails, the run continues with the model from before
+this step. Names that may be repeated are written `op=A, op=B` or `op="A,B"`. [tools.md](tools.md) explains the grammar,
+and [plugins.md](plugins.md) explains how to add a transform of your own.
 """
 
 
 def reference(transforms: Iterable[Transform]) -> str:
     """Return docs/transforms.md."""
-    found = sorted(transforms, key=lambda transform: transform.name)
+    ordered = sorted(transforms, key=lambda transform: transform.name)
     lines = [REFERENCE, "## Groups", ""]
     lines += [
         "Each group stands for a pipeline, in the order of the phases; `requant transform IN OUT --group NAME` runs it."
@@ -118,16 +118,16 @@ def reference(transforms: Iterable[Transform]) -> str:
     for group in sorted(GROUPS):
         lines += ["", f"`{group}`:", "", *(f"    {step}" for step in parse_groups(group).steps)]
     lines += ["", "## All transforms", "", "| transform | what it does |", "|---|---|"]
-    for transform in found:
+    for transform in ordered:
         summary = transform.doc.splitlines()[0].replace("|", "\\|")
         lines.append(f"| [`{transform.name}`](#{transform.name}) | {summary} |")
-    for transform in found:
+    for transform in ordered:
         lines += ["", *_chapter(transform)]
     return "\n".join(lines) + "\n"
 
 
 def _chapter(transform: Transform) -> list[str]:
-    """Return what docs/transforms.md says of a transform; code and formulas stay as the docstring lays them out."""
+    """Return the chapter of docs/transforms.md about a transform; code and formulas keep their layout."""
     summary, _, rest = transform.doc.partition("\n")
     lines = [f"### {transform.name}", "", summary, ""]
     if rest.strip():
@@ -138,16 +138,16 @@ def _chapter(transform: Transform) -> list[str]:
             kind, _, default = _typed(option).partition(": ")[2].rpartition(", ")
             lines.append(f"| `{option.name}` | {kind} | {default.removeprefix('default ')} |")
         lines.append("")
-    told = _promises(transform)
+    remarks = _promises(transform)
     if runs := groups_of(transform.name):
-        told.append("Runs in " + ", ".join(f"`{group}` (phase {phase})" for group, phase in runs) + ".")
+        remarks.append("Runs in " + ", ".join(f"`{group}` (phase {phase})" for group, phase in runs) + ".")
     if transform.after:
-        told.append("Comes after " + ", ".join(f"[`{name}`](#{name})" for name in transform.after) + ".")
-    return [*lines, " ".join(told)] if told else lines[:-1]
+        remarks.append("Comes after " + ", ".join(f"[`{name}`](#{name})" for name in transform.after) + ".")
+    return [*lines, " ".join(remarks)] if remarks else lines[:-1]
 
 
 def _shown(value: Any) -> str:
-    """Write a default as a pipeline would."""
+    """Return a default value as pipeline text."""
     if value is None or value == ():
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value) or "empty"

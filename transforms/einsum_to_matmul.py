@@ -1,4 +1,4 @@
-"""Spell an Einsum that is a matrix product as one."""
+"""Replace an Einsum that is a matrix product by a MatMul."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
-    computing_graphs,
+    computing_nodes,
     constant,
     derive_initializer,
     discard,
@@ -25,12 +25,12 @@ from .graph import (
 )
 from .registry import Change, LeftAlone, transform
 
-AXES_ARE_INPUTS = 13  # the opset from which Squeeze, Unsqueeze and ReduceSum take their axes as an input
+AXES_ARE_INPUTS = 13  # the first opset in which Squeeze, Unsqueeze and ReduceSum have the axes as an input
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor and a letter for each of its axes."""
+    """A tensor, with a letter for each axis."""
 
     value: ir.Value
     letters: str
@@ -38,16 +38,16 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product of two tensors, sorted by what becomes of each letter.
+    """A product of two tensors, with its letters by role.
 
     Attributes:
         left: Activations.
         right: Activations, or constant weights.
         out: The letters of the result.
-        batch: Letters of both and of the result; all are in the order of the result, but `inner`.
-        rows: Letters of `left` and of the result.
-        columns: Letters of `right` and of the result.
-        inner: Letters of both that are summed over, in the order of `left`.
+        batch: The letters of both tensors and the result, in the order of the result.
+        rows: The letters of `left` and the result only, in the order of the result.
+        columns: The letters of `right` and the result only, in the order of the result.
+        inner: The letters of both tensors that are summed over, in the order of `left`.
     """
 
     left: _Tensor
@@ -61,14 +61,14 @@ class _Product:
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes nodes before an Einsum.
+    """Inserts nodes before an Einsum.
 
     Attributes:
         node: The Einsum.
-        stem: Its name.
+        stem: The name of the Einsum.
         taken: The names in use.
         opset: The version of the standard operators.
-        lengths: The length of each letter, None when it is not known.
+        lengths: The length of each letter; None for an unknown length.
     """
 
     node: ir.Node
@@ -78,7 +78,7 @@ class _Writer:
     lengths: Mapping[str, int | None] = field(default_factory=dict)
 
     def add(self, op: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
-        """Insert an operator; return its output."""
+        """Insert a node; return its output."""
         return insert_before(self.node, self.taken, op, inputs, attributes, stem=f"{self.stem}/{op.lower()}")
 
     def integers(self, what: str, numbers: Iterable[int]) -> ir.Value:
@@ -93,49 +93,47 @@ class _Writer:
         return self.add(op, value, axes=list(axes), **attributes)
 
     def ordered(self, tensor: _Tensor, letters: str) -> ir.Value:
-        """Insert a Transpose, unless the axes are in that order already."""
+        """Return a tensor with its axes in the order `letters`; insert a Transpose if necessary."""
         if tensor.letters == letters:
             return tensor.value
         return self.add("Transpose", tensor.value, perm=[tensor.letters.index(letter) for letter in letters])
 
-    def summed(self, tensor: _Tensor, wanted: str) -> _Tensor:
-        """Insert a ReduceSum over the letters that nobody wants."""
-        axes = [axis for axis, letter in enumerate(tensor.letters) if letter not in wanted]
+    def summed(self, tensor: _Tensor, kept: str) -> _Tensor:
+        """Insert a ReduceSum over the letters that are not in `kept`."""
+        axes = [axis for axis, letter in enumerate(tensor.letters) if letter not in kept]
         if not axes:
             return tensor
         value = self.over_axes("ReduceSum", tensor.value, axes, keepdims=0)
-        return _Tensor(value, "".join(letter for letter in tensor.letters if letter in wanted))
+        return _Tensor(value, "".join(letter for letter in tensor.letters if letter in kept))
 
     def length(self, letters: str) -> int | None:
-        """Return the length of the axis that these letters make together, None when it is not known."""
+        """Return the product of the lengths of letters; None if a length is not known."""
         known = [self.lengths.get(letter) for letter in letters]
         return None if None in known else prod(length for length in known if length is not None)
 
     def reshaped(self, value: ir.Value, copied: int, lengths: Sequence[int | None]) -> ir.Value:
-        """Insert a Reshape that copies the first lengths and sets the others, of which one may be unknown."""
+        """Insert a Reshape that keeps the first `copied` lengths and sets the others; one of these may be unknown."""
         shape = [0] * copied + [-1 if length is None else length for length in lengths]
         return self.add("Reshape", value, self.integers("shape", shape))
 
 
 @transform("einsum_to_matmul", after=("fold_constants",))
 def einsum_to_matmul(model: ir.Model) -> Change:
-    """Replace an Einsum of two operands that is a matrix product by MatMul, and one of one operand by what it does.
+    """Replace an Einsum of two operands by MatMul, and an Einsum of one operand by ReduceSum and Transpose.
 
     Before:  y = Einsum(q, k), "bqhd,bkhd->bhqk";  z = Einsum(x, W), "bqhd,hdm->bqm";  t = Einsum(s), "ij->j"
     After:   y = MatMul(Transpose(q, [0, 2, 1, 3]), Transpose(k, [0, 2, 3, 1]))
              z = MatMul(Reshape(x, [0, 0, H * D]), W'), W' = W as (H * D, M);  t = ReduceSum(s, axes=[0])
-        A constant becomes the second operand, at conversion time in the order and shape that the product wants.
-        Letters of one operand alone that are not in the result are summed first. A letter is taken to be of one length
-        wherever it stands, unless the lengths are known to differ.
+        A constant becomes the second operand; its axes are arranged for the product at conversion time. Letters of only
+        one operand that are not in the result are summed first. Each letter is assumed to have one length, unless the
+        lengths are known to differ.
     Left alone: three operands or more (``operands``); an ellipsis (``ellipsis``); a letter twice in one operand
-        (``repeated-letter``) or in none (``new-letter``); two constants (``constants``); no letter to sum over
-        (``no-product``); a letter of two lengths (``stretched``); several axes that would have to become one, or come
-        of one, when more than one of them has no fixed length (``dynamic``).
+        (``repeated-letter``); a letter of the result that no operand has (``new-letter``); two constants
+        (``constants``); no letter to sum over (``no-product``); a letter with two lengths (``stretched``); several axes
+        to merge or split, if more than one of them has an unknown length (``dynamic``).
     """
     change = Change()
-    nodes = [
-        node for graph in computing_graphs(model) for node in graph if node.op_type == "Einsum" and not node.domain
-    ]
+    nodes = computing_nodes(model, "Einsum")
     if not nodes:
         return change
     shapes = {value: other.shape for value, other in stand_ins(model).items()}
@@ -162,7 +160,7 @@ def _parsed(node: ir.Node) -> tuple[list[_Tensor], str]:
     """Return the operands with their letters, and the letters of the result.
 
     Raises:
-        LeftAlone: The equation says something else than a product of two, or a sum of one.
+        LeftAlone: The equation is neither a product of two operands nor a sum of one.
     """
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     if "." in equation:
@@ -172,7 +170,7 @@ def _parsed(node: ir.Node) -> tuple[list[_Tensor], str]:
     values = [value for value in node.inputs if value is not None]
     if len(terms) > 2 or len(terms) != len(values):
         raise LeftAlone("operands")
-    if not arrow:  # the letters that occur once, in alphabetical order
+    if not arrow:  # ONNX: the letters that occur once, in alphabetical order
         out = "".join(sorted(letter for letter in set(text) - {","} if text.count(letter) == 1))
     if any(len(set(term)) < len(term) for term in (*terms, out)):
         raise LeftAlone("repeated-letter")
@@ -182,31 +180,33 @@ def _parsed(node: ir.Node) -> tuple[list[_Tensor], str]:
 
 
 def _lengths(operands: Sequence[_Tensor], shapes: Mapping[ir.Value, ir.Shape | None]) -> dict[str, int | None]:
-    """Return the length of each letter, None when it is not known.
+    """Return the length of each letter with a known length.
 
     Raises:
         LeftAlone: A letter has two lengths.
     """
-    found: dict[str, int | None] = {}
+    lengths: dict[str, int | None] = {}
     for tensor in operands:
         shape = shapes.get(tensor.value)
         for letter, length in zip(tensor.letters, shape.dims if shape is not None else (), strict=False):
-            if isinstance(length, int) and found.setdefault(letter, length) != length:
+            if isinstance(length, int) and lengths.setdefault(letter, length) != length:
                 raise LeftAlone("stretched")
-    return found
+    return lengths
 
 
 def _rearranged(writer: _Writer, tensor: _Tensor, out: str) -> ir.Value:
-    """Sum and transpose one tensor."""
+    """Insert the ReduceSum and Transpose of an Einsum with one operand; return the result."""
     result = writer.ordered(writer.summed(tensor, out), out)
     return writer.add("Identity", result) if result is tensor.value else result
 
 
 def _product(left: _Tensor, right: _Tensor, out: str) -> _Product:
-    """Sort the letters of a product; a constant, or else what holds the last letter of the result, goes right.
+    """Sort the letters of a product by role.
+
+    The right operand is the constant one; without a constant, the one that has the last letter of the result.
 
     Raises:
-        LeftAlone: It is no matrix product.
+        LeftAlone: The equation is not a matrix product.
     """
     constants = [constant(tensor.value) is not None for tensor in (left, right)]
     if all(constants):
@@ -225,12 +225,12 @@ def _product(left: _Tensor, right: _Tensor, out: str) -> _Product:
 
 
 def _multiplied(writer: _Writer, product: _Product) -> ir.Value:
-    """Write the product as a MatMul of ``(*lead, *batch, row, inner)`` and ``(*batch, inner, columns)``.
+    """Insert a MatMul of ``(*lead, *batch, row, inner)`` and ``(*batch, inner, columns)``; return the result.
 
-    All row letters but the last lead, where MatMul repeats the second operand for them.
+    `lead` has all row letters but the last; MatMul broadcasts the second operand over these axes.
 
     Raises:
-        LeftAlone: A Reshape that it needs cannot be written; nothing was written then.
+        LeftAlone: A required Reshape has more than one unknown length; nothing is inserted.
     """
     batch, columns, inner = product.batch, product.columns, product.inner
     lead, row = product.rows[:-1], product.rows[-1:]
@@ -261,7 +261,7 @@ def _right(writer: _Writer, product: _Product) -> ir.Value:
     """Return activations as ``(*batch, inner, columns)``."""
     batch, columns, inner = product.batch, product.columns, product.inner
     tensor = writer.summed(product.right, product.out + inner)
-    if len(columns) == 1 and len(inner) > 1:  # the axis that is copied must stand before the one that is merged
+    if len(columns) == 1 and len(inner) > 1:  # a Reshape copies only leading axes, so the columns come first
         value = writer.ordered(tensor, batch + columns + inner)
         value = writer.reshaped(value, len(batch) + 1, [writer.length(inner)])
         return writer.ordered(_Tensor(value, batch + columns + inner[0]), batch + inner[0] + columns)
@@ -274,7 +274,7 @@ def _right(writer: _Writer, product: _Product) -> ir.Value:
 
 
 def _weights(writer: _Writer, product: _Product, weights: ir.TensorProtocol) -> ir.Value:
-    """Return constant weights as ``(*batch, inner, columns)``; themselves if they are like that."""
+    """Return constant weights as ``(*batch, inner, columns)``; the original value if it has this form."""
     letters = product.right.letters
     order = product.batch + product.inner + product.columns
     lengths = dict(zip(letters, weights.shape.numpy(), strict=True))

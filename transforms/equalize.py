@@ -1,10 +1,10 @@
-"""Scaling and shifting the channels of activations, folded into the constants before and after them.
+"""Scale and shift the channels of activations by changing the constants before and after them.
 
-An activation x is written as ``x' = (x - c) / s``, with s and c per channel: what computes it has its weights and
-biases divided by s, and its bias lowered by c; what reads it has its weights multiplied by s, and the contribution
-of c added to its bias. No operator is added, and the model computes what it did (Nagel et al., Data-Free Quantization
+An activation x becomes ``x' = (x - c) / s``, with s and c per channel. c is subtracted from the bias that produces x,
+then weights and bias are divided by s. The weights that read x are multiplied by s, and the contribution of c is added
+to their bias. No operator is added, and the outputs of the model do not change (Nagel et al., Data-Free Quantization
 Through Weight Equalization and Bias Correction, 2019, section 4.1; Xiao et al., SmoothQuant, 2023, section 4;
-Wei et al., Outlier Suppression+, 2023, section 4.1). Where every s is a power of two not even rounding differs.
+Wei et al., Outlier Suppression+, 2023, section 4.1). If each s is a power of two, even the rounding is the same.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .registry import Change, LeftAlone, TransformError
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that share a scale per channel, which is free.
+    """Tensors that share a free scale per channel.
 
     Attributes:
-        tensor: The name of the first of them, by which the group is called.
-        channels: C, how many channels they have.
-        tensors: The channel axis of each of them by name, counted from the end, in execution order.
-        folds: The constants that take up the scale.
+        tensor: The name of the first tensor, which identifies the group.
+        channels: The number of channels, C.
+        tensors: The channel axis of each tensor by name, counted from the end, in execution order.
+        folds: The constants that absorb the scale.
         passed: The nodes between tensors of the group, in execution order.
-        ceiling: The least upper bound of a Clip between them, infinite without one. A channel keeps its values only
-            where it does not reach the bound, before or after, or where its scale is 1.
-        shifts: How a shift is folded; None where that cannot be done exactly.
+        ceiling: The smallest upper bound of a Clip in the group, infinite without one. Scaling a channel is exact only
+            if the channel does not reach the bound before or after scaling, or if the scale is 1.
+        shifts: The constants that absorb a shift; None if no exact shift is possible.
     """
 
     tensor: str
@@ -57,17 +57,17 @@ class Group:
 
     @property
     def producers(self) -> tuple[Fold, ...]:
-        """The weights that apply it."""
+        """The weights that apply the scale."""
         return tuple(fold for fold in self.folds if fold.role == "producer")
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What becomes of the channels of a group: ``x' = (x - shift) / scale``.
+    """A change of the channels of a group: ``x' = (x - shift) / scale``.
 
     Attributes:
         scale: Positive, shape (C,).
-        shift: Shape (C,), None for none. Behind a Relu the values stay only where x is never below it.
+        shift: Shape (C,), None for no shift. With a Relu, the shift is exact only if x is never below it.
     """
 
     scale: Floats
@@ -75,10 +75,11 @@ class Scaling:
 
 
 def find(model: ir.Model) -> tuple[tuple[Group, ...], Counter[str]]:
-    """Return the groups of the main graph, and why others, with weights before and after them, are none.
+    """Return the groups of the main graph, and the number of candidates that are no group, by reason.
 
-    A group has weights that apply a scale and weights that undo it. A tensor that is an input or an output of the
-    graph, is read in a body, or touches an operator without a row in `RULES` is in none, nor is what shares its scale.
+    A group has weights that apply a scale and weights that undo it. The scale is 1, so that there is no group, for a
+    tensor that is an input or an output of the graph, is read in a body, or is next to an operator without a row in
+    `RULES`; and for all tensors that share its scale.
     """
     look = Look(inferred(model))
     for value in model.graph.inputs:
@@ -90,11 +91,11 @@ def find(model: ir.Model) -> tuple[tuple[Group, ...], Counter[str]]:
                 look.pin(value, "graph-output")
             if any(use.node.graph is not model.graph for use in value.uses()):
                 look.pin(value, "read-in-a-body")
-    return _gathered(look)
+    return _build_groups(look)
 
 
 def groups(model: ir.Model) -> tuple[Group, ...]:
-    """Return the groups of tensors of the main graph that share a free scale per channel, in execution order."""
+    """Return the groups of the main graph, in execution order."""
     return find(model)[0]
 
 
@@ -103,18 +104,18 @@ def equalize(model: ir.Model, chosen: Mapping[str, Scaling]) -> Change:
 
     Before:  x = Conv(z, V, a);  y = Conv(Relu(x), W, b)
     After:   x = Conv(z, V / s, (a - c) / s);  y = Conv(Relu(x), W * s, b + W c),  s and c of shape (C,)
-        The same for every producer, reader and operator between them of `RULES`. Constants that other nodes read get
-        a copy.
-    Left alone: a constant would not be finite.
+        The same for each producer and reader in `RULES`, and for the operators between them. Constants with other
+        readers are copied.
+    Left alone: groups with a constant that would not stay finite.
 
     Args:
         model: The model.
-        chosen: By `Group.tensor`.
+        chosen: The scalings by `Group.tensor`.
 
     Raises:
-        UnknownNameError: There is no such group.
-        TransformError: A scale is not of the group's channels or not positive, or a shift is asked for where the
-            group has no `shifts`.
+        UnknownNameError: No group has this name.
+        TransformError: A scale does not have the group's number of channels or is not positive, or the group has no
+            `shifts` for a shift.
     """
     change = Change()
     known = {group.tensor: group for group in groups(model)}
@@ -127,7 +128,7 @@ def equalize(model: ir.Model, chosen: Mapping[str, Scaling]) -> Change:
     for name, scaling in kept.items():
         if scaling.shift is not None:
             _shift(known[name], scaling.shift, taken)
-    known = {group.tensor: group for group in groups(model)}  # shifting gives biases to nodes that had none
+    known = {group.tensor: group for group in groups(model)}  # a shift adds biases to nodes without one
     for name, scaling in kept.items():
         for fold in known[name].folds:
             _multiply(fold, fold.factor(scaling.scale), taken)
@@ -137,7 +138,7 @@ def equalize(model: ir.Model, chosen: Mapping[str, Scaling]) -> Change:
 
 
 def _look_at(look: Look, node: ir.Node) -> None:
-    """Take down what a node says of the scales of its tensors; what it says nothing of is 1."""
+    """Record the constraints of a node; scales that its rule does not mention are 1."""
     rule, reason = RULES.get(key(node)), f"next-to-{node.op_type}"
     free: tuple[int, ...] = ()
     try:
@@ -156,7 +157,7 @@ def _look_at(look: Look, node: ir.Node) -> None:
 
 @dataclass
 class _Parts:
-    """What there is of a group."""
+    """The parts of a group, collected by its root tensor."""
 
     tensors: dict[str, int] = field(default_factory=dict)
     folds: list[Fold] = field(default_factory=list)
@@ -165,8 +166,8 @@ class _Parts:
     ceiling: float = math.inf
 
 
-def _gathered(look: Look) -> tuple[tuple[Group, ...], Counter[str]]:
-    """Return the groups, and why others are none."""
+def _build_groups(look: Look) -> tuple[tuple[Group, ...], Counter[str]]:
+    """Return the groups, and the number of candidates that are no group, by reason."""
     parts: dict[ir.Value, _Parts] = defaultdict(_Parts)
     for value, axis in look.axis.items():
         parts[look.root(value)].tensors[str(value.name)] = axis
@@ -179,7 +180,7 @@ def _gathered(look: Look) -> tuple[tuple[Group, ...], Counter[str]]:
     for value, bound in look.ceilings:
         part = parts[look.root(value)]
         part.ceiling = min(part.ceiling, bound)
-    found, skipped = [], Counter[str]()
+    complete, skipped = [], Counter[str]()
     for root, part in parts.items():
         if {"producer", "reader"} - {fold.role for fold in part.folds}:
             continue
@@ -188,15 +189,15 @@ def _gathered(look: Look) -> tuple[tuple[Group, ...], Counter[str]]:
             continue
         passed, folds = tuple(part.passed), tuple(part.folds)
         name, (channels,) = next(iter(part.tensors)), part.lengths
-        found.append(Group(name, channels, part.tensors, folds, passed, part.ceiling, shifts_of(folds, passed)))
-    return tuple(found), skipped
+        complete.append(Group(name, channels, part.tensors, folds, passed, part.ceiling, shifts_of(folds, passed)))
+    return tuple(complete), skipped
 
 
 def _check(group: Group, scaling: Scaling) -> None:
-    """Refuse what cannot be folded.
+    """Check that a scaling fits its group.
 
     Raises:
-        TransformError: It cannot.
+        TransformError: It does not.
     """
     shape, shift = (group.channels,), scaling.shift
     if scaling.scale.shape != shape or (shift is not None and shift.shape != shape):
@@ -206,11 +207,11 @@ def _check(group: Group, scaling: Scaling) -> None:
     if not (np.isfinite(scaling.scale).all() and (scaling.scale > 0).all()):
         raise TransformError(f"tensor {group.tensor!r}: a scale must be positive and finite")
     if shift is not None and (group.shifts is None or not np.isfinite(shift).all()):
-        raise TransformError(f"tensor {group.tensor!r}: its channels cannot be shifted without changing the result")
+        raise TransformError(f"tensor {group.tensor!r}: its channels cannot be shifted without a change of the result")
 
 
 def _finite(fold: Fold, scale: Floats) -> bool:
-    """Whether a constant times its factor can be stored in its type."""
+    """Whether a constant times its factor is finite in the constant's type."""
     tensor = constant(fold.node.inputs[fold.index])
     if tensor is None:
         return False
@@ -221,20 +222,20 @@ def _finite(fold: Fold, scale: Floats) -> bool:
 
 
 def _shift(group: Group, shift: Floats, taken: set[str]) -> None:
-    """Subtract a vector from the channels of a group, and give back what its readers miss."""
-    assert group.shifts is not None  # `_check` has refused it
+    """Subtract a vector from the channels of a group, and compensate in the biases of the readers."""
+    assert group.shifts is not None  # `_check` raises without it
     _add(group.shifts.producer, -shift, taken)
     for fold, place in group.shifts.readers:
         _add(place, contribution(fold, shift), taken)
 
 
 def _multiply(fold: Fold, factor: Floats, taken: set[str]) -> None:
-    """Multiply a constant."""
+    """Multiply a constant by a factor; other readers keep the old constant."""
     if (factor == 1).all():
         return
     old = fold.node.inputs[fold.index]
     tensor = constant(old)
-    assert tensor is not None  # it is a fold
+    assert tensor is not None  # a fold is a constant
     shape = np.broadcast_shapes(tuple(tensor.shape.numpy()), factor.shape)
     place = Place(fold.node, fold.index)
     name = _vacated(place, taken)
@@ -243,14 +244,14 @@ def _multiply(fold: Fold, factor: Floats, taken: set[str]) -> None:
 
 
 def _add(place: Place, vector: Floats, taken: set[str]) -> None:
-    """Add a vector to a constant, or give the node one."""
+    """Add a vector to a constant input; a missing input becomes the vector."""
     node, index = place.node, place.index
     if index >= len(node.inputs):
         node.resize_inputs(index + 1)
     tensor = constant(node.inputs[index])
     weight = constant(node.inputs[1])
     like = tensor if tensor is not None else weight
-    assert like is not None  # a node that can be given a bias has weights
+    assert like is not None  # a node with a bias input has weights
     before = 0.0 if tensor is None else tensor.numpy().astype(np.float64)
     array = (before + vector).astype(like.dtype.numpy())
     name = _vacated(place, taken)
@@ -258,7 +259,7 @@ def _add(place: Place, vector: Floats, taken: set[str]) -> None:
 
 
 def _vacated(place: Place, taken: set[str]) -> str:
-    """Take a constant from a node; return a name for what comes instead: the old one where nothing has it now."""
+    """Disconnect a constant from a node; return the name for its replacement: the old name if it is free."""
     old = place.node.inputs[place.index]
     place.node.replace_input_with(place.index, None)
     if old is None:

@@ -1,4 +1,4 @@
-"""Equal ranges of weights on both sides of an activation, from the weights alone."""
+"""Equalize the ranges of the weights before and after an activation; no data is needed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .graph import constant, release
 from .registry import Change, transform
 
 SWEEPS = 64
-"""A group's scales change the weights of its neighbours, so that all are looked at again, at most so often."""
+"""The maximum number of passes. The scales of a group change the weights of its neighbours, so passes repeat."""
 FARTHEST = 8
-"""A channel is scaled by at most two to this power."""
+"""The maximum scale of a channel is two to this power."""
 
 
 @transform("equalize_weights", after=("fold_constants", "fold_batch_norms"))
@@ -24,17 +24,17 @@ def equalize_weights(model: ir.Model) -> Change:
 
     Before:  y = Conv(Relu(Conv(x, V, a)), W, b)
     After:   y = Conv(Relu(Conv(x, V / s, a / s)), W * s, b),  s_c = sqrt(max |V_c| / max |W_c|), shape (C,)
-        with every s rounded to a power of two, so that no result changes by a bit (Nagel et al., Data-Free Quantization
-        Through Weight Equalization and Bias Correction, 2019, section 4.1). Before and after may stand Conv,
-        ConvTranspose, Gemm, MatMul, a BatchNormalization or a Mul by a constant, before also a normalisation, several
-        of them where they share an activation; between them Relu, LeakyRelu, PRelu, poolings, sums and what moves
-        values. Weights that other nodes read get a copy.
-    Left alone: a tensor that is an input or output of the graph, is read in a body, or is next to an operator that
-        does not pass a scale on; a Clip with an upper bound in between; constants that would not be finite.
+        Each s is rounded to a power of two, so that all results stay equal bit by bit (Nagel et al., Data-Free
+        Quantization Through Weight Equalization and Bias Correction, 2019, section 4.1). The layers may be Conv,
+        ConvTranspose, Gemm, MatMul, a BatchNormalization or a Mul by a constant, and before the activation also a
+        normalization; several layers may share an activation. Between the layers, Relu, LeakyRelu, PRelu, poolings,
+        sums and operators that move values are possible. Weights with other readers are copied.
+    Left alone: a tensor that is an input or output of the graph, is read in a body, or is next to an operator whose
+        output has another scale; a Clip with an upper bound in between; constants that would not stay finite.
     """
     changed: set[str] = set()
-    found, skipped = find(model)
-    bounded = [group for group in found if np.isfinite(group.ceiling)]
+    initial, skipped = find(model)
+    bounded = [group for group in initial if np.isfinite(group.ceiling)]
     skipped.update({"clip-with-a-bound": len(bounded)} if bounded else {})
     for _ in range(SWEEPS):
         done = 0
@@ -50,7 +50,7 @@ def equalize_weights(model: ir.Model) -> Change:
 
 
 def _equalizing(group: Group) -> Floats:
-    """Return the powers of two that bring the ranges before and after a group closest to each other."""
+    """Return the powers of two that make the ranges before and after a group most similar, (C,)."""
     before, after = _ranges(group.producers, group.channels), _ranges(group.readers, group.channels)
     live = (before > 0) & (after > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -59,11 +59,11 @@ def _equalizing(group: Group) -> Floats:
 
 
 def _ranges(folds: Iterable[Fold], channels: int) -> Floats:
-    """Return the greatest magnitude that constants have for each channel, (C,)."""
+    """Return the largest magnitude of the constants for each channel, (C,)."""
     widest = np.zeros(channels)
     for fold in folds:
         tensor = constant(fold.node.inputs[fold.index])
-        assert tensor is not None  # it is a fold
+        assert tensor is not None  # a fold is a constant
         array = np.abs(np.asarray(tensor.numpy(), np.float64))
         release(tensor)
         split = np.moveaxis(array.reshape(fold.groups, -1, *array.shape[1:]), fold.axis, 1)

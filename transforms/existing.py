@@ -1,11 +1,11 @@
-"""Quantization that a model brings with it: its parameters are kept, and what it left half done is completed."""
+"""Models that contain quantization already: keep its parameters and complete it."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, fresh_name, remove, sole_reader, unread
+from .graph import add_initializer, constant, fresh_name, remove, remove_if_unread, replace, sole_reader
 from .ops import MS, RELUS
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, dequantize
@@ -15,20 +15,20 @@ QUANTIZED = (np.dtype(np.uint8), np.dtype(np.int8))
 
 
 def given_params(model: ir.Model) -> dict[str, QParams]:
-    """Return the scale and zero point that pairs already in the model give to float tensors, by the tensor's name."""
-    found = {}
+    """Return the scale and zero point of the float tensors that have a pair in the model already, by tensor name."""
+    params_of = {}
     for graph in model.graphs():
         for node in graph:
             params = _params(node)
             if params is None or constant(node.inputs[0]) is not None:
                 continue
             tensor = node.inputs[0] if node.op_type == "QuantizeLinear" else node.outputs[0]
-            found[str(tensor.name)] = params  # type: ignore[union-attr]
-    return found
+            params_of[str(tensor.name)] = params  # type: ignore[union-attr]
+    return params_of
 
 
 def is_linear(node: ir.Node | None, op_type: str) -> bool:
-    """Whether `node` is a QuantizeLinear or DequantizeLinear of the standard or the runtime's domain."""
+    """Whether `node` has the type `op_type` and is of the standard or the runtime's domain."""
     return node is not None and node.op_type == op_type and node.domain in ("", MS)
 
 
@@ -44,9 +44,9 @@ def _params(node: ir.Node) -> QParams | None:
 
 
 def zero_point_of(node: ir.Node) -> Array | None:
-    """Return the constant zero point of a QuantizeLinear or DequantizeLinear, None where it is computed.
+    """Return the constant zero point of a QuantizeLinear or DequantizeLinear, None if it is computed.
 
-    Where it is left out it is 0: of the type of the data, or uint8 for a QuantizeLinear.
+    A missing zero point is 0, in uint8 for a QuantizeLinear and in the type of the data for a DequantizeLinear.
     """
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         zero = constant(node.inputs[2])
@@ -61,15 +61,15 @@ def zero_point_of(node: ir.Node) -> Array | None:
 
 
 def release_weights(model: ir.Model) -> int:
-    """Turn dequantized weights of operators that compute in float all the same back into float constants, in place.
+    """Replace dequantized weights by float constants where the operator computes in float, in place.
 
     Before:  y = Conv(x, DequantizeLinear(int8 W)), with a float x or a result that nothing quantizes
     After:   y = Conv(x, W)
-    An operator whose weights alone are quantized saves no time; as a float one it is quantized as a whole, and its
-    weights come out as they were when their channels fill the range.
+    Quantized weights alone save no time. A float operator can be quantized as a whole; its weights get the same
+    integers again if each channel fills the range.
 
     Returns:
-        How many constants became float.
+        The number of constants that became float.
     """
     count = 0
     for graph in model.graphs():
@@ -90,7 +90,7 @@ def _computes_in_integers(node: ir.Node) -> bool:
 
 
 def _release(model: ir.Model, node: ir.Node, index: int) -> int:
-    """Let input `index` of a node read a float constant instead of a DequantizeLinear of one."""
+    """Replace input `index` of a node, if it is a dequantized constant, by a float constant; return 1 or 0."""
     value = node.inputs[index] if index < len(node.inputs) else None
     dq = value.producer() if value is not None else None
     if value is None or dq is None or not is_linear(dq, "DequantizeLinear"):
@@ -103,32 +103,43 @@ def _release(model: ir.Model, node: ir.Node, index: int) -> int:
     axis = dq.attributes.get_int("axis", 1) if len(scale.shape) else None
     params = QParams(scale=scale.numpy(), zero_point=zero, axis=axis)
     array = dequantize(data.numpy(), params)
-    made = add_initializer(node.graph, fresh_name(model, f"{value.name}/float"), array)
-    node.replace_input_with(index, made)
-    if unread(dq):
-        remove(dq)
+    node.replace_input_with(index, add_initializer(node.graph, fresh_name(model, f"{value.name}/float"), array))
+    remove_if_unread(dq)
     return 1
 
 
-def drop_round_trips(model: ir.Model) -> int:
-    """Remove a QuantizeLinear of what a DequantizeLinear of the same parameters gives, in place; return how many.
+def drop_round_trips(model: ir.Model, *, mixed_domains: bool = True) -> int:
+    """Remove each QuantizeLinear of a dequantized tensor with equal parameters, in place; return how many.
 
     Before:  q' = QuantizeLinear(DequantizeLinear(q, s, z), s, z)
     After:   q
+
+    Args:
+        model: The model.
+        mixed_domains: Whether one node may be of the standard and the other one of the runtime's domain.
     """
     count = 0
     for graph in model.graphs():
         for node in list(graph):
             dq = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-            if dq is None or not is_linear(node, "QuantizeLinear") or not is_linear(dq, "DequantizeLinear"):
+            source = dq.inputs[0] if dq is not None and dq.graph is graph else None
+            if dq is None or source is None or not _undoes(node, dq) or not (mixed_domains or node.domain == dq.domain):
                 continue
-            same = equal_parameters(node.inputs[1:], dq.inputs[1:])
-            source, result = dq.inputs[0], node.outputs[0]
-            if not same or source is None or result.is_graph_output() or dq.graph is not graph:
-                continue
-            result.replace_all_uses_with(source)
+            replace(node.outputs[0], source)
             remove(node)
-            if unread(dq):
-                remove(dq)
+            remove_if_unread(dq)
             count += 1
     return count
+
+
+def _undoes(quantize: ir.Node, dequantize: ir.Node) -> bool:
+    """Whether the result of a QuantizeLinear is equal to the integers that the DequantizeLinear before it reads."""
+    if not is_linear(quantize, "QuantizeLinear") or not is_linear(dequantize, "DequantizeLinear"):
+        return False
+    zeros = [zero_point_of(node) for node in (quantize, dequantize)]
+    return (
+        equal_parameters(quantize.inputs[1:], dequantize.inputs[1:])
+        and (zeros[0] is None or zeros[1] is None or zeros[0].dtype == zeros[1].dtype)
+        and quantize.attributes.get_int("axis", 1) == dequantize.attributes.get_int("axis", 1)
+        and not quantize.outputs[0].is_graph_output()
+    )

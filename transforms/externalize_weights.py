@@ -1,4 +1,4 @@
-"""Say which weights are to lie in a file of their own."""
+"""Select the weights that are saved in a separate file."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import onnx_ir as ir
 from .registry import Change, transform
 
 EXTERNAL = "requant.external_data"
-"""The key in a model's metadata under which stands from how many bytes on a weight goes into the file beside it."""
+"""The key of a model's metadata for the size in bytes from which a weight goes into the separate file."""
 LEAST = 2**10
-"""Bytes of a weight below which it stays in the model: a shape or a scale, which a loader wants to see."""
+"""Weights with fewer bytes stay in the model: shapes and scales, which programs read when they load a model."""
 
 
 @transform("externalize_weights")
 def externalize_weights(model: ir.Model, *, threshold: int = LEAST) -> Change:
-    """Mark the model, so that who saves it puts large weights into one file beside it.
+    """Mark the model, so that saving it puts large weights into one separate file.
 
     Before:  a model that is saved as one file
-    After:   the same model, saved as a file and one beside it with the weights of `threshold` bytes and more
-        ``requant transform`` writes both, and takes the mark away. ``--external-data`` is the same with the default.
-    Left alone: smaller weights, and those below 1024 bytes in any case (``small``); constants in nodes: run
-        `fold_constants` first.
+    After:   the same model, saved as two files; weights of `threshold` bytes and more are in the second one
+        ``requant transform`` writes both files and removes the mark. ``--external-data`` sets the default threshold.
+    Left alone: smaller weights, and weights below 1024 bytes for any threshold (``small``); constants in nodes, which
+        `fold_constants` turns into weights.
 
     Options:
-        threshold: From how many bytes on a weight goes into the file.
+        threshold: The size in bytes from which a weight goes into the separate file.
     """
     change = Change()
     least = max(threshold, LEAST)
-    held = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    sizes = [tensor.nbytes for tensor in held if tensor is not None and tensor.dtype is not ir.DataType.STRING]
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    sizes = [tensor.nbytes for tensor in tensors if tensor is not None and tensor.dtype is not ir.DataType.STRING]
     large = sum(size >= least for size in sizes)
     if len(sizes) > large:
         change.skipped["small"] = len(sizes) - large
@@ -39,6 +39,6 @@ def externalize_weights(model: ir.Model, *, threshold: int = LEAST) -> Change:
 
 
 def external_threshold(model: ir.Model) -> int | None:
-    """Return from how many bytes on a weight is to lie in a file, None where the model says nothing."""
+    """Return the size in bytes from which weights go into the separate file, None if the model has no mark."""
     text = model.metadata_props.get(EXTERNAL, "")
     return int(text) if text.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Cut a part out of a model."""
+"""Extract a part of a model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from .strip_unused_nodes import strip_unused_nodes
 
 @transform("extract_subgraph", changes_io=True)
 def extract_subgraph(model: ir.Model, *, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = ()) -> Change:
-    """Make the part of the graph between the tensors named a model of its own.
+    """Reduce the model to the part of the graph between the named tensors.
 
     Before:  t = Relu(x); u = Conv(t, W); y = Softmax(u)
     After:   u = Conv(t, W), with input t and output u, for (inputs=t, outputs=u)
-        It is `strip_unused_nodes` that wants to be told where to cut, and drops functions and operator sets that
-        nothing needs any more.
-    Left alone: without inputs, those that the outputs need; what is inside control flow.
+        The same as `strip_unused_nodes` with required outputs; it also removes unused functions and operator sets.
+    Left alone: the inputs that the outputs need, if `inputs` is empty; the bodies of control flow.
 
     Options:
-        inputs: The inputs that the model shall have, in this order.
-        outputs: The outputs that the model shall have, in this order.
+        inputs: The inputs of the new model, in order.
+        outputs: The outputs of the new model, in order.
 
     Raises:
-        UnknownNameError: No tensor of the graph has one of the names.
-        TransformError: No output is named, the type of a new input or output is not known, or an output cannot be
+        UnknownNameError: The graph has no tensor with one of the names.
+        TransformError: `outputs` is empty, the type of a new input or output is not known, or an output cannot be
             computed from the inputs.
     """
     if not outputs:

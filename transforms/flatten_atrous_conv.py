@@ -1,4 +1,4 @@
-"""Spell a convolution between space-to-batch and batch-to-space as a dilated one."""
+"""Replace space-to-batch, a convolution and batch-to-space by a dilated convolution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .graph import can_replace, computing_graphs, remove, replace, sole_reader, stand_ins
+from .graph import can_replace, computing_nodes, remove, replace, sole_reader, stand_ins
 from .registry import Change, LeftAlone, transform
 
 TO_BATCH = [3, 5, 0, 1, 2, 4]
@@ -17,13 +17,13 @@ Known = Mapping[ir.Value, ir.Value]
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A Reshape, Transpose and Reshape.
+    """A Reshape, Transpose and Reshape in a row.
 
     Attributes:
-        nodes: The three, in execution order.
-        source: What the first one reads.
-        shape: Between the first two, six lengths; the one of the batch is None.
-        result: What the last one gives, without the batch.
+        nodes: The three nodes, in execution order.
+        source: The input of the first node.
+        shape: The shape after the first node, six lengths; the length of the batch is None.
+        result: The shape after the last node, without the batch.
     """
 
     nodes: tuple[ir.Node, ir.Node, ir.Node]
@@ -39,16 +39,14 @@ def flatten_atrous_conv(model: ir.Model) -> Change:
     Before:  a = Reshape(Transpose(Reshape(x, [N, C, H/b, b, W/b, b]), [3, 5, 0, 1, 2, 4]), [b*b*N, C, H/b, W/b])
              y = Reshape(Transpose(Reshape(Conv(a, W), [b, b, N, M, h, w]), [2, 3, 4, 0, 5, 1]), [N, M, h*b, w*b])
     After:   y = Conv(x, W), dilations b
-        TensorFlow spells dilations so. A Pad before it then is `fuse_pad_and_conv`'s to fuse.
+        TensorFlow writes dilated convolutions in this form. `fuse_pad_and_conv` can then fuse a Pad before the Conv.
     Left alone: a Conv with strides (``strides``) or implicit pads (``pads``); lengths that are not known
-        (``shape-unknown``) or do not belong together (``other-blocks``); results in between that others read, and other
-        orders of the axes, which are not taken for one.
+        (``shape-unknown``) or do not fit together (``other-blocks``); intermediate results with other readers; other
+        orders of the axes.
     """
     change = Change()
     known = stand_ins(model)
-    for conv in [node for graph in computing_graphs(model) for node in graph]:
-        if conv.op_type != "Conv" or conv.domain:
-            continue
+    for conv in computing_nodes(model, "Conv"):
         nodes = _before(conv), _after(conv)
         if nodes[0] is None or nodes[1] is None:
             continue
@@ -68,13 +66,13 @@ def _is(node: ir.Node | None, op: str) -> bool:
 
 
 def _above(node: ir.Node | None) -> ir.Node | None:
-    """Return the node that gives the first input of another one."""
+    """Return the producer of the first input of a node."""
     value = node.inputs[0] if node is not None and node.inputs else None
     return value.producer() if value is not None else None
 
 
 def _before(conv: ir.Node) -> Three | None:
-    """Return the nodes of a space-to-batch before a Conv."""
+    """Return the nodes of a space-to-batch before a Conv; None without one."""
     last = _above(conv)
     middle = _above(last)
     first = _above(middle)
@@ -86,7 +84,7 @@ def _before(conv: ir.Node) -> Three | None:
 
 
 def _after(conv: ir.Node) -> Three | None:
-    """Return the nodes of a batch-to-space behind a Conv."""
+    """Return the nodes of a batch-to-space behind a Conv; None without one."""
     first = sole_reader(conv.outputs[0])
     middle = sole_reader(first.outputs[0]) if first is not None else None
     last = sole_reader(middle.outputs[0]) if middle is not None else None
@@ -101,7 +99,7 @@ def _order(node: ir.Node) -> list[int]:
 
 
 def _moved(nodes: Three, known: Known, batch: int) -> _Moved:
-    """Read the lengths of a space-to-batch, whose batch is on axis `batch` between Reshape and Transpose."""
+    """Read the shapes of three nodes; between Reshape and Transpose the batch is on axis `batch`."""
     source = nodes[0].inputs[0]
     if source is None:
         raise LeftAlone("shape-unknown")
@@ -113,7 +111,7 @@ def _moved(nodes: Three, known: Known, batch: int) -> _Moved:
 
 
 def _lengths(value: ir.Value, known: Known) -> tuple[int | None, ...]:
-    """Return the lengths of a tensor, None where one is not known."""
+    """Return the lengths of a tensor; None for an unknown length."""
     shape = known.get(value, value).shape
     if shape is None:
         raise LeftAlone("shape-unknown")
@@ -121,30 +119,33 @@ def _lengths(value: ir.Value, known: Known) -> tuple[int | None, ...]:
 
 
 def _flatten(conv: ir.Node, before: _Moved, after: _Moved, known: Known) -> None:
-    """Replace one group by a Conv with dilations.
+    """Replace one space-to-batch, Conv and batch-to-space by a Conv with dilations.
 
     Raises:
-        LeftAlone: The lengths do not say that it is one.
+        LeftAlone: The lengths do not fit together.
     """
     if any(stride != 1 for stride in conv.attributes.get_ints("strides", ())):
         raise LeftAlone("strides")
     if conv.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise LeftAlone("pads")
-    _, channels, rows, down, columns, across = (length or 0 for length in before.shape)
-    there, here, _, made, high, wide = (length or 0 for length in after.shape)
-    blocks = (there, here) == (down, across)
-    whole = _lengths(before.source, known)[1:] == (channels, rows * down, columns * across)
-    parts = before.result == (channels, rows, columns) and after.result == (made, high * down, wide * across)
-    if not (blocks and whole and parts and _lengths(conv.outputs[0], known)[1:] == (made, high, wide)):
+    _, channels, rows, block_rows, columns, block_columns = (length or 0 for length in before.shape)
+    out_block_rows, out_block_columns, _, out_channels, out_rows, out_columns = (length or 0 for length in after.shape)
+    factors = (block_rows, block_columns)
+    expected = [
+        ((out_block_rows, out_block_columns), factors),
+        (_lengths(before.source, known)[1:], (channels, rows * block_rows, columns * block_columns)),
+        (before.result, (channels, rows, columns)),
+        (after.result, (out_channels, out_rows * block_rows, out_columns * block_columns)),
+        (_lengths(conv.outputs[0], known)[1:], (out_channels, out_rows, out_columns)),
+    ]
+    if any(lengths != fitting for lengths, fitting in expected):
         raise LeftAlone("other-blocks")
     result = after.nodes[2].outputs[0]
     if not can_replace(result, conv.outputs[0]):
         raise LeftAlone("other-blocks")
     dilations = conv.attributes.get_ints("dilations", (1, 1))
     pads = conv.attributes.get_ints("pads", (0, 0, 0, 0))
-    factors = (down, across)
-    wider = [("dilations", dilations, factors), ("pads", pads, factors * 2)]
-    for name, numbers, times in wider:
+    for name, numbers, times in (("dilations", dilations, factors), ("pads", pads, factors * 2)):
         conv.attributes[name] = ir.AttrInt64s(name, [a * b for a, b in zip(numbers, times, strict=True)])
     conv.attributes.pop("auto_pad", None)
     conv.replace_input_with(0, before.source)

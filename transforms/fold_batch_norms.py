@@ -1,4 +1,4 @@
-"""Fold what scales and shifts the channels of a convolution or a matrix product into its weights."""
+"""Fold operators that scale and shift channels into the weights of convolutions and matrix products."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def fold_batch_norms(model: ir.Model, *, max_gain: float = inf) -> Change:
              y = Add(Mul(Conv(x, W, b), s), t);           y = Conv(BatchNormalization(x, ...), W, b)
     After:   y = Conv(x, W * g, (b - mean) * g + beta),  g = gamma / sqrt(var + epsilon), shape (M,)
              y = Conv(x, W * s, b * s + t);               y = Conv(x, W * g, b + sum of W * (beta - mean * g)), g (C,)
-        The same for ConvTranspose, depthwise convolutions and Gemm, for MatMul where nothing needs a bias, and through
-        a Concat of the results of several of them. Before the linear operator also a Mul, Div, Add or Sub of an input
-        of the graph, which is how images are normalised. The arithmetic is done in float64, and the result is stored
-        in the weight's type. Shared weights get a copy. In bodies too.
-    Left alone: a tensor between the two with other readers, or that is a graph output; a parameter that is not constant
-        or not one per channel; BatchNormalization in training mode or without a linear operator directly beside it; a
-        shift before a convolution that pads, because the zeros that it pads with are not shifted, and before a
-        ConvTranspose; a channel that would be scaled by more than max_gain; results that are not finite.
+        The same for ConvTranspose, depthwise convolutions and Gemm, for MatMul if no bias is needed, and through a
+        Concat of the results of several linear operators. Before the linear operator, a Mul, Div, Add or Sub is folded
+        only if it normalizes an input of the graph. The arithmetic is in float64; the result has the weight's type.
+        Shared weights are copied. Bodies of control flow are included.
+    Left alone: an intermediate tensor with other readers, or that is a graph output; a parameter that is not constant
+        or not one per channel; BatchNormalization in training mode, or without a linear operator directly before or
+        behind it; a shift before a convolution with padding, because the zeros are not shifted, or before a
+        ConvTranspose; a channel scaled by more than max_gain; results that are not finite.
 
     Options:
         max_gain: The largest factor by which a channel's weights may grow.
@@ -52,18 +52,18 @@ def fold_batch_norms(model: ir.Model, *, max_gain: float = inf) -> Change:
 
 
 def fold(model: ir.Model, kinds: AbstractSet[str], max_gain: float = inf, *, numbers: bool = False) -> Change:
-    """Fold the operators of some kinds into linear ones.
+    """Fold the operators of some types into linear operators.
 
     Args:
         model: The model.
-        kinds: Some of `AFFINE`.
+        kinds: A subset of `AFFINE`.
         max_gain: The largest factor by which a channel's weights may grow.
-        numbers: Whether only constants of a single number are folded, and only behind a convolution.
+        numbers: Whether to fold only constants with one element, and only behind a convolution.
     """
     change = Change()
     known = cache(partial(stand_ins, model))
     progress = True
-    while progress:  # what was folded into is beside the next one
+    while progress:  # after a fold, the next candidate is next to the linear operator
         progress = False
         change.skipped.clear()
         for graph in computing_graphs(model):
@@ -82,7 +82,7 @@ def fold(model: ir.Model, kinds: AbstractSet[str], max_gain: float = inf, *, num
 
 
 def _is_candidate(node: ir.Node, numbers: bool) -> bool:
-    """Whether a node scales a tensor by constants."""
+    """Whether a node scales or shifts a tensor by a constant."""
     if node.op_type == "BatchNormalization":
         return True
     tensors = [tensor for value in node.inputs if (tensor := constant(value)) is not None]
@@ -90,10 +90,10 @@ def _is_candidate(node: ir.Node, numbers: bool) -> bool:
 
 
 def _fold(model: ir.Model, node: ir.Node, max_gain: float, known: Callable[[], Known] | None) -> None:
-    """Fold one operator into the linear ones before it, or into the one behind it where types are `known`.
+    """Fold one operator into the linear operators before it, or into the one behind it if types are `known`.
 
     Raises:
-        LeftAlone: Neither can be done exactly; nothing was changed.
+        LeftAlone: No exact fold is possible; nothing is changed.
     """
     data = node.inputs[:1] if node.op_type == "BatchNormalization" else node.inputs
     value = next((each for each in data if each is not None and constant(each) is None), None)
@@ -113,14 +113,14 @@ def _fold(model: ir.Model, node: ir.Node, max_gain: float, known: Callable[[], K
 
 
 def _linear_behind(node: ir.Node) -> ir.Node | None:
-    """Return the linear operator that alone reads what a node gives, as its activation."""
+    """Return the linear operator that is the only reader of a node's result, as its activation; None without one."""
     reader = sole_reader(node.outputs[0])
     fits = reader is not None and reader.op_type in LINEAR and not reader.domain
     return reader if reader is not None and fits and reader.inputs[0] is node.outputs[0] else None
 
 
 def _linears_before(value: ir.Value) -> tuple[ir.Node, ...]:
-    """Return the linear operator that gives a tensor, or those whose results it joins channel by channel."""
+    """Return the linear operator that produces a tensor, or those whose results a Concat joins; empty without one."""
     node = value.producer()
     if node is None or node.domain:
         return ()
@@ -129,12 +129,12 @@ def _linears_before(value: ir.Value) -> tuple[ir.Node, ...]:
     if node.op_type != "Concat":
         return ()
     parts = [each.producer() if each is not None else None for each in node.inputs]
-    found = [part for part in parts if part is not None and part.op_type in LINEAR and not part.domain]
-    return tuple(found) if len(found) == len(parts) and distinct(found) else ()
+    linears = [part for part in parts if part is not None and part.op_type in LINEAR and not part.domain]
+    return tuple(linears) if len(linears) == len(parts) and distinct(linears) else ()
 
 
 def _normalises_input(model: ir.Model, value: ir.Value | None) -> bool:
-    """Whether a tensor is an input of the graph, or one that is scaled and shifted by constants."""
+    """Whether a tensor is an input of the graph, or such an input scaled and shifted by constants."""
     while value is not None and not value.is_graph_input():
         node = value.producer()
         if node is None or node.domain or node.op_type not in BY_CONSTANT or len(node.inputs) != 2:
@@ -145,7 +145,7 @@ def _normalises_input(model: ir.Model, value: ir.Value | None) -> bool:
 
 
 def _fold_back(model: ir.Model, linears: tuple[ir.Node, ...], node: ir.Node, value: ir.Value, max_gain: float) -> None:
-    """Rewrite linear operators so that they give what `node` makes of their joined results, and remove it."""
+    """Change the weights of linear operators so that they include `node`, which reads their result; remove `node`."""
     joined = value.producer()
     if sole_reader(value) is not node or not can_replace(node.outputs[0], value):
         raise LeftAlone("output-shared")
@@ -167,17 +167,17 @@ def _fold_back(model: ir.Model, linears: tuple[ir.Node, ...], node: ir.Node, val
     name = node.outputs[0].name
     replace(node.outputs[0], value)
     remove(node)
-    value.name = name  # a name stands for the same values before and after
+    value.name = name  # the tensor of this name keeps its values
 
 
 def _joins(concat: ir.Node, rank: int, last: int) -> bool:
-    """Whether a Concat joins channels."""
+    """Whether a Concat joins along the channel axis."""
     axis = concat.attributes.get_int("axis", 0)
     return rank > 0 and axis % rank == rank - last
 
 
 def _fold_forward(model: ir.Model, linear: ir.Node, node: ir.Node, value: ir.Value, max_gain: float) -> None:
-    """Rewrite a linear operator so that it reads what `node` reads, and remove that."""
+    """Change the weights of a linear operator so that they include `node`, which produces its input; remove `node`."""
     if linear.attributes.get_int("transA", 0):
         raise LeftAlone("not-per-channel")
     weights = weights_of(linear)
@@ -191,7 +191,7 @@ def _fold_forward(model: ir.Model, linear: ir.Node, node: ir.Node, value: ir.Val
 
 
 def _stretches(linear: ir.Node, node: ir.Node, value: ir.Value) -> bool:
-    """Whether the constant of a node may give a tensor more axes, or more channels, than it has."""
+    """Whether the constant of a node may broadcast the tensor to more axes or channels."""
     tensor = next(tensor for each in node.inputs if (tensor := constant(each)) is not None)
     if not len(tensor.shape):
         return False

@@ -1,4 +1,4 @@
-"""Compute at conversion time what does not depend on the model's inputs."""
+"""Compute tensors that do not depend on the model's inputs at conversion time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from .. import UnknownNameError
-from .graph import add_initializer, computing_graphs, constant, discard, graph_of, release, stand_ins
+from .graph import add_initializer, computing_nodes, constant, discard, graph_of, release, remove_if_unread, stand_ins
 from .registry import Change, LeftAlone, transform
 
 RANDOM = frozenset(
@@ -31,34 +31,34 @@ def fold_constants(
     exclude_op: tuple[str, ...] = (),
     exclude_node: tuple[str, ...] = (),
 ) -> Change:
-    """Replace every node whose inputs are constants, or that asks for a known shape, by its value.
+    """Replace each node with constant inputs, and each Shape of a known shape, by its value.
 
     Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4)
     After:   w, n, s, d are initializers
-    Left alone: random operators; QuantizeLinear and DequantizeLinear, which are the int8 weights themselves;
-        control flow, but not what is inside it; operators of other domains; outputs of graphs and bodies; results
-        larger than both max_size_in_bytes and their inputs; what ``onnx.reference`` cannot compute or computes in
-        another type.
+    Left alone: random operators; QuantizeLinear and DequantizeLinear, which hold the int8 weights; control flow, except
+        the nodes in its bodies; operators of other domains; outputs of graphs and bodies; results larger than both
+        max_size_in_bytes and their inputs; operators that ``onnx.reference`` cannot compute, or computes in another
+        type.
 
     Options:
-        max_size_in_bytes: A larger result is stored only when it is no larger than what it was computed from.
+        max_size_in_bytes: A larger result is stored only if it is no larger than the inputs of the node.
         exclude_op: Operator types to leave alone.
         exclude_node: Names of nodes to leave alone.
 
     Raises:
         UnknownNameError: No node has a name in exclude_node.
     """
-    known = {node.name for graph in computing_graphs(model) for node in graph if node.name}
+    known = {node.name for node in computing_nodes(model) if node.name}
     for name in exclude_node:
         if name not in known:
             raise UnknownNameError("node", name, known)
     change = Change()
     progress = True
-    while progress:  # a constant target shape of Reshape makes shapes behind it known
+    while progress:  # a Reshape to a constant shape makes the shapes behind it known
         progress = False
         change.skipped.clear()
         shapes = stand_ins(model)
-        for node in [node for graph in computing_graphs(model) for node in graph]:
+        for node in computing_nodes(model):
             if not _is_candidate(node):
                 continue
             try:
@@ -74,14 +74,14 @@ def fold_constants(
 
 
 def _is_candidate(node: ir.Node) -> bool:
-    """Whether `node` depends on nothing but constants, or on the shape of a tensor alone."""
+    """Whether `node` depends only on constants, or only on the shape of a tensor."""
     if node.domain == "" and node.op_type in ("Shape", "Size"):
         return True
     return _is_dimension(node) or all(value is None or constant(value) is not None for value in node.inputs)
 
 
 def _is_dimension(node: ir.Node) -> bool:
-    """Whether `node` picks constant places from a Shape: ``Gather(Shape(x), indices)``."""
+    """Whether `node` selects elements of a Shape by constant indices: ``Gather(Shape(x), indices)``."""
     if node.op_type != "Gather" or node.domain != "" or node.inputs[0] is None or constant(node.inputs[1]) is None:
         return False
     shape = node.inputs[0].producer()
@@ -92,7 +92,7 @@ def _folded(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[
     """Return the values of the outputs of a candidate.
 
     Raises:
-        LeftAlone: It has to stay.
+        LeftAlone: The node must stay.
     """
     if node.domain != "":
         raise LeftAlone("unknown-domain")
@@ -117,7 +117,7 @@ def _folded(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[
 
 
 def _dimensions(value: ir.Value | None, shapes: Values) -> Sequence[int | ir.SymbolicDim]:
-    """Return the lengths of a tensor, known or not."""
+    """Return the dimensions of a tensor, integers or symbols."""
     known = shapes.get(value, value) if value is not None else None
     if known is None or known.shape is None:
         raise LeftAlone("shape-unknown")
@@ -125,14 +125,18 @@ def _dimensions(value: ir.Value | None, shapes: Values) -> Sequence[int | ir.Sym
 
 
 def _fixed(dimensions: Sequence[int | ir.SymbolicDim]) -> np.ndarray:
-    """Return the lengths as int64, or leave the node when one is not fixed."""
+    """Return the dimensions as int64.
+
+    Raises:
+        LeftAlone: A dimension is not an integer.
+    """
     if not all(isinstance(length, int) for length in dimensions):
         raise LeftAlone("shape-not-fixed")
     return np.array(dimensions, np.int64)
 
 
 def _shape_result(node: ir.Node, shapes: Values) -> np.ndarray:
-    """Return what ``Shape(x)``, with ``start`` and ``end``, or ``Size(x)`` gives."""
+    """Return the value of ``Shape(x)``, with ``start`` and ``end``, or of ``Size(x)``."""
     dimensions = _dimensions(node.inputs[0], shapes)
     if node.op_type == "Size":
         return np.array(np.prod(_fixed(dimensions), dtype=np.int64))
@@ -140,13 +144,13 @@ def _shape_result(node: ir.Node, shapes: Values) -> np.ndarray:
 
 
 def _dimension_result(node: ir.Node, shapes: Values) -> np.ndarray:
-    """Return what ``Gather(Shape(x), indices)`` gives when just the lengths that it picks are fixed."""
-    shape, tensor = node.inputs[0], constant(node.inputs[1])
-    asked = shape.producer() if shape is not None else None
-    if asked is None or tensor is None:
+    """Return the value of ``Gather(Shape(x), indices)``; only the selected dimensions must be integers."""
+    value, tensor = node.inputs[0], constant(node.inputs[1])
+    shape = value.producer() if value is not None else None
+    if shape is None or tensor is None:
         raise LeftAlone("shape-unknown")
-    start, end = asked.attributes.get_int("start", 0), asked.attributes.get_int("end", None)
-    dimensions = _dimensions(asked.inputs[0], shapes)[start:end]
+    start, end = shape.attributes.get_int("start", 0), shape.attributes.get_int("end", None)
+    dimensions = _dimensions(shape.inputs[0], shapes)[start:end]
     indices = tensor.numpy()
     if not all(-len(dimensions) <= i < len(dimensions) for i in indices.flat):
         raise LeftAlone("index-out-of-range")
@@ -154,7 +158,7 @@ def _dimension_result(node: ir.Node, shapes: Values) -> np.ndarray:
 
 
 def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[np.ndarray]:
-    """Run the node alone in onnx's reference evaluator, under the operator sets of the model."""
+    """Run one node in onnx's reference evaluator, with the operator sets of the model."""
     tensors = {value.name or "": constant(value) for value in node.inputs if value is not None}
     read = sum(tensor.nbytes for tensor in tensors.values() if tensor is not None)
     outputs = [value for value in node.outputs if value.name]
@@ -170,27 +174,27 @@ def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> li
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(graph, opsets=dict(model.opset_imports)).run(None, feeds)
-    except Exception as error:  # the evaluator raises whatever numpy or its own gaps raise
+    except Exception as error:  # the evaluator raises any error of numpy, and its own for missing operators
         raise LeftAlone("cannot-evaluate") from error
     arrays = iter(_checked(value, result, shapes) for value, result in zip(outputs, results, strict=True))
     return [next(arrays) if value.name else np.empty(0) for value in node.outputs]
 
 
 def _expected_bytes(value: ir.Value | None) -> float:
-    """Return the size that a tensor will have, 0 when that is not known beforehand."""
+    """Return the size of a tensor in bytes; 0 if the shape or type is not known."""
     if value is None or value.dtype is None or value.shape is None or not value.shape.is_static():
         return 0
     return float(np.prod(value.shape.numpy(), dtype=np.float64) * value.dtype.itemsize)
 
 
 def _check_size(size: float, read: int, limit: int) -> None:
-    """Leave a node whose result would make the model larger by more than the limit allows."""
+    """Raise LeftAlone for a result larger than the limit and larger than the inputs; sizes in bytes."""
     if size > max(read, limit):
         raise LeftAlone("too-large")
 
 
 def _checked(value: ir.Value, result: object, shapes: Values) -> np.ndarray:
-    """Return a result as an array, if it is of the type that onnx infers for it."""
+    """Return a result as an array; raise LeftAlone if its type is not the one that onnx infers."""
     if not isinstance(result, np.ndarray | np.generic) or result.dtype.kind in "OSU":
         raise LeftAlone("not-a-numeric-tensor")
     expected = shapes.get(value)
@@ -200,7 +204,7 @@ def _checked(value: ir.Value, result: object, shapes: Values) -> np.ndarray:
 
 
 def _store(node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
-    """Put initializers with the names of the node's outputs in the place of the node."""
+    """Replace a node by initializers that have the names of its outputs."""
     graph = graph_of(node)
     inputs, outputs = tuple(node.inputs), tuple(node.outputs)
     for value, array in zip(outputs, arrays, strict=True):
@@ -208,13 +212,7 @@ def _store(node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
             value.replace_all_uses_with(add_initializer(graph, value.name, array))
     graph.remove(node, safe=True)
     discard(*inputs)
-    for source in inputs:  # a Shape of which every length that was asked for is known now
-        asked = source.producer() if source is not None else None
-        if asked is not None and asked.domain == "" and asked.op_type == "Shape" and asked.graph is graph:
-            _remove_unread(graph, asked)
-
-
-def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
-    """Remove a node unless something still wants its output."""
-    if not any(value.uses() or value.is_graph_output() for value in node.outputs):
-        graph.remove(node, safe=True)
+    for source in inputs:  # removes a Shape without readers left
+        shape = source.producer() if source is not None else None
+        if shape is not None and shape.domain == "" and shape.op_type == "Shape" and shape.graph is graph:
+            remove_if_unread(shape)

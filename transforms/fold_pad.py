@@ -1,4 +1,4 @@
-"""Let poolings and other Pads do what a Pad does."""
+"""Move padding from Pad nodes into poolings and into other Pad nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
-    computing_graphs,
+    computing_nodes,
     constant,
     discard,
     graph_of,
@@ -28,32 +28,29 @@ KEEPS_SIGN = frozenset(
 
 @transform("fold_pad", after=("fold_constants", "fuse_pad_and_conv"))
 def fold_pad(model: ir.Model) -> Change:
-    """Fold a Pad into the pooling that alone reads it, and two Pads in a row into one.
+    """Fold a Pad into a pooling that is its only reader, and merge two Pads in a row.
 
     Before:  y = MaxPool(Pad(Relu(x), pads=[0, 0, 1, 1, 0, 0, 1, 1])), pads 0;  z = Pad(Pad(x, p), q)
     After:   y = MaxPool(Relu(x)), pads 1;                                      z = Pad(x, p + q)
-        A MaxPool pads with what no value is below: zeros do the same where no value is negative, and -inf always. An
-        AveragePool that pads by itself must count zeros, as it does where the Pad is not its own. `fuse_pad_and_conv`
+        The pads of a MaxPool are the smallest possible value: -inf is equal to this, and zero is if no element is
+        negative. An AveragePool gets count_include_pad = 1, because the zeros of the Pad count. `fuse_pad_and_conv`
         does the same for convolutions.
-    Left alone: padding of the batch or channel axis (``not-spatial``), negative, with another value, or in another mode
-        (``not-zeros``), of lengths that are computed (``dynamic``); a Pad that another node reads too, or that is no
-        pooling's (``other-reader``); a pooling that rounds its size up, or has pads that it does not count
-        (``pooling``); windows that would see padding alone (``window``); zeros before a MaxPool of what may be negative
-        (``may-be-negative``); Pads in a row of different values (``not-alike``).
+    Left alone: padding of the batch or channel axis (``not-spatial``); negative padding, another value or another mode
+        (``not-zeros``); computed lengths (``dynamic``); a Pad with several readers, or whose reader is neither pooling
+        nor Pad (``other-reader``); a pooling with ceil_mode, or with pads of its own that it does not count
+        (``pooling``); windows that would contain padding only (``window``); zeros before a MaxPool whose input may be
+        negative (``may-be-negative``); Pads in a row with different values (``not-alike``).
     """
     change = Change()
     taken, opset = names(model), model.opset_imports.get("", 0)
     if opset < PADS_ARE_INPUTS:
         return change
-    for graph in computing_graphs(model):
-        for node in tuple(graph):
-            if node.op_type != "Pad" or node.domain:
-                continue
-            try:
-                _fold(node, taken)
-                change.applied += 1
-            except LeftAlone as reason:
-                change.skip(str(reason))
+    for node in computing_nodes(model, "Pad"):
+        try:
+            _fold(node, taken)
+            change.applied += 1
+        except LeftAlone as reason:
+            change.skip(str(reason))
     return change
 
 
@@ -61,7 +58,7 @@ def _fold(pad: ir.Node, taken: set[str]) -> None:
     """Fold one Pad into its reader.
 
     Raises:
-        LeftAlone: It must stay.
+        LeftAlone: The Pad must stay.
     """
     reader = sole_reader(pad.outputs[0])
     lengths, value = _lengths(pad), _value(pad)
@@ -76,7 +73,7 @@ def _fold(pad: ir.Node, taken: set[str]) -> None:
 
 
 def _lengths(pad: ir.Node) -> list[int]:
-    """Return how far a Pad of constants pads, beginnings first."""
+    """Return the constant pads of all axes of a Pad: all begins, then all ends."""
     if pad.attributes.get_string("mode", "constant") != "constant":
         raise LeftAlone("not-zeros")
     tensor = constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
@@ -89,7 +86,7 @@ def _lengths(pad: ir.Node) -> list[int]:
 
 
 def _value(pad: ir.Node) -> float:
-    """Return with which number a Pad fills."""
+    """Return the constant value that a Pad fills in."""
     if len(pad.inputs) < 3 or pad.inputs[2] is None:
         return 0.0
     tensor = constant(pad.inputs[2])
@@ -99,7 +96,7 @@ def _value(pad: ir.Node) -> float:
 
 
 def _merge(pad: ir.Node, reader: ir.Node, lengths: list[int], value: float, taken: set[str]) -> None:
-    """Let the second of two Pads pad for both."""
+    """Add the pads of a Pad to those of the Pad that reads it."""
     second = _lengths(reader)
     if _value(reader) != value or len(second) != len(lengths):
         raise LeftAlone("not-alike")
@@ -112,7 +109,7 @@ def _merge(pad: ir.Node, reader: ir.Node, lengths: list[int], value: float, take
 
 
 def _into_pooling(pad: ir.Node, pool: ir.Node, lengths: list[int], value: float) -> None:
-    """Let a pooling pad by itself."""
+    """Add the pads of a Pad to those of the pooling that reads it."""
     rank = len(lengths) // 2
     kernel = list(pool.attributes.get_ints("kernel_shape", ()))
     if rank < 3 or any(lengths[axis] or lengths[axis + rank] for axis in (0, 1)) or len(kernel) != rank - 2:
@@ -142,7 +139,7 @@ def _into_pooling(pad: ir.Node, pool: ir.Node, lengths: list[int], value: float)
 
 
 def _never_negative(value: ir.Value | None) -> bool:
-    """Whether a tensor comes from a Relu or its like, through operators that make no negative values."""
+    """Whether a tensor has no negative element: it comes from a Relu or similar, through operators that keep signs."""
     node = value.producer() if value is not None else None
     while node is not None and not node.domain and node.op_type in KEEPS_SIGN:
         value = node.inputs[0]

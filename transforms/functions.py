@@ -1,7 +1,7 @@
-"""The model-local functions of the unfused stages: TensorFlow's quantized nodes, spelled in standard ONNX operators.
+"""The model-local functions of the unfused stages: TensorFlow's quantized nodes, written in standard ONNX operators.
 
-They make every stage between the float and the fused model a runnable ONNX file of few, readable nodes: a runtime
-inlines them.
+With these functions each stage between the float and the fused model is a runnable ONNX file with few, readable nodes.
+A runtime inlines the functions.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ Requantize (acc, x_scale, w_scale, bias, lo, hi) => (q, scale, zero_point)
 
 
 def add_functions(model: ir.Model) -> None:
-    """Give `model` the functions of the domain ``requant``, in its own opset.
+    """Add the functions of the domain ``requant`` to `model`, in the model's opset.
 
-    ``ScaleAndZeroPoint(lo, hi)`` is `qparams.asymmetric_u8`; ``Rescale(acc, x_scale, w_scale, bias)`` is
-    ``float(acc) * (x_scale * w_scale) + bias``; ``Quantize``, ``RequantizationRange`` and ``Requantize`` are
-    QuantizeV2, RequantizationRange and Requantize of TensorFlow, with the scale and zero point as outputs too.
+    ``ScaleAndZeroPoint(lo, hi)`` computes `qparams.asymmetric_u8`. ``Rescale(acc, x_scale, w_scale, bias)`` computes
+    ``float(acc) * (x_scale * w_scale) + bias``. ``Quantize``, ``RequantizationRange`` and ``Requantize`` correspond to
+    TensorFlow's QuantizeV2, RequantizationRange and Requantize, with the scale and zero point as further outputs.
     """
     source = ir.from_onnx_text(TEXT.format(opset=model.opset_imports.get("", 13), tiny=repr(TINY)))
     for key, function in source.functions.items():
@@ -86,7 +86,7 @@ def add_functions(model: ir.Model) -> None:
 
 
 def drop_functions(model: ir.Model) -> None:
-    """Take the functions away again when no node of the graph calls them."""
+    """Remove the functions if no node of the graph calls them."""
     if any(node.domain == DOMAIN for node in model.graph.all_nodes()):
         return
     for key in [key for key in model.functions if key[0] == DOMAIN]:

@@ -1,4 +1,4 @@
-"""Name a GELU, so that nothing can come between its operators."""
+"""Fuse the operators of a GELU, so that no quantize/dequantize pair separates them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import isclose, pi, sqrt
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_graphs, constant, remove, sole_reader, take_place
+from .graph import computing_nodes, constant, remove, sole_reader, take_place
 from .ops import MS
 from .registry import Change, transform
 
@@ -17,7 +17,7 @@ CUBE = 0.044715
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Gelu:
     """A GELU: its input, its last node, and whether it is the approximation by tanh."""
 
     source: ir.Value
@@ -27,61 +27,58 @@ class _Found:
 
 @transform("fuse_gelu", after=("fold_constants",))
 def fuse_gelu(model: ir.Model) -> Change:
-    """Replace the operators of a GELU by one.
+    """Replace the operators of a GELU by one operator.
 
     Before:  y = 0.5 * x * (1 + Erf(x / sqrt(2)))
              z = 0.5 * x * (1 + Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))
     After:   y = Gelu(x);  z = Gelu(x), approximate tanh: the standard operator from opset 20 on; below it
              com.microsoft.Gelu and com.microsoft.FastGelu
-        The factors may stand anywhere, as Mul or Div. ONNX Runtime does this by itself in a float graph, but not behind
-        a DequantizeLinear, of which it gives each reader its own copy.
-    Left alone: other constants (``other-constants``), a result in between with other readers, other types than float32,
-        and what is inside functions of the model.
+        The factors may be in any order, as Mul or Div. ONNX Runtime fuses a GELU in a float graph, but not behind a
+        DequantizeLinear, because it gives each reader its own copy of the DequantizeLinear.
+    Left alone: other constants (``other-constants``); intermediate results with other readers; other types than
+        float32; functions of the model.
     """
     change = Change()
-    for node in [node for graph in computing_graphs(model) for node in graph]:
-        if node.domain or node.op_type not in ("Erf", "Tanh"):
-            continue
-        found = _find(node)
-        if found is None:
-            change.skip("other-constants" if node.op_type == "Erf" else "no-gelu")
-            continue
-        _fuse(model, found)
-        change.applied += 1
-    change.skipped.pop("no-gelu", None)  # a Tanh may be anything
+    for node in computing_nodes(model, "Erf", "Tanh"):
+        gelu = _find(node)
+        if gelu is not None:
+            _fuse(model, gelu)
+            change.applied += 1
+        elif node.op_type == "Erf":  # most Tanh nodes are not part of a GELU
+            change.skip("other-constants")
     return change
 
 
-def _fuse(model: ir.Model, found: _Found) -> None:
-    """Put one operator in the place of a GELU."""
+def _fuse(model: ir.Model, gelu: _Gelu) -> None:
+    """Replace the operators of a GELU by one."""
     if model.opset_imports.get("", 0) >= HAS_GELU:
-        attributes = {"approximate": "tanh"} if found.tanh else {}
-        fused = ir.node("Gelu", [found.source], attributes, name=found.last.name)
+        attributes = {"approximate": "tanh"} if gelu.tanh else {}
+        fused = ir.node("Gelu", [gelu.source], attributes, name=gelu.last.name)
     else:
         model.opset_imports[MS] = 1
-        fused = ir.node("FastGelu" if found.tanh else "Gelu", [found.source], domain=MS, name=found.last.name)
-    waiting = list(found.last.inputs)
-    take_place(found.last, fused)
+        fused = ir.node("FastGelu" if gelu.tanh else "Gelu", [gelu.source], domain=MS, name=gelu.last.name)
+    waiting = list(gelu.last.inputs)
+    take_place(gelu.last, fused)
     while waiting:
         value = waiting.pop()
         node = value.producer() if value is not None else None
-        if value is None or value is found.source or value.uses() or value.is_graph_output():
+        if value is None or value is gelu.source or value.uses() or value.is_graph_output():
             continue
-        if node is None or node.graph is None:  # a constant, which went with its reader
+        if node is None or node.graph is None:  # a constant, removed with its reader
             continue
         waiting.extend(node.inputs)
         remove(node)
 
 
-def _find(node: ir.Node) -> _Found | None:
-    """Return the GELU of which an Erf or Tanh is part."""
+def _find(node: ir.Node) -> _Gelu | None:
+    """Return the GELU that contains an Erf or Tanh; None without one."""
     tanh = node.op_type == "Tanh"
     source = _cubic(node.inputs[0]) if tanh else _scaled(node.inputs[0], 1 / sqrt(2))
     added = sole_reader(node.outputs[0])
     if source is None or added is None or added.op_type != "Add" or _factor(added) != 1.0:
         return None
-    last, factor, seen = added, 1.0, False
-    while not (seen and isclose(factor, 0.5, rel_tol=1e-3)):
+    last, factor, has_x = added, 1.0, False  # has_x: the product contains the factor x
+    while not (has_x and isclose(factor, 0.5, rel_tol=1e-3)):
         value = last.outputs[0]
         reader = sole_reader(value)
         if reader is None or reader.domain or reader.op_type not in ("Mul", "Div"):
@@ -89,20 +86,20 @@ def _find(node: ir.Node) -> _Found | None:
         number = _factor(reader)
         if number is not None:
             factor *= number
-        elif reader.op_type == "Mul" and not seen:
+        elif reader.op_type == "Mul" and not has_x:
             other = next((each for each in reader.inputs if each is not value), None)
             scale = _multiple(other, source)
             if scale is None:
                 return None
-            factor, seen = factor * scale, True
+            factor, has_x = factor * scale, True
         else:
             return None
         last = reader
-    return _Found(source, last, tanh)
+    return _Gelu(source, last, tanh)
 
 
 def _factor(node: ir.Node) -> float | None:
-    """Return the constant by which a Mul or Div multiplies, or that an Add adds; None where it has none."""
+    """Return the constant that a Mul or Div multiplies by, or that an Add adds; None without one."""
     for index in (1,) if node.op_type == "Div" else (0, 1):
         number = _number(node.inputs[index])
         if number is not None:
@@ -111,7 +108,7 @@ def _factor(node: ir.Node) -> float | None:
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """Return a constant of one number."""
+    """Return the value of a float32 constant with one element; None for anything else."""
     tensor = constant(value)
     if tensor is None or tensor.size != 1 or tensor.dtype is not ir.DataType.FLOAT:
         return None
@@ -119,7 +116,7 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def _scaled(value: ir.Value | None, factor: float) -> ir.Value | None:
-    """Return x where a tensor is `factor` times x."""
+    """Return x if a tensor is ``factor * x``, else None."""
     node = value.producer() if value is not None else None
     if node is None or node.domain or node.op_type not in ("Mul", "Div"):
         return None
@@ -130,7 +127,7 @@ def _scaled(value: ir.Value | None, factor: float) -> ir.Value | None:
 
 
 def _multiple(value: ir.Value | None, source: ir.Value) -> float | None:
-    """Return how many times x a tensor is."""
+    """Return the factor f if a tensor is ``f * source``, else None."""
     if value is source:
         return 1.0
     node = value.producer() if value is not None else None
@@ -140,7 +137,7 @@ def _multiple(value: ir.Value | None, source: ir.Value) -> float | None:
 
 
 def _cubic(value: ir.Value | None) -> ir.Value | None:
-    """Return x where a tensor is ``sqrt(2 / pi) * (x + 0.044715 * x ** 3)``."""
+    """Return x if a tensor is ``sqrt(2 / pi) * (x + 0.044715 * x ** 3)``, else None."""
     total = _scaled(value, sqrt(2 / pi))
     node = total.producer() if total is not None else None
     if node is None or node.domain or node.op_type != "Add" or len(node.inputs) != 2:

@@ -1,4 +1,4 @@
-"""Name a hard sigmoid that is spelled as a clipped line."""
+"""Fuse a clipped sum and its division into a HardSigmoid."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from math import isclose
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_graphs, constant, remove, sole_reader, take_place
+from .graph import computing_nodes, constant, remove, sole_reader, take_place
 from .registry import Change, transform
 
 
 @transform("fuse_hard_sigmoid", after=("fold_constants", "merge_clips"))
 def fuse_hard_sigmoid(model: ir.Model) -> Change:
-    """Replace a sum that is clipped and divided by one HardSigmoid.
+    """Replace a sum that is clipped and then divided by a HardSigmoid.
 
     Before:  y = Div(Clip(Add(x, 3), 0, 6), 6)
     After:   y = HardSigmoid(x), alpha 1/6, beta 1/2
-        Any sum, and any upper bound that is the divisor (a factor may be its reciprocal). PyTorch's and PaddlePaddle's
-        exporters spell a hard-swish so; as HardSigmoid and Mul it has an integer form.
-    Left alone: a lower bound that is not 0 or an upper one that is not the divisor (``other-bounds``); a result in
-        between with other readers (``read-between``); other types than float32.
+        Any constant may be added. The upper bound must be equal to the divisor, or to the reciprocal of a factor. The
+        exporters of PyTorch and PaddlePaddle write a hard-swish in this form; HardSigmoid and Mul have an integer form.
+    Left alone: a lower bound that is not 0, or an upper bound that is not the divisor (``other-bounds``); an
+        intermediate result with other readers (``read-between``); other types than float32.
     """
     change = Change()
-    for clip in [node for graph in computing_graphs(model) for node in graph]:
-        if clip.op_type != "Clip" or clip.domain:
-            continue
+    for clip in computing_nodes(model, "Clip"):
         add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
         scale = sole_reader(clip.outputs[0])
         if add is None or add.op_type != "Add" or add.domain:
@@ -53,7 +51,7 @@ def fuse_hard_sigmoid(model: ir.Model) -> Change:
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """Return a constant float32 scalar, which stretches nothing."""
+    """Return a constant float32 scalar of rank 0, which cannot broadcast the other operand."""
     tensor = constant(value)
     if tensor is None or len(tensor.shape) or tensor.dtype is not ir.DataType.FLOAT:
         return None
@@ -61,14 +59,14 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def _bound(clip: ir.Node, index: int, name: str) -> float | None:
-    """Return a bound of a Clip."""
+    """Return a constant bound of a Clip, from the input or, in old opsets, the attribute."""
     if len(clip.inputs) == 1:
         return clip.attributes.get_float(name, None)
     return _number(clip.inputs[index]) if len(clip.inputs) > index else None
 
 
 def _factor(node: ir.Node) -> float | None:
-    """Return by which constant a Mul or Div multiplies."""
+    """Return the constant by which a Mul or Div multiplies; None without one."""
     if node.domain or node.op_type not in ("Mul", "Div"):
         return None
     places = (1,) if node.op_type == "Div" else (0, 1)

@@ -1,10 +1,10 @@
-"""Let a convolution do its own padding."""
+"""Move padding from Pad nodes into convolutions."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_graphs, constant, remove
+from .graph import computing_nodes, constant, remove
 from .registry import Change, LeftAlone, transform
 
 
@@ -14,15 +14,13 @@ def fuse_pad_and_conv(model: ir.Model) -> Change:
 
     Before:  t = Pad(x, pads=[0, 0, 1, 1, 0, 0, 1, 1]); y = Conv(t, W), pads [0, 0, 0, 0]
     After:   y = Conv(x, W), pads [1, 1, 1, 1]
-        Pad has no integer kernel: between two convolutions it would cost a conversion there and back.
-    Left alone: padding of the batch or channel axis or with negative lengths (``not-spatial``), with another value than
-        zero or in another mode (``not-zeros``), lengths that are not constant (``dynamic``); a Pad that is a graph
-        output or has a reader other than the first input of a Conv with explicit pads (``other-reader``).
+        Pad has no integer kernel: between two convolutions it costs a conversion to float and back.
+    Left alone: padding of the batch or channel axis, or negative (``not-spatial``); another value than zero, or another
+        mode (``not-zeros``); lengths that are not constant (``dynamic``); a Pad that is a graph output, or that is read
+        otherwise than as the first input of a Conv with explicit pads (``other-reader``).
     """
     change = Change()
-    for node in [node for graph in computing_graphs(model) for node in graph]:
-        if node.op_type != "Pad" or node.domain:
-            continue
+    for node in computing_nodes(model, "Pad"):
         try:
             _fuse(node)
             change.applied += 1
@@ -35,7 +33,7 @@ def _fuse(pad: ir.Node) -> None:
     """Move one Pad into its readers.
 
     Raises:
-        LeftAlone: It must stay.
+        LeftAlone: The Pad must stay.
     """
     extra = _spatial_pads(pad)
     result, source = pad.outputs[0], pad.inputs[0]
@@ -51,16 +49,16 @@ def _fuse(pad: ir.Node) -> None:
 
 
 def _takes_pads(node: ir.Node, index: int, pad: ir.Node) -> bool:
-    """Whether a reader of the padded tensor can pad by itself."""
+    """Whether a reader of the padded tensor is a convolution that can pad."""
     explicit = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
     return node.op_type == "Conv" and not node.domain and index == 0 and explicit and node.graph is pad.graph
 
 
 def _spatial_pads(pad: ir.Node) -> list[int]:
-    """Return the pads of the spatial axes, beginnings first, as Conv has them.
+    """Return the pads of the spatial axes in the order of Conv: all begins, then all ends.
 
     Raises:
-        LeftAlone: The Pad does something that a Conv does not.
+        LeftAlone: A Conv cannot pad in this way.
     """
     if pad.attributes.get_string("mode", "constant") != "constant":
         raise LeftAlone("not-zeros")
@@ -72,7 +70,7 @@ def _spatial_pads(pad: ir.Node) -> list[int]:
 
 
 def _lengths(pad: ir.Node) -> list[int]:
-    """Return how far a Pad of zeros pads each axis, beginnings first."""
+    """Return the pads of a Pad with zeros for all axes: all begins, then all ends."""
     if len(pad.inputs) == 1:  # below opset 11
         if pad.attributes.get_float("value", 0.0) != 0:
             raise LeftAlone("not-zeros")
@@ -93,7 +91,7 @@ def _lengths(pad: ir.Node) -> list[int]:
 
 
 def _rank(pad: ir.Node) -> int:
-    """Return how many axes a tensor has that a convolution reads: as many as its weight."""
+    """Return the rank of the padded tensor: the rank of the weight of a Conv that reads it."""
     weights = [use.node.inputs[1] for use in pad.outputs[0].uses() if use.node.op_type == "Conv"]
     tensor = constant(weights[0]) if weights else None
     shape = tensor.shape if tensor is not None else weights[0].shape if weights and weights[0] is not None else None

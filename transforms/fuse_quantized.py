@@ -1,14 +1,14 @@
-"""Fuse an integer product with the requantization of its result: the operators that VNNI kernels run."""
+"""Fuse an integer product and the requantization of its result into an operator that has a VNNI kernel."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
+from .existing import drop_round_trips
 from .functions import DOMAIN, drop_functions
-from .graph import add_initializer, constant, fresh_name, remove, replace, sole_reader, take_place, unread
-from .ops import MS
-from .qlinear import Weights, equal_parameters, product_node
+from .graph import add_initializer, constant, fresh_name, remove, sole_reader, take_place
+from .qlinear import Weights, product_node
 from .qparams import Array, QParams, asymmetric_u8
 from .registry import Change, transform
 
@@ -19,12 +19,13 @@ from .registry import Change, transform
     changes_values=True,
 )
 def fuse_quantized_conv_and_requantize(model: ir.Model) -> Change:
-    """Fuse a ConvInteger with the Requantize of frozen range that alone reads it.
+    """Fuse a ConvInteger with its only reader, a Requantize with a frozen range.
 
     Before:  q = Requantize(ConvInteger(x, W8, xz), xs, ws, b, <frozen_min>, <frozen_max>)
     After:   q = QLinearConv(x, xs, xz, W8, ws, 0, ys, yz, b32),   b32 = round(b / (xs * ws)), half to even
-    A Quantize of frozen range becomes a QuantizeLinear, and a Dequantize/Quantize pair of equal parameters disappears.
-    Left alone: ranges still found at run time (``dynamic-range``), or a sum that somebody else reads (``shared``).
+    A Quantize with a frozen range becomes a QuantizeLinear. A DequantizeLinear and QuantizeLinear with equal parameters
+    are removed.
+    Left alone: ranges computed at run time (``dynamic-range``); a product with other readers (``shared``).
     """
     return _fuse(model, "ConvInteger")
 
@@ -35,20 +36,21 @@ def fuse_quantized_conv_and_requantize(model: ir.Model) -> Change:
     changes_values=True,
 )
 def fuse_quantized_matmul_and_requantize(model: ir.Model) -> Change:
-    """Fuse a MatMulInteger with the Requantize of frozen range that alone reads it.
+    """Fuse a MatMulInteger with its only reader, a Requantize with a frozen range.
 
     Before:  q = Requantize(MatMulInteger(x, W8, xz), xs, ws, b, <frozen_min>, <frozen_max>)
     After:   q = QGemm(x, xs, xz, W8, ws, 0, b32, ys, yz) with a bias,
              q = QLinearMatMul(x, xs, xz, W8, ws, 0, ys, yz) without
-    A Quantize of frozen range becomes a QuantizeLinear, and a Dequantize/Quantize pair of equal parameters disappears.
-    Left alone: ranges still found at run time (``dynamic-range``), a sum that somebody else reads (``shared``), a
-    bias on a product of more than two dimensions (``batched-bias``).
+    A Quantize with a frozen range becomes a QuantizeLinear. A DequantizeLinear and QuantizeLinear with equal parameters
+    are removed.
+    Left alone: ranges computed at run time (``dynamic-range``); a product with other readers (``shared``); a bias of a
+    product with more than two dimensions (``batched-bias``).
     """
     return _fuse(model, "MatMulInteger")
 
 
 def _fuse(model: ir.Model, op: str) -> Change:
-    """Fuse the products of type `op`, in execution order: a result's scale is the next operator's input scale."""
+    """Fuse the products of type `op` in execution order: the scale of a result is the next product's input scale."""
     change = Change()
     for node in list(model.graph):
         if node.domain != DOMAIN or node.op_type not in ("Quantize", "Requantize"):
@@ -63,39 +65,38 @@ def _fuse(model: ir.Model, op: str) -> Change:
                 change.skip(reason)
             else:
                 change.applied += 1
-    change.applied += _drop_round_trips(model)
+    change.applied += drop_round_trips(model, mixed_domains=False)
     drop_functions(model)
     return change
 
 
 def _frozen(node: ir.Node) -> QParams | None:
-    """Return the scale and zero point of a Quantize or Requantize of frozen range, else None."""
+    """Return the scale and zero point of a Quantize or Requantize with a frozen range, else None."""
     lo, hi = (constant(value) for value in node.inputs[-2:])
     return None if lo is None or hi is None else asymmetric_u8(float(lo.numpy()), float(hi.numpy()))
 
 
 def _constant_parameters(model: ir.Model, node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """Let whoever reads the scale and zero point of `node`, of frozen range, read initializers instead."""
+    """Replace the outputs scale and zero point of `node`, which has a frozen range, by initializers; return these."""
     params = _frozen(node)
     assert params is not None
-    made = []
-    for output, part, array in zip(
-        node.outputs[1:], ("scale", "zero_point"), (params.scale, params.zero_point), strict=True
-    ):
+    values = []
+    parts = (("scale", params.scale), ("zero_point", params.zero_point))
+    for output, (part, array) in zip(node.outputs[1:], parts, strict=True):
         value = add_initializer(model.graph, fresh_name(model, f"{node.name}/{part}"), array)
         output.replace_all_uses_with(value)
-        made.append(value)
-    return made[0], made[1]
+        values.append(value)
+    return values[0], values[1]
 
 
 def _to_quantize_linear(model: ir.Model, node: ir.Node) -> None:
-    """Replace a Quantize of frozen range by the standard operator."""
+    """Replace a Quantize with a frozen range by the standard operator."""
     linear = ir.node("QuantizeLinear", [node.inputs[0], *_constant_parameters(model, node)], name=node.name)
     take_place(node, linear)
 
 
 def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
-    """Replace an integer product and its Requantize by one fused node; or say, in kebab-case, why not."""
+    """Replace an integer product and its Requantize by one fused node; return the skip code, empty on success."""
     x, w, x_zero = product.inputs[:3]
     x_scale, w_scale, bias = requantize.inputs[1:4]
     weights, scales, offsets = (_numbers(value) for value in (w, w_scale, bias))
@@ -108,7 +109,7 @@ def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
     shape = product.outputs[0].shape
     if product.op_type == "MatMulInteger" and offsets.any() and (shape is None or len(shape) != 2):
         return "batched-bias"
-    if before is not None:  # an operator of the other kind: it stays, its frozen scale is known
+    if before is not None:  # a product of the other kind, not fused yet: its frozen scale is known
         _constant_parameters(model, before)
         x_scale, x_zero = requantize.inputs[1], product.inputs[2]
     assert x_scale is not None and x_zero is not None
@@ -126,37 +127,7 @@ def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
 
 
 def _numbers(value: ir.Value | None) -> Array:
-    """Return the weights, scales or biases that `quantize_nodes` stored."""
+    """Return constant weights, scales or biases from `quantize_nodes`."""
     tensor = constant(value)
     assert tensor is not None
     return tensor.numpy()
-
-
-def _drop_round_trips(model: ir.Model) -> int:
-    """Remove QuantizeLinear nodes that undo a DequantizeLinear of equal parameters; return how many."""
-    dropped = 0
-    for node in list(model.graph):
-        before = node.inputs[0].producer() if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else None
-        if before is None or not _undoes(node, before):
-            continue
-        source = before.inputs[0]
-        assert source is not None
-        replace(node.outputs[0], source)
-        remove(node)
-        if unread(before):
-            remove(before)
-        dropped += 1
-    return dropped
-
-
-def _undoes(quantize: ir.Node, dequantize: ir.Node) -> bool:
-    """Whether a QuantizeLinear gives what a DequantizeLinear before it read."""
-    return (
-        dequantize.op_type == "DequantizeLinear"
-        and dequantize.domain == quantize.domain
-        and quantize.domain in ("", MS)
-        and len(quantize.inputs) == 3
-        and equal_parameters(quantize.inputs[1:], dequantize.inputs[1:])
-        and quantize.attributes.get_int("axis", 1) == dequantize.attributes.get_int("axis", 1)
-        and not quantize.outputs[0].is_graph_output()
-    )

@@ -1,4 +1,4 @@
-"""The moves on a graph that transforms share: read a constant, follow a sole reader, replace, add, remove."""
+"""Graph operations that transforms share: read a constant, find a sole reader, replace, add, remove."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CONSTANT_DTYPES: dict[str, type[np.generic]] = {
     "value_ints": np.int64,
 }
 
-LARGE = 2**20  # bytes; what is computed from a larger weight is computed when it is read, each time, and never kept
+LARGE = 2**20  # bytes; a tensor derived from a larger weight is computed at each read, and not kept in memory
 
 
 def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of an initializer that no caller can override or of a Constant node, else None.
+    """Return the tensor of a Constant node, or of an initializer that no caller can override; else None.
 
-    The tensor is the model's own, so it stays lazy until ``.numpy()`` and must not be written to.
+    The tensor belongs to the model: it stays lazy until ``.numpy()`` and must not be written to.
     """
     if value is None or value.is_graph_input():
         return None
@@ -41,19 +41,19 @@ def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def release(tensor: ir.TensorProtocol | None) -> None:
-    """Let go of the mapping of the file in which a tensor lies, whose pages count as memory once they were read.
+    """Release the memory mapping of an external tensor. The pages of the file count as memory once they are read.
 
-    Arrays of it stay valid: the mapping ends with the last of them, and the next ``.numpy()`` makes a new one.
+    Existing arrays stay valid: the last of them ends the mapping, and the next ``.numpy()`` makes a new one.
     """
     if isinstance(tensor, ir.ExternalTensor):
         try:
             tensor.release()
-        except BufferError:  # an array is in use; it keeps the mapping, this tensor need not
+        except BufferError:  # an array still uses the mapping and keeps it; the tensor drops its reference
             tensor.raw = None
 
 
 def sole_reader(value: ir.Value) -> ir.Node | None:
-    """Return the one node that reads `value`, or None when it is also a graph output, read twice or in a body."""
+    """Return the only node that reads `value`; None for a graph output, several reads, or a reader in a body."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -62,16 +62,16 @@ def sole_reader(value: ir.Value) -> ir.Node | None:
 
 
 def can_replace(old: ir.Value, new: ir.Value) -> bool:
-    """Whether `replace` can keep the name of a graph output: `new` must be free to take that name."""
+    """Whether `replace` can keep the name of a graph output: `new` must be able to take that name."""
     if not old.is_graph_output():
         return True
     return new.producer() is not None and not new.is_graph_output() and new.graph is old.graph
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Make every reader of `old`, in bodies too, read `new`; a graph output keeps its name, type and shape.
+    """Make each reader of `old`, also in bodies, read `new`; a graph output keeps its name, type and shape.
 
-    `can_replace` must hold. The node that computed `old` is left to the caller.
+    `can_replace` must hold. The caller removes the node that computed `old`.
     """
     new.type = new.type or old.type
     new.shape = new.shape or old.shape
@@ -83,9 +83,9 @@ def replace(old: ir.Value, new: ir.Value) -> None:
 
 
 def take_place(old: ir.Node, new: ir.Node) -> None:
-    """Remove `old` and put `new` there: its outputs get the readers, names, types and shapes of the old one's.
+    """Remove `old` and insert `new` in its place. The outputs of `new` get the readers, names, types and shapes.
 
-    Outputs that `new` has not are read by nothing.
+    When `new` has fewer outputs, nothing may read the other outputs of `old`.
     """
     graph = graph_of(old)
     graph.insert_after(old, [new])
@@ -99,7 +99,7 @@ def take_place(old: ir.Node, new: ir.Node) -> None:
 
 
 def take_over(old: ir.Node, result: ir.Value) -> None:
-    """Remove `old`: `result`, of a node before it, gets the readers, name, type and shape of its first output."""
+    """Remove `old`; `result`, from an earlier node, gets the readers, name, type and shape of its first output."""
     output = old.outputs[0]
     result.type, result.shape, name = output.type or result.type, output.shape or result.shape, output.name
     replace(output, result)
@@ -112,13 +112,13 @@ def node_name(node: ir.Node) -> str:
     return node.name or str(node.outputs[0].name)
 
 
-CONTROL_FLOW = {"If": 1, "Loop": 1, "Scan": 9}  # by operator, the opset from which its bodies are what they are now
+CONTROL_FLOW = {"If": 1, "Loop": 1, "Scan": 9}  # the first opset in which the bodies have their present form
 
 
 def bodies(node: ir.Node, opset: int) -> tuple[ir.Graph, ...]:
     """Return the bodies of an If, Loop or Scan.
 
-    Bodies of other operators (``SequenceMap``, a Scan of opset 8, those of other domains) are not looked into.
+    Other operators (``SequenceMap``, a Scan of opset 8, operators of other domains) return no bodies.
     """
     if node.domain or opset < CONTROL_FLOW.get(node.op_type, opset + 1):
         return ()
@@ -129,50 +129,56 @@ def bodies(node: ir.Node, opset: int) -> tuple[ir.Graph, ...]:
 def computing_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
     """Return the main graph and all `bodies` in it, nested ones too."""
     opset = model.opset_imports.get("", 1)
-    found = [model.graph]
-    for graph in found:  # grows while it is read
-        found.extend(body for node in graph for body in bodies(node, opset))
-    return tuple(found)
+    graphs = [model.graph]
+    for graph in graphs:  # the loop appends to the list
+        graphs.extend(body for node in graph for body in bodies(node, opset))
+    return tuple(graphs)
+
+
+def computing_nodes(model: ir.Model, *op_types: str) -> tuple[ir.Node, ...]:
+    """Return the nodes of the `computing_graphs`; with `op_types`, only nodes of these standard operators."""
+    nodes = (node for graph in computing_graphs(model) for node in graph)
+    return tuple(node for node in nodes if not op_types or (node.op_type in op_types and not node.domain))
 
 
 def code_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
-    """Return the `computing_graphs` of a model and those of its functions, which hold no initializers."""
-    found = [*computing_graphs(model)]
+    """Return the `computing_graphs` of a model and of its functions. Functions have no initializers."""
+    graphs = [*computing_graphs(model)]
     for function in model.functions.values():
         opset = function.opset_imports.get("", 1)
         own = [function.graph]
-        for graph in own:  # grows while it is read
+        for graph in own:  # the loop appends to the list
             own.extend(body for node in graph for body in bodies(node, opset))
-        found += own
-    return tuple(found)
+        graphs += own
+    return tuple(graphs)
 
 
 def every_graph(model: ir.Model) -> tuple[ir.Graph, ...]:
-    """Return the main graph, the functions and all bodies in them, those of operators of other domains too."""
+    """Return the main graph, the functions and all bodies in them, also bodies of operators of other domains."""
     functions = [graph for each in model.functions.values() for graph in (each.graph, *each.subgraphs())]
     return (*model.graphs(), *functions)
 
 
 def every_node(model: ir.Model) -> tuple[ir.Node, ...]:
-    """Return all nodes, in bodies and functions too."""
+    """Return all nodes, also in bodies and functions."""
     return tuple(node for graph in every_graph(model) for node in graph)
 
 
 def nodes_by_name(model: ir.Model) -> dict[str, ir.Node]:
-    """Return the nodes of the graph and of the bodies in it by name; names are unique (`separate_bodies`)."""
+    """Return the nodes of the graph and of its bodies by name. Names must be unique (`separate_bodies`)."""
     return {node_name(node): node for graph in computing_graphs(model) for node in graph}
 
 
 def separate_bodies(model: ir.Model) -> dict[str, str]:
-    """Rename the nodes and tensors of bodies that share a name with others, in place: ``t`` becomes ``t_2``.
+    """Make the names of nodes and tensors unique in all bodies, in place: a second ``t`` becomes ``t_2``.
 
-    Two branches of an If may both call a node ``conv``, which is no matter to them, but a plan is made by name.
+    ONNX allows a node ``conv`` in both branches of an If, but a plan identifies nodes by name.
 
     Returns:
         The old name of each renamed node.
     """
     taken = {name for value in own_values(model.graph) if (name := value.name)}
-    called = {node.name for node in model.graph if node.name}
+    node_names = {node.name for node in model.graph if node.name}
     before = {}
     for graph in model.graphs():
         if graph is model.graph:
@@ -184,53 +190,61 @@ def separate_bodies(model: ir.Model) -> dict[str, str]:
                 taken.add(value.name)
         for node in graph:
             old = node_name(node)
-            node.name = take(called, old)
+            node.name = take(node_names, old)
             if node.name != old:
                 before[node.name] = old
     return before
 
 
 def own_values(graph: ir.Graph) -> list[ir.Value]:
-    """Return the inputs, initializers and results of a graph, without those of bodies inside it."""
+    """Return the inputs, initializers and results of a graph, without the values of its bodies."""
     results = (value for node in graph for value in node.outputs)
     return list(dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results]))
 
 
 def graph_of(node: ir.Node) -> ir.Graph:
-    """Return the graph or body that `node` is in."""
+    """Return the graph or body that contains `node`."""
     if not isinstance(node.graph, ir.Graph):
         raise TypeError(f"node {node.name!r} is in no graph")
     return node.graph
 
 
 def stays_finite(tensor: ir.TensorProtocol, factor: float) -> bool:
-    """Whether no number of a float tensor overflows when it is multiplied by `factor`."""
+    """Whether all elements of a float tensor stay finite when multiplied by `factor`."""
     with np.errstate(over="ignore", invalid="ignore"):
         return abs(factor) <= 1 or bool(np.isfinite(tensor.numpy() * factor).all())
 
 
 def unread(node: ir.Node) -> bool:
-    """Whether nothing reads what `node` gives."""
+    """Whether nothing reads the outputs of `node`."""
     return not any(value.uses() or value.is_graph_output() for value in node.outputs)
 
 
+def remove_if_unread(node: ir.Node | None) -> bool:
+    """Remove a node of a graph if nothing reads its outputs; return whether it is removed."""
+    if node is None or node.graph is None or not unread(node):
+        return False
+    remove(node)
+    return True
+
+
 def names(model: ir.Model) -> set[str]:
-    """Return the name of every value and node of the graph and of the bodies inside it."""
-    found: set[str] = set()
+    """Return the name of each value and node of the graph and of its bodies."""
+    used: set[str] = set()
     for graph in model.graphs():
         values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-        found.update(value.name for value in values if value.name)
-        found.update(node.name for node in graph if node.name)
-    return found
+        used.update(value.name for value in values if value.name)
+        used.update(node.name for node in graph if node.name)
+    return used
 
 
 def fresh_name(model: ir.Model, stem: str) -> str:
-    """Return `stem`, or `stem` with the first ``_2``, ``_3``, ... that no value and no node has."""
+    """Return `stem`, or `stem` with the first suffix ``_2``, ``_3``, ... that gives an unused name."""
     return take(names(model), stem)
 
 
 def take(taken: set[str], stem: str) -> str:
-    """Add `stem`, or `stem` with the first ``_2``, ``_3``, ... that is not there, to `taken`, and return it."""
+    """Return `stem`, or `stem` with the first suffix ``_2``, ``_3``, ... that is not in `taken`; add it to `taken`."""
     name, number = stem, 1
     while name in taken:
         number += 1
@@ -240,13 +254,13 @@ def take(taken: set[str], stem: str) -> str:
 
 
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.Value:
-    """Register `array` as a new initializer of `graph`; nothing else may be named `name`.
+    """Register `array` as a new initializer of `graph`.
 
     Args:
-        graph: Where it is added.
-        name: Its name, for instance from `fresh_name`.
-        array: The values; copied only when they are not contiguous.
-        dtype: The element type when the array's own does not say it.
+        graph: The graph.
+        name: The name of the initializer; it must be unused (`fresh_name`).
+        array: The values; copied only if they are not contiguous.
+        dtype: The element type, if it is not the type of the array.
     """
     tensor = ir.Tensor(np.asarray(array, order="C"), dtype=dtype, name=name)
     value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
@@ -264,16 +278,16 @@ def insert_before(
     stem: str,
     domain: str = "",
 ) -> ir.Value:
-    """Insert an operator of one output before `place`; return the output, which has the name of the node.
+    """Insert a node with one output before `place`; return the output, which has the same name as the node.
 
     Args:
-        place: The node before which it runs.
-        taken: The names in use, from `names`; the new one is added.
-        op: Its type.
-        inputs: What it reads.
-        attributes: Its attributes, as Python values.
-        stem: Its name, if that is free.
-        domain: Its domain.
+        place: The node in front of which the new node is inserted.
+        taken: The names in use, from `names`; the new name is added.
+        op: The operator type.
+        inputs: The inputs.
+        attributes: The attributes, as Python values.
+        stem: The name of the node, followed by a number if the name is in use.
+        domain: The operator domain.
     """
     name = take(taken, stem)
     node = ir.node(op, inputs, attributes, domain=domain, name=name)
@@ -289,13 +303,13 @@ def derive_initializer(
     compute: Callable[[np.ndarray], np.ndarray],
     shape: Sequence[int],
 ) -> ir.Value:
-    """Register ``compute(source)`` as a new initializer of `graph`; from a large tensor it is computed when it is read.
+    """Register ``compute(source)`` as a new initializer of `graph`. For a large source it is computed at each read.
 
     Args:
-        graph: Where it is added.
-        name: Its name, which nothing else may have.
-        source: The tensor that it comes from; of more than `LARGE` bytes, there is no second one in memory.
-        compute: What to do with the array; the result is stored in the type of `source`.
+        graph: The graph.
+        name: The name of the initializer; it must be unused.
+        source: The tensor to compute from. Above `LARGE` bytes, the result is not kept in memory.
+        compute: The function; its result is stored in the type of `source`.
         shape: The shape of the result.
     """
 
@@ -304,14 +318,14 @@ def derive_initializer(
         return ir.Tensor(np.asarray(array, order="C"), dtype=source.dtype, name=name)
 
     lengths = ir.Shape(shape)
-    made = ir.LazyTensor(tensor, source.dtype, lengths, name=name) if source.nbytes > LARGE else tensor()
-    value = ir.Value(name=name, shape=lengths, type=ir.TensorType(source.dtype), const_value=made)
+    derived = ir.LazyTensor(tensor, source.dtype, lengths, name=name) if source.nbytes > LARGE else tensor()
+    value = ir.Value(name=name, shape=lengths, type=ir.TensorType(source.dtype), const_value=derived)
     graph.register_initializer(value)
     return value
 
 
 def drop_unused(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
-    """Remove those initializers and Constant nodes behind `values` that nothing reads any more."""
+    """Remove the initializers and Constant nodes of `graph` that produce `values` and have no readers left."""
     for value in dict.fromkeys(values):
         if value is None or value.uses() or value.is_graph_output() or value.is_graph_input():
             continue
@@ -323,14 +337,14 @@ def drop_unused(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
 
 
 def discard(*values: ir.Value | None) -> None:
-    """Remove those initializers and Constant nodes behind `values` that nothing reads, from whatever graph has them."""
+    """Remove the initializers and Constant nodes that produce `values` and have no readers left, from any graph."""
     for value in dict.fromkeys(values):
         if value is not None and isinstance(value.graph, ir.Graph):
             drop_unused(value.graph, (value,))
 
 
 def remove(node: ir.Node) -> None:
-    """Remove a node whose outputs nothing reads, and the constants that it alone read."""
+    """Remove a node whose outputs nothing reads, and the constants that only this node read."""
     graph, inputs = node.graph, tuple(node.inputs)
     if not isinstance(graph, ir.Graph):
         raise TypeError(f"node {node.name!r} is in no graph")
@@ -339,12 +353,12 @@ def remove(node: ir.Node) -> None:
 
 
 def inferred(model: ir.Model, *, bodies: bool = False) -> Mapping[str, ir.Value]:
-    """Return stand-ins for the values of the main graph, by name, with every dtype and shape that onnx can infer.
+    """Return copies of the values of the main graph, by name, with each dtype and shape that onnx can infer.
 
-    With `bodies` also those inside the bodies of control flow, whose names must then be unique (`separate_bodies`).
+    With `bodies`, also the values inside bodies of control flow; names must then be unique (`separate_bodies`).
 
-    `model` itself does not change: a transform that rewrites nothing must leave nothing behind. What cannot be
-    inferred, behind a node of an unknown domain for instance, stays unknown.
+    `model` itself does not change, because a transform without rewrites must leave the model as it is. Types and
+    shapes that onnx cannot infer, for instance behind a node of an unknown domain, stay unknown.
     """
     copy = model.clone()
     with quiet():
@@ -353,7 +367,7 @@ def inferred(model: ir.Model, *, bodies: bool = False) -> Mapping[str, ir.Value]
 
 
 def stand_ins(model: ir.Model) -> Mapping[ir.Value, ir.Value]:
-    """Return what `inferred` returns, for the values of bodies too, by value instead of by name."""
+    """Return the same as `inferred`, also for bodies, by value instead of by name."""
     copy = model.clone()
     with quiet():
         ShapeInferencePass(check_type=False, strict_mode=False)(copy)
@@ -364,7 +378,7 @@ def stand_ins(model: ir.Model) -> Mapping[ir.Value, ir.Value]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what onnx-ir logs about every value that one of its passes leaves alone."""
+    """Suppress the log of onnx-ir, whose passes write a line about each value that they do not change."""
     logger = logging.getLogger("onnx_ir")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Put the contents of model-local functions where they are called."""
+"""Replace calls of model-local functions by the nodes of the functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .functions import DOMAIN
 from .graph import names, node_name, take
 from .registry import Change, TransformError, transform
 
-# Written to calls and to what functions hold, for the time of inlining: copies have both.
+# Metadata keys on calls and on the contents of functions while inlining runs; copies keep the metadata.
 CALL, NAME = "requant.inline.call", "requant.inline.name"
 ORIGIN = "requant.origin"
-"""Metadata of a node that came out of a function: the names of the calls, outermost first, and its own, as JSON."""
+"""Metadata key of a node from a function: a JSON list of the calls' names, outermost first, and the node's own."""
 GRAPHS = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
 Identifier = tuple[str, str, str]  # domain, name, overload
@@ -24,55 +24,55 @@ Identifier = tuple[str, str, str]  # domain, name, overload
 
 @transform("inline_functions")
 def inline_functions(model: ir.Model) -> Change:
-    """Replace every call of a model-local function by the operators of the function.
+    """Replace each call of a model-local function by the nodes of the function.
 
     Before:  y = my.domain.Block(x, w) of a node `block1`;  Block(a, b) => (d) { c = MatMul(a, b); d = Relu(c) }
     After:   y = Relu(block1/c), block1/c = MatMul(x, w)
-        Calls in functions and in the bodies of control flow too. A function that is called no more is removed, and so
-        is one that never was; each is one rewrite.
-    Left alone: the functions of the domain ``requant``, which are stages of quantization; a function of another
-        version of an operator set than the model, if one of its operators differs between the two (``other-opset``);
-        a function that is called with a graph as attribute (``graph-attribute``); what these call
+        Calls inside functions and inside bodies of control flow are included. Functions without calls are removed;
+        each removed function counts as one rewrite.
+    Left alone: functions of the domain ``requant``, which are stages of quantization; a function with another version
+        of an operator set than the model, if one of its operators differs between the versions (``other-opset``); a
+        function that is called with a graph as attribute (``graph-attribute``); functions that these functions call
         (``called-by-function``).
 
     Raises:
         TransformError: Functions call each other in a circle, a call has more inputs than its function, or a function
-            reads what it does not compute.
+            reads a tensor that it does not compute.
     """
     change = Change()
     order = _callees_first(model)
     _check_calls(model)
     change.applied = _drop_uncalled(model)
     kept = _kept(model, order, change)
-    wanted = [name for name in order if name in model.functions and name not in kept]
+    pending = [name for name in order if name in model.functions and name not in kept]
     taken = {*names(model), *(name for function in model.functions.values() for name in _names_in(function))}
-    change.applied += len(wanted)
-    while wanted:
-        leaves = {name for name in wanted if not any(callee in wanted for callee in _callees(model, name))}
+    change.applied += len(pending)
+    while pending:
+        leaves = {name for name in pending if not any(callee in pending for callee in _callees(model, name))}
         _inline(model, leaves, taken)
-        wanted = [name for name in wanted if name not in leaves]
+        pending = [name for name in pending if name not in leaves]
     if change.applied:
         _drop_imports(model, {domain for domain, *_ in order})
     return change
 
 
 def _callees(model: ir.Model, name: Identifier) -> set[Identifier]:
-    """Return the names of all operators in a function, those that are functions among them."""
+    """Return the identifiers of all operators in a function, including calls of functions."""
     return {node.op_identifier() for node in model.functions[name].all_nodes()}
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield every node: of the graph, of functions, and of the bodies in them."""
+    """Yield each node of the graph, of the functions, and of the bodies in them."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
 
 
 def _callees_first(model: ir.Model) -> list[Identifier]:
-    """Return the names of all functions, each after those that it calls.
+    """Return the identifiers of all functions; each function comes after the functions that it calls.
 
     Raises:
-        TransformError: There is no such order.
+        TransformError: Functions call each other in a circle.
     """
     order: list[Identifier] = []
     path: list[Identifier] = []
@@ -94,7 +94,7 @@ def _callees_first(model: ir.Model) -> list[Identifier]:
 
 
 def _check_calls(model: ir.Model) -> None:
-    """Refuse a call that its function cannot serve, and a function that no call could."""
+    """Raise TransformError for a call with too many inputs, or a function that reads a tensor of no node in it."""
     for node in _nodes(model):
         function = model.functions.get(node.op_identifier())
         if function is not None and len(node.inputs) > len(function.inputs):
@@ -104,18 +104,18 @@ def _check_calls(model: ir.Model) -> None:
             )
     for (domain, name, _), function in model.functions.items():
         own = {function.graph, *function.subgraphs()}
-        strangers = [
+        unknown = [
             value
             for node in function.all_nodes()
             for value in node.inputs
             if value is not None and value.graph not in own
         ]
-        if strangers:
-            raise TransformError(f"function {domain}.{name} reads {strangers[0].name!r}, which nothing in it computes")
+        if unknown:
+            raise TransformError(f"function {domain}.{name} reads {unknown[0].name!r}, which nothing in it computes")
 
 
 def _drop_uncalled(model: ir.Model) -> int:
-    """Remove the functions that no node of the graph needs, but those of `DOMAIN`; return how many."""
+    """Remove the functions that the graph does not call, except those of `DOMAIN`; return their number."""
     called: set[Identifier] = set()
     waiting = [node.op_identifier() for node in model.graph.all_nodes()]
     while waiting:
@@ -130,9 +130,9 @@ def _drop_uncalled(model: ir.Model) -> int:
 
 
 def _kept(model: ir.Model, order: list[Identifier], change: Change) -> set[Identifier]:
-    """Return the functions that must stay, and count why."""
+    """Return the functions that must stay, and count the reasons in `change`."""
     kept: set[Identifier] = set()
-    needed: set[Identifier] = set()  # by those
+    needed: set[Identifier] = set()  # functions that functions in `kept` call
     with_graphs = {
         node.op_identifier() for node in _nodes(model) if any(a.type in GRAPHS for a in node.attributes.values())
     }
@@ -157,13 +157,13 @@ def _kept(model: ir.Model, order: list[Identifier], change: Change) -> set[Ident
 
 
 def _imports(model: ir.Model, function: ir.Function) -> bool:
-    """Let the model import what a function imports; return whether all its operators mean the same there."""
+    """Import a function's operator sets; return whether its operators are equal in the model's versions."""
     imports = {_plain(domain): version for domain, version in model.opset_imports.items()}
     for domain, version in function.opset_imports.items():
-        wanted = imports.get(_plain(domain), version)
+        model_version = imports.get(_plain(domain), version)
         used = {node.op_type for node in function.all_nodes() if node.domain == _plain(domain)}
         used -= {op for key, op, _ in model.functions if key == _plain(domain)}
-        if version != wanted and not all(_same(op, _plain(domain), version, wanted) for op in used):
+        if version != model_version and not all(_same(op, _plain(domain), version, model_version) for op in used):
             return False
     for domain, version in function.opset_imports.items():
         if _plain(domain) not in imports:
@@ -172,12 +172,12 @@ def _imports(model: ir.Model, function: ir.Function) -> bool:
 
 
 def _plain(domain: str) -> str:
-    """Return the one name of the standard domain, which an import may spell out."""
+    """Return a domain; the standard domain, which an import may call ``ai.onnx``, is the empty name."""
     return "" if domain == "ai.onnx" else domain
 
 
 def _same(op: str, domain: str, one: int, other: int) -> bool:
-    """Whether an operator is the same in two versions of its operator set."""
+    """Whether an operator has the same definition in two versions of its operator set."""
     try:
         return len({onnx.defs.get_schema(op, version, domain).since_version for version in (one, other)}) == 1
     except onnx.defs.SchemaError:
@@ -186,12 +186,12 @@ def _same(op: str, domain: str, one: int, other: int) -> bool:
 
 def _names_in(function: ir.Function) -> set[str]:
     """Return the names of the nodes and values of a function and of the bodies in it."""
-    found = {node.name for node in function.all_nodes()} | {value.name for value in _values_in(function)}
-    return {name for name in found if name}
+    all_names = {node.name for node in function.all_nodes()} | {value.name for value in _values_in(function)}
+    return {name for name in all_names if name}
 
 
 def _values_in(function: ir.Function) -> Iterator[ir.Value]:
-    """Yield what a function and the bodies in it name, without the inputs of the function."""
+    """Yield the values of a function and of the bodies in it, without the inputs of the function."""
     for node in function.all_nodes():
         yield from node.outputs
     for body in function.subgraphs():
@@ -200,9 +200,9 @@ def _values_in(function: ir.Function) -> Iterator[ir.Value]:
 
 
 def _inline(model: ir.Model, leaves: set[Identifier], taken: set[str]) -> None:
-    """Put the contents of functions that call no other such one in the place of every call of them.
+    """Replace each call of the functions `leaves`, which call none of the functions to inline.
 
-    `InlinePass` makes names unique in the graph alone, and knows nothing of those in bodies, so that all get new ones.
+    `InlinePass` makes names unique only within the graph, not in bodies; so all names are set again here.
     """
     for function in (model.functions[name] for name in leaves):
         _end_with_nodes(function)
@@ -218,13 +218,13 @@ def _inline(model: ir.Model, leaves: set[Identifier], taken: set[str]) -> None:
 
 
 def _mark(function: ir.Function) -> None:
-    """Write down the name of all that copies must be named after, but the outputs, which take the names of a call's."""
-    function.opset_imports.clear()  # the pass would compare them with those of the model; `_imports` has
+    """Save the names in a function as metadata, except for its outputs, which get the names of a call's outputs."""
+    function.opset_imports.clear()  # the pass would compare them with those of the model; `_imports` has done so
     for value in _values_in(function):
-        value.shape = None  # true of one call, maybe
+        value.shape = None  # the shape may differ between calls
         if value not in function.outputs:
             value.metadata_props[NAME] = value.name or ""
-    for node in function.all_nodes():  # the pass tries number after number where functions have names in common
+    for node in function.all_nodes():  # the pass is slow when functions share names
         node.metadata_props[NAME] = node.name or node.op_type
         node.name = f"{function.name}/{node.metadata_props[NAME]}"
         for value in node.outputs:
@@ -232,7 +232,7 @@ def _mark(function: ir.Function) -> None:
 
 
 def _name_outputs(call: ir.Node, function: ir.Function, taken: set[str]) -> None:
-    """Give a call an output for each of its function, all with names, and write down its own name."""
+    """Give a call as many outputs as its function, all with names, and save the name of the call as metadata."""
     results = [value.name for value in call.outputs if value.name]
     call.metadata_props[CALL] = stem = call.name or next(iter(results), function.name)
     call.resize_outputs(len(function.outputs))
@@ -241,7 +241,7 @@ def _name_outputs(call: ir.Node, function: ir.Function, taken: set[str]) -> None
 
 
 def _end_with_nodes(function: ir.Function) -> None:
-    """Let each output of a function be the result of a node of its own, which can take the name of a call's output."""
+    """Make each output of a function the result of a separate node, which can take the name of a call's output."""
     seen: set[ir.Value] = set()
     for index, value in enumerate(function.outputs):
         if value in seen or value.producer() is None:
@@ -253,7 +253,7 @@ def _end_with_nodes(function: ir.Function) -> None:
 
 
 def _rename(node: ir.Node, call: str, taken: set[str]) -> None:
-    """Name a node that came with a call, and what it and its bodies give, ``call/name``."""
+    """Name an inlined node, its outputs and the values of its bodies ``call/name``."""
     own = node.metadata_props.pop(NAME)
     node.metadata_props[ORIGIN] = json.dumps([call, *json.loads(node.metadata_props.get(ORIGIN, json.dumps([own])))])
     node.name = take(taken, f"{call}/{own}")
@@ -271,7 +271,7 @@ def _graphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:
 
 
 def _drop_imports(model: ir.Model, domains: set[str]) -> None:
-    """Drop the imports of those `domains`, in which functions were, that nothing uses any more."""
+    """Remove the imports of those `domains` that no node and no function uses."""
     used = {"", *(domain for domain, *_ in model.functions), *(node.domain for node in model.graph.all_nodes())}
     for domain in domains - used:
         model.opset_imports.pop(domain, None)

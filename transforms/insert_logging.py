@@ -1,4 +1,4 @@
-"""Let a model tell what passes through some of its nodes."""
+"""Add the results of some nodes to the outputs of a model, for a log."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def insert_logging(
     first_n: int = -1,
     summarize: int = 1024,
 ) -> Change:
-    """Give the results of some nodes to the caller as further outputs, each named as the log line it starts.
+    """Add the results of some nodes as further graph outputs. The name of each output is the start of its log line.
 
     Before:  lo, hi = RequantizationRange(acc, ...)
     After:   the same, and a graph output named ``;<node>__print__;__requant_min_max:`` with the values [lo, hi]
-    A line of the log is the output's name followed by ``[value]`` for each value: ``requant calibrate`` writes it, and
-    so can any program.
-    Left alone: nodes of another operator or whose name starts otherwise (both must hold where both are given), nodes
-    whose results nobody reads (``unread``), nodes that are logged already (``logged``).
+    A line of the log is the output's name followed by ``[value]`` for each value. ``requant calibrate`` writes such a
+    log; any other program can do the same.
+    Left alone: nodes that do not match `op` and `prefix`; nodes whose results have no readers (``unread``); nodes that
+    are logged already (``logged``).
 
     Options:
-        op: Operator types to log; all where none is given.
-        prefix: How the names of the nodes to log start.
+        op: Operator types to log; empty for all.
+        prefix: Prefixes of the names of nodes to log; empty for all.
         show_op: Begin the line with ``;<op>;``.
         show_name: Put ``;<node>__print__;`` into the line.
-        message: What stands in front of the values.
-        first_n: How many lines of an output are written at most; -1 for all.
-        summarize: How many values a line has at most.
+        message: The text in front of the values.
+        first_n: The maximum number of lines for an output; -1 for no limit.
+        summarize: The maximum number of values in a line.
 
     Raises:
-        TransformError: Two nodes would write the same line.
+        TransformError: Two nodes have the same line.
     """
     change = Change()
     present = {str(output.name) for output in model.graph.outputs}
@@ -72,29 +72,29 @@ def insert_logging(
 
 
 def _logged(model: ir.Model, line: str, name: str) -> bool:
-    """Whether the output called `line` comes from the Print of the node called `name`."""
+    """Whether the output named `line` logs the node named `name`."""
     output = next(value for value in model.graph.outputs if value.name == line)
     producer = output.producer()
     return producer is not None and producer.name == name + MARK
 
 
 def _log(model: ir.Model, node: ir.Node, name: str, line: str) -> None:
-    """Collect the outputs of `node` in one float vector and make it a graph output."""
+    """Join the outputs of `node` in one float vector and make the vector a graph output."""
     key = "requant/any_length"
     flat = model.graph.initializers.get(key)
     if flat is None:
         flat = add_initializer(model.graph, key, np.array([-1]))
     vectors: list[ir.Value] = []
-    made: list[ir.Node] = []
+    nodes: list[ir.Node] = []
     for index, value in enumerate(v for v in node.outputs if v.uses() or v.is_graph_output()):
         cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}, name=f"{name}{MARK}/cast_{index}")
         reshape = ir.node("Reshape", [cast.outputs[0], flat], name=f"{name}{MARK}/flat_{index}")
         for part in (cast, reshape):
             part.outputs[0].name = fresh_name(model, str(part.name))
-        made += [cast, reshape]
+        nodes += [cast, reshape]
         vectors.append(reshape.outputs[0])
     collect = ir.node("Concat", vectors, {"axis": 0}, name=name + MARK)
     output = collect.outputs[0]
     output.name, output.type, output.shape = line, ir.TensorType(ir.DataType.FLOAT), ir.Shape([None])
-    model.graph.insert_after(node, [*made, collect])
+    model.graph.insert_after(node, [*nodes, collect])
     model.graph.outputs.append(output)

@@ -1,4 +1,4 @@
-"""Quantize a float model with the ranges that a log recorded, by rules that look at nothing else."""
+"""Quantize a float model by fixed rules, with ranges from a log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .. import near
 from .existing import is_linear
+from .freeze_ranges import check_names, check_percentile
 from .graph import constant, inferred, nodes_by_name, separate_bodies
 from .insert_qdq import insert_qdq
 from .min_max_log import REQUANT_MIN_MAX, high_percentile, low_percentile, read_log
@@ -19,42 +19,42 @@ from .qparams import Scheme
 from .registry import Change, LeftAlone, TransformError, transform
 from .units import units
 
-FIRST_OPSET = 10  # with QuantizeLinear
+FIRST_OPSET = 10  # the first opset with QuantizeLinear
 Ranges = Mapping[str, tuple[float, float]]
 
 
 @dataclass
 class _Chooser:
-    """Chooses an implementation for one unit after the other.
+    """Chooses the implementation of each unit, in execution order.
 
     Attributes:
-        nodes: Every node of the graph by name.
-        values: Types of tensors by name.
-        ranges: Of which tensors a range is known.
+        nodes: The nodes of the graph by name.
+        values: The tensors by name, with inferred types.
+        ranges: The ranges by tensor.
         ignore_op: Operator types that stay float.
-        made: Tensors that an integer kernel writes.
+        integer: Tensors that an integer kernel writes; `choose` reads them for later units.
     """
 
     nodes: Mapping[str, ir.Node]
     values: Mapping[str, ir.Value]
     ranges: Ranges
     ignore_op: tuple[str, ...]
-    made: set[str] = field(default_factory=set)
+    integer: set[str] = field(default_factory=set)
 
     def choose(self, unit: Unit) -> Impl:
-        """Return how a unit computes.
+        """Return the implementation of a unit.
 
         Raises:
-            LeftAlone: It stays float though it has an integer form.
+            LeftAlone: The unit has an integer form but stays float.
         """
         row, node = OPS.get(unit.op), self.nodes[unit.nodes[0]]
         if row is None or row.kind == "float" or row.u8 is None or row.slow or unit.op == "HardSigmoid":
             return Impl.FLOAT
         if node.op_type in self.ignore_op:
             raise LeftAlone("ignored")
-        known = self.made | self.ranges.keys()
+        known = self.integer | self.ranges.keys()
         if row.kind == "same":
-            follows = only_moves(node) and self.made.issuperset(unit.inputs) and len(unit.inputs) > 0
+            follows = only_moves(node) and self.integer.issuperset(unit.inputs) and len(unit.inputs) > 0
             return Impl.U8 if follows else Impl.FLOAT
         self._check_form(node, row)
         if not unit.inputs or not known.issuperset(unit.inputs):
@@ -66,7 +66,7 @@ class _Chooser:
         return Impl.U8_FLOAT
 
     def _check_form(self, node: ir.Node, row: Op) -> None:
-        """Leave an operator whose operands are not what its integer form takes."""
+        """Raise LeftAlone for an operator whose operands do not fit its integer form."""
         read = [value for value in node.inputs if value is not None]
         if any((producer := value.producer()) and producer.op_type == "DequantizeLinear" for value in read):
             raise LeftAlone("quantized-already")
@@ -99,39 +99,38 @@ def insert_qdq_from_log(
     max_percentile: float = 5.0,
     ignore_op: tuple[str, ...] = (),
 ) -> Change:
-    """Put QuantizeLinear and DequantizeLinear around the operators of whose tensors a log has the ranges.
+    """Insert QuantizeLinear and DequantizeLinear around the operators whose tensors have a range in a log.
 
     Before:  y = Relu(Conv(x, W, b))
     After:   x' = DequantizeLinear(QuantizeLinear(x)),  W' = DequantizeLinear(int8 W, axis=0),
              b' = DequantizeLinear(int32 b, scale s_x * s_w),
              y = DequantizeLinear(QuantizeLinear(Relu(Conv(x', W', b'))))
-        Records are ``;<tensor>__print__;__requant_min_max:[min][max]``, as ``requant calibrate --log`` writes them; the
-        percentiles are those of `freeze_requantization_ranges`. Gemm and MatMul give floats where the log does not name
-        their result, and operators that only move values take over the scale of what they read. Nothing is measured:
-        ``requant quantize`` decides what pays.
-    Left alone: operators without an integer form, or with one that is slower; tensors that the log does not name
-        (``not-in-the-log``); weights that are computed (``weight-not-constant``) or more than a matrix
-        (``batched-weights``), a Gemm with factors (``gemm-form``) or a bias that is no constant vector (``bias-form``):
-        run `normalize_gemm` first; other types than float32 (``not-float32``); what is quantized
-        (``quantized-already``), and names of tensors that went with it (``not-in-the-graph``); ignored operators
-        (``ignored``); the bodies of control flow.
+        Records are ``;<tensor>__print__;__requant_min_max:[min][max]``, as ``requant calibrate --log`` writes them. The
+        percentiles work as in `freeze_requantization_ranges`. Gemm and MatMul have a float result if the result has no
+        record. Operators that only move values keep the scale of their input. This transform measures nothing;
+        ``requant quantize`` measures which operators are faster in integers.
+    Left alone: operators without an integer form, or with a slower one; tensors without a record (``not-in-the-log``);
+        computed weights (``weight-not-constant``); weights of more than two dimensions (``batched-weights``); a Gemm
+        with factors (``gemm-form``) or a bias that is not a constant vector (``bias-form``), which `normalize_gemm`
+        rewrites; other types than float32 (``not-float32``); operators that are quantized already
+        (``quantized-already``), and records of tensors that this quantization removed (``not-in-the-graph``); ignored
+        operators (``ignored``); the bodies of control flow.
 
     Options:
-        min_max_log_file: The log.
-        min_percentile: How many percent of the lowest minima are dropped.
-        max_percentile: How many percent of the highest maxima are dropped.
+        min_max_log_file: The path of the log.
+        min_percentile: The share of the lowest minima to drop, in percent.
+        max_percentile: The share of the highest maxima to drop, in percent.
         ignore_op: Operator types that stay float.
 
     Raises:
-        TransformError: The log has no such record, or names a tensor that a graph without quantization does not have; a
-            percentile is not one; or the model's opset has no integer operators.
+        TransformError: The log has no such record, a record names a tensor that a graph without quantization does not
+            have, a percentile is outside 0..100, or the model's opset has no integer operators.
     """
     opset = model.opset_imports.get("", 0)
     if opset < FIRST_OPSET:
         raise TransformError(f"opset {opset} has no integer operators; run convert_opset first")
-    for name, percentile in (("min_percentile", min_percentile), ("max_percentile", max_percentile)):
-        if not 0 <= percentile <= 100:
-            raise TransformError(f"{name} must lie in 0..100, not {percentile:g}")
+    check_percentile("min_percentile", min_percentile)
+    check_percentile("max_percentile", max_percentile)
     change = Change()
     ranges = _ranges(model, min_max_log_file, (min_percentile, max_percentile), change)
     plan = _plan(model, ranges, ignore_op, change)
@@ -144,15 +143,14 @@ def insert_qdq_from_log(
 
 
 def _ranges(model: ir.Model, path: str, percentiles: tuple[float, float], change: Change) -> Ranges:
-    """Read the ranges of tensors of the graph."""
+    """Return the ranges of the graph's tensors from a log; `change` counts unused records."""
     log = read_log(path, REQUANT_MIN_MAX)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     unknown = sorted(set(log.values) - set(values))
     if unknown and any(is_linear(node, "QuantizeLinear") for node in model.graph):
-        change.skipped["not-in-the-graph"] = len(unknown)  # a quantized graph has lost some of the float one's tensors
-    elif unknown:
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        raise TransformError(f"{path}: no tensor named {unknown[0]!r}{more} in the graph{near(unknown[0], values)}")
+        change.skipped["not-in-the-graph"] = len(unknown)  # quantization removes some tensors of the float graph
+    else:
+        check_names(path, "tensor", unknown, values)
     if log.rejected:
         change.skipped["unreadable-records"] = log.rejected
     low, high = percentiles
@@ -167,11 +165,11 @@ def _ranges(model: ir.Model, path: str, percentiles: tuple[float, float], change
 
 
 def _plan(model: ir.Model, ranges: Ranges, ignore_op: tuple[str, ...], change: Change) -> Plan:
-    """Choose for every unit of the graph, in execution order."""
+    """Return a plan with an implementation for each unit of the graph."""
     chooser = _Chooser(nodes_by_name(model), inferred(model), ranges, ignore_op)
-    found = units(model.graph)
+    graph_units = units(model.graph)
     choices = {}
-    for unit in found:
+    for unit in graph_units:
         try:
             impl = chooser.choose(unit)
         except LeftAlone as left:
@@ -179,5 +177,5 @@ def _plan(model: ir.Model, ranges: Ranges, ignore_op: tuple[str, ...], change: C
             impl = Impl.FLOAT
         choices[unit.name] = Choice(impl)
         if impl is Impl.U8:
-            chooser.made.update(unit.outputs)
-    return Plan(found, choices)
+            chooser.integer.update(unit.outputs)
+    return Plan(graph_units, choices)

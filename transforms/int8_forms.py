@@ -1,4 +1,4 @@
-"""Operators that int8 spells otherwise: dynamic products, stored weights, and what stands on uint8 itself."""
+"""Operators with another form in int8: dynamic products, stored weights, and operators that read uint8 directly."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import onnx_ir as ir
 
 from .graph import (
     constant,
-    drop_unused,
+    discard,
     remove,
+    remove_if_unread,
     take_place,
-    unread,
 )
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
@@ -24,13 +24,13 @@ LSTM_ATTRIBUTES = ("activation_alpha", "activation_beta", "activations", "clip",
 
 
 def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
-    """Let a MatMul, Gemm or LSTM find the range of its activations at run time.
+    """Replace a MatMul, Gemm or LSTM by the operator that computes the range of its activations at run time.
 
     Before:  y = Gemm(x, W, b)
     After:   y = com.microsoft.DynamicQuantizeMatMul(x, int8 W (K, N), scale (N,), zero point (N,), b)
 
     Returns:
-        How many constants became int8.
+        The number of constants that became int8.
     """
     if unit.op == "LSTM":
         return _dynamic_lstm(node, weights)
@@ -55,12 +55,12 @@ def _flat(tensor: ir.TensorProtocol) -> Array:
 
 
 def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: WeightWriter) -> list[ir.Value]:
-    """Return initializers beside `node`: integers for its input `index`, their scale and their zero point."""
+    """Return initializers in the graph of `node`: integers for input `index`, their scale and their zero point."""
     graph, name = node.graph, node.inputs[index].name  # type: ignore[union-attr]
-    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
+    assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
     parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
-    turned = node.attributes.get_int("transB", 0)
-    key = (graph, node.inputs[index], "stored", turned, array.shape, params.scale.tobytes())
+    transposed = node.attributes.get_int("transB", 0)
+    key = (graph, node.inputs[index], "stored", transposed, array.shape, params.scale.tobytes())
     stored = weights.writer.stored
     for part, values in parts:
         if (key, part) not in stored:
@@ -96,14 +96,14 @@ def _dynamic_lstm(node: ir.Node, weights: WeightWriter) -> int:
 
 
 def store_weights(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
-    """Keep constant weights as int8 in the file and compute in float.
+    """Store constant weights as int8 in the file; the operator computes in float.
 
     Before:  y = ConvTranspose(x, W, b)
     After:   y = ConvTranspose(x, DequantizeLinear(int8 W, scale), b)
-    Rows of a table are gathered as int8 and dequantized afterwards, each with its own scale.
+    A Gather selects rows in int8 and dequantizes them afterwards; each row has its own scale.
 
     Returns:
-        How many constants became int8.
+        The number of constants that became int8.
     """
     if unit.op == "Gather":
         return _gather_rows(node, weights)
@@ -118,11 +118,11 @@ def store_weights(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
 def _gather_rows(node: ir.Node, weights: WeightWriter) -> int:
     """Gather(table, i) -> Mul(Cast(Gather(int8 table, i)), Gather(scales (V, 1, ...), i))."""
     graph, writer, result = node.graph, weights.writer, node.outputs[0]
-    assert isinstance(graph, ir.Graph)  # a node that is written to stands in a graph
+    assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
     table, key = node.inputs[0], (graph, node.inputs[0], "rows")
     if (key, "int8") not in writer.stored:
         array = weights.array(node, 0)
-        params = symmetric_s8(array, 0)  # a zero point would only have to be taken away again
+        params = symmetric_s8(array, 0)  # a zero point would cost a subtraction at run time
         scale = params.scale.reshape(-1, *[1] * (array.ndim - 1))
         for part, values in (("int8", quantize(array, params)), ("scale", scale)):
             writer.stored[key, part] = writer.initializer(graph, f"{table.name}/{part}", values)  # type: ignore[union-attr]
@@ -143,7 +143,7 @@ def _gather_rows(node: ir.Node, weights: WeightWriter) -> int:
 
 
 def to_qattention(node: ir.Node) -> None:
-    """Spell an Attention whose input and weights are dequantized as the operator on integers.
+    """Replace an Attention with dequantized input and weights by the operator on integers.
 
     Before:  y = Attention(DequantizeLinear(x8), DequantizeLinear(W8), b, mask, past)
     After:   y = QAttention(x8, W8, b, x_scale, W_scale, mask, x_zero_point, W_zero_point, past)
@@ -158,56 +158,55 @@ def to_qattention(node: ir.Node) -> None:
         node, ir.node("QAttention", inputs, attributes, domain=MS, name=node.name, num_outputs=len(node.outputs))
     )
     for dq in pairs:
-        if dq is not None and unread(dq):
-            remove(dq)
+        remove_if_unread(dq)
 
 
 def integer_source(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Return the integer tensor, scale and zero point behind a DequantizeLinear."""
+    """Return the integer tensor, scale and zero point that the DequantizeLinear of a tensor reads."""
     node = value.producer() if value is not None else None
-    assert node is not None and node.op_type == "DequantizeLinear"  # the pairs were put in a moment ago
+    assert node is not None and node.op_type == "DequantizeLinear"  # `insert_qdq` has inserted the pairs
     x, scale, zero = node.inputs[:3]
     assert x is not None and scale is not None and zero is not None
     return x, scale, zero
 
 
 def gate_obstacle(node: ir.Node) -> str:
-    """Say why a HardSigmoid is no lookup on uint8; empty when it is."""
+    """Return why a HardSigmoid has no lookup form on uint8; empty if it has one."""
     slope, height = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     usual = slope > 0 and 1 / LEVELS <= height < 1
-    usual = usual and LEVELS * height - int(LEVELS * height) <= height  # the last code is at most a step above 1
-    return "" if usual else "its slope or its height is unusual"
+    usual = usual and LEVELS * height - int(LEVELS * height) <= height  # the last code is at most one step above 1
+    return "" if usual else "its alpha or beta is outside the range of the integer form"
 
 
 def gate_params(node: ir.Node) -> QParams:
-    """Return the scale and the zero point of what the lookup of a HardSigmoid gives.
+    """Return the scale and the zero point of the uint8 result of a HardSigmoid's lookup.
 
-    The codes are ``x * alpha / s`` about the zero point ``floor(255 beta)``, with ``s = beta / floor(255 beta)``, and
-    saturate where the operator does. Read with zero point 0 they are the result, and the last code ``e = 255 s - 1``
-    above 1, at most a step: half of that is taken off the scale, so that the error of both ends is at most half a step,
-    and that of any code c ``s / 2`` of its rounding and ``c s e / (2 + e)`` of the scale.
+    The codes are ``x * alpha / s`` plus the zero point ``floor(255 beta)``, with ``s = beta / floor(255 beta)``. They
+    saturate where the operator does. With zero point 0 and scale s the same codes are the result, but the last code is
+    ``e = 255 s - 1`` above 1, at most one step. Therefore the scale is smaller by half of this: the error at both ends
+    is at most half a step. The error of a code c is ``s / 2`` from rounding and ``c s e / (2 + e)`` from the scale.
     """
     step, _ = _gate_grid(node)
     return QParams(scale=np.asarray(step * 2 / (1 + LEVELS * step), np.float32), zero_point=np.asarray(0, np.uint8))
 
 
 def _gate_grid(node: ir.Node) -> tuple[float, int]:
-    """Return the step of the codes of a HardSigmoid, and the code of its height."""
+    """Return the step of the codes of a HardSigmoid, and the code of ``beta``."""
     height = node.attributes.get_float("beta", 0.5)
     zero = int(LEVELS * height)
     return height / zero, zero
 
 
 def to_lookup(node: ir.Node, writer: Writer) -> None:
-    """Spell a HardSigmoid between pairs as a lookup that saturates.
+    """Replace a HardSigmoid between pairs by a lookup that saturates.
 
     Before:  y8 = QuantizeLinear(HardSigmoid(DequantizeLinear(x8)), scale, 0)
     After:   y8 = com.microsoft.QLinearLeakyRelu(x8, x_scale, x_zero_point, s / alpha, floor(255 beta)), alpha 1
-    A clipped line is what any change of scale and zero point gives; the runtime makes it in one table.
+    A change of scale and zero point computes a clipped line, like HardSigmoid. The runtime uses a lookup table for it.
     """
     x, scale, zero = integer_source(node.inputs[0])
     dq, graph = node.inputs[0].producer(), node.graph  # type: ignore[union-attr]
-    assert isinstance(graph, ir.Graph)  # a unit of the plan stands in a graph
+    assert isinstance(graph, ir.Graph)  # a unit of the plan is in a graph
     quantizer = next(use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear")
     step, center = _gate_grid(node)
     stretched = np.float32(step / node.attributes.get_float("alpha", 0.2))
@@ -216,12 +215,11 @@ def to_lookup(node: ir.Node, writer: Writer) -> None:
     name = writer.name(f"{node.name}/lookup")
     take_place(quantizer, ir.node("QLinearLeakyRelu", [x, scale, zero, *line], {"alpha": 1.0}, domain=MS, name=name))
     remove(node)
-    if dq is not None and unread(dq):
-        remove(dq)
+    remove_if_unread(dq)
 
 
 def lay_bare(node: ir.Node) -> None:
-    """Let an operator that moves values stand on the integer tensor instead of between the pairs.
+    """Make an operator that moves values read and write integers, and remove the pairs around it.
 
     Before:  y8 = QuantizeLinear(Pad(DequantizeLinear(x8), pads)), with equal scales and zero points
     After:   y8 = Pad(x8, pads, zero point)
@@ -235,10 +233,9 @@ def lay_bare(node: ir.Node) -> None:
     if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
         if len(node.inputs) < 3:
             node.resize_inputs(3)
-        filling = node.inputs[2]
+        value = node.inputs[2]
         node.replace_input_with(2, zero)
-        if filling is not None and isinstance(filling.graph, ir.Graph):
-            drop_unused(filling.graph, (filling,))
+        discard(value)
     for output in node.outputs:
         for use in list(output.uses()):
             q = use.node
@@ -247,5 +244,4 @@ def lay_bare(node: ir.Node) -> None:
             q.outputs[0].replace_all_uses_with(output, replace_graph_outputs=True)
             remove(q)
             output.name = name
-    if dq is not None and unread(dq):
-        remove(dq)
+    remove_if_unread(dq)

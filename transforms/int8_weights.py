@@ -21,12 +21,12 @@ WeightParams = Callable[[Array, "int | None"], QParams]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjustment:
-    """What was found for the weights of a unit on data.
+    """Weights and bias correction of a unit, computed from data.
 
     Attributes:
-        shift: What its bias is raised by, float32 (M,); None where that is left to `bias_correction.mean_shift`.
-        stored: Its weights as integers, in the node's layout; None for the nearest ones.
-        least: The least scale that the weights of each output channel have, float32 (M,); None for the finest.
+        shift: The number to add to the bias, float32 (M,); None to use `bias_correction.mean_shift`.
+        stored: The integer weights in the node's layout; None to round to nearest.
+        least: The minimum weight scale of each output channel, float32 (M,); None for no minimum.
     """
 
     shift: Array | None = None
@@ -40,8 +40,8 @@ class FloatWeights:
 
     Attributes:
         array: The weights, in the node's layout.
-        params: The parameters that they will have.
-        bias: The bias, (M,); None where there is none.
+        params: Scale and zero point of the integers.
+        bias: The bias, (M,); None without one.
     """
 
     array: Array
@@ -51,15 +51,15 @@ class FloatWeights:
 
 @dataclass(frozen=True)
 class WeightWriter:
-    """How weights become integers.
+    """Replaces float weights by integers.
 
     Attributes:
-        writer: Where they are written.
-        params: Scale and zero point of an array, along an axis or as a whole.
-        means: Mean per channel of tensors that integer units read, for bias correction.
-        adjusted: By unit, what takes the place of the nearest integers and of the correction by `means`.
-        exact: Whether the target adds products in 32 bits; if not, channels that can saturate 16 bits lose range.
-        relieved: Filled with the number of such channels by unit.
+        writer: Writes names and constants.
+        params: Returns scale and zero point of an array, along an axis or (None) for the whole array.
+        means: Mean per channel of the tensors that integer units read, for bias correction.
+        adjusted: By unit, weights and corrections that override rounding to nearest and `means`.
+        exact: Whether the target adds products in 32 bits. If not, channels that can saturate 16 bits lose range.
+        relieved: By unit, the number of channels that lost range; filled by `within`.
         shifted: Units whose int8 weights have the zero point -1.
     """
 
@@ -72,9 +72,9 @@ class WeightWriter:
     shifted: frozenset[str] = frozenset()
 
     def static(self, node: ir.Node, unit: Unit, input_scale: float) -> int:
-        """Give the node of a unit with uint8 inputs integer weights and an int32 bias; return how many changed."""
-        found = self.weights(node, unit, input_scale)
-        array, params, bias = found.array, found.params, found.bias
+        """Store weights as int8 and the bias as int32, for a unit with uint8 inputs; return the number of constants."""
+        weights = self.weights(node, unit, input_scale)
+        array, params, bias = weights.array, weights.params, weights.bias
         adjusted = self.adjusted.get(unit.name, Adjustment())
         stored = quantize(array, params) if adjusted.stored is None else adjusted.stored
         written = _shifted(stored, params) if unit.name in self.shifted else (stored, params)
@@ -94,9 +94,9 @@ class WeightWriter:
         return 2
 
     def weights(self, node: ir.Node, unit: Unit, input_scale: float) -> FloatWeights:
-        """Return the weights of a unit with uint8 inputs, and the parameters that they will have.
+        """Return the weights of a unit with uint8 inputs, with the scale and zero point of their integers.
 
-        A stack of matrices gets one scale: the kernels want a single one there.
+        A stack of matrices gets one scale, because the kernels accept only one.
         """
         array = self.array(node, 1)
         axis = None if unit.op == "MatMul" and array.ndim > 2 else OPS[unit.op].channel_axis(node) % array.ndim
@@ -110,7 +110,7 @@ class WeightWriter:
         return FloatWeights(array, params, bias)
 
     def within(self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1) -> QParams:
-        """Return parameters with which no pair of products leaves 16 bits, where the target adds in 16 bits."""
+        """Return parameters with which no sum of two products exceeds 16 bits; unchanged if the target adds exactly."""
         if self.exact:
             return params
         lower = relieve(params, array, channel_axis, group=group)
@@ -124,17 +124,17 @@ class WeightWriter:
         tensor = constant(node.inputs[index])
         assert tensor is not None  # the planner leaves computed weights in float
         array = tensor.numpy()
-        release(tensor)  # the array keeps the pages of a file mapped; nothing does when it is gone
+        release(tensor)  # the array keeps the file mapped until the array is deleted
         return array
 
 
 def _shifted(stored: Array, params: QParams) -> tuple[Array, QParams]:
-    """Return the same weights as integers one lower, about the zero point -1: those from -127 to 127 still fit."""
+    """Return equal weights with integers lower by 1 and the zero point -1; integers from -127 to 127 stay in int8."""
     return stored - np.int8(1), replace(params, zero_point=params.zero_point - np.int8(1))
 
 
 def _rounding_error(array: Array, stored: Array, params: QParams) -> Array:
-    """Return ``array - dequantize(stored)`` with one copy of the array in memory, float32."""
+    """Return ``array - dequantize(stored)``, float32; only one copy of the array is made, to save memory."""
     shape = [1] * array.ndim if params.axis is None else [-1 if i == params.axis else 1 for i in range(array.ndim)]
     error = stored.astype(np.float32)
     if params.zero_point.any():
@@ -144,12 +144,12 @@ def _rounding_error(array: Array, stored: Array, params: QParams) -> Array:
 
 
 def _group(node: ir.Node) -> int:
-    """Return the groups of a convolution."""
+    """Return the number of groups of a convolution; 1 for other operators."""
     return node.attributes.get_int("group", 1) if node.op_type == "Conv" else 1
 
 
 def _bias(node: ir.Node, row: Op) -> Array | None:
-    """Return a constant bias as a vector (M,), None where there is none."""
+    """Return a constant bias as a vector (M,), None without a bias."""
     if row.bias is None or len(node.inputs) <= row.bias or node.inputs[row.bias] is None:
         return None
     tensor = constant(node.inputs[row.bias])
@@ -158,7 +158,7 @@ def _bias(node: ir.Node, row: Op) -> Array | None:
 
 
 def bias_behind(node: ir.Node) -> tuple[ir.Node, int] | None:
-    """Return the Add that gives the result of a MatMul its bias, and which of its inputs that is; None without one."""
+    """Return the Add of the bias of a MatMul, and the index of the bias among its inputs; None without a bias."""
     add = sole_reader(node.outputs[0])
     if add is None or add.op_type != "Add" or add.domain:
         return None
@@ -171,15 +171,15 @@ def bias_behind(node: ir.Node) -> tuple[ir.Node, int] | None:
 
 
 def shift_behind(node: ir.Node, shift: Array) -> None:
-    """Raise the bias behind a MatMul.
+    """Add a vector to the bias behind a MatMul.
 
     Args:
-        node: The MatMul; `bias_behind` finds the bias.
-        shift: By how much, float32 (N,).
+        node: The MatMul; `bias_behind` must find a bias.
+        shift: The vector, float32 (N,).
     """
-    found = bias_behind(node)
-    assert found is not None  # only biases that are there are corrected
-    add, index = found
+    place = bias_behind(node)
+    assert place is not None  # a MatMul without a bias is not corrected
+    add, index = place
     tensor = constant(add.inputs[index])
     assert tensor is not None and isinstance(add.graph, ir.Graph)
     array = tensor.numpy()

@@ -13,10 +13,9 @@ from .graph import (
     discard,
     fresh_name,
     inferred,
-    remove,
+    remove_if_unread,
     sole_reader,
     take_place,
-    unread,
 )
 from .int8_forms import integer_source
 from .ops import MS, OPS, RELUS
@@ -150,8 +149,7 @@ def to_integer_product(node: ir.Node) -> None:
     inputs = [a, b, a_scale, b_scale, a_zero, b_zero]
     take_place(node, ir.node("MatMulIntegerToFloat", inputs, domain=MS, name=node.name))
     for dq in pairs:
-        if dq is not None and dq.graph is not None and unread(dq):
-            remove(dq)
+        remove_if_unread(dq)
 
 
 def pad_every_axis(model: ir.Model) -> int:

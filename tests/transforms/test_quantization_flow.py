@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant.calibration import Sample, run_logged
 from requant.transforms import METADATA_KEY, REGISTRY, Change, TransformError, run
+from requant.transforms.existing import drop_round_trips
 from requant.transforms.min_max_log import high_percentile, low_percentile
 
 Array = npt.NDArray[Any]
@@ -382,6 +383,18 @@ def test_a_pair_whose_result_is_an_output_stays() -> None:
     )
     assert REGISTRY["fuse_quantized_matmul_and_requantize"](model) == Change()
     assert operators(model) == ["DequantizeLinear", "QuantizeLinear"]
+
+
+@pytest.mark.parametrize(("kind", "dropped"), [("uint8", 1), ("int8", 0)])
+def test_a_missing_zero_point_is_of_the_type_of_the_integers(kind: str, dropped: int) -> None:
+    """Without a zero point a QuantizeLinear gives uint8, whatever the DequantizeLinear before it read."""
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g ({kind}[N] a) => (float[N] y) <float s = {{0.5}}> {{
+            f = DequantizeLinear(a, s) b = QuantizeLinear(f, s) y = Cast <to = 1> (b)
+        }}"""
+    )
+    assert drop_round_trips(model) == dropped
+    assert operators(model) == [*([] if dropped else ["DequantizeLinear", "QuantizeLinear"]), "Cast"]
 
 
 # --- the sample models
