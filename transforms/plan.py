@@ -109,9 +109,9 @@ class Plan:
     @property
     def quantized(self) -> tuple[str, ...]:
         """Tensors that an integer kernel reads or writes, in execution order: each needs a scale and a zero point."""
-        wanted = self.produced_u8 | self.read_u8
+        u8 = self.produced_u8 | self.read_u8
         order = dict.fromkeys(t for u in self.units for t in (*u.inputs, *u.outputs))
-        return tuple(t for t in order if t in wanted)
+        return tuple(t for t in order if t in u8)
 
     @cached_property
     def scale_of(self) -> Mapping[str, str]:

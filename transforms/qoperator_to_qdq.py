@@ -67,31 +67,31 @@ class _Pairs:
         model: The model.
         domain: The domain of these nodes: com.microsoft if the standard operators of the opset have no axis.
         taken: The names in use.
-        made: The dequantized tensors, by graph and operands.
+        stored: The dequantized tensors and scalars, by graph and operands.
     """
 
     model: ir.Model
     domain: str
     taken: set[str]
-    made: dict[object, ir.Value] = field(default_factory=dict)
+    stored: dict[object, ir.Value] = field(default_factory=dict)
 
     def dequantized(self, node: ir.Node, operands: list[ir.Value | None], axis: int | None) -> ir.Value:
         """Return the float tensor of `operands`: integers, scale and zero point."""
         graph = graph_of(node)
         key = (graph, *(id(value) for value in operands), axis)
-        if key not in self.made:
+        if key not in self.stored:
             data = operands[0]
             stem = str(data.name) if data is not None else node_name(node)
             attributes = {} if axis is None else {"axis": axis}
-            made = ir.node("DequantizeLinear", operands, attributes, domain=self.domain)
-            made.name = take(self.taken, f"{stem}/dequantize")
-            value = made.outputs[0]
+            dequantize = ir.node("DequantizeLinear", operands, attributes, domain=self.domain)
+            dequantize.name = take(self.taken, f"{stem}/dequantize")
+            value = dequantize.outputs[0]
             value.name = take(self.taken, f"{stem}/dequantized")
             value.type = ir.TensorType(ir.DataType.FLOAT)
             value.shape = data.shape if data is not None else None
-            graph.insert_before(node, [made])
-            self.made[key] = value
-        return self.made[key]
+            graph.insert_before(node, [dequantize])
+            self.stored[key] = value
+        return self.stored[key]
 
 
 @transform("qoperator_to_qdq", changes_values=True)
@@ -184,22 +184,22 @@ def _expand(node: ir.Node, form: QOp, pairs: _Pairs) -> None:
         operands.append(_bias(node, form, bias, pairs))
     name = node_name(node)
     attributes = {key: value for key, value in node.attributes.items() if key not in form.dropped}
-    made = ir.node(form.op, operands, attributes, name=name)
+    compute = ir.node(form.op, operands, attributes, name=name)
     scale = _value(node, form.result[0]) if form.result is not None else None
     added = _value(node, 6) if node.op_type == "MatMulIntegerToFloat" else None
     if scale is None and added is None:
-        take_place(node, made)
+        take_place(node, compute)
     else:
-        made.outputs[0].name = take(pairs.taken, f"{name}/float")
-        made.outputs[0].type, made.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), node.outputs[0].shape
-        graph_of(node).insert_before(node, [made])
+        compute.outputs[0].name = take(pairs.taken, f"{name}/float")
+        compute.outputs[0].type, compute.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), node.outputs[0].shape
+        graph_of(node).insert_before(node, [compute])
         if added is not None:
-            last = ir.node("Add", [made.outputs[0], added], name=take(pairs.taken, f"{name}/add"))
+            last = ir.node("Add", [compute.outputs[0], added], name=take(pairs.taken, f"{name}/add"))
         else:
             zero = _value(node, form.result[1]) if form.result is not None else None
             parameters = [_scalar(node, value, pairs) for value in (scale, zero)]
             called = take(pairs.taken, f"{name}/quantize")
-            last = ir.node("QuantizeLinear", [made.outputs[0], *parameters], domain=pairs.domain, name=called)
+            last = ir.node("QuantizeLinear", [compute.outputs[0], *parameters], domain=pairs.domain, name=called)
         take_place(node, last)
     discard(*inputs)
 
@@ -210,10 +210,10 @@ def _scalar(node: ir.Node, value: ir.Value | None, pairs: _Pairs) -> ir.Value | 
     if value is None or tensor is None or tuple(tensor.shape.numpy()) != (1,):
         return value
     key = (graph_of(node), id(value), "scalar")
-    if key not in pairs.made:
+    if key not in pairs.stored:
         name = take(pairs.taken, f"{value.name}/scalar")
-        pairs.made[key] = add_initializer(graph_of(node), name, tensor.numpy().reshape(()))
-    return pairs.made[key]
+        pairs.stored[key] = add_initializer(graph_of(node), name, tensor.numpy().reshape(()))
+    return pairs.stored[key]
 
 
 def _bias(node: ir.Node, form: QOp, bias: ir.Value, pairs: _Pairs) -> ir.Value:
@@ -224,8 +224,8 @@ def _bias(node: ir.Node, form: QOp, bias: ir.Value, pairs: _Pairs) -> ir.Value:
     axis = 0 if units.size > 1 else None
     units = units if units.size > 1 else units.reshape(())
     stem = f"{node_name(node)}/bias"
-    made = [
+    parameters = [
         add_initializer(graph_of(node), take(pairs.taken, f"{stem}_{part}"), array)
         for part, array in (("scale", units), ("zero_point", np.zeros(units.shape, np.int32)))
     ]
-    return pairs.dequantized(node, [bias, *made], axis)
+    return pairs.dequantized(node, [bias, *parameters], axis)

@@ -178,15 +178,15 @@ def _unify(joined: _Joined, taken: set[str]) -> int:
     (dtype,) = dtypes
     shift = int(np.iinfo(dtype).min)
     params = QParams(scale=shared.scale, zero_point=np.asarray(int(shared.zero_point) + shift, dtype))
-    made: dict[ir.Graph, tuple[ir.Value, ir.Value]] = {}
+    by_graph: dict[ir.Graph, tuple[ir.Value, ir.Value]] = {}
     for slot in (*joined.makers, *joined.readers):
         graph = graph_of(slot[0])
-        if graph not in made:
+        if graph not in by_graph:
             stem = str(joined.tensors[0].name)
             parts = (("scale", params.scale), ("zero_point", params.zero_point))
             scale, zero = (add_initializer(graph, take(taken, f"{stem}/joined_{part}"), a) for part, a in parts)
-            made[graph] = scale, zero
-        _set(slot, params, made[graph], taken)
+            by_graph[graph] = scale, zero
+        _set(slot, params, by_graph[graph], taken)
     return len(joined.makers)
 
 

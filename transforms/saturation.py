@@ -82,8 +82,8 @@ def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 
         first, second = np.asarray(first, np.float32), np.asarray(second, np.float32)
         over = np.nonzero(_sum(first, second, raised) > PAIR_LIMIT)
         _fit(raised, first[over], second[over], over[1])
-    found = np.asarray(scale.max()) if params.axis is None else scale
-    return QParams(scale=found, zero_point=params.zero_point, axis=params.axis)
+    raised_scale = np.asarray(scale.max()) if params.axis is None else scale
+    return QParams(scale=raised_scale, zero_point=params.zero_point, axis=params.axis)
 
 
 def _paired(weights: Array, channel_axis: int, group: int) -> bool:

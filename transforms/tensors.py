@@ -15,10 +15,10 @@ def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
         yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
     for node in every_node(model):
         for attribute in node.attributes.values():
-            yield from _held(attribute)
+            yield from _tensors_of(attribute)
 
 
-def _held(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
+def _tensors_of(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
     """Return the tensors in an attribute."""
     if attribute.is_ref() or attribute.value is None:
         return ()
@@ -40,9 +40,9 @@ def load_tensors(model: ir.Model, *, keep: Callable[[ir.ExternalTensor], bool]) 
                 value.const_value = _loaded(value.const_value, keep)
     for node in every_node(model):
         for name, attribute in list(node.attributes.items()):
-            held = _held(attribute)
-            loaded = [_loaded(tensor, keep) for tensor in held]
-            if any(new is not old for new, old in zip(loaded, held, strict=True)):
+            old_tensors = _tensors_of(attribute)
+            loaded = [_loaded(tensor, keep) for tensor in old_tensors]
+            if any(new is not old for new, old in zip(loaded, old_tensors, strict=True)):
                 several = attribute.type is ir.AttributeType.TENSORS
                 node.attributes[name] = ir.Attr(name, attribute.type, loaded if several else loaded[0])
 

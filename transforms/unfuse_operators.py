@@ -92,9 +92,9 @@ class _Writer:
     def main(self, op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, object]) -> ir.Value:
         """Insert the node that takes over the name of the fused node; return its output."""
         output = self.add(op, inputs, attributes)
-        made = output.producer()
-        if made is not None:
-            made.name, self.node.name = self.stem, made.name
+        first = output.producer()
+        if first is not None:
+            first.name, self.node.name = self.stem, first.name
         return output
 
     def scalar(self, what: str, number: float) -> ir.Value:

@@ -105,15 +105,15 @@ def _ports(values: Iterable[ir.Value]) -> tuple[Port, ...]:
 def _verify_names(graph: ir.Graph) -> None:
     """Check that every value of `graph` has a unique name; ``""`` is an omitted output."""
     values = dict.fromkeys([*graph.inputs, *graph.initializers.values()])
-    seen: set[str] = set()
+    used: set[str] = set()
     for value in [*values, *(output for node in graph for output in node.outputs)]:
         node = value.producer()
         if value.name is None or (value.name == "" and (node is None or value.uses())):
             where = f"output {value.index()} of node {node.name!r} ({node.op_type})" if node else "an initializer"
             raise VerifyError(f"{where} has no name")
-        if value.name in seen:
+        if value.name in used:
             raise VerifyError(f"two values are named {value.name!r}")
-        seen.update({value.name} - {""})
+        used.update({value.name} - {""})
 
 
 def _verify_edges(graph: ir.Graph, owned: set[ir.Graph]) -> None:

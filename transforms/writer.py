@@ -63,10 +63,10 @@ class Writer:
     def like(self, dq: ir.Node, integers: ir.Value, stem: str) -> ir.Node:
         """Return a new DequantizeLinear of `integers` with the parameters of `dq`; it is not in a graph yet."""
         name = self.name(stem)
-        made = ir.node(dq.op_type, [integers, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain, name=name)
-        made.outputs[0].name = self.name(f"{name}_output")
-        made.outputs[0].dtype = ir.DataType.FLOAT
-        return made
+        dequantize = ir.node(dq.op_type, [integers, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain, name=name)
+        dequantize.outputs[0].name = self.name(f"{name}_output")
+        dequantize.outputs[0].dtype = ir.DataType.FLOAT
+        return dequantize
 
     def replace_constant(self, node: ir.Node, index: int, array: Array, params: QParams, *, own: bool = False) -> None:
         """Replace input `index` of `node` by dequantized integers; equal integers of a graph are stored once.

@@ -310,7 +310,12 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
         stored("weights only", "[op] y = ConvTranspose(x, w, b)", "x 1x8x5x5; w 8x4x3x3; b 4"),
         stored("weights only, grouped", "[op] y = ConvTranspose <group=2> (x, w)", "x 1x8x5x5; w 8x4x3x3"),
-        floats("no integer ConvTranspose", "small weights", "[op] y = ConvTranspose(x, w)", "x 1x8x5x5; w 8x4x3x3"),
+        floats(
+            "no integer kernel for ConvTranspose",
+            "small weights",
+            "[op] y = ConvTranspose(x, w)",
+            "x 1x8x5x5; w 8x4x3x3",
+        ),
     ],
     "LSTM": [
         *(
@@ -346,10 +351,20 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
     ],
     "GRU": [
-        floats("no integer GRU", "forward", "[op] y = GRU <hidden_size=16> (x, w, r)", "x 7x2x24; w 1x48x24; r 1x48x16")
+        floats(
+            "no integer kernel for GRU",
+            "forward",
+            "[op] y = GRU <hidden_size=16> (x, w, r)",
+            "x 7x2x24; w 1x48x24; r 1x48x16",
+        )
     ],
     "RNN": [
-        floats("no integer RNN", "forward", "[op] y = RNN <hidden_size=16> (x, w, r)", "x 7x2x24; w 1x16x24; r 1x16x16")
+        floats(
+            "no integer kernel for RNN",
+            "forward",
+            "[op] y = RNN <hidden_size=16> (x, w, r)",
+            "x 7x2x24; w 1x16x24; r 1x16x16",
+        )
     ],
     "Add": [
         between_convs("QLinearAdd", "a skip connection", "Add(a, x2)", "x2 2x8x6x6"),
