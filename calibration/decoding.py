@@ -106,7 +106,7 @@ def convert_rows(rows: Mapping[str, object], kind: type[T], place: str) -> dict[
     Args:
         rows: JSON values by name.
         kind: The type of a row, see `convert`.
-        place: What stands before the row's name in errors: ``"r.json: tensor"``.
+        place: The beginning of errors, before the row's name: ``"r.json: tensor"``.
 
     Raises:
         RequantError: A row does not fit.

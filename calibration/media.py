@@ -30,7 +30,7 @@ def files_below(folder: str, suffixes: Collection[str], *, deep: bool = True) ->
     return sorted(paths, key=lambda path: Path(path).parts)
 
 
-def only_input(folder: str, inputs: Sequence[InputSpec], what: str) -> InputSpec:
+def only_input(folder: str, inputs: Sequence[InputSpec], noun: str) -> InputSpec:
     """Return the only input of a model.
 
     Raises:
@@ -39,7 +39,7 @@ def only_input(folder: str, inputs: Sequence[InputSpec], what: str) -> InputSpec
     if len(inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in inputs)
         raise DataError(
-            f"{folder}: each file is {what}, but the model has {len(inputs)} inputs: {names}; "
+            f"{folder}: each file is {noun}, but the model has {len(inputs)} inputs: {names}; "
             "give FILE.py:NAME, a function that yields a dict of arrays for each sample"
         )
     return inputs[0]
