@@ -20,6 +20,7 @@ from .model.files import Weights
 from .options.efforts import EFFORTS, chosen
 from .options.given_ranges import Supply
 from .options.options import Options
+from .options.policy import Policy
 from .options.selection import Selection
 from .runtime.progress import Progress
 from .runtime.timing import Latency
@@ -42,6 +43,7 @@ class Job:
         steps: What each transform did that simplified the model.
         given: Parameters that pairs in the user's model gave to tensors.
         exact: Whether the target adds products of 8 bits exactly.
+        policy: What decides which units become int8.
         notes: What could not be done as asked so far.
         supply: What the user supplies instead of data, or on top of them.
         source: Data to calibrate and compare with; None when there are none at all.
@@ -62,6 +64,7 @@ class Job:
     steps: tuple[StepResult, ...]
     given: Mapping[str, QParams]
     exact: bool
+    policy: Policy
     notes: tuple[str, ...]
     supply: Supply
     source: Source | None

@@ -107,21 +107,6 @@ class Options:
         if self.calibration is not None:
             parse_rule(self.calibration)
 
-    @property
-    def placed_by(self) -> str:
-        """What decides where int8 pays; rules for portable models, of which ONNX Runtime's clock says nothing."""
-        if self.portable:
-            return "rules"
-        return self.place if self.costs is None else "estimated"
-
-    def shifts(self, *, exact: bool) -> bool:
-        """Whether weights may have a zero point: int8 ones, which uint8 activations multiply without saturating.
-
-        Args:
-            exact: Whether the target adds products of 8 bits exactly.
-        """
-        return exact and not self.portable and (self.scheme.activation, self.scheme.weight) == ("u8", "s8")
-
     def to_json(self) -> dict[str, Any]:
         """Return what shapes the model, as plain JSON values, without what is at its default, or in other files."""
         asked, plain = self._shaping(), Options()._shaping()

@@ -126,7 +126,7 @@ def place(
     Raises:
         RequantError: A plan that was given does not fit.
     """
-    how = job.options.placed_by
+    how = job.policy.how
     if how == "all":
         return write(everything(facts, rules)), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
@@ -162,7 +162,7 @@ def pricing(
         feed: What models are timed on; None where there is nothing.
         noise: What each tensor in uint8 adds to the noise at the outputs.
     """
-    how = job.options.placed_by
+    how = job.policy.how
     if not noise or not _costs_decide(job, facts, feed, how):
         return partial(_without_noisy, everything(facts, rules) if how == "all" else rules, noise)
     search = _begun(job, facts, rules, write, feed, _known(job, how))
@@ -196,8 +196,8 @@ def _costs_decide(job: Job, facts: Facts, feed: Mapping[str, Array] | None, how:
 
 def _known(job: Job, how: str) -> Costs:
     """Return the costs that are known before anything is measured: those of a file, of the cache, or none."""
-    if job.options.costs is not None:
-        return store.read(job.options.costs)
+    if job.policy.costs is not None:
+        return store.read(job.policy.costs)
     machine = Machine.here(job.options.threads)
     return store.load(machine) if how == "measured" else Costs(machine)
 

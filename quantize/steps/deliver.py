@@ -93,7 +93,7 @@ def _why_not(job: Job, found: Trial) -> str:
 
 def _too_slow(job: Job, found: Trial) -> str:
     """Say that an INT8 model is too slow to be worth it; empty when it is fast enough, or portable."""
-    if job.options.portable or found.latency is None or found.latency.speedup >= WORTHWHILE:
+    if job.policy.portable or found.latency is None or found.latency.speedup >= WORTHWHILE:
         return ""
     return f"int8 gains too little here: {found.latency.speedup:.2f}x the speed of float"
 

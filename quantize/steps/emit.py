@@ -42,8 +42,8 @@ def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Wr
         static=job.static,
         ranges=found.ranges,
         kept_float={**found.without, **evidence.kept_float},
-        shifted=job.options.shifts(exact=job.exact),
-        portable=job.options.portable,
+        shifted=job.policy.zero_points,
+        portable=job.policy.portable,
     )
     return facts, choose_by(facts, job.simple), partial(write_plan_into, job, found)
 
@@ -51,8 +51,8 @@ def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Wr
 def emit(job: Job, found: Found, evidence: Evidence) -> Candidate:
     """Place, write and correct."""
     facts, rules, write = choices(job, found, evidence)
-    if job.options.plan is not None:
-        candidate = write(read_plan(job.options.plan, facts, rules, strict=False))
+    if job.policy.plan is not None:
+        candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
         candidate, placement = place(job, facts, rules, write, first_feed(job), evidence.noise)

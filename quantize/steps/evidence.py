@@ -29,11 +29,11 @@ def gathered(job: Job, ranges: Found) -> Evidence:
     With little effort, or a plan of the user's, only a model that comes out ruined is looked into (`_mended`).
     """
     effort = EFFORTS[job.options.effort]
-    if not effort.seconds or job.options.plan is not None or not job.judged or job.weights.large:
+    if not effort.seconds or job.policy.plan is not None or not job.judged or job.weights.large:
         return Evidence()
     facts, rules, write = choices(job, ranges, Evidence())
     try:
-        candidate = write(rules if job.options.placed_by == "rules" else everything(facts, rules))
+        candidate = write(rules if job.policy.how == "rules" else everything(facts, rules))
         accuracy = judge(job, candidate)
     except RequantError:  # of the plan that is chosen it will be said
         return Evidence()

@@ -23,6 +23,7 @@ from ..model.files import Weights, about, load_model, serialize
 from ..model.types import add_types
 from ..options.given_ranges import load_supply
 from ..options.options import Options
+from ..options.policy import Policy
 from ..placement.costs import read as read_costs
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose, choose_by, facts_of
@@ -44,6 +45,8 @@ def prepare(
         RequantError: The request cannot be met.
     """
     supply = load_supply(options)
+    exact = resolve(options.isa).exact
+    policy = Policy.of(options, exact=exact)
     original = load_model(path)
     options.selection.check(original)
     if not supply.is_of(original):
@@ -54,7 +57,7 @@ def prepare(
     if data is not None and source is not None:
         Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
-    plain = make_plain(path, original, folder, progress, portable=options.portable)
+    plain = make_plain(path, original, folder, progress, portable=policy.portable)
     simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
     supply.check(original, simple)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
@@ -74,17 +77,16 @@ def prepare(
     notes += [note] if (note := timing_note(weights)) else []
     notes += supply.remarks(simple, options.scheme)
     static = data is not None or supply.ranges is not None
-    exact = resolve(options.isa).exact
     facts = facts_of(simple, selection, types, options.scheme.activation)
-    facts = replace(facts, static=static, shifted=options.shifts(exact=exact), portable=options.portable)
+    facts = replace(facts, static=static, shifted=policy.zero_points, portable=policy.portable)
     widest = choose_by(facts, simple)
-    if options.plan is not None:
-        read_plan(options.plan, facts, widest)  # what does not fit is refused before anything is observed
-    if options.costs is not None:
-        costs = read_costs(options.costs)
+    if policy.plan is not None:
+        read_plan(policy.plan, facts, widest)  # what does not fit is refused before anything is observed
+    if policy.costs is not None:
+        costs = read_costs(policy.costs)
         if costs.machine.threads != options.threads:
-            raise RequantError(f"{options.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
-    if (options.place != "rules" or options.plan is not None) and static:
+            raise RequantError(f"{policy.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
+    if policy.all_int8 and static:
         widest = everything(facts, widest)
     return Job(
         path=Path(path),
@@ -99,6 +101,7 @@ def prepare(
         steps=tuple(plain.steps),
         given=given_params(simple),
         exact=exact,
+        policy=policy,
         notes=tuple(notes),
         supply=supply,
         source=source,

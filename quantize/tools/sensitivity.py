@@ -504,9 +504,9 @@ def _selected(board: Switchboard, samples: Sequence[Sample]) -> list[str]:
 def _plan(job: Job, found: Found) -> Plan:
     """Return the plan whose integers are tried."""
     facts, rules, _ = choices(job, found, Evidence())
-    if job.options.plan is not None:
-        return read_plan(job.options.plan, facts, rules, strict=False)
-    return rules if job.options.place == "rules" else everything(facts, rules)
+    if job.policy.plan is not None:
+        return read_plan(job.policy.plan, facts, rules, strict=False)
+    return everything(facts, rules) if job.policy.all_int8 else rules
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from requant.quantize.placement import costs as store
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.layouts import turned_by
 from requant.quantize.placement.rules import able, choose_by, facts_of
+from requant.quantize.runtime import machine
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.profile import KernelRun
@@ -204,7 +205,7 @@ def test_what_is_kept_is_of_one_machine(tmp_path: Path) -> None:
 def test_cpus_of_one_name_differ_by_their_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for found in ((), ("avx2",), ("avx2", "amx_int8")):
-        monkeypatch.setattr(store, "flags", lambda found=found: found)
+        monkeypatch.setattr(machine, "flags", lambda found=found: found)
         keys.add(Machine.here(1).key)
     assert len(keys) == 3
 

@@ -1,0 +1,51 @@
+"""What decides which units become int8: one value, made from the options once, when the job is prepared."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from .options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What decides which units become int8.
+
+    Attributes:
+        how: ``plan``: a plan file. ``rules``: one rule per operator. ``estimated``: built-in costs, or costs from a
+            file. ``measured``: costs and times measured now. ``all``: every unit with an integer kernel is int8.
+        all_int8: Whether every unit that can be int8 is calibrated; False calibrates the units that are int8 by rules.
+        zero_points: Whether int8 weights may have a zero point.
+        portable: Whether the model is for other runtimes too. ONNX Runtime's speed then decides nothing.
+        plan: The plan file; None without one.
+        costs: The file of costs; None without one.
+    """
+
+    how: str
+    all_int8: bool
+    zero_points: bool
+    portable: bool
+    plan: str | os.PathLike[str] | None
+    costs: str | os.PathLike[str] | None
+
+    @classmethod
+    def of(cls, options: Options, *, exact: bool) -> Policy:
+        """Return the policy of the options.
+
+        Args:
+            options: The options.
+            exact: Whether the target adds products of 8 bits exactly. Only then can uint8 activations multiply int8
+                weights with a zero point without saturation.
+        """
+        how = options.place if options.costs is None else "estimated"
+        how = "rules" if options.portable else how
+        types = (options.scheme.activation, options.scheme.weight)
+        return cls(
+            how=how if options.plan is None else "plan",
+            all_int8=options.place != "rules" or options.plan is not None,
+            zero_points=exact and not options.portable and types == ("u8", "s8"),
+            portable=options.portable,
+            plan=options.plan,
+            costs=options.costs,
+        )
