@@ -74,18 +74,18 @@ def prepare(
     notes += [note] if (note := timing_note(weights)) else []
     notes += supply.remarks(simple, options.scheme)
     static = data is not None or supply.ranges is not None
-    exact = resolve(options.isa).exact
+    no_saturation = resolve(options.isa).exact
     facts = facts_of(simple, selection, types, options.scheme.activation)
-    facts = replace(facts, static=static, shifted=options.shifts(exact=exact), portable=options.portable)
-    widest = choose_by(facts, simple)
+    facts = replace(facts, static=static, shifted=options.shifts(exact=no_saturation), portable=options.portable)
+    all_int8_plan = choose_by(facts, simple)
     if options.plan is not None:
-        read_plan(options.plan, facts, widest)  # what does not fit is refused before anything is observed
+        read_plan(options.plan, facts, all_int8_plan)  # what does not fit is refused before anything is observed
     if options.costs is not None:
         costs = read_costs(options.costs)
         if costs.machine.threads != options.threads:
             raise RequantError(f"{options.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
     if (options.place != "rules" or options.plan is not None) and static:
-        widest = everything(facts, widest)
+        all_int8_plan = everything(facts, all_int8_plan)
     return Job(
         path=Path(path),
         reference=reference,
@@ -95,10 +95,10 @@ def prepare(
         weights=weights,
         types=types,
         selection=selection,
-        widest=widest,
+        all_int8_plan=all_int8_plan,
         steps=tuple(plain.steps),
-        given=given_params(simple),
-        exact=exact,
+        model_qparams=given_params(simple),
+        no_saturation=no_saturation,
         notes=tuple(notes),
         supply=supply,
         source=source,
