@@ -19,14 +19,14 @@ from .placement.plan_file import plan_path
 from .placement.search import measured_costs
 from .result import Result
 from .runtime.progress import Progress, Stopwatch, silent
-from .steps.deliver import deliver_searched, judge_and_deliver
-from .steps.emit import choices, scaled
+from .steps.deliver import deliver, deliver_searched
+from .steps.emit import equalize, plan_by_rules
 from .steps.judge import first_feed
 from .steps.prepare import prepare
-from .steps.ranges import Found, find_ranges
+from .steps.ranges import TensorRanges, find_ranges
 from .steps.search import Goal, opened, search
 
-Look: TypeAlias = Callable[[Job, Found, Result], None]
+Look: TypeAlias = Callable[[Job, TensorRanges, Result], None]
 """Told the job, the ranges and what came of it."""
 
 
@@ -66,9 +66,9 @@ def quantize_model(
         _check_without_data(model, options)
     watch = Stopwatch(progress)
     with staging(output) as folder:
-        job = scaled(prepare(model, data, options, folder, watch))
+        job = equalize(prepare(model, data, options, folder, watch))
         ranges = find_ranges(job)
-        result = replace(judge_and_deliver(job, ranges, output), findings=ranges.findings, seconds=watch.seconds())
+        result = replace(deliver(job, ranges, output), findings=ranges.findings, seconds=watch.seconds())
         if look is not None:
             look(job, ranges, result)
         return result
@@ -108,7 +108,7 @@ def search_model(
         raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
     state, watch = Path(f"{os.fspath(output)}.search.json"), Stopwatch(progress)
     with staging(output) as folder:
-        job = scaled(prepare(model, data, options, folder, watch))
+        job = equalize(prepare(model, data, options, folder, watch))
         source = opened(job, goal)
         ranges = find_ranges(job)
         candidate, found = search(job, ranges, goal, source, state)
@@ -145,7 +145,7 @@ def measure_costs(
     options = replace(options or Options(), place="measured", costs=None, plan=None)
     with staging(None) as folder:
         job = prepare(model, data, options, folder, progress)
-        facts, rules, write = choices(job, find_ranges(job), Evidence())
+        facts, rules, write = plan_by_rules(job, find_ranges(job), Evidence())
         return measured_costs(job, facts, rules, write, first_feed(job))
 
 

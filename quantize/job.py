@@ -39,10 +39,10 @@ class Job:
         weights: How large its weights are.
         types: Operator types by node name before it was simplified.
         selection: What the user allows, by the names in `simple`.
-        widest: The plan with everything in int8 that might be; any later plan takes units away from it.
+        all_int8_plan: The plan with everything in int8 that might be; any later plan takes units away from it.
         steps: What each transform did that simplified the model.
-        given: Parameters that pairs in the user's model gave to tensors.
-        exact: Whether the target adds products of 8 bits exactly.
+        model_qparams: Parameters that pairs in the user's model gave to tensors.
+        no_saturation: Whether the target adds products of 8 bits exactly.
         policy: What decides which units become int8.
         notes: What could not be done as asked so far.
         supply: What the user supplies instead of data, or on top of them.
@@ -60,10 +60,10 @@ class Job:
     weights: Weights
     types: Mapping[str, str]
     selection: Selection
-    widest: Plan
+    all_int8_plan: Plan
     steps: tuple[StepResult, ...]
-    given: Mapping[str, QParams]
-    exact: bool
+    model_qparams: Mapping[str, QParams]
+    no_saturation: bool
     policy: Policy
     notes: tuple[str, ...]
     supply: Supply
@@ -90,7 +90,7 @@ class Job:
     @property
     def reserved(self) -> frozenset[str]:
         """Tensors of which the user says something, by ranges or by pairs in the model."""
-        return frozenset({*self.given, *self.supply.overrides.tensors})
+        return frozenset({*self.model_qparams, *self.supply.overrides.tensors})
 
     def asked(self) -> dict[str, Any]:
         """Return what shapes the model, as plain JSON values, without what is at its default."""

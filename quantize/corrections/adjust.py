@@ -30,7 +30,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     def correct(step: Step) -> tuple[Adjustment, list[Array]]:
         nonlocal left
         stored, needed = None, operations(step)
-        if "rounding" in job.corrections and needed <= left and job.exact:
+        if "rounding" in job.corrections and needed <= left and job.no_saturation:
             left -= needed
             stored = learn_rounding(step, shifted="bias" in job.corrections)
         if "bias" in job.corrections:

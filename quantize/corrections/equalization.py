@@ -61,7 +61,7 @@ def equalized(job: Job, *, samples: int = SAMPLES, powers_of_two: bool = True) -
     """
     if not job.judged or job.source is None or job.supply.ranges is not None or job.weights.large:
         return job
-    integer = {name for unit in job.widest.units if job.widest.impl(unit).reads_u8 for name in unit.nodes}
+    integer = {name for unit in job.all_int8_plan.units if job.all_int8_plan.impl(unit).reads_u8 for name in unit.nodes}
     model = job.simple.clone()
     found = find(model)[0]
     usable = [group for group in found if not job.reserved.intersection(group.tensors)]

@@ -99,7 +99,9 @@ def walk(
     exact.plan([node.inputs[0] for _, node, _ in anchors if node.inputs[0] is not None])
     rough.plan([integers[unit.name] for unit in units])
     scales = with_common_scales(job, plan, candidate.qparams, {})
-    writer = WeightWriter(Writer.of(job.simple, job.scheme), job.scheme.weight_params, adjusted=scales, exact=job.exact)
+    writer = WeightWriter(
+        Writer.of(job.simple, job.scheme), job.scheme.weight_params, adjusted=scales, exact=job.no_saturation
+    )
     for unit, node, twin in anchors:
         params = candidate.qparams[plan.root(unit.inputs[0])]
         weights = writer.weights(node, unit, float(params.scale))

@@ -18,7 +18,7 @@ def sums_of(job: Job, plan: Plan) -> tuple[Sum, ...]:
     A target that adds in 16 bits has none: other products would be neighbours. Nor is one whose operands have ranges
     of the user's, which a sum without rounding in between would not keep.
     """
-    if not job.exact or job.scheme.weight != "s8":
+    if not job.no_saturation or job.scheme.weight != "s8":
         return ()
     return tuple(each for each in find_sums(job.simple, plan) if not job.reserved.intersection(each.results))
 

@@ -27,7 +27,7 @@ from ..runtime.isa import resolve
 from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun, profiled
 from ..steps.judge import first_feed
-from ..steps.ranges import Found
+from ..steps.ranges import TensorRanges
 from .graph import graph_of
 from .record import Finding, Headline, OpTime, Point, Record, Search, Step, Unit
 from .samples import judged_of
@@ -40,7 +40,7 @@ CONVERSIONS, LAYOUT, REST = "quantize and dequantize", "changes of layout", "oth
 T = TypeVar("T")
 
 
-def collect(job: Job, found: Found, result: Result, command: str = "") -> Record:
+def collect(job: Job, found: TensorRanges, result: Result, command: str = "") -> Record:
     """Gather what a report shows. What cannot be told, because a model does not run or so, is left out with a remark.
 
     Args:
@@ -108,7 +108,7 @@ def _plan(job: Job, result: Result) -> Plan:
     """Return what became of each unit: the file beside the output tells."""
     rows = json.loads(plan_path(result.output).read_text(encoding="utf-8"))["units"]
     choices = {name: Choice(Impl(row["implementation"]), other(row.get("reason", ""))) for name, row in rows.items()}
-    return Plan(tuple(unit for unit in job.widest.units if unit.name in choices), choices)
+    return Plan(tuple(unit for unit in job.all_int8_plan.units if unit.name in choices), choices)
 
 
 # ----------------------------------------------------------------------------------------------------------- headline

@@ -14,7 +14,7 @@ from ...calibration.files import write_atomically
 from ..job import Job
 from ..model.files import check_output, load_model
 from ..result import Result
-from ..steps.ranges import Found
+from ..steps.ranges import TensorRanges
 from .gather import collect, finished
 from .graph import graph_of
 from .record import Record, load_record
@@ -76,7 +76,7 @@ class Recorder:
     command: str = ""
     record: Record | None = None
 
-    def look(self, job: Job, found: Found, result: Result) -> None:
+    def look(self, job: Job, found: TensorRanges, result: Result) -> None:
         """Gather what the reports show; `quantize_model` and `search_model` call it."""
         if self.reports:
             self.record = collect(job, found, result, self.command)

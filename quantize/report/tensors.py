@@ -27,7 +27,7 @@ from ..options.given_ranges import precision_of
 from ..runtime.session import Runner
 from ..sensitivity.each_tensor import alone, runs_for
 from ..sensitivity.verdicts import traits
-from ..steps.ranges import Found
+from ..steps.ranges import TensorRanges
 from .record import Bins, Tensor, Weights
 
 BINS = 128
@@ -41,7 +41,7 @@ SECONDS = 10.0  # for which tensors are tried alone
 CHANNELS = 256  # columns of the weights of a node
 
 
-def tensors_of(job: Job, found: Found, plan: Plan, output: ir.Model) -> tuple[Tensor, ...]:
+def tensors_of(job: Job, found: TensorRanges, plan: Plan, output: ir.Model) -> tuple[Tensor, ...]:
     """Tell of the tensors between the units of a model, in execution order.
 
     Args:
@@ -72,12 +72,12 @@ def alone_of(job: Job, plan: Plan, output: ir.Model) -> dict[str, float]:
     if not qparams or not samples:
         return {}
     runs = runs_for(job, samples[0].feed, SECONDS)
-    found = alone(job.simple, qparams, samples, optimize=not job.given, runs=runs)
+    found = alone(job.simple, qparams, samples, optimize=not job.model_qparams, runs=runs)
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _tensor(
-    job: Job, found: Found, plan: Plan, seen: Observations, name: str, noise: Mapping[str, float | None]
+    job: Job, found: TensorRanges, plan: Plan, seen: Observations, name: str, noise: Mapping[str, float | None]
 ) -> Tensor:
     """Tell of one tensor."""
     uint8 = name in plan.quantized
@@ -100,14 +100,14 @@ def _tensor(
     return replace(made, clipped=about.clipped, own_db=own)
 
 
-def _span(job: Job, found: Found, root: str) -> Range | None:
+def _span(job: Job, found: TensorRanges, root: str) -> Range | None:
     """Return the range that the integers of a tensor have, as far as it is known."""
     if root in found.ranges:
         return found.ranges[root]
-    return job.given[root].range if root in job.given else None
+    return job.model_qparams[root].range if root in job.model_qparams else None
 
 
-def _seen(job: Job, found: Found, names: Sequence[str]) -> Observations:
+def _seen(job: Job, found: TensorRanges, names: Sequence[str]) -> Observations:
     """Return what was seen of tensors; where nobody counted their values, some samples are run again."""
     seen = found.seen
     missing = [name for name in names if not isinstance(seen.ranges.get(name), Histogram)]

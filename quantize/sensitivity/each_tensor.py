@@ -89,4 +89,4 @@ def alone(
 def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:
     """Return about how often the float model runs on a feed in some time, the same everywhere."""
     sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
-    return runs_in(seconds, job.widest.units, nodes_by_name(job.simple), sizes)
+    return runs_in(seconds, job.all_int8_plan.units, nodes_by_name(job.simple), sizes)

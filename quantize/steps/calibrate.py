@@ -53,10 +53,10 @@ def calibrate_model(
     scratch = options.execution.scratch
     with staging(None if scratch is None else scratch / "model") as folder:  # where all workers see it
         job = prepare(model, data, options, folder, progress)
-        if not job.widest.quantized:
+        if not job.all_int8_plan.quantized:
             raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
         if log is not None:
-            check_names(job.widest.quantized)
+            check_names(job.all_int8_plan.quantized)
         file = observe_plan(job, identity)
         found = inspect_data(job, file.seen, causes_of(job, file.seen))
     if log is not None:

@@ -21,9 +21,9 @@ from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, executed, integer_share
 from ..sensitivity.each_tensor import RUIN_DB, ruinous
 from .emit import emit
-from .evidence import each_alone, gathered
-from .judge import UNMEASURED, first_feed, judge, trial
-from .ranges import Found
+from .evidence import each_alone, gather_evidence
+from .judge import UNMEASURED, first_feed, judge, measure_accuracy
+from .ranges import TensorRanges
 
 LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
 
@@ -38,22 +38,22 @@ def deliver_searched(job: Job, candidate: Candidate | None, found: Frontier, out
     """Write what a search has found, or the float model where that is at least as fast and keeps the bar anyway."""
     if candidate is None:
         tried = "nothing in this model can become int8" if found.done else "the time was up before a model was tried"
-        candidate = Candidate(job.simple.clone(), job.widest, {}, job.float_source)
+        candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source)
         return _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
-    best = trial(job, candidate)
+    best = judge(job, candidate)
     slow = _too_slow(job, best) if found.best is not None and not job.options.force_int8 else ""
     return _keep_float(job, best, output, slow) if slow else _finish(job, best, output)
 
 
-def judge_and_deliver(job: Job, ranges: Found, output: str | os.PathLike[str]) -> Result:
+def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Result:
     """Emit, judge, and write what is worth having.
 
     Raises:
         RequantError: The output cannot be written.
     """
-    candidate = emit(job, ranges, gathered(job, ranges))
+    candidate = emit(job, ranges, gather_evidence(job, ranges))
     try:
-        found = trial(job, candidate)
+        found = judge(job, candidate)
     except RequantError as error:
         return _keep_float(job, Trial(candidate, UNMEASURED, None), output, f"the int8 model does not run: {error}")
     looked = candidate.evidence.noise
@@ -66,14 +66,14 @@ def judge_and_deliver(job: Job, ranges: Found, output: str | os.PathLike[str]) -
     return replace(result, notes=(*result.notes, f"written all the same: {reason}")) if reason else result
 
 
-def _mended(job: Job, ranges: Found, found: Trial) -> Trial:
+def _mended(job: Job, ranges: TensorRanges, found: Trial) -> Trial:
     """Leave the tensors in float that alone ruin the outputs, where that helps; else return what there is."""
     kept = ruinous(each_alone(job, found.candidate, found.accuracy))
     if not kept:
         return found
     mended = emit(job, ranges, Evidence(kept))
-    accuracy = judge(job, mended)
-    return found if accuracy.worst_sqnr_db <= found.accuracy.worst_sqnr_db else trial(job, mended, accuracy)
+    accuracy = measure_accuracy(job, mended)
+    return found if accuracy.worst_sqnr_db <= found.accuracy.worst_sqnr_db else judge(job, mended, accuracy)
 
 
 def _why_not(job: Job, found: Trial) -> str:
@@ -112,7 +112,7 @@ def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: 
     verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
     if not any(plan.impl(unit).int8 for unit in plan.units):  # what was judged and timed is this very model
         return replace(_finish(job, replace(found, candidate=kept), output), verdict=verdict)
-    result = _finish(job, trial(job, kept), output)
+    result = _finish(job, judge(job, kept), output)
     rejected = None if found.latency is None else (found.accuracy, found.latency)
     return replace(result, verdict=verdict, rejected=rejected)
 

@@ -27,15 +27,15 @@ from ..placement.plan_file import read_plan
 from ..placement.rules import Facts, choose_by, facts_of
 from ..placement.search import Write, place
 from .judge import first_feed
-from .ranges import Found
+from .ranges import TensorRanges
 
 
-def scaled(job: Job) -> Job:
+def equalize(job: Job) -> Job:
     """Return a job whose simplified model is equalized, where that is asked for."""
     return equalized(job) if "equalize" in job.corrections else job
 
 
-def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Write]:
+def plan_by_rules(job: Job, found: TensorRanges, evidence: Evidence) -> tuple[Facts, Plan, Write]:
     """Return what may be decided, the plan by rules, and what writes a plan."""
     facts = replace(
         facts_of(job.simple, job.selection, job.types, job.scheme.activation),
@@ -45,34 +45,34 @@ def choices(job: Job, found: Found, evidence: Evidence) -> tuple[Facts, Plan, Wr
         shifted=job.policy.zero_points,
         portable=job.policy.portable,
     )
-    return facts, choose_by(facts, job.simple), partial(write_plan_into, job, found)
+    return facts, choose_by(facts, job.simple), partial(apply_plan, job, found)
 
 
-def emit(job: Job, found: Found, evidence: Evidence) -> Candidate:
+def emit(job: Job, found: TensorRanges, evidence: Evidence) -> Candidate:
     """Place, write and correct."""
-    facts, rules, write = choices(job, found, evidence)
+    facts, rules, write = plan_by_rules(job, found, evidence)
     if job.policy.plan is not None:
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
         candidate, placement = place(job, facts, rules, write, first_feed(job), evidence.noise)
-    return replace(corrected(job, found, candidate), placement=placement, evidence=evidence)
+    return replace(correct(job, found, candidate), placement=placement, evidence=evidence)
 
 
-def corrected(job: Job, found: Found, candidate: Candidate) -> Candidate:
+def correct(job: Job, found: TensorRanges, candidate: Candidate) -> Candidate:
     """Correct what the corrections that are asked for find to be wrong, and join convolutions that are only added."""
     adjusted: Mapping[str, Adjustment] = {}
     if job.corrections & ADJUSTING and job.judged and not job.weights.large:
-        plain = candidate if job.options.format == "qdq" else write_plan_into(job, found, candidate.plan, form="qdq")
+        plain = candidate if job.options.format == "qdq" else apply_plan(job, found, candidate.plan, form="qdq")
         adjusted = find_adjustments(job, plain)
     if not adjusted and not sums_of(job, candidate.plan):
         return candidate
-    return write_plan_into(job, found, candidate.plan, adjusted, join=True)
+    return apply_plan(job, found, candidate.plan, adjusted, join=True)
 
 
-def write_plan_into(
+def apply_plan(
     job: Job,
-    found: Found,
+    found: TensorRanges,
     plan: Plan,
     adjusted: Mapping[str, Adjustment] | None = None,
     form: str = "",
@@ -92,7 +92,7 @@ def write_plan_into(
     """
     ranges = found.ranges
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
-    given = {name: params for name, params in job.given.items() if params.zero_point.dtype == dtype}
+    given = {name: params for name, params in job.model_qparams.items() if params.zero_point.dtype == dtype}
     qparams = {
         name: given[name]
         if name in given and name not in found.overridden and _covers(given[name], ranges.get(name))
@@ -107,11 +107,11 @@ def write_plan_into(
     means = found.means if "means" in job.corrections else {}
     adjusted = with_common_scales(job, plan, qparams, adjusted or {})
     written = insert_qdq(
-        model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.exact
+        model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.no_saturation
     )
     if join:
         join_convs(model, sums_of(job, plan), job.scheme)
-    if job.given:
+    if job.model_qparams:
         drop_round_trips(model)
     if (form or job.options.format) == "qoperator":
         qdq_to_qoperator(model)

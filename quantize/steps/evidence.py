@@ -13,9 +13,9 @@ from ..job import Candidate, Evidence, Job
 from ..options.efforts import EFFORTS
 from ..placement.search import everything
 from ..sensitivity.each_tensor import alone, ruinous, runs_for
-from .emit import choices
-from .judge import judge
-from .ranges import Found
+from .emit import plan_by_rules
+from .judge import measure_accuracy
+from .ranges import TensorRanges
 
 EVIDENCE = 4  # samples for each tensor tried alone
 
@@ -23,7 +23,7 @@ EVIDENCE = 4  # samples for each tensor tried alone
 FINE_DB = 45.0  # a model with less noise than this is as good as float: none of its tensors is worth a look
 
 
-def gathered(job: Job, ranges: Found) -> Evidence:
+def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     """Find out what each tensor alone does to the outputs, before it is decided what is int8.
 
     With little effort, or a plan of the user's, only a model that comes out ruined is looked into (`_mended`).
@@ -31,10 +31,10 @@ def gathered(job: Job, ranges: Found) -> Evidence:
     effort = EFFORTS[job.options.effort]
     if not effort.seconds or job.policy.plan is not None or not job.judged or job.weights.large:
         return Evidence()
-    facts, rules, write = choices(job, ranges, Evidence())
+    facts, rules, write = plan_by_rules(job, ranges, Evidence())
     try:
         candidate = write(rules if job.policy.how == "rules" else everything(facts, rules))
-        accuracy = judge(job, candidate)
+        accuracy = measure_accuracy(job, candidate)
     except RequantError:  # of the plan that is chosen it will be said
         return Evidence()
     if accuracy.worst_sqnr_db >= FINE_DB or not candidate.qparams:
@@ -56,4 +56,4 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
     judged = showing(job.simple, sources, unlike) if sources else job.simple
     told = partial(job.progress, "try tensors alone")
     runs = runs_for(job, samples[0].feed, seconds) if samples else 0
-    return alone(judged, outside, samples, optimize=not job.given, runs=runs, progress=told)
+    return alone(judged, outside, samples, optimize=not job.model_qparams, runs=runs, progress=told)

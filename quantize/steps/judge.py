@@ -19,12 +19,12 @@ JUDGED = 64  # samples on which the emitted model is compared: enough to tell a 
 UNMEASURED = Accuracy(0, None, {})
 
 
-def trial(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> Trial:
+def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> Trial:
     """Judge a candidate, unless it was judged before, and time it."""
-    return Trial(candidate, accuracy or judge(job, candidate), _timed(job, candidate))
+    return Trial(candidate, accuracy or measure_accuracy(job, candidate), _timed(job, candidate))
 
 
-def judge(job: Job, candidate: Candidate) -> Accuracy:
+def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     """Compare the outputs of the candidate with those of the float model.
 
     Where outputs are selected by scores, and come out in another number, what they are selected from is compared.

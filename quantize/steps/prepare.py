@@ -45,8 +45,8 @@ def prepare(
         RequantError: The request cannot be met.
     """
     supply = load_supply(options)
-    exact = resolve(options.isa).exact
-    policy = Policy.of(options, exact=exact)
+    no_saturation = resolve(options.isa).exact
+    policy = Policy.of(options, exact=no_saturation)
     original = load_model(path)
     options.selection.check(original)
     if not supply.is_of(original):
@@ -79,15 +79,15 @@ def prepare(
     static = data is not None or supply.ranges is not None
     facts = facts_of(simple, selection, types, options.scheme.activation)
     facts = replace(facts, static=static, shifted=policy.zero_points, portable=policy.portable)
-    widest = choose_by(facts, simple)
+    all_int8_plan = choose_by(facts, simple)
     if policy.plan is not None:
-        read_plan(policy.plan, facts, widest)  # what does not fit is refused before anything is observed
+        read_plan(policy.plan, facts, all_int8_plan)  # what does not fit is refused before anything is observed
     if policy.costs is not None:
         costs = read_costs(policy.costs)
         if costs.machine.threads != options.threads:
             raise RequantError(f"{policy.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
     if policy.all_int8 and static:
-        widest = everything(facts, widest)
+        all_int8_plan = everything(facts, all_int8_plan)
     return Job(
         path=Path(path),
         reference=reference,
@@ -97,10 +97,10 @@ def prepare(
         weights=weights,
         types=types,
         selection=selection,
-        widest=widest,
+        all_int8_plan=all_int8_plan,
         steps=tuple(plain.steps),
-        given=given_params(simple),
-        exact=exact,
+        model_qparams=given_params(simple),
+        no_saturation=no_saturation,
         policy=policy,
         notes=tuple(notes),
         supply=supply,

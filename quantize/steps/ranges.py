@@ -30,7 +30,7 @@ OF_ALL = ("growing", "few", "duplicates")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TensorRanges:
     """What is known of the tensors of a plan.
 
     Attributes:
@@ -68,7 +68,7 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
     histogram = rule.needs_histogram or job.supply.overrides.needs_histogram
     seen = observe(
         job.float_source,
-        job.widest.quantized,  # not only those that give their scale to others now: a later plan may split a group
+        job.all_int8_plan.quantized,  # with tensors that share a scale now: a later plan may split the group
         source,
         histogram=histogram,
         channel_axis=channels_of(job),
@@ -85,7 +85,7 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
             () if execution.shard == (1, 1) else (execution.shard,),
             execution.histogram_values if histogram else None,
         ),
-        digests=tensor_digests(job.simple, job.widest.quantized) if model else {},
+        digests=tensor_digests(job.simple, job.all_int8_plan.quantized) if model else {},
         precision=precision_of(job.scheme),
     )
     return file.overridden(job.supply.overrides)
@@ -137,21 +137,21 @@ def causes_of(job: Job, seen: Observations) -> dict[str, str]:
 
 def channels_of(job: Job) -> dict[str, int]:
     """Return the tensors whose channel means correct a bias, with the axis of the channels."""
-    plan, nodes = job.widest, nodes_by_name(job.simple)
+    plan, nodes = job.all_int8_plan, nodes_by_name(job.simple)
     corrected = [u for u in plan.units if plan.impl(u).reads_u8 and OPS[u.op].bias is not None]
     at_home = [u for u in corrected if nodes[u.nodes[0]].graph is job.simple.graph]
     return {u.inputs[0]: mean_axis(nodes[u.nodes[0]]) for u in at_home}
 
 
-def find_ranges(job: Job) -> Found:
+def find_ranges(job: Job) -> TensorRanges:
     """Find the ranges of all tensors that may become uint8, where the user says they are.
 
     Raises:
         RequantError: The data do not fit the model.
     """
-    given, own, planned = job.supply.ranges, job.supply.overrides, job.widest.quantized
+    given, own, planned = job.supply.ranges, job.supply.overrides, job.all_int8_plan.quantized
     if not job.static or not planned:
-        return Found()
+        return TensorRanges()
     without = dict.fromkeys(planned, f"has no range in {job.supply.source}")
     causes: Mapping[str, str] = {}
     told: tuple[Finding, ...] = ()
@@ -171,7 +171,7 @@ def find_ranges(job: Job) -> Found:
     if "results" in job.corrections and not isinstance(given, Log) and file.rule.name == "auto":
         chosen = {name: span for name, span in ranges.items() if name not in own.ranges}
         ranges |= ranges_by_results(job, seen.ranges, chosen)
-    return Found(
+    return TensorRanges(
         ranges,
         {name: without[name] for name in planned if name not in ranges},
         {name: channel.mean for name, channel in channels.items()},

@@ -23,10 +23,10 @@ from ..job import Candidate, Evidence, Job, Placement
 from ..placement.search import Write, pricing
 from ..result import Frontier, Point
 from ..runtime.inputs import open_data
-from .emit import choices, corrected
-from .evidence import gathered
+from .emit import correct, plan_by_rules
+from .evidence import gather_evidence
 from .judge import first_feed
-from .ranges import Found
+from .ranges import TensorRanges
 
 PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """What all noise is worth, as a share of the float model's run time; between two of them the search goes on."""
@@ -69,7 +69,7 @@ class _Walk:
     """What a search knows while it lasts."""
 
     job: Job
-    ranges: Found
+    ranges: TensorRanges
     goal: Goal
     evidence: Evidence
     plan_at: Callable[[float], Plan]
@@ -101,7 +101,7 @@ def opened(job: Job, goal: Goal) -> Source:
 
 
 def search(
-    job: Job, ranges: Found, goal: Goal, source: Source, state: str | os.PathLike[str]
+    job: Job, ranges: TensorRanges, goal: Goal, source: Source, state: str | os.PathLike[str]
 ) -> tuple[Candidate | None, Frontier]:
     """Find the fastest model that keeps the bar.
 
@@ -128,8 +128,8 @@ def search(
     bar = goal.allowance.bar(goal.metric, before)
     overlap = same_data(job.source, source) if job.source is not None else 0.0
     frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
-    evidence = gathered(job, ranges)
-    facts, rules, write = choices(job, ranges, evidence)
+    evidence = gather_evidence(job, ranges)
+    facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = pricing(job, facts, rules, write, first_feed(job), evidence.noise)
     walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
     _recall(walk)
@@ -199,11 +199,11 @@ def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) 
 
 
 def _emitted(walk: _Walk, price: float) -> Candidate:
-    """Return the corrected model of a price; that of a plan is made once."""
+    """Return the corrected model of a price; each plan is emitted once."""
     plan = walk.plan_at(price)
     digest = _digest(plan)
     if digest not in walk.candidates:
-        made = corrected(walk.job, walk.ranges, walk.write(plan))
+        made = correct(walk.job, walk.ranges, walk.write(plan))
         walk.candidates[digest] = replace(made, placement=Placement("search"), evidence=walk.evidence)
     return walk.candidates[digest]
 

@@ -41,9 +41,9 @@ from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import Switch
 from ..sensitivity.switch_model import Switchboard, noises, switchboard
 from ..sensitivity.verdicts import Traits, traits, unit_verdict
-from ..steps.emit import choices
+from ..steps.emit import plan_by_rules
 from ..steps.prepare import prepare
-from ..steps.ranges import Found, channels_of, find_ranges
+from ..steps.ranges import TensorRanges, channels_of, find_ranges
 
 SCHEMA = 1
 KINDS = ("units", "tensors")
@@ -245,7 +245,7 @@ def measure_sensitivity(
     forget_old()
     with staging(None) as folder, _resumable():
         job = prepare(model, data, options or Options(), folder, progress)
-        if job.source is None or not job.widest.quantized:
+        if job.source is None or not job.all_int8_plan.quantized:
             raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to try")
         seen = _observed(job, job.source, fresh=fresh)
         found = _ranges(job, job.source, seen)
@@ -280,7 +280,7 @@ class _Evidence:
     job: Job
     board: Switchboard
     seen: Observations
-    found: Found
+    found: TensorRanges
     trials: Trials
 
     @property
@@ -421,7 +421,9 @@ def _observed(job: Job, source: Source, *, fresh: bool) -> Observations:
 
     What was seen of data that are files, by the same model, is kept beside the trials.
     """
-    axes = {name: axis for name, axis in _axes(job.simple).items() if name in job.widest.quantized} | channels_of(job)
+    axes = {
+        name: axis for name, axis in _axes(job.simple).items() if name in job.all_int8_plan.quantized
+    } | channels_of(job)
     execution = replace(job.options.execution, strict=False)
     if source.reference is not None and execution.checkpoint is None:  # Python objects might be others the next time
         with suppress(OSError):
@@ -431,7 +433,7 @@ def _observed(job: Job, source: Source, *, fresh: bool) -> Observations:
                 _forget_ranges()
     return observe(
         job.float_source,
-        job.widest.quantized,
+        job.all_int8_plan.quantized,
         source,
         histogram=True,
         channel_axis=axes,
@@ -446,7 +448,7 @@ def _axes(model: ir.Model) -> dict[str, int]:
     return {name: 1 if rank > 3 else -1 for name, rank in ranks.items() if rank > 1}
 
 
-def _ranges(job: Job, source: Source, seen: Observations) -> Found:
+def _ranges(job: Job, source: Source, seen: Observations) -> TensorRanges:
     """Choose ranges as `quantize_model` does, of what was seen."""
     if job.supply.ranges is not None:
         return find_ranges(job)
@@ -459,7 +461,7 @@ def _ranges(job: Job, source: Source, seen: Observations) -> Found:
     return replace(found, means={name: mean for name, mean in found.means.items() if name in channels_of(job)})
 
 
-def _board(job: Job, found: Found, samples: Sequence[Sample]) -> tuple[Switchboard, list[str]]:
+def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Switchboard, list[str]]:
     """Open the model with its switches, and say what could not be done.
 
     Where outputs are selected by scores, and come out in another number, what they are selected from is compared.
@@ -475,9 +477,11 @@ def _board(job: Job, found: Found, samples: Sequence[Sample]) -> tuple[Switchboa
     constants = None
     if job.weights.total <= ROOM:
         means = found.means if "means" in job.corrections else {}
-        constants = integer_constants(job.simple, plan, qparams, scheme=job.scheme, means=means, exact=job.exact)
+        constants = integer_constants(
+            job.simple, plan, qparams, scheme=job.scheme, means=means, exact=job.no_saturation
+        )
         notes = []
-    opened = partial(switchboard, optimize=not job.given, folder=job.folder)
+    opened = partial(switchboard, optimize=not job.model_qparams, folder=job.folder)
     board = opened(job.simple, plan, qparams, constants)
     if not board.outputs:
         raise RequantError(f"{job.path}: has no float output to compare")
@@ -501,9 +505,9 @@ def _selected(board: Switchboard, samples: Sequence[Sample]) -> list[str]:
     return [name for name, sums in powers.items() if name in several or decibels(*sums) == -math.inf]
 
 
-def _plan(job: Job, found: Found) -> Plan:
+def _plan(job: Job, found: TensorRanges) -> Plan:
     """Return the plan whose integers are tried."""
-    facts, rules, _ = choices(job, found, Evidence())
+    facts, rules, _ = plan_by_rules(job, found, Evidence())
     if job.policy.plan is not None:
         return read_plan(job.policy.plan, facts, rules, strict=False)
     return everything(facts, rules) if job.policy.all_int8 else rules

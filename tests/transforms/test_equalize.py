@@ -393,7 +393,7 @@ def test_a_job_keeps_its_plan_and_its_model(tmp_path: Path) -> None:
         job = prepare(path, feeds, Options(place="all"), folder, silent)
         better = equalized(job)
         assert [*better.notes][-1].startswith("channels of 1 group")
-        assert better.widest is job.widest
+        assert better.all_int8_plan is job.all_int8_plan
         for feed in feeds:
             np.testing.assert_array_equal(outputs(better.simple, feed)[0], outputs(job.simple, feed)[0])
         assert not np.array_equal(weights_of(better.simple, "k"), weights_of(job.simple, "k"))

@@ -36,7 +36,7 @@ from requant.quantize.placement.search import Search, place
 from requant.quantize.runtime.attribution import Spent
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.progress import silent
-from requant.quantize.steps.emit import choices
+from requant.quantize.steps.emit import plan_by_rules
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
 from requant.transforms.insert_qdq import insert_qdq
@@ -77,7 +77,7 @@ def model(tmp_path: Path) -> Path:
 
 def begun(model: Path, data: Feeds, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Plan], Candidate]]:
     job = prepare(model, data, Options(**{"place": "rules", **options}), model.parent, silent)
-    return job, *choices(job, find_ranges(job), Evidence())
+    return job, *plan_by_rules(job, find_ranges(job), Evidence())
 
 
 # --------------------------------------------------------------------------------------------------------- biases
@@ -200,9 +200,9 @@ def written(model: Path, *, means: bool, **options: Any) -> dict[str, bytes]:
     """Return the constants that the plan by rules has without any correction, or with that by means alone."""
     job = prepare(model, feeds(), Options(place="rules", calibration="minmax", **options), model.parent, silent)
     found = find_ranges(job)
-    qparams = {name: job.scheme.activation_params(*found.ranges[name]) for name in job.widest.observed}
+    qparams = {name: job.scheme.activation_params(*found.ranges[name]) for name in job.all_int8_plan.observed}
     made = job.simple.clone()
-    insert_qdq(made, plan=job.widest, qparams=qparams, means=found.means if means else {}, scheme=job.scheme)
+    insert_qdq(made, plan=job.all_int8_plan, qparams=qparams, means=found.means if means else {}, scheme=job.scheme)
     return integers(ir.to_proto(made))
 
 

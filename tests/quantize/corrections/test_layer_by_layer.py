@@ -171,9 +171,9 @@ def made(folder: Path, case: Case, *, widen: float = 1.0, **options: Any) -> tup
     options = {"place": "all", "effort": "medium", "calibration": "minmax"} | options
     job = prepare(save(folder, case), feeds(case), Options(**options), folder, silent)
     ranges = {name: (widen * lo, widen * hi) for name, (lo, hi) in find_ranges(job).ranges.items()}
-    qparams = {name: job.scheme.activation_params(*ranges[name]) for name in job.widest.observed}
-    candidate = Candidate(job.simple, job.widest, qparams, b"")
-    return job, Candidate(emitted(job, candidate, {}), job.widest, qparams, b"")
+    qparams = {name: job.scheme.activation_params(*ranges[name]) for name in job.all_int8_plan.observed}
+    candidate = Candidate(job.simple, job.all_int8_plan, qparams, b"")
+    return job, Candidate(emitted(job, candidate, {}), job.all_int8_plan, qparams, b"")
 
 
 def emitted(job: Job, candidate: Candidate, adjusted: dict[str, Adjustment]) -> ir.Model:
