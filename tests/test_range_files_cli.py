@@ -208,7 +208,10 @@ def test_a_file_of_another_model_is_refused_with_where_it_differs(
     monkeypatch.delattr("requant.quantize.prepare.open_data")  # it is refused before the data are looked at
     monkeypatch.delattr("requant.quantize.prepare.generated_source")
     last, act = write_model(tmp_path / "last.onnx", seed=1), write_model(tmp_path / "act.onnx", act="Tanh")
-    for other, said in ((last, "computed differently: 'y')"), (act, "computed differently: 'r', and 2 tensors after it")):
+    for other, said in (
+        (last, "computed differently: 'y')"),
+        (act, "computed differently: 'r', and 2 tensors after it"),
+    ):
         for more in ([], ["--data", data]):
             arguments = ["quantize", other, "--ranges", tmp_path / "r.json", *more, "-o", tmp_path / "out"]
             refused(tmp_path, arguments, "r.json: ranges of another model than", said, "calibrate this one")
