@@ -18,7 +18,7 @@ from ..transforms.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
 from .model.files import Weights
 from .options.efforts import EFFORTS, chosen
-from .options.given_ranges import Supply
+from .options.given_ranges import GivenRanges
 from .options.options import Options
 from .options.selection import Selection
 from .runtime.progress import Progress
@@ -63,7 +63,7 @@ class Job:
     given: Mapping[str, QParams]
     exact: bool
     notes: tuple[str, ...]
-    supply: Supply
+    supply: GivenRanges
     source: Source | None
     judged: bool
     options: Options

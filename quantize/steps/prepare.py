@@ -21,7 +21,7 @@ from ..accuracy.pair import timing_note
 from ..job import Job
 from ..model.files import Weights, about, load_model, serialize
 from ..model.types import add_types
-from ..options.given_ranges import load_supply
+from ..options.given_ranges import load_given_ranges
 from ..options.options import Options
 from ..placement.costs import read as read_costs
 from ..placement.plan_file import read_plan
@@ -43,7 +43,7 @@ def prepare(
     Raises:
         RequantError: The request cannot be met.
     """
-    supply = load_supply(options)
+    supply = load_given_ranges(options)
     original = load_model(path)
     options.selection.check(original)
     if not supply.is_of(original):
