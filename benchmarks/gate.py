@@ -174,9 +174,12 @@ PLANTED = (
         "lost",
         "relu1: output scale x2",
     ),
-    Planted("ranges of another model", foreign_ranges, "sqnr", "ranges are others", "relu"),
+    Planted("ranges of another model", foreign_ranges, "sqnr", "ranges changed", "relu"),
     Planted(
-        "wrong preprocessing", other_data(unscaled), "data", "another preprocessing: the inputs changed: image mean"
+        "wrong preprocessing",
+        other_data(unscaled),
+        "data",
+        "or preprocessing: the inputs changed: image mean",
     ),
     Planted(
         "one channel zeroed",
@@ -186,14 +189,14 @@ PLANTED = (
         "conv2: 1 channel of weight zero",
     ),
     Planted("a bias dropped", changed("fc1.bias/int32", np.zeros_like), "layers", "bias of fc1", "fc1: bias zero"),
-    Planted("swapped labels", other_data(swapped), "data", "the data or labels changed, not the model"),
-    Planted("a slower model", edited(slow), "latency", "1 Erf, where 0 ran", "detour"),
+    Planted("swapped labels", other_data(swapped), "data", "the data changed, not the model: the labels changed"),
+    Planted("a slower model", edited(slow), "latency", "1 Erf instead of 0", "detour"),
     Planted("a larger file", edited(larger), "size", "fc1.weight.float new"),
     Planted(
         "half the layers float",
         half_float,
         "mac_share",
-        "float weights that were integers",
+        "weights became float",
         "conv2: Conv -> FusedConv, weight int8 -> float",
     ),
     Planted("an older opset", older, "opset", "older opset: 17 -> 13"),

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from .accuracy.compare import Comparison, compare_models
     from .accuracy.outputs import Accuracy, Labelled
     from .api import measure_costs, quantize_model, search_model
-    from .gate.project import check_project
     from .gate.run import Check, CheckOptions, check
     from .model.shapes import Lengths
+    from .options.declared import Strategy
     from .options.options import Options
-    from .options.selection import Selection, Strategy
+    from .options.selection import Selection
     from .placement.rules import choose
+    from .project.check import check_project
     from .result import FloatNode, Frontier, Point, Result
     from .runtime.timing import Latency
     from .steps.calibrate import Calibration, calibrate_model, log_model, merge_ranges
@@ -85,10 +86,11 @@ HOMES = {
     ".tools.inspect.inspect": ("Inspection", "inspect_model"),
     ".options.options": ("Options",),
     ".placement.rules": ("choose",),
-    ".gate.project": ("check_project",),
+    ".project.check": ("check_project",),
     ".result": ("FloatNode", "Result"),
     ".runtime.timing": ("Latency",),
-    ".options.selection": ("Selection", "Strategy"),
+    ".options.declared": ("Strategy",),
+    ".options.selection": ("Selection",),
     ".tools.sensitivity": ("Sensitivity", "TensorRow", "UnitRow", "measure_sensitivity"),
     ".model.shapes": ("Lengths",),
 }

@@ -12,8 +12,8 @@ from .. import RequantError
 from ..calibration.sources import DataSource
 from .job import Evidence, Job
 from .model.files import check_output, staging
+from .options.declared import Strategy
 from .options.options import Options
-from .options.selection import Strategy
 from .placement.costs import Costs
 from .placement.plan_file import plan_path
 from .placement.search import measured_costs

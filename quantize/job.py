@@ -18,7 +18,7 @@ from ..transforms.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
 from .model.files import Weights
 from .options.efforts import EFFORTS, chosen
-from .options.given_ranges import Supply
+from .options.given_ranges import GivenRanges
 from .options.options import Options
 from .options.policy import Policy
 from .options.selection import Selection
@@ -66,7 +66,7 @@ class Job:
     no_saturation: bool
     policy: Policy
     notes: tuple[str, ...]
-    supply: Supply
+    supply: GivenRanges
     source: Source | None
     judged: bool
     options: Options

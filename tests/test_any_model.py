@@ -341,10 +341,10 @@ def test_names_of_calls_and_of_nodes_in_functions_exclude(tmp_path: Path, name: 
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        (Selection(exclude_ops=frozenset({"Block"})), "'Block' is a function of the model, which is taken apart"),
+        (Selection(exclude_ops=frozenset({"Block"})), "'Block' is a function of the model, which is inlined"),
         (
             Selection(strategies={"first": Strategy.STATIC}),
-            "node 'first': a Block cannot be static; it has none to choose",
+            "node 'first': a Block cannot be static; it has no strategies",
         ),
         (Selection(strategies={"conv": Strategy.DYNAMIC}), "a Conv cannot be dynamic; it can be: static, weight-only"),
         (Selection(exclude_nodes=frozenset({"conf"})), "no node named 'conf'; did you mean 'conv'"),

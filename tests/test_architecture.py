@@ -45,7 +45,8 @@ ROOMS = {
     "report": "steps",
     "api": "steps",
     "console": "tools tools.bench tools.explain tools.inspect gate result placement",
-    "commands": "console api report",
+    "project": "gate api report",
+    "commands": "console project",
 }
 MOST_ROOMS, MOST_FLOORS = 20, 10
 # The only homes of two libraries.

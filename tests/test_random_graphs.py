@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant import RequantError
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
-from requant.quantize.options.options import FORMATS
+from requant.quantize.options.declared import FORMATS
 from requant.quantize.runtime.session import Runner
 from requant.transforms.ops import OPS
 from requant.transforms.qparams import Scheme

@@ -22,7 +22,8 @@ from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves, why_float
 from ...transforms.plan import Choice, Impl, Plan, Unit
 from ...transforms.reasons import FUSED_GROUP, NONE, Reason, other
 from ...transforms.units import activations, units
-from ..options.selection import ORDERS, Selection, Strategy
+from ..options.declared import Strategy
+from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels
 
 # A first convolution, of few channels and without groups, is slower as a QLinearConv below this many products per

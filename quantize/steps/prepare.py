@@ -21,7 +21,7 @@ from ..accuracy.pair import timing_note
 from ..job import Job
 from ..model.files import Weights, about, load_model, serialize
 from ..model.types import add_types
-from ..options.given_ranges import load_supply
+from ..options.given_ranges import load_given_ranges
 from ..options.options import Options
 from ..options.policy import Policy
 from ..placement.costs import read as read_costs
@@ -44,7 +44,7 @@ def prepare(
     Raises:
         RequantError: The request cannot be met.
     """
-    supply = load_supply(options)
+    supply = load_given_ranges(options)
     no_saturation = resolve(options.isa).exact
     policy = Policy.of(options, exact=no_saturation)
     original = load_model(path)

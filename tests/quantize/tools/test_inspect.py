@@ -192,7 +192,7 @@ def test_open_lengths_are_said_and_not_guessed() -> None:
         (("--shape", "image=1,3,28,28"), "input 'image' is of shape (N, 1, 28, 28), which (1, 3, 28, 28) is not"),
         (("--shape", "image=1,1,28,28", "--dim", "N=2"), "axis 'N' of input 'image' would be 1 and 2 long"),
         (("--dim", "N=1", "--data", DATA), "lengths of axes are given and to be taken from data; give one of the two"),
-        (("--json", "--dot"), "--print-structure, --dot and --json are forms of one answer; choose one"),
+        (("--json", "--dot"), "give only one of --print-structure, --dot and --json"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(arguments: tuple[str, ...], said: str) -> None:
