@@ -401,7 +401,7 @@ def test_a_tensor_that_the_data_leave_at_zero_keeps_its_reader_in_float(tmp_path
     body = "g (float[N,16] x) => (float[N,8] y) { [gone] z = Sub(x, x)  [dense] y = Gemm(z, m, b) }"
     model = written(tmp_path, body, m=np.full((16, 8), 12.7, np.float32), b=np.full(8, 0.04, np.float32))
     assert (
-        reasons(quantized(model, images(3, 16)))["dense"] == "its input is zero in all the data, which tells no scale"
+        reasons(quantized(model, images(3, 16)))["dense"] == "its input is zero in all the data, which gives no scale"
     )
 
 

@@ -14,8 +14,8 @@ from ..job import Candidate, Evidence, Job, Trial
 from ..model.files import save_model, size_on_disk
 from ..model.metadata import describe_origin
 from ..options.efforts import CORRECTIONS
-from ..placement.plan_file import plan_path, write_plan
-from ..placement.rules import ALREADY
+from ..placement.plan_file import plan_path, save_plan
+from ..placement.reasons import ALREADY
 from ..result import FloatNode, Frontier, Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, executed, integer_share
@@ -127,7 +127,7 @@ def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
         runs: tuple[KernelRun, ...] = ()
     else:
         runs = executed(candidate.source, feed, threads=job.options.threads)
-    write_plan(plan, plan_path(output))
+    save_plan(plan, plan_path(output))
     try:
         size = save_model(candidate.model, output, external=job.options.external_data)
     except BaseException:

@@ -22,10 +22,12 @@ from ..job import Candidate, Evidence, Job, Placement
 from ..model.files import serialize
 from ..model.metadata import describe_origin
 from ..options.efforts import ADJUSTING
+from ..placement.facts import Facts, facts_of
 from ..placement.joined_convs import sums_of, with_common_scales
+from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
-from ..placement.rules import Facts, choose_by, facts_of
-from ..placement.search import Write, place
+from ..placement.rules import choose_by
+from ..placement.search import place
 from .judge import first_feed
 from .ranges import TensorRanges
 
@@ -42,7 +44,7 @@ def plan_by_rules(job: Job, found: TensorRanges, evidence: Evidence) -> tuple[Fa
         static=job.static,
         ranges=found.ranges,
         kept_float={**found.without, **evidence.kept_float},
-        shifted=job.policy.zero_points,
+        zero_points=job.policy.zero_points,
         portable=job.policy.portable,
     )
     return facts, choose_by(facts, job.simple), partial(apply_plan, job, found)

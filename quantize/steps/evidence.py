@@ -11,7 +11,7 @@ from ..accuracy.outputs import Accuracy
 from ..accuracy.selected_outputs import selected_from, showing
 from ..job import Candidate, Evidence, Job
 from ..options.efforts import EFFORTS
-from ..placement.search import everything
+from ..placement.rules import all_int8_plan
 from ..sensitivity.each_tensor import alone, ruinous, runs_for
 from .emit import plan_by_rules
 from .judge import measure_accuracy
@@ -33,7 +33,7 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
         return Evidence()
     facts, rules, write = plan_by_rules(job, ranges, Evidence())
     try:
-        candidate = write(rules if job.policy.how == "rules" else everything(facts, rules))
+        candidate = write(rules if job.policy.how == "rules" else all_int8_plan(facts, rules))
         accuracy = measure_accuracy(job, candidate)
     except RequantError:  # of the plan that is chosen it will be said
         return Evidence()

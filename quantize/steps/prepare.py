@@ -25,9 +25,9 @@ from ..options.given_ranges import load_given_ranges
 from ..options.options import Options
 from ..options.policy import Policy
 from ..placement.costs import read as read_costs
+from ..placement.facts import facts_of
 from ..placement.plan_file import read_plan
-from ..placement.rules import choose, choose_by, facts_of
-from ..placement.search import everything
+from ..placement.rules import all_int8_plan, choose, choose_by
 from ..runtime.inputs import open_data, stacked
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress, silent
@@ -78,16 +78,16 @@ def prepare(
     notes += supply.remarks(simple, options.scheme)
     static = data is not None or supply.ranges is not None
     facts = facts_of(simple, selection, types, options.scheme.activation)
-    facts = replace(facts, static=static, shifted=policy.zero_points, portable=policy.portable)
-    all_int8_plan = choose_by(facts, simple)
+    facts = replace(facts, static=static, zero_points=policy.zero_points, portable=policy.portable)
+    plan = choose_by(facts, simple)
     if policy.plan is not None:
-        read_plan(policy.plan, facts, all_int8_plan)  # what does not fit is refused before anything is observed
+        read_plan(policy.plan, facts, plan)  # what does not fit is refused before anything is observed
     if policy.costs is not None:
         costs = read_costs(policy.costs)
         if costs.machine.threads != options.threads:
             raise RequantError(f"{policy.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
     if policy.all_int8 and static:
-        all_int8_plan = everything(facts, all_int8_plan)
+        plan = all_int8_plan(facts, plan)
     return Job(
         path=Path(path),
         reference=reference,
@@ -97,7 +97,7 @@ def prepare(
         weights=weights,
         types=types,
         selection=selection,
-        all_int8_plan=all_int8_plan,
+        all_int8_plan=plan,
         steps=tuple(plain.steps),
         model_qparams=given_params(simple),
         no_saturation=no_saturation,

@@ -20,7 +20,8 @@ from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.metrics import Metric, Reference, can_leave, check_label, score, score_with
 from ..accuracy.pair import time_pair
 from ..job import Candidate, Evidence, Job, Placement
-from ..placement.search import Write, pricing
+from ..placement.measuring import Write
+from ..placement.search import plans_by_price
 from ..result import Frontier, Point
 from ..runtime.inputs import open_data
 from .emit import correct, plan_by_rules
@@ -130,7 +131,7 @@ def search(
     frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
     evidence = gather_evidence(job, ranges)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
-    plan_at = pricing(job, facts, rules, write, first_feed(job), evidence.noise)
+    plan_at = plans_by_price(job, facts, rules, write, first_feed(job), evidence.noise)
     walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
     _recall(walk)
     done = interrupted = False

@@ -32,7 +32,7 @@ from ..options.efforts import EFFORTS
 from ..options.given_ranges import precision_of
 from ..options.options import Options
 from ..placement.plan_file import read_plan
-from ..placement.search import everything
+from ..placement.rules import all_int8_plan
 from ..runtime.machine import Machine
 from ..runtime.machine import folder as cache_folder
 from ..runtime.progress import Progress, silent
@@ -510,7 +510,7 @@ def _plan(job: Job, found: TensorRanges) -> Plan:
     facts, rules, _ = plan_by_rules(job, found, Evidence())
     if job.policy.plan is not None:
         return read_plan(job.policy.plan, facts, rules, strict=False)
-    return everything(facts, rules) if job.policy.all_int8 else rules
+    return all_int8_plan(facts, rules) if job.policy.all_int8 else rules
 
 
 @contextmanager

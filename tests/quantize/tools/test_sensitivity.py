@@ -29,8 +29,8 @@ from requant.cli import main
 from requant.quantize import Options, Sensitivity, choose, measure_sensitivity
 from requant.quantize.accuracy.outputs import decibels, powers
 from requant.quantize.model.files import load_model, serialize, staging
-from requant.quantize.placement.rules import choose_by, facts_of
-from requant.quantize.placement.search import everything
+from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.rules import all_int8_plan, choose_by
 from requant.quantize.runtime.progress import silent
 from requant.quantize.sensitivity.cache import digest, forget_old, trials_of
 from requant.quantize.sensitivity.integer_constants import integer_constants
@@ -142,9 +142,9 @@ def board_of(path: Path, count: int = 8) -> tuple[ir.Model, Plan, dict[str, QPar
     model = plain(path)
     items = digits_samples(model, count)
     facts = facts_of(model)
-    widest = everything(facts, choose_by(facts, model))
+    widest = all_int8_plan(facts, choose_by(facts, model))
     found = replace(facts, ranges=ranges(model, widest.quantized, items))
-    plan = everything(found, choose_by(found, model))
+    plan = all_int8_plan(found, choose_by(found, model))
     qparams = {name: asymmetric_u8(*found.ranges[name]) for name in plan.quantized}
     board = switchboard(model, plan, qparams, integer_constants(model, plan, qparams))
     return model, plan, qparams, board, items
@@ -179,7 +179,7 @@ def test_a_unit_alone_has_the_noise_of_its_own_rounding() -> None:
     model = ir.from_proto(proto)
     (feed,) = feeds(1, 4, 64)
     facts = facts_of(model)
-    plan = everything(facts, choose_by(facts, model))
+    plan = all_int8_plan(facts, choose_by(facts, model))
     qparams = {"x": asymmetric_u8(-4, 4), "y": asymmetric_u8(-9, 9)}
     board = switchboard(model, plan, qparams, integer_constants(model, plan, qparams))
     x = dequantize(quantize(feed["x"], qparams["x"]), qparams["x"])
