@@ -209,17 +209,8 @@ def bench(
 @source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
 @threads_option
 @click.option("--all", "everything", is_flag=True, help="Show every kernel, not only the slowest ones.")
-@click.option(
-    "--verbose-format",
-    type=click.Choice(["table", "onednn"]),
-    default="table",
-    show_default=True,
-    help="onednn: one line per executed kernel, like oneDNN's verbose output.",
-)
 @json_option
-def explain(
-    model: Path, data: str | DataSpec | None, threads: int, everything: bool, verbose_format: str, as_json: bool
-) -> None:
+def explain(model: Path, data: str | DataSpec | None, threads: int, everything: bool, as_json: bool) -> None:
     """Show which kernels MODEL runs on this machine, the time of each, and why it is not faster.
 
     MODEL may be float, or quantized by any tool; see docs/explain.md.
@@ -227,23 +218,14 @@ def explain(
     \b
     requant explain model_int8.onnx --data test.npz
     requant explain theirs.onnx --threads 2 --all
-    requant explain model.onnx --verbose-format onednn
     requant explain model_int8.onnx --json
     """
     from ..tools.explain.explain import explain_model
 
-    lines = verbose_format == "onednn"
-    if as_json and lines:
-        raise click.UsageError("give only one of --json and --verbose-format onednn")
     with shown_progress() as progress:
-        found = explain_model(model, data, threads=threads, whole=not lines, progress=progress)
+        found = explain_model(model, data, threads=threads, progress=progress)
     if as_json:
         print_json(found.to_json())
-    elif lines:
-        from ..runtime.onednn_lines import verbose_lines
-
-        for line in verbose_lines(found.kernels, found.flags):
-            click.echo(line)
     else:
         from ..console.explained import print_explanation
 

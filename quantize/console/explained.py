@@ -99,7 +99,6 @@ def _print_summary(console: Console, found: Explanation) -> None:
     sums = "in 32 bits, exactly" if found.exact else "in pairs in 16 bits, with saturation"
     name = Isa.VNNI if found.exact else Isa.AVX2
     table.add_row("probe", f"255 * 127 + 255 * 127 = {found.probe}: integer products are added {sums} ({name})")
-    table.add_row("instructions", escape(found.hot.note))
     console.print(table)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ... import RequantError
-from ...calibration.session import Array, ModelSource, describe, open_session, runtime_message
+from ...calibration.session import Array, ModelSource, describe, open_session, run_session
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 
 class Runner:
@@ -18,9 +20,18 @@ class Runner:
         Raises:
             RequantError: The runtime cannot load it.
         """
-        self._name = describe(model)
-        self._session = open_session(model, threads=threads, lean=lean)
-        self.outputs = tuple(output.name for output in self._session.get_outputs())
+        self._use(open_session(model, threads=threads, lean=lean), describe(model))
+
+    @classmethod
+    def over(cls, session: InferenceSession, name: str) -> Runner:
+        """Return a runner over an open session; messages begin with `name`."""
+        runner = cls.__new__(cls)
+        runner._use(session, name)
+        return runner
+
+    def _use(self, session: InferenceSession, name: str) -> None:
+        self._session, self._name = session, name
+        self.outputs = tuple(output.name for output in session.get_outputs())
 
     def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:
         """Run one feed.
@@ -28,7 +39,4 @@ class Runner:
         Raises:
             RequantError: The runtime refuses the feed.
         """
-        try:
-            return dict(zip(self.outputs, self._session.run(None, dict(feed)), strict=True))
-        except Exception as error:  # the runtime's exceptions share no base class of their own
-            raise RequantError(f"{self._name}: the model fails: {runtime_message(error)}") from error
+        return run_session(self._session, self.outputs, feed, self._name)

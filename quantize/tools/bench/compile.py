@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from .... import RequantError
 from ....calibration.samples import Sample
-from ....calibration.session import LOAD_HINTS, PROVIDERS, Array, newest_ir_version, open_session, runtime_message
+from ....calibration.session import Array, newest_ir_version, open_session
 from ....calibration.sources import DataSource, Source
 from ...accuracy.outputs import Outputs, compare_outputs
 from ...model.files import (
@@ -32,7 +32,15 @@ from ...model.files import (
     staging,
 )
 from ...runtime.compiled_for import KEY, Target, this_machine
-from ...runtime.configured import GAIN, Values, open_configured, snippet
+from ...runtime.configured import (
+    GAIN,
+    Values,
+    configured_run,
+    configured_runner,
+    create_session,
+    open_configured,
+    snippet,
+)
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
@@ -243,11 +251,7 @@ def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -
         entries["session.model_external_initializers_file_folder_path"] = os.fspath(source.folder.resolve())
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
-    try:
-        ort.InferenceSession(source.data, options, providers=PROVIDERS, enable_fallback=0)
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
-        raise RequantError(f"{path}: {hint}: {runtime_message(error)}") from error
+    create_session(source.data, options, os.fspath(path))
     return load_model(folder / "optimised.onnx")
 
 
@@ -275,12 +279,8 @@ def _outputs(path: str | os.PathLike[str], samples: Sequence[Sample], values: Va
     Raises:
         RequantError: The runtime cannot load the model, or refuses a sample.
     """
-    session = open_configured(path, {**values, "intra_op_num_threads": 1})
-    names = [output.name for output in session.get_outputs()]
-    try:
-        return [dict(zip(names, session.run(None, dict(sample.feed)), strict=True)) for sample in samples]
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        raise RequantError(f"{path}: the model fails: {runtime_message(error)}") from error
+    run = configured_runner(path, {**values, "intra_op_num_threads": 1})
+    return [run(sample.feed) for sample in samples]
 
 
 def _compare(
@@ -322,17 +322,11 @@ def _timed_runs(
     if feed is None:
         return jobs[1][1], None
     if weights.large:
-        times = [interleave([_runner(*job, feed)], seconds=seconds / len(jobs))[0] for job in jobs]
+        times = [interleave([configured_run(*job, feed)], seconds=seconds / len(jobs))[0] for job in jobs]
     else:
-        times = interleave([_runner(*job, feed) for job in jobs], seconds=seconds)
+        times = interleave([configured_run(*job, feed) for job in jobs], seconds=seconds)
     best = 2 if len(jobs) > 2 and min(times[1]) >= GAIN * min(times[2]) else 1
     return jobs[best][1], _change(times[0], times[best])
-
-
-def _runner(path: str | os.PathLike[str], values: Values, feed: Mapping[str, Array]) -> Callable[[], object]:
-    """Load a model and return one run of it."""
-    session = open_configured(path, values)
-    return lambda: session.run(None, dict(feed))
 
 
 def _timed_loads(

@@ -12,13 +12,12 @@ from ....calibration.session import Array
 from ...model.files import load_model, serialize
 from ...runtime.executed import Kernel, kernels
 from ...runtime.match import match
-from ...runtime.onednn_lines import PRIMITIVES, problem
+from ...runtime.problem import is_convolution, problem
 from ...runtime.profile import profiled
 
 MOST_RUNS, LEAST_RUNS = 20, 3
 SECONDS = 1.0  # about as long as a pass takes
 SLOWEST = 10
-CONVOLUTIONS = ("convolution", "deconvolution")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +124,7 @@ def profile_model(model: Path, feed: Mapping[str, Array], *, threads: int, milli
         kernels_ms=total / 1e3,
         operators=tuple(sorted(operators, key=lambda each: -each.microseconds)),
         slowest=tuple(sorted(told, key=lambda each: -each.microseconds)[:SLOWEST]),
-        convolutions=tuple(
-            each for kernel, each in zip(ran, told, strict=True) if PRIMITIVES.get(kernel.run.op) in CONVOLUTIONS
-        ),
+        convolutions=tuple(each for kernel, each in zip(ran, told, strict=True) if is_convolution(kernel)),
     )
 
 

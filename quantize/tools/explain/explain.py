@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -23,16 +22,12 @@ from ...runtime.match import PRODUCTS, Match, match
 from ...runtime.profile import integer_share, profiled
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
-from ...runtime.session import Runner
 from .causes import Cause, causes
 from .float_twins import Rival, rivals
-from .hot_instructions import Hot, hot_instructions, runtime_library
 from .why_float import Reason, parameters, why_float
 
 TIMES = 10  # runs under the profiler, of which each kernel's least time counts
 EXACT = 2 * 255 * 127
-SECONDS = 0.5  # of sampling
-UNSEEN = Hot(0, {}, "hot instructions were not looked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,6 @@ class Explanation:
         mac_share_int8: Share of the multiply-accumulates in integer kernels, 0..1.
         flags: The CPU's features for integer products.
         probe: The runtime's ``255 * 127 + 255 * 127``; 64770 where products are added exactly.
-        hot: The instructions that were hot.
         causes: Why it is slow, the dearest first.
     """
 
@@ -119,7 +113,6 @@ class Explanation:
     mac_share_int8: float
     flags: tuple[str, ...]
     probe: int
-    hot: Hot
     causes: tuple[Cause, ...]
 
     @property
@@ -151,7 +144,7 @@ class Explanation:
             "totals": asdict(self.totals),
             "mac_share_int8": self.mac_share_int8,
             "isa": {"name": str(Isa.VNNI if self.exact else Isa.AVX2), "flags": list(self.flags)},
-            "probe": {"sum": self.probe, "exact": self.exact, "hot": asdict(self.hot)},
+            "probe": {"sum": self.probe, "exact": self.exact},
             "findings": [
                 {"text": c.text, "microseconds": c.microseconds, "share": _share(c.microseconds, total)}
                 for c in self.causes
@@ -173,8 +166,7 @@ def explain_model(
         model: Path of the model.
         data: A data source, whose first sample is fed; None for random inputs.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
-        whole: Whether to look beyond the profile: time float kernels for comparison and, where the tools for it are
-            installed, find the hot instructions.
+        whole: Whether to time float kernels too, for comparison with the integer kernels.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
@@ -196,7 +188,10 @@ def explain_model(
         for kernel in ran
         if kernel.kind == "compute" and not kernel.integer and kernel.node is not None and kernel.op in PRODUCTS
     }
-    twins, hot = _beyond(source, sample, ran, threads, progress) if whole else ({}, UNSEEN)
+    twins: Mapping[str, Rival] = {}
+    if whole:
+        progress("compare with float kernels", 0, None)
+        twins = rivals(ran, threads=threads)
     total = probe()
     return Explanation(
         model=os.fspath(model),
@@ -208,7 +203,6 @@ def explain_model(
         mac_share_int8=integer_share(profile.runs),
         flags=flags(),
         probe=total,
-        hot=hot,
         causes=causes(ran, matched, reasons, twins, exact=total == EXACT),
     )
 
@@ -239,17 +233,6 @@ def _hint(model: ir.Model) -> str:
             if held is not None and not held.is_initializer():
                 return f"; activation {held.name!r} has {scale.size} scales, and the integer kernels take one"
     return ""
-
-
-def _beyond(
-    source: ModelSource, sample: Sample, ran: Sequence[Kernel], threads: int, progress: Progress
-) -> tuple[dict[str, Rival], Hot]:
-    """Time float kernels in the place of 8-bit ones, and look for the hot instructions."""
-    progress("compare with float kernels", 0, None)
-    twins = rivals(ran, threads=threads)
-    progress("look for hot instructions", 0, None)
-    run = Runner(source, threads=threads)
-    return twins, hot_instructions(partial(run, sample.feed), runtime_library(), seconds=SECONDS)
 
 
 def _share(part: float, total: float) -> float:
