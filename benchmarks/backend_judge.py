@@ -41,7 +41,7 @@ NO_DTYPE = ("No corresponding Numpy type", "Numpy_type")
 """How the runtime says that it cannot return a result: it has run the model."""
 REASONS = {
     CANNOT_RUN: r"the runtime cannot load the model|the runtime rejects the graph|no CPU kernel|the model fails",
-    "data cannot give what an input wants": r"input '.*' is a .*, which cannot be fed from arrays",
+    "data cannot give what an input wants": r"input '.*' is a .*; arrays cannot be fed to it",
     "a sample is empty": r"got an empty array",
     "a sample makes the model compute NaN or infinity": r"holds NaN or infinity",
 }

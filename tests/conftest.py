@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from requant.quantize.runtime.isa import resolve
+from requant.calibration import session as sessions
+from requant.quantize.runtime.isa import detect, resolve
 
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
 Range = tuple[float, float]
@@ -30,6 +32,41 @@ def _own_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REQUANT_CACHE", str(tmp_path_factory.mktemp("costs")))
         yield
+
+
+@pytest.fixture
+def vnni() -> Iterator[None]:
+    """Let a test run as on a CPU with VNNI."""
+    with _vnni():
+        yield
+
+
+@pytest.fixture(scope="module")
+def vnni_module() -> Iterator[None]:
+    """Let all tests of a module run as on a CPU with VNNI."""
+    with _vnni():
+        yield
+
+
+@contextmanager
+def _vnni() -> Iterator[None]:
+    """Let the sessions of the package add products of 8 bits exactly on every CPU, as with VNNI.
+
+    On a CPU without VNNI the runtime then converts int8 weights to uint8 when it optimises a graph; on other CPUs the
+    option changes nothing. The detected instruction set is ``vnni``.
+    """
+    options_of = sessions._session_options
+
+    def exact(*args: Any, **kwargs: Any) -> ort.SessionOptions:
+        options = options_of(*args, **kwargs)
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        return options
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "_session_options", exact)
+        detect.cache_clear()
+        yield
+    detect.cache_clear()
 
 
 @pytest.fixture(scope="session")

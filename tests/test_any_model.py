@@ -22,6 +22,7 @@ from requant import RequantError
 from requant.quantize import Accuracy, Latency, Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.profile import executed
 from requant.transforms.qparams import Scheme
+from requant.transforms.saturation import PAIR_LIMIT, pair_peak
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
@@ -201,6 +202,7 @@ def test_a_model_that_is_partly_quantized_is_completed(tmp_path: Path, form: str
     assert sum(node.op_type == "QuantizeLinear" for node in whole) <= (5 if form == "qdq" else 3)
 
 
+@pytest.mark.usefixtures("vnni")
 def test_weights_that_alone_are_int8_are_taken_up_with_their_scales(tmp_path: Path) -> None:
     feeds = images(1, 16, 8, 8)
     model = written(tmp_path, STACK, **WEIGHTS)
@@ -323,6 +325,18 @@ def test_a_target_without_vnni_lowers_only_channels_that_can_saturate(tmp_path: 
     assert set(result.relieved) == {"up"}
     assert 0 < result.relieved["up"] <= 64
     assert not quantized(model, images(3, 64), isa="vnni").relieved
+
+
+def test_both_matrices_of_an_lstm_are_lowered_for_a_target_without_vnni(tmp_path: Path) -> None:
+    text = "g (float[7,2,24] x) => (float[7,1,2,16] y) { [op] y = LSTM <hidden_size = 16> (x, w, r) }"
+    model = written(tmp_path, text, w=(1, 64, 24), r=(1, 64, 16))
+    for isa, channels in (("avx2", range(1, 129)), ("vnni", range(1))):
+        result = quantized(model, None, isa=isa, selection=Selection(strategy=Strategy.DYNAMIC))
+        assert result.kernels == {"DynamicQuantizeLSTM": 1}
+        assert result.relieved.get("op", 0) in channels
+        weights = [numpy_helper.to_array(i) for i in onnx.load(result.output).graph.initializer]
+        peaks = [pair_peak(matrix[0], -1) for matrix in weights if matrix.dtype == np.int8 and matrix.ndim == 3]
+        assert [(peak > PAIR_LIMIT).any() for peak in peaks] == [isa == "vnni"] * 2
 
 
 FUNCTIONS = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ [first] a = my.Block(x, w)  [second] y = my.Block(a, w1) }}

@@ -33,7 +33,7 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
         The number of constants that became int8.
     """
     if unit.op == "LSTM":
-        return _dynamic_lstm(node, weights)
+        return _dynamic_lstm(node, unit, weights)
     array = weights.array(node, 1)
     if node.attributes.get_int("transB", 0):
         array = np.ascontiguousarray(array.T)
@@ -68,15 +68,16 @@ def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: W
     return [stored[key, part] for part, _ in parts]
 
 
-def _dynamic_lstm(node: ir.Node, weights: WeightWriter) -> int:
+def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     """LSTM(X, W (D, 4H, I), R (D, 4H, H), ...) -> DynamicQuantizeLSTM(X, W (D, I, 4H), R (D, H, 4H), ..., scales)."""
     inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
     scales: list[ir.Value | None] = []
     for index in (1, 2):
         array = weights.array(node, index)
         directions, gates, _ = array.shape
-        params = weights.params(array.reshape(directions * gates, -1), 0)
-        stored = quantize(array.reshape(directions * gates, -1), params).reshape(array.shape).transpose(0, 2, 1)
+        rows = array.reshape(directions * gates, -1)
+        params = weights.within(unit, rows, weights.params(rows, 0), 0)
+        stored = quantize(rows, params).reshape(array.shape).transpose(0, 2, 1)
         shape = (directions, gates)
         by_gate = QParams(scale=params.scale.reshape(shape), zero_point=params.zero_point.reshape(shape))
         matrix, *parameters = _stored(node, index, np.ascontiguousarray(stored), by_gate, weights)

@@ -78,7 +78,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def begun(model: Path, data: Feeds, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Plan], Candidate]]:
-    job = prepare(model, data, Options(**{"place": "rules", **options}), model.parent, silent)
+    job = prepare(model, data, Options(**{"place": "rules", "isa": "vnni", **options}), model.parent, silent)
     return job, *plan_by_rules(job, find_ranges(job), Evidence())
 
 
@@ -193,14 +193,16 @@ def integers(path: Path | onnx.ModelProto) -> dict[str, bytes]:
 
 def quantized(model: Path, name: str, **options: Any) -> Path:
     output = model.parent / f"{name}.onnx"
-    quick = {"place": "rules", "seconds": 0.01, "force_int8": True, "calibration": "minmax"}
+    quick = {"place": "rules", "seconds": 0.01, "force_int8": True, "calibration": "minmax", "isa": "vnni"}
     quantize_model(model, feeds(), output, Options(**{**quick, **options}))
     return output
 
 
 def written(model: Path, *, means: bool, **options: Any) -> dict[str, bytes]:
     """Return the constants that the plan by rules has without any correction, or with that by means alone."""
-    job = prepare(model, feeds(), Options(place="rules", calibration="minmax", **options), model.parent, silent)
+    job = prepare(
+        model, feeds(), Options(place="rules", calibration="minmax", isa="vnni", **options), model.parent, silent
+    )
     found = find_ranges(job)
     qparams = {name: job.scheme.activation_params(*found.ranges[name]) for name in job.all_int8_plan.observed}
     made = job.simple.clone()

@@ -31,6 +31,7 @@ from requant.quantize.accuracy.outputs import decibels, powers
 from requant.quantize.model.files import load_model, serialize, staging
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import all_int8_plan, choose_by
+from requant.quantize.runtime.isa import detect
 from requant.quantize.runtime.progress import silent
 from requant.quantize.sensitivity.cache import digest, forget_old, trials_of
 from requant.quantize.sensitivity.integer_constants import integer_constants
@@ -118,7 +119,9 @@ def ranges(model: ir.Model, names: tuple[str, ...], items: list[Sample]) -> dict
 def emitted_powers(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams], items: list[Sample]) -> Powers:
     """Return the powers of the outputs of a model, and of the noise of the one that the plan makes of it."""
     int8 = model.clone()
-    insert_qdq(int8, plan=plan, qparams={name: qparams[plan.root(name)] for name in plan.observed})
+    insert_qdq(
+        int8, plan=plan, qparams={name: qparams[plan.root(name)] for name in plan.observed}, exact=detect().exact
+    )
     before, after = open_session(serialize(model)), open_session(serialize(int8))
     names = [output.name for output in before.get_outputs()]
     total = dict.fromkeys(names, (0.0, 0.0))
@@ -146,7 +149,7 @@ def board_of(path: Path, count: int = 8) -> tuple[ir.Model, Plan, dict[str, QPar
     found = replace(facts, ranges=ranges(model, widest.quantized, items))
     plan = all_int8_plan(found, choose_by(found, model))
     qparams = {name: asymmetric_u8(*found.ranges[name]) for name in plan.quantized}
-    board = switchboard(model, plan, qparams, integer_constants(model, plan, qparams))
+    board = switchboard(model, plan, qparams, integer_constants(model, plan, qparams, exact=detect().exact))
     return model, plan, qparams, board, items
 
 
@@ -524,7 +527,7 @@ def test_the_ranges_of_files_are_kept(chain: Path, archive: Path, monkeypatch: p
     def fail(*_: object) -> Iterator[None]:
         raise AssertionError
 
-    monkeypatch.setattr("requant.calibration.runner.here", fail)
+    monkeypatch.setattr("requant.calibration.runner.local_pieces", fail)
     assert run(chain, "--data", archive, "--samples", 1).exit_code == 0
 
 
