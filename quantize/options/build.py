@@ -20,7 +20,7 @@ from .selection import Selection
 SELECTED = ("exclude_nodes", "exclude_ops", "include_ops")
 INTEGERS = ("activation", "weight", "symmetric")
 ATTRIBUTES: Mapping[str, str] = {"lambda": "noise_weight"}
-"""The attribute of `Options`, where the option has another name."""
+"""The attribute of `Options` by name of the option, if the names differ."""
 
 
 def build_options(values: Mapping[str, Any]) -> Options:
