@@ -106,9 +106,11 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(
+        completion_class(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source()
+    )
 
 
 def is_given(name: str) -> bool:

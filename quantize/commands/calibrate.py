@@ -100,8 +100,8 @@ def calibrate(
         raise click.UsageError("--calibration, --symmetric and --overrides need -o; a log holds observed ranges alone")
     options = Options(samples=samples, calibration=calibration, overrides=overrides, scheme=Scheme(symmetric=symmetric))
     settings = {**workers, "batch": batch, "shard": shard}
-    found = _calibrated(files[0], data, options, settings, (output, log))
-    _print_ranges(found, output, log, as_json)
+    result = _calibrated(files[0], data, options, settings, (output, log))
+    _print_ranges(result, output, log, as_json)
 
 
 def _calibrated(
@@ -134,12 +134,12 @@ def _calibrated(
         _resumable(checkpoint),
     ):
         with shown_progress() as progress:
-            found = calibrate_model(model, data, replace(options, execution=execution), log=log, progress=progress)
+            result = calibrate_model(model, data, replace(options, execution=execution), log=log, progress=progress)
         if output is not None:
-            save_ranges(output, found.file)
+            save_ranges(output, result.file)
         for path in kept:
             path.unlink(missing_ok=True)
-    return found
+    return result
 
 
 def _check_merge(files: tuple[Path, ...], data: object, log: Path | None) -> None:
@@ -158,9 +158,9 @@ def _merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) ->
 
     for part in files:
         check_output(output, part, force=force)
-    found = merge_ranges(files)
-    save_ranges(output, found.file)
-    _print_ranges(found, output, None, as_json)
+    result = merge_ranges(files)
+    save_ranges(output, result.file)
+    _print_ranges(result, output, None, as_json)
 
 
 @contextmanager
@@ -177,12 +177,12 @@ def _resumable(checkpoint: Path) -> Iterator[None]:
 
 def _written(checkpoint: Path) -> set[tuple[str, int]]:
     """Return the names of all checkpoints of an output, with the time of the last change of each."""
-    found = set()
+    checkpoints = set()
     for path in checkpoint.parent.iterdir():
         if path.name.startswith(f"{checkpoint.name}-"):
             with suppress(FileNotFoundError):  # another run may remove its checkpoint meanwhile
-                found.add((path.name, path.stat().st_mtime_ns))
-    return found
+                checkpoints.add((path.name, path.stat().st_mtime_ns))
+    return checkpoints
 
 
 def _write_log(
@@ -203,9 +203,9 @@ def _write_log(
         print_json({"log": str(log), "lines": lines})
 
 
-def _print_ranges(found: Calibration, output: Path | None, log: Path | None, as_json: bool) -> None:
+def _print_ranges(result: Calibration, output: Path | None, log: Path | None, as_json: bool) -> None:
     """Print the written files and the findings about the data."""
-    ranges = found.file
+    ranges = result.file
     for target in (output, log):
         if target is not None:
             click.echo(f"{target}: {len(ranges.ranges)} tensors, {ranges.samples} samples", err=True)
@@ -220,10 +220,10 @@ def _print_ranges(found: Calibration, output: Path | None, log: Path | None, as_
                 "rule": str(ranges.rule),
                 "tensors": {name: {"lo": lo, "hi": hi} for name, (lo, hi) in ranges.ranges.items()},
                 "broken": {name: place.where for name, place in ranges.seen.broken.items()},
-                "findings": [finding.to_json() for finding in found.findings],
+                "findings": [finding.to_json() for finding in result.findings],
             }
         )
     else:
         from ..console.quantized import print_findings
 
-        print_findings(found.findings)
+        print_findings(result.findings)

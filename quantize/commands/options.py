@@ -55,13 +55,13 @@ def _read(option: Option) -> Callable[[click.Context, click.Parameter, Any], Any
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Return pairs of a name and a value by name, from texts such as ``top1=0.5%``."""
-    found = {}
+    values_by_name = {}
     for item in values:
         name, equals, text = item.rpartition("=")
         if not (name and equals and text):
             raise click.BadParameter(f"{item!r} is no pair; write for instance top1=0.5%", ctx, param)
-        found[name] = text
-    return found
+        values_by_name[name] = text
+    return values_by_name
 
 
 def click_option(option: Option, **settings: Any) -> Decorator:

@@ -80,8 +80,8 @@ def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
     """
     from ..report import report_runs
 
-    found = report_runs(records, output, force=force)
-    click.echo(f"{output}: {', '.join(record.name for record in found)}", err=True)
+    runs = report_runs(records, output, force=force)
+    click.echo(f"{output}: {', '.join(record.name for record in runs)}", err=True)
 
 
 @click.command(cls=Talking)
@@ -118,15 +118,15 @@ def compare(
         raise click.UsageError("--lower needs --metric")
     chosen = None if metric is None else metric_named(metric, lower=lower)
     with shown_progress() as progress:
-        found = compare_models(
+        comparison = compare_models(
             float_model, int8_model, data, batch=batch, threads=threads, progress=progress, metric=chosen
         )
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     else:
         from ..console.quantized import print_comparison
 
-        print_comparison(found)
+        print_comparison(comparison)
 
 
 @click.command(cls=Talking)
@@ -142,13 +142,13 @@ def ops(name: str | None, as_json: bool) -> None:
     """
     from ..tools.inspect.operators import operators
 
-    found = operators(name)
+    rows = operators(name)
     if as_json:
-        print_json({facts.name: facts.to_json() for facts in found})
+        print_json({facts.name: facts.to_json() for facts in rows})
     else:
         from ..console.quantized import print_operators
 
-        print_operators(found)
+        print_operators(rows)
 
 
 @click.group(cls=Commands)
@@ -172,13 +172,13 @@ def show_costs(as_json: bool) -> None:
     """
     from ..placement.costs import kept
 
-    found = kept()
+    cached = kept()
     if as_json:
-        print_json({"costs": [each.to_json() for each in found]})
+        print_json({"costs": [each.to_json() for each in cached]})
     else:
         from ..console.quantized import print_costs
 
-        print_costs(found)
+        print_costs(cached)
 
 
 @costs.command("clear")
@@ -215,9 +215,9 @@ def measure_costs(
 
     check_output(output, model, force=force)
     with shown_progress() as progress:
-        found = measure_costs(model, data, Options(samples=samples, batch=batch, threads=threads), progress)
-    save(found, output)
-    click.echo(f"{output}: {len(found.rows)} units on {found.machine.cpu}", err=True)
+        measured = measure_costs(model, data, Options(samples=samples, batch=batch, threads=threads), progress)
+    save(measured, output)
+    click.echo(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
 
 
 @click.command(cls=Talking)
@@ -272,17 +272,17 @@ def sensitivity(
     kinds = [kind for kind, only in (("units", only_units), ("tensors", only_tensors)) if only]
     options = Options(samples=calibration_samples, calibration=calibration)
     with shown_progress() as progress:
-        found = measure_sensitivity(
+        result = measure_sensitivity(
             model, data, options, samples=samples, kinds=kinds or ("units", "tensors"), fresh=fresh, progress=progress
         )
     if output is not None:
         from ...calibration.files import write_atomically
 
-        write_atomically(output, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
-        click.echo(f"{output}: {len(found.units)} units, {len(found.tensors)} tensors", err=True)
+        write_atomically(output, (json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n").encode())
+        click.echo(f"{output}: {len(result.units)} units, {len(result.tensors)} tensors", err=True)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
         from ..console.sensitivity import print_sensitivity
 
-        print_sensitivity(found, everything=everything)
+        print_sensitivity(result, everything=everything)

@@ -64,17 +64,17 @@ def inspect(
 
     if sum((structure, dot, as_json)) > 1:
         raise click.UsageError("give only one of --print-structure, --dot and --json")
-    found = inspect_model(model, lengths, data=data)
-    if nodes and (found.macs is None or found.peak_bytes is None):
-        hint = "; give --shape, --dim or --data" if found.depends else ""
-        raise RequantError(f"{model}: the cost of a node {found.why_unknown()}{hint}")
+    inspection = inspect_model(model, lengths, data=data)
+    if nodes and (inspection.macs is None or inspection.peak_bytes is None):
+        hint = "; give --shape, --dim or --data" if inspection.depends else ""
+        raise RequantError(f"{model}: the cost of a node {inspection.why_unknown()}{hint}")
     if as_json:
-        print_json(found.to_json())
+        print_json(inspection.to_json())
     elif structure or dot:
-        for line in structure_lines(found) if structure else dot_lines(found):
+        for line in structure_lines(inspection) if structure else dot_lines(inspection):
             click.echo(line)
     else:
-        print_inspection(found, nodes=nodes)
+        print_inspection(inspection, nodes=nodes)
 
 
 @click.command(cls=Talking)
@@ -111,13 +111,13 @@ def diff(
     if as_json and everything:
         raise click.UsageError("--all has no effect with --json, which has every difference")
     ignored = Ignored(ignore_names, ignore_order, ignore_metadata, ignore_versions)
-    found = diff_models(first, second, ignored)
+    differences = diff_models(first, second, ignored)
     if as_json:
-        print_json(found.to_json())
+        print_json(differences.to_json())
     else:
-        for line in difference_lines(found, everything=everything):
+        for line in difference_lines(differences, everything=everything):
             click.echo(line)
-    if not found.equal:
+    if not differences.equal:
         click.get_current_context().exit(1)
 
 
@@ -140,13 +140,13 @@ def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: in
     from .. import compile_model
 
     with shown_progress() as progress:
-        found = compile_model(model, output, data, threads=threads, force=force, progress=progress)
+        compiled = compile_model(model, output, data, threads=threads, force=force, progress=progress)
     if as_json:
-        print_json(found.to_json())
+        print_json(compiled.to_json())
     else:
         from ..console.timed import print_compiled
 
-        print_compiled(found)
+        print_compiled(compiled)
 
 
 @click.command(cls=Talking)
@@ -195,13 +195,13 @@ def bench(
     search = Search(seconds, threads if is_given("threads") else None) if settings else None
     load = Load(batch=batch, threads=threads, lengths=lengths, profile=not no_profile)
     with shown_progress() as progress:
-        found = bench_model(model, data, load, other=other, search=search, progress=progress)
+        result = bench_model(model, data, load, other=other, search=search, progress=progress)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
         from ..console.timed import print_bench
 
-        print_bench(found)
+        print_bench(result)
 
 
 @click.command(cls=Talking)

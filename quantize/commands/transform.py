@@ -107,19 +107,19 @@ def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) ->
     load_plugins()
     if sum((name is not None, groups, markdown)) > 1 or (markdown and as_json):
         raise click.UsageError("give only one of NAME, --groups and --markdown")
-    found = [lookup(name)] if name else [REGISTRY[key] for key in sorted(REGISTRY)]
+    listed = [lookup(name)] if name else [REGISTRY[key] for key in sorted(REGISTRY)]
     if groups and as_json:
         print_json({group: describe_group(group) for group in sorted(GROUPS)})
     elif groups:
         for group in sorted(GROUPS):
             click.echo(f"{group}: {parse_groups(group)}")
     elif markdown:
-        click.echo(reference(found), nl=False)
+        click.echo(reference(listed), nl=False)
     elif as_json:
-        print_json({transform.name: describe(transform) for transform in found})
+        print_json({transform.name: describe(transform) for transform in listed})
     elif name:
-        click.echo(page(found[0]))
+        click.echo(page(listed[0]))
     else:
-        width = max(len(transform.name) for transform in found)
-        for transform in found:
+        width = max(len(transform.name) for transform in listed)
+        for transform in listed:
             click.echo(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")

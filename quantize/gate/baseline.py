@@ -76,12 +76,12 @@ def _drop(name: str, value: object, is_share: bool) -> Allowance:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise RequantError(f'tolerance {name!r}: {value!r} is not a drop; write 0.005 or "0.5%"')
     try:
-        found = parse_drop(value if isinstance(value, str) else repr(value))
+        drop = parse_drop(value if isinstance(value, str) else repr(value))
     except RequantError as error:
         raise RequantError(f"tolerance {name!r}: {error}") from error
-    if (found.relative or is_share) and found.amount > 1:
-        raise RequantError(f"tolerance {name!r}: {found} is out of range; the greatest drop is 100%")
-    return found
+    if (drop.relative or is_share) and drop.amount > 1:
+        raise RequantError(f"tolerance {name!r}: {drop} is out of range; the greatest drop is 100%")
+    return drop
 
 
 def _limit(name: str, value: object, most: float) -> float:
@@ -147,7 +147,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DataSummary:
     """The data on which a pair of models was measured.
 
     Attributes:
@@ -246,7 +246,7 @@ class Measured:
     float_model: str
     int8_model: str
     scores: Mapping[str, Scored]
-    data: Seen
+    data: DataSummary
     speed: Speed | None
     mac_share: float
     kernels: Mapping[str, tuple[int, float]]

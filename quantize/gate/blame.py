@@ -52,7 +52,7 @@ class Changed:
 def changed_layers(now: Measured, before: Measured) -> list[Changed]:
     """Return the layers that differ from the baseline's; those that lose most SQNR themselves come first."""
     lost = {name: _loss(before.noise[name], now.noise[name]) for name in now.noise.keys() & before.noise.keys()}
-    found = []
+    layers = []
     for name in dict.fromkeys((*now.layers, *before.layers)):
         old, new = before.layers.get(name), now.layers.get(name)
         changed = _changed(name, old, new)
@@ -62,8 +62,8 @@ def changed_layers(now: Measured, before: Measured) -> list[Changed]:
         if new is not None and name in lost:
             own = lost[name] - max((lost.get(each, 0.0) for each in new.after), default=0.0)
         both = (before.noise[name], now.noise[name]) if name in lost else None
-        found.append(replace(changed, lost_db=max(own, 0.0), noise=both))
-    return sorted(found, key=lambda row: (-round(row.lost_db, 1), -row.amount))
+        layers.append(replace(changed, lost_db=max(own, 0.0), noise=both))
+    return sorted(layers, key=lambda row: (-round(row.lost_db, 1), -row.amount))
 
 
 def _loss(before: float, now: float) -> float:

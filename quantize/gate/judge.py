@@ -13,7 +13,7 @@ from ..accuracy.drop import Allowance, versus
 from ..accuracy.metrics import Metric
 from ..accuracy.outputs import Interval, finite
 from ..model.files import size_text
-from .baseline import Baseline, Measured, Scored, Seen, Speed, Statistics, Tolerances
+from .baseline import Baseline, DataSummary, Measured, Scored, Speed, Statistics, Tolerances
 from .measure import machines_differ
 
 
@@ -119,8 +119,8 @@ def metric_line(before: Scored, now: Scored, allowed: Allowance, *, other_data: 
     if other_data:
         return _with(line, Status.SKIP, "the data are not the data of the baseline")
     try:
-        found = versus(old, new)
-        drop, interval, method = found.drop, found.interval, found.method
+        result = versus(old, new)
+        drop, interval, method = result.drop, result.interval, result.method
     except RequantError:  # the number of items differs, which is possible for a metric of the user
         drop, interval, method = metric.worse(old.value, new.value), None, "no interval: other items"
     line = _with(line, Status.OK, "", interval=interval)
@@ -174,7 +174,7 @@ def data_line(now: Measured, before: Measured, allowed: Tolerances) -> Line:
     return line
 
 
-def _data_problem(new: Seen, old: Seen, moved: str, allowed: float) -> str:
+def _data_problem(new: DataSummary, old: DataSummary, moved: str, allowed: float) -> str:
     """Return why the data are not those of the baseline; empty if they are.
 
     Args:
@@ -199,7 +199,7 @@ def _data_problem(new: Seen, old: Seen, moved: str, allowed: float) -> str:
     return f"same data, but another runtime or metric{scores}" if moved else ""
 
 
-def _samples(seen: Seen) -> str:
+def _samples(seen: DataSummary) -> str:
     """Return the number of samples as text, and whether they have labels."""
     return f"{seen.samples} samples" + (", labels" if seen.labels else "")
 
@@ -215,7 +215,7 @@ def _moved(now: Measured, before: Measured, allowed: Tolerances) -> Iterator[str
             yield f"{name} {written(old.metric, old.before)} -> {written(old.metric, new.before)}"
 
 
-def _changed_inputs(new: Seen, old: Seen, most: float) -> Iterator[str]:
+def _changed_inputs(new: DataSummary, old: DataSummary, most: float) -> Iterator[str]:
     """Yield the inputs whose statistics changed, with both statistics."""
     for name, one in old.statistics.items():
         two = new.statistics.get(name)

@@ -48,16 +48,16 @@ def layers_of(model: ir.Model) -> dict[str, Layer]:
     The scale and zero point of a node's output belong to the layer. Those of a model input are a layer with the name
     of the input.
     """
-    found: dict[str, Layer] = {}
+    layers: dict[str, Layer] = {}
     for graph in computing_graphs(model):
         for value in graph.inputs:
             if (scales := _quantized_by(value)) and value.name:
-                found[value.name] = Layer("input", scales)
+                layers[value.name] = Layer("input", scales)
         for node in graph:
             name = _row_name(node)
             if node.op_type not in LINEAR and name:
-                found[name] = Layer(node.op_type, dict(_constants(node)), tuple(dict.fromkeys(_before(node))))
-    return found
+                layers[name] = Layer(node.op_type, dict(_constants(node)), tuple(dict.fromkeys(_before(node))))
+    return layers
 
 
 def _before(node: ir.Node) -> Iterator[str]:
@@ -208,18 +208,20 @@ def tensor_noise(float_model: PathLike, int8_model: PathLike, samples: Iterable[
     models = [load_model(path) for path in (float_model, int8_model)]
     if Weights.of(models[0]).large:
         return {}
-    made = [_made(model) for model in models]
-    common = {name: shown for name, (_, shown) in made[1].items() if name in made[0]}
-    runs = [_runner(_showing(model, names)) for model, names in zip(models, (common, common.values()), strict=True)]
+    outputs = [_node_outputs(model) for model in models]
+    common = {name: dequantized for name, (_, dequantized) in outputs[1].items() if name in outputs[0]}
+    runs = [
+        _runner(_with_outputs(model, names)) for model, names in zip(models, (common, common.values()), strict=True)
+    ]
     sums: dict[str, tuple[float, float]] = {}
     for sample in islice(samples, SAMPLES):
         before, after = (run(sample.feed) for run in runs)
-        for name, shown in common.items():
-            if is_float(before[name]) and is_float(after[shown]):
-                signal, noise = powers(before[name], after[shown])
+        for name, dequantized in common.items():
+            if is_float(before[name]) and is_float(after[dequantized]):
+                signal, noise = powers(before[name], after[dequantized])
                 old = sums.get(name, (0.0, 0.0))
                 sums[name] = (old[0] + signal, old[1] + noise)
-    return {made[1][name][0]: decibels(*both) for name, both in sums.items()}
+    return {outputs[1][name][0]: decibels(*both) for name, both in sums.items()}
 
 
 def _runner(model: ModelSource) -> Callable[[Feed], dict[str, Array]]:
@@ -236,10 +238,10 @@ def _runner(model: ModelSource) -> Callable[[Feed], dict[str, Array]]:
     return run
 
 
-def _made(model: ir.Model) -> dict[str, tuple[str, str]]:
+def _node_outputs(model: ir.Model) -> dict[str, tuple[str, str]]:
     """Return the node and the dequantized name of each tensor of the main graph by name."""
     return {
-        value.name: (_row_name(node), _behind(value))
+        value.name: (_row_name(node), _dequantized_name(value))
         for node in model.graph
         if node.op_type not in LINEAR
         for value in node.outputs
@@ -247,7 +249,7 @@ def _made(model: ir.Model) -> dict[str, tuple[str, str]]:
     }
 
 
-def _behind(value: ir.Value) -> str:
+def _dequantized_name(value: ir.Value) -> str:
     """Return the name of a value; of a quantized one, that of its DequantizeLinear's output."""
     for quantize in value.consumers():
         if quantize.op_type == "QuantizeLinear":
@@ -257,7 +259,7 @@ def _behind(value: ir.Value) -> str:
     return str(value.name)
 
 
-def _showing(model: ir.Model, names: Iterable[str]) -> ModelSource:
+def _with_outputs(model: ir.Model, names: Iterable[str]) -> ModelSource:
     """Return a model with inner tensors as further outputs."""
     copy = model.clone()
     there = {value.name for value in copy.graph.outputs}

@@ -20,11 +20,11 @@ from ...calibration.decoding import Natural, convert, convert_rows, load_json
 from ...calibration.files import write_atomically
 from ...calibration.session import Array
 from ..accuracy.metrics import Score, metric_named
-from .baseline import Baseline, Constant, Layer, Measured, Scored, Seen, Speed, tolerances
+from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances
 
 FORMAT = "requant.lock"
 VERSION = 1
-MALFORMED = "malformed, --update writes it anew"
+MALFORMED = "malformed, --update writes a new one"
 PLAIN = ("float_model", "int8_model", "mac_share", "size", "opset")
 """Attributes of `Measured` that are written as they are."""
 Number: TypeAlias = float | Literal["inf", "-inf", "nan"]
@@ -62,7 +62,7 @@ class Document(msgspec.Struct, frozen=True):
     size: Natural
     opset: int
     metrics: dict[str, object]
-    data: Seen
+    data: DataSummary
     latency: Speed | None
     kernels: dict[str, object]
     stored: dict[str, object]
@@ -205,7 +205,7 @@ def unpack(packed: Packed | None, place: str) -> Array | None:
     """
     if packed is None:
         return None
-    size = 8 * math.prod(packed.shape)  # unpack no more than this, whatever the file holds
+    size = 8 * math.prod(packed.shape)  # never unpack more, even if the file holds more
     try:
         raw = zlib.decompressobj().decompress(packed.data, size + 1)
         return np.frombuffer(raw, packed.type).reshape(packed.shape)

@@ -27,7 +27,7 @@ from ..runtime.profile import KernelRun, executed, integer_share
 from ..runtime.progress import Progress
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
-from .baseline import Measured, Scored, Seen, Speed, Statistics
+from .baseline import DataSummary, Measured, Scored, Speed, Statistics
 from .layers import opset_of
 
 ROUNDS = 5
@@ -96,8 +96,8 @@ def usual_metrics(model: Path, first: Sample) -> list[Metric]:
     if classes is not None:
         names.insert(0, "agreement")
         label = first.label
-        found = np.zeros(0) if label is None else np.asarray(label)
-        if found.dtype.kind in "iu" and found.size == np.prod(classes.shape[:-1]):
+        labels = np.zeros(0) if label is None else np.asarray(label)
+        if labels.dtype.kind in "iu" and labels.size == np.prod(classes.shape[:-1]):
             names.insert(0, "top1")
     return [METRICS[name] for name in names]
 
@@ -114,7 +114,7 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
     Raises:
         RequantError: A model fails, the labels do not fit, or a metric fails.
     """
-    scores, seen = _scores(pair, metrics, progress)
+    scores, data = _scores(pair, metrics, progress)
     progress("inspect", 0, None)
     runs = executed(serialize(pair.int8_model), pair.first.feed, threads=timing.threads)
     speed = speed_of(pair, timing, progress) if timing.seconds > 0 else None
@@ -122,7 +122,7 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
         float_model=fingerprint(pair.float_model),
         int8_model=fingerprint(pair.int8_model),
         scores=scores,
-        data=seen,
+        data=data,
         speed=speed,
         mac_share=integer_share(runs),
         kernels=_kernels(runs),
@@ -133,20 +133,20 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
 
 def _kernels(runs: Sequence[KernelRun]) -> dict[str, tuple[int, float]]:
     """Return the number of executed kernels and their microseconds by operator, slowest first."""
-    found: dict[str, tuple[int, float]] = {}
+    kernels: dict[str, tuple[int, float]] = {}
     for run in runs:
-        count, spent = found.get(run.op, (0, 0.0))
-        found[run.op] = (count + 1, round(spent + run.microseconds, 1))
-    return dict(sorted(found.items(), key=lambda row: -row[1][1]))
+        count, spent = kernels.get(run.op, (0, 0.0))
+        kernels[run.op] = (count + 1, round(spent + run.microseconds, 1))
+    return dict(sorted(kernels.items(), key=lambda row: -row[1][1]))
 
 
 # ------------------------------------------------------------------------------------------------------- accuracy
 
 
-def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[dict[str, Scored], Seen]:
+def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[dict[str, Scored], DataSummary]:
     """Score both models in one pass over the data; return the scores and a description of the data."""
     scorers = [(metric, Scorer(metric), Scorer(metric)) for metric in metrics if not _runs_itself(metric)]
-    watched = _Watched()
+    summarizer = _Summarizer()
 
     def watch(before: Outputs, after: Outputs, sample: Sample) -> None:
         for metric, one, two in scorers:
@@ -159,17 +159,17 @@ def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[
     def tell(done: int) -> None:
         progress("compare", done, pair.source.length)
 
-    samples = watched.passing(pair.source)
+    samples = summarizer.passing(pair.source)
     judge_pair(pair.float_path, pair.int8_path, samples, tell, weights=pair.weights, watch=watch)
-    found = {}
+    scores = {}
     for metric, one, two in scorers:
         after = two.result()
-        found[metric.name] = scored(of_reference(after) if metric.reference else one.result(), after)
+        scores[metric.name] = scored(of_reference(after) if metric.reference else one.result(), after)
     for metric in filter(_runs_itself, metrics):
         progress(metric.name, 0, None)
         both = [score(metric, path, pair.source) for path in (pair.float_path, pair.int8_path)]
-        found[metric.name] = scored(*both)
-    return {metric.name: found[metric.name] for metric in metrics}, watched.result(pair.source.description)
+        scores[metric.name] = scored(*both)
+    return {metric.name: scores[metric.name] for metric in metrics}, summarizer.result(pair.source.description)
 
 
 def _runs_itself(metric: Metric) -> bool:
@@ -183,20 +183,20 @@ def scored(before: Score, after: Score) -> Scored:
     Raises:
         RequantError: The scores are of different metrics or data.
     """
-    found = versus(before, after)
-    return Scored(found.metric, before.value, bounded(after), found.drop, found.interval)
+    drop = versus(before, after)
+    return Scored(drop.metric, before.value, bounded(after), drop.drop, drop.interval)
 
 
-def bounded(found: Score) -> Score:
+def bounded(result: Score) -> Score:
     """Return a score with at most `KEPT` numbers; more items are summed in blocks, or dropped."""
-    if found.parts is None or found.parts.size <= KEPT:
-        return found
-    if not found.metric.sums:
-        return replace(found, parts=None, rows=None)
-    parts = found.parts if found.rows is None else by_row(found.parts, found.rows)[0]
+    if result.parts is None or result.parts.size <= KEPT:
+        return result
+    if not result.metric.sums:
+        return replace(result, parts=None, rows=None)
+    parts = result.parts if result.rows is None else by_row(result.parts, result.rows)[0]
     count = min(BLOCKS, len(parts), max(1, KEPT // parts.shape[1]))
     starts = np.arange(count) * len(parts) // count
-    return replace(found, parts=np.add.reduceat(parts, starts, axis=0), rows=None)
+    return replace(result, parts=np.add.reduceat(parts, starts, axis=0), rows=None)
 
 
 # ------------------------------------------------------------------------------------------------------- the data
@@ -236,7 +236,7 @@ class _Sums:
         return Statistics(mean, std, self.least, self.most, channels)
 
 
-class _Watched:
+class _Summarizer:
     """Digests and statistics of the samples that `passing` yields."""
 
     def __init__(self) -> None:
@@ -258,11 +258,11 @@ class _Watched:
                 _add(self._labels, "", np.asarray(sample.label).reshape(-1))
             yield sample
 
-    def result(self, description: str) -> Seen:
+    def result(self, description: str) -> DataSummary:
         """Return the description of the data."""
         labels = self._labels.hexdigest() if self._labelled else ""
         statistics = {name: sums.result() for name, sums in self._sums.items()}
-        return Seen(description, self._samples, self._inputs.hexdigest(), labels, statistics)
+        return DataSummary(description, self._samples, self._inputs.hexdigest(), labels, statistics)
 
 
 def _add(digest: hashlib.blake2b, name: str, array: Array) -> None:
@@ -289,14 +289,14 @@ def speed_of(pair: Pair, timing: Timing, progress: Progress) -> Speed:
     """
     sample = pair.first if timing.batch == 1 else stacked(pair.source, timing.batch)
     run = _rounds(pair, timing, sample)
-    found: list[tuple[float, float]] = []
+    rounds: list[tuple[float, float]] = []
     for attempt in range(1 + AGAIN):
         progress("time" if attempt == 0 else "time again", attempt, 1 + AGAIN)
-        found += [run() for _ in range(ROUNDS)]
-        if max(before / after for before, after in found) >= timing.floor:
+        rounds += [run() for _ in range(ROUNDS)]
+        if max(before / after for before, after in rounds) >= timing.floor:
             break
-    before, after = (min(times) for times in zip(*found, strict=True))
-    ratios = tuple(round(one / two, 4) for one, two in found)
+    before, after = (min(times) for times in zip(*rounds, strict=True))
+    ratios = tuple(round(one / two, 4) for one, two in rounds)
     return Speed(ratios, 1e3 * before, 1e3 * after, timing.batch, Machine.here(timing.threads))
 
 

@@ -256,9 +256,9 @@ def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -
     common_inputs(prepared.float_path, int8_model)
     if prepared.update or prepared.old is None:
         now = _whole(pair, measure_pair(pair, prepared.metrics, prepared.timing, progress), progress)
-        made = Baseline(now, prepared.allowed, prepared.samples, os.fspath(prepared.baseline))
-        save_baseline(prepared.baseline, made)
-        lines = judge(now, made)
+        baseline = Baseline(now, prepared.allowed, prepared.samples, os.fspath(prepared.baseline))
+        save_baseline(prepared.baseline, baseline)
+        lines = judge(now, baseline)
     else:
         old = prepared.old.measured
         before = replace(old, scores={metric.name: old.scores[metric.name] for metric in prepared.metrics})
@@ -285,19 +285,19 @@ def _metrics(options: CheckOptions, old: Baseline | None, model: Path, first: Sa
         raise RequantError("lower needs a metric FILE.py:NAME")
     if not options.metrics:
         return usual_metrics(model, first) if old is None else [row.metric for row in old.measured.scores.values()]
-    found = [metric_named(name, lower=options.lower and ":" in name) for name in dict.fromkeys(options.metrics)]
+    metrics = [metric_named(name, lower=options.lower and ":" in name) for name in dict.fromkeys(options.metrics)]
     if not update and old is not None:
-        missing = next((metric.name for metric in found if metric.name not in old.measured.scores), None)
+        missing = next((metric.name for metric in metrics if metric.name not in old.measured.scores), None)
         if missing is not None:
             has = ", ".join(old.measured.scores)
             raise RequantError(f"{old.path}: has scores in {has}, not in {missing}; --update --metric {missing}")
-    return found
+    return metrics
 
 
-def _known(given: Mapping[str, object], old: Baseline, metrics: Sequence[Metric]) -> dict[str, object]:
+def _known(values: Mapping[str, object], old: Baseline, metrics: Sequence[Metric]) -> dict[str, object]:
     """Return tolerances without those of metrics that this check does not use."""
     names = {metric.name for metric in metrics}
-    return {name: value for name, value in given.items() if name not in old.measured.scores or name in names}
+    return {name: value for name, value in values.items() if name not in old.measured.scores or name in names}
 
 
 def _floor(baseline: Baseline, timing: Timing) -> float:

@@ -20,7 +20,7 @@ from .selection import Selection
 SELECTED = ("exclude_nodes", "exclude_ops", "include_ops")
 INTEGERS = ("activation", "weight", "symmetric")
 ATTRIBUTES: Mapping[str, str] = {"lambda": "noise_weight"}
-"""The attribute of `Options`, where the option has another name."""
+"""The attribute of `Options` by name of the option, if the names differ."""
 
 
 def build_options(values: Mapping[str, Any]) -> Options:
@@ -55,11 +55,12 @@ def split_strategies(texts: Iterable[str]) -> tuple[Strategy, dict[str, Strategy
     Raises:
         RequantError: A strategy is unknown, or there are several for all nodes.
     """
+    known = [strategy.value for strategy in Strategy]
     overall, by_node = set(), {}
     for text in texts:
         node, equals, name = text.rpartition("=")  # the name of a node may contain "="
-        if name not in list(Strategy):
-            raise UnknownNameError("strategy", name, list(Strategy))
+        if name not in known:
+            raise UnknownNameError("strategy", name, known)
         if equals:
             by_node[node] = Strategy(name)
         else:

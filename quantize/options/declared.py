@@ -71,15 +71,15 @@ class Option:
         name: The name, with underscores.
         kind: The type of its value.
         help: Its meaning, in one line that fits beside an example of it.
-        default: Its value where it is not given; None where it has none, see `unset`.
-        unset: What happens where it is not given and has no default, in words: ``"all"``.
+        default: The value of an option that is not given; None without a default, see `unset`.
+        unset: The effect of an option that is not given and has no default, in words: ``"all"``.
         choices: The only values of a text.
         least: The least value of a number.
         above: Whether a number must be more than `least`.
         metavar: The value's name in the help of the command line; ``FILE`` completes to paths.
         more: Further help, shown by the command line alone.
-        project: The default in a ``requant.toml``, where it is another one.
-        sample: An example value, where there is no default.
+        project: The default in a ``requant.toml``, if it differs.
+        sample: An example value, if there is no default.
         parse: Converts the text; a RequantError refuses it.
     """
 
@@ -175,7 +175,7 @@ READING = (
         help="A .csv file with the label of each file.",
     ),
 )
-"""How data are read."""
+"""The options to read data."""
 SAMPLES = Option("samples", Kind.INT, "Use N samples, evenly spaced.", unset="all", least=1, metavar="N", sample=200)
 BATCH = Option("batch", Kind.INT, "Items per run while timing.", default=1, least=1, metavar="N")
 THREADS = Option("threads", Kind.INT, "Threads while timing; 0: the runtime chooses.", default=1, least=0, metavar="N")
@@ -270,7 +270,7 @@ INT8 = (
     BATCH,
     THREADS,
 )
-"""What the INT8 model is."""
+"""The options that shape the INT8 model, and its measurement."""
 SEARCH = (
     Option(
         "max_drop",
@@ -335,7 +335,7 @@ WORKERS = (
         more="Without it, --executor dask starts a cluster here.",
     ),
 )
-"""Where and how the model is run over the data."""
+"""The options to run the model over the data."""
 QUANTIZE: tuple[Option, ...] = (
     Option(
         "data",

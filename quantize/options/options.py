@@ -44,7 +44,7 @@ class Options:
         effort: How much is done for accuracy, a key of `EFFORTS`.
         corrections: Keys of `CORRECTIONS` that replace those of the effort.
         external_data: Write the weights to one file beside the output; above 2 GB this always happens.
-        force_int8: Write the INT8 model even where it is not worth having.
+        force_int8: Write the INT8 model even if it is not worth having.
         threads: Threads inside one operator while the latency is measured; with 0 the runtime chooses.
         force: Overwrite an existing output.
         seconds: Duration of the latency measurement of the two models.

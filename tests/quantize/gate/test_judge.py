@@ -18,10 +18,10 @@ from requant.quantize.gate.baseline import (
     LIMITS,
     Baseline,
     Constant,
+    DataSummary,
     Layer,
     Measured,
     Scored,
-    Seen,
     Speed,
     Statistics,
     tolerances,
@@ -55,7 +55,7 @@ def pair(broken: int, fixed: int, same: int) -> tuple[Scored, Scored]:
 
 def measured(**changed: Any) -> Measured:
     """Return what was measured of a model."""
-    seen = Seen("test.npz", 200, "inputs", "labels", {"x": Statistics(0.5, 0.25, 0.0, 1.0, (0.4, 0.5, 0.6))})
+    seen = DataSummary("test.npz", 200, "inputs", "labels", {"x": Statistics(0.5, 0.25, 0.0, 1.0, (0.4, 0.5, 0.6))})
     layers = {
         "conv": Layer("Conv", {"weight": Constant("int8", "a", 2.0), "bias": Constant("int32", "b", 1.0)}),
         "fc": Layer("Gemm", {"weight": Constant("int8", "c", 3.0)}, after=("conv",)),
@@ -262,7 +262,7 @@ def test_a_model_that_is_the_same_is_not_blamed() -> None:
     assert "the INT8 model is the same" in line.reason
 
 
-def seen(**changed: Any) -> Seen:
+def seen(**changed: Any) -> DataSummary:
     return replace(measured().data, **changed)
 
 
@@ -284,7 +284,7 @@ CLOSE = Statistics(0.5001, 0.2501, 0.0, 1.0, (0.4001, 0.5, 0.6))
     ],
     ids=["labels", "no labels", "scale", "channels swapped", "float fell", "fewer", "same data"],
 )
-def test_other_data_are_said_to_be_other_data(data: Seen, float_score: float, says: str) -> None:
+def test_other_data_are_said_to_be_other_data(data: DataSummary, float_score: float, says: str) -> None:
     now = measured(data=data, scores={"top1": scored([True] * 20 + [False] * 180, before=float_score)})
     found = failing(now)
     assert set(found) == {"data"}  # the scores are not judged: nobody could say what lost them
