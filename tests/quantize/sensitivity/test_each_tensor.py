@@ -170,7 +170,7 @@ def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch
     onnx.save(huge_channel(), tmp_path / "float.onnx")
     data = feeds(8, 1, CHANNELS, 8, 8)
     mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", Options())
-    monkeypatch.setattr("requant.quantize.steps.emit.ruinous", lambda *_: {})
+    monkeypatch.setattr("requant.quantize.steps.evidence.ruinous", lambda *_: {})
     monkeypatch.setattr("requant.quantize.steps.deliver.ruinous", lambda *_: {})
     ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", Options())
     assert ruined.rejected is not None  # nothing mended it: not kept, however fast
