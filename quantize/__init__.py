@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from .project.check import check_project
     from .result import FloatNode, Frontier, Point, Result
     from .runtime.timing import Latency
+    from .sensitivity.result import Sensitivity, TensorRow, UnitRow
     from .steps.calibrate import Calibration, calibrate_model, log_model, merge_ranges
     from .steps.search import Goal
     from .tools.bench.bench import Bench, Load, Search, bench_model
     from .tools.bench.compile import Compiled, compile_model
     from .tools.inspect.diff import Differences, Ignored, diff_models
     from .tools.inspect.inspect import Inspection, inspect_model
-    from .tools.sensitivity import Sensitivity, TensorRow, UnitRow, measure_sensitivity
+    from .tools.sensitivity import measure_sensitivity
 
 __all__ = [
     "Accuracy",
@@ -91,7 +92,8 @@ HOMES = {
     ".runtime.timing": ("Latency",),
     ".options.declared": ("Strategy",),
     ".options.selection": ("Selection",),
-    ".tools.sensitivity": ("Sensitivity", "TensorRow", "UnitRow", "measure_sensitivity"),
+    ".sensitivity.result": ("Sensitivity", "TensorRow", "UnitRow"),
+    ".tools.sensitivity": ("measure_sensitivity",),
     ".model.shapes": ("Lengths",),
 }
 """The module of each name, imported when the name is wanted first: of a part, the rest is not paid for."""

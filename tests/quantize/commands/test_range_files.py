@@ -633,7 +633,12 @@ def test_overrides_of_tensors_in_a_log(tmp_path: Path, model: Path, data: Path) 
     assert scales(tmp_path / "out.onnx")["r"] == np.float32(6) / np.float32(255)
     assert not scales(tmp_path / "out.onnx").keys() & {"y", "y/float"}
     mine.write_text("[tensors.r]\nrule = 'minmax'\n")
-    refused(tmp_path, ["quantize", model, *arguments, "-o", tmp_path / "o"], "mine.toml: tensor 'r': a rule cannot choose", "r.log")
+    refused(
+        tmp_path,
+        ["quantize", model, *arguments, "-o", tmp_path / "o"],
+        "mine.toml: tensor 'r': a rule cannot choose",
+        "r.log",
+    )
 
 
 def test_overrides_win_over_pairs_in_the_model(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from requant.calibration.precision import Precision
 from requant.calibration.session import open_session
 from requant.calibration.sums import Channels, Runs
 from requant.cli import main
-from requant.quantize import Options, Sensitivity, choose, measure_sensitivity
+from requant.quantize import Options, choose, measure_sensitivity
 from requant.quantize.accuracy.outputs import decibels, powers
 from requant.quantize.model.files import load_model, serialize, staging
 from requant.quantize.placement.facts import facts_of
@@ -257,12 +257,12 @@ def chain(tmp_path: Path) -> Path:
 def test_the_tensor_that_ruins_ranks_first_and_its_channel_is_named(chain: Path) -> None:
     found = measure_sensitivity(chain, feeds(8, 1, CHANNELS, 8, 8), samples=2)
     assert found.tensors[0].name == "b"
-    assert "one channel rules the range: channel 5 spans" in found.tensors[0].verdict
+    assert "one channel sets the range: channel 5 spans" in found.tensors[0].verdict
     assert found.tensors[0].sqnr_db < 10
     assert found.tensors[1].sqnr_db > 30
     first = found.units[0]
     assert first.name == "third"  # which reads it
-    assert first.verdict.startswith("reads b: one channel rules")
+    assert first.verdict.startswith("reads b: one channel sets")
     gain = found.gain_db(first)
     assert gain is not None
     assert gain > 20
@@ -271,23 +271,14 @@ def test_the_tensor_that_ruins_ranks_first_and_its_channel_is_named(chain: Path)
     assert (found.samples, found.calibrated, found.recalled) == (2, 8, 0)
 
 
-def test_json_comes_back_as_it_was(chain: Path) -> None:
+def test_json_has_null_for_numbers_that_json_lacks(chain: Path) -> None:
     found = measure_sensitivity(chain, feeds(4, 1, CHANNELS, 8, 8), samples=1)
     lost = replace(found, units=(replace(found.units[0], noise=math.inf), replace(found.units[1], noise=0.0)))
-    for each in (found, lost):
-        text = json.dumps(each.to_json(), allow_nan=False)
-        assert Sensitivity.from_json(json.loads(text)) == each
-
-
-@pytest.mark.parametrize("change", [{"schema": 0}, {"units": None}, {"noise": "much"}], ids=str)
-def test_other_json_is_refused(chain: Path, change: dict[str, Any]) -> None:
-    found = measure_sensitivity(chain, feeds(2, 1, CHANNELS, 8, 8), samples=1, kinds=["tensors"])
-    if "noise" in change:
-        with pytest.raises(RequantError, match="here: no evidence"):
-            Sensitivity.from_json([], "here")
-        return
-    with pytest.raises(RequantError, match="here: "):
-        Sensitivity.from_json({**found.to_json(), **change}, "here")
+    rows = [json.loads(json.dumps(each.to_json(), allow_nan=False)) for each in (found, lost)]
+    for row, each in zip(rows, (found, lost), strict=True):
+        assert [unit["name"] for unit in row["units"]] == [unit.name for unit in each.units]
+        assert [tensor["noise"] for tensor in row["tensors"]] == [tensor.noise for tensor in each.tensors]
+    assert [(unit["noise"], unit["sqnr_db"]) for unit in rows[1]["units"]] == [(None, None), (0.0, None)]
 
 
 @pytest.mark.parametrize("kind", ["units", "tensors"])
@@ -475,7 +466,7 @@ def test_the_rounding_of_a_tensor_is_that_of_its_integers() -> None:
     ("noise", "alone", "words"),
     [
         (0.0, None, ""),
-        (1.0, 0.8, "most of it from its weights"),
+        (1.0, 0.8, "most of its noise comes from its weights"),
         (1.0, 0.1, "reads b: wide"),
         (1.0, None, "reads b: wide"),
     ],
@@ -499,7 +490,7 @@ def test_the_command_prints_short_tables(chain: Path, archive: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any("one channel rules" in line for line in lines)
+    assert any("one channel sets" in line for line in lines)
     assert "dB at the worst of 1 outputs" in lines[0]
 
 
