@@ -112,7 +112,8 @@ def diff(
     Lines begin with - for what only A has, + for what only B has, ~ for what differs.
     """
     from ..console.differences import difference_lines
-    from ..tools.inspect.diff import Ignored, diff_models
+    from ..tools.inspect.diff import diff_models
+    from ..tools.inspect.diff_graphs import Ignored
 
     if as_json and everything:
         raise click.UsageError("--all is of the lines; --json has every difference")
