@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .steps.search import Goal
     from .tools.bench.bench import Bench, Load, Search, bench_model
     from .tools.bench.compile import Compiled, compile_model
-    from .tools.inspect.diff import Differences, Ignored, diff_models
+    from .tools.inspect.diff import Differences, diff_models
+    from .tools.inspect.diff_graphs import Ignored
     from .tools.inspect.inspect import Inspection, inspect_model
     from .tools.sensitivity import measure_sensitivity
 
@@ -81,7 +82,8 @@ HOMES = {
     ".steps.calibrate": ("Calibration", "calibrate_model", "log_model", "merge_ranges"),
     ".accuracy.compare": ("Comparison", "compare_models"),
     ".tools.bench.compile": ("Compiled", "compile_model"),
-    ".tools.inspect.diff": ("Differences", "Ignored", "diff_models"),
+    ".tools.inspect.diff": ("Differences", "diff_models"),
+    ".tools.inspect.diff_graphs": ("Ignored",),
     ".steps.search": ("Frontier", "Goal", "Point"),
     ".gate.run": ("Check", "CheckOptions", "check"),
     ".tools.inspect.inspect": ("Inspection", "inspect_model"),

@@ -106,7 +106,8 @@ def diff(
     A line begins with - if only A has the part, with + if only B has it, and with ~ if the part differs.
     """
     from ..console.differences import difference_lines
-    from ..tools.inspect.diff import Ignored, diff_models
+    from ..tools.inspect.diff import diff_models
+    from ..tools.inspect.diff_graphs import Ignored
 
     if as_json and everything:
         raise click.UsageError("--all has no effect with --json, which has every difference")

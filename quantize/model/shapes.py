@@ -10,13 +10,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from ... import RequantError, UnknownNameError
-from ...calibration.session import DTYPES, Array, open_session
+from ...calibration.session import Array
 from ...transforms.fold_constants import fold_constants
 from ...transforms.graph import LARGE, constant, inferred, quiet
 from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY
-from .files import serialize
+from .types import runtime_types
 
 Shape: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = tuple[int | str | None, ...]
@@ -213,7 +213,7 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
             said[value] = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
             value.shape = None
     _infer(copy)
-    told = ask_runtime and _ask_runtime(copy)
+    told = ask_runtime and _infer_with_runtime(copy)
     for value, shape in said.items():
         finer = _finer(value.shape, shape)
         told = told or finer != value.shape
@@ -325,10 +325,10 @@ def _finer(found: ir.Shape | None, said: ir.Shape) -> ir.Shape:
     )
 
 
-def _ask_runtime(model: ir.Model) -> bool:
-    """Give tensors of the main graph that onnx knows no lengths of those that ONNX Runtime infers; tell if any.
+def _infer_with_runtime(model: ir.Model) -> bool:
+    """Set the shapes that onnx does not infer, and ONNX Runtime does, in the main graph; return whether there are any.
 
-    Nothing is run.
+    A model that the runtime refuses keeps its unknown shapes.
     """
     open_axes = bool(free_axes(model))
     values = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
@@ -338,25 +338,13 @@ def _ask_runtime(model: ir.Model) -> bool:
         if (value.shape is None or (not open_axes and not value.shape.is_static()))
         and (value.type is None or isinstance(value.type, ir.TensorType))
     ]
-    if not unknown:
-        return False
-    copy = model.clone()
-    outputs = {str(value.name) for value in copy.graph.outputs}
-    produced = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
-    copy.graph.outputs.extend(produced[name] for name in unknown if name not in outputs)
-    try:
-        session = open_session(serialize(copy), optimize=False, lean=True)
-    except RequantError:  # of another domain, or too large in memory: what is unknown stays so
-        return False
     changed = False
-    for output in session.get_outputs():
-        if output.name in unknown and output.type in DTYPES:
-            value = values[output.name]
-            if value.dtype is None and output.type != "tensor(string)":
-                value.dtype = ir.DataType.from_numpy(DTYPES[output.type])
-            if output.shape:  # of a tensor of unknown rank the runtime says what it says of a scalar
-                shape = ir.Shape([axis if isinstance(axis, (int, str)) else None for axis in output.shape])
-                finer = _finer(value.shape, shape)
-                changed = changed or finer != value.shape
-                value.shape = finer
+    for name, found in runtime_types(model, unknown).items():
+        value = values[name]
+        if value.dtype is None and found.dtype is not None:
+            value.dtype = found.dtype
+        if found.axes:
+            finer = _finer(value.shape, ir.Shape(found.axes))
+            changed = changed or finer != value.shape
+            value.shape = finer
     return changed

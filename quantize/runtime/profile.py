@@ -13,9 +13,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ... import RequantError
-from ...calibration.session import ModelSource, describe, open_session, runtime_message
+from ...calibration.session import ModelSource, describe, open_session
 from .macs import INTEGER, multiply_accumulates
+from .session import Runner
 
 RUNS = 3
 
@@ -95,11 +95,9 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
     with tempfile.TemporaryDirectory(prefix="requant-") as folder:
         optimised = Path(folder) / "optimised.onnx"
         session = open_session(model, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
-        try:
-            for _ in range(times):
-                session.run(None, dict(feed))
-        except Exception as error:  # the runtime's exceptions share no base class of their own
-            raise RequantError(f"{describe(model)}: the model fails: {runtime_message(error)}") from error
+        run = Runner.over(session, describe(model))
+        for _ in range(times):
+            run(feed)
         events = json.loads(Path(session.end_profiling()).read_text())
         graph = ir.load(optimised).graph
         _name_as_profiled(graph, events)

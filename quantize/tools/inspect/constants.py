@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from ....transforms.graph import constant
+from ....transforms.graph import constant, every_graph
 
 Role = Literal["parameter", "statistic", "quantization", "other"]
 ROLES: tuple[Role, ...] = ("parameter", "statistic", "quantization", "other")
@@ -81,10 +81,11 @@ def count_weights(model: ir.Model) -> Counted:
 
 def _constants(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
     """Yield every constant with the value that readers see."""
-    graphs = [*model.graphs(), *(graph for f in model.functions.values() for graph in (f, *f.subgraphs()))]
-    for graph in graphs:
-        held = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
-        for value in (*held, *(value for node in graph if node.op_type == "Constant" for value in node.outputs)):
+    for graph in every_graph(model):
+        for value in (
+            *graph.initializers.values(),
+            *(value for node in graph if node.op_type == "Constant" for value in node.outputs),
+        ):
             tensor = value.const_value if value.is_initializer() else constant(value)
             if tensor is not None:
                 yield value, tensor

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from .... import RequantError
+from ....calibration.bodies import bodies_of
 from ....calibration.sources import DataSource
-from ....transforms.graph import constant, node_name
+from ....transforms.graph import constant, every_node, node_name
 from ....transforms.tensors import external_tensors
 from ....transforms.verify import Port, signature
 from ...model.files import load_model
@@ -227,7 +228,7 @@ def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
         metadata=dict(model.metadata_props),
         inputs=tuple(port for port in called.inputs if port.name in needed),
         outputs=called.outputs,
-        operators=dict(Counter(map(spelled, all_nodes(model))).most_common()),
+        operators=dict(Counter(map(spelled, every_node(model))).most_common()),
         functions=tuple(".".join(filter(None, (f.domain, f.name))) for f in model.functions.values()),
         weights=count_weights(model),
         tensors={},
@@ -237,13 +238,6 @@ def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
         peak_bytes=None,
         nodes=(),
     )
-
-
-def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield every node that the file holds: of bodies, and of functions once each."""
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
 
 
 def spelled(node: ir.Node) -> str:
@@ -257,7 +251,7 @@ def _facts(found: Shaped, graph: ir.Graph, inside: tuple[str, ...] = (), steps: 
         yield _node_facts(node, inside, steps)
         each = found.steps.get(node, 1)
         runs = None if steps is None or each is None else steps * each
-        for body in _bodies(node):
+        for body in bodies_of(node):
             yield from _facts(found, body, (*inside, node_name(node)), runs)
 
 
@@ -275,10 +269,6 @@ def _node_facts(node: ir.Node, inside: tuple[str, ...], steps: int | None) -> No
         output_bytes=_sum(_bytes(value) for value in node.outputs),
         precision=precision(node),
     )
-
-
-def _bodies(node: ir.Node) -> list[ir.Graph]:
-    return [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH and not a.is_ref()]
 
 
 def _typed(value: ir.Value) -> str:
@@ -363,7 +353,7 @@ def _total(graph: ir.Graph, macs: Macs, inside: tuple[str, ...]) -> int | None:
     for node in graph:
         name = node_name(node)
         parts.append(macs[inside, name])
-        within = [_total(body, macs, (*inside, name)) for body in _bodies(node)]
+        within = [_total(body, macs, (*inside, name)) for body in bodies_of(node)]
         if within:
             parts.append(None if None in within else max(number or 0 for number in within))
     return _sum(parts)
@@ -387,7 +377,7 @@ def _peak(graph: ir.Graph) -> int | None:
     now = most = 0
     for place in range(end + 1):
         now += change[place]
-        within = [_peak(body) for body in _bodies(nodes[place])] if place < end else []
+        within = [_peak(body) for body in bodies_of(nodes[place])] if place < end else []
         if None in within:
             return None
         most = max(most, now + max((number or 0 for number in within), default=0))
@@ -398,8 +388,8 @@ def _last_reads(nodes: list[ir.Node]) -> dict[ir.Value, int]:
     """Return the place of the last node of a graph that reads a value, itself or in its bodies."""
     found: dict[ir.Value, int] = {}
     for place, node in enumerate(nodes):
-        readers = [node, *(inner for body in _bodies(node) for inner in body.all_nodes())]
-        outer = [value for body in _bodies(node) for value in body.outputs]
+        readers = [node, *(inner for body in bodies_of(node) for inner in body.all_nodes())]
+        outer = [value for body in bodies_of(node) for value in body.outputs]
         found.update((v, place) for v in (*(v for each in readers for v in each.inputs), *outer) if v is not None)
     return found
 
@@ -409,7 +399,7 @@ def _computed_from_constants(nodes: list[ir.Node]) -> set[ir.Value]:
     found: set[ir.Value] = set()
     for node in nodes:
         values = [value for value in node.inputs if value is not None]
-        if values and not _bodies(node) and all(v in found or constant(v) is not None for v in values):
+        if values and not bodies_of(node) and all(v in found or constant(v) is not None for v in values):
             found.update(node.outputs)
     return found
 
