@@ -35,7 +35,7 @@ def outcomes(*arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     found = [judge.Outcome(**row) for row in json.loads(done.stdout)["outcomes"]]
-    suite.print_table(found)
+    suite.print_counts(found)
     return [vars(row) for row in found]
 
 
@@ -82,7 +82,7 @@ def task() -> Any:
         values = random.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
     feeds = tuple({"x": random.standard_normal((5, 8)).astype(np.float32)} for _ in range(3))
-    return cases.Task("net", "own", "*net", cases.AS_IS, model.SerializeToString(), feeds)
+    return cases.Task("net", "own", "*net", cases.UNCHANGED, model.SerializeToString(), feeds)
 
 
 def two_steps_off(model: onnx.ModelProto) -> None:

@@ -125,7 +125,7 @@ def test_rows_are_kept_and_made_anew_when_asked(tmp_path: Path) -> None:
     assert accuracy.kept(file, "all") == []
     assert accuracy.kept(tmp_path / "none.json", "") == []
     file.write_text(json.dumps([1]))
-    with pytest.raises(click.ClickException, match="holds no rows of this program"):
+    with pytest.raises(click.ClickException, match="no rows of this program"):
         accuracy.kept(file, "")
 
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    constant,
-    discard,
-    remove,
-    remove_if_unread,
-    take_place,
-)
+from .graph import constant, discard, remove, remove_if_unread, take_place
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
 from .plan import Unit
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, quantize, symmetric_s8
+from .reasons import GATE_RANGE, NONE, Reason
 from .writer import Writer
 
 LEVELS = 255  # steps of uint8
@@ -171,12 +166,12 @@ def integer_source(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value
     return x, scale, zero
 
 
-def gate_obstacle(node: ir.Node) -> str:
-    """Return why a HardSigmoid has no lookup form on uint8; empty if it has one."""
+def gate_obstacle(node: ir.Node) -> Reason:
+    """Return why a HardSigmoid has no lookup form on uint8; `NONE` if it has one."""
     slope, height = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     usual = slope > 0 and 1 / LEVELS <= height < 1
     usual = usual and LEVELS * height - int(LEVELS * height) <= height  # the last code is at most one step above 1
-    return "" if usual else "its alpha or beta is outside the range of the integer form"
+    return NONE if usual else GATE_RANGE
 
 
 def gate_params(node: ir.Node) -> QParams:
