@@ -17,6 +17,7 @@ from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY
 from .files import serialize
+from .shown import show_tensors
 
 Shape: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = tuple[int | str | None, ...]
@@ -340,12 +341,8 @@ def _ask_runtime(model: ir.Model) -> bool:
     ]
     if not unknown:
         return False
-    copy = model.clone()
-    outputs = {str(value.name) for value in copy.graph.outputs}
-    produced = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
-    copy.graph.outputs.extend(produced[name] for name in unknown if name not in outputs)
     try:
-        session = open_session(serialize(copy), optimize=False, lean=True)
+        session = open_session(serialize(show_tensors(model, unknown)), optimize=False, lean=True)
     except RequantError:  # of another domain, or too large in memory: what is unknown stays so
         return False
     changed = False

@@ -10,6 +10,7 @@ from ... import RequantError
 from ...calibration.session import DTYPES, open_session
 from ...transforms.graph import inferred
 from .files import serialize
+from .shown import show_tensors
 
 
 def add_types(model: ir.Model, folder: Path | None = None) -> int:
@@ -27,12 +28,8 @@ def add_types(model: ir.Model, folder: Path | None = None) -> int:
     unknown = [name for name in values if name not in known or known[name].dtype is None]
     if not unknown:
         return 0
-    copy = model.clone()
-    outputs = {str(value.name) for value in copy.graph.outputs}
-    produced = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
-    copy.graph.outputs.extend(produced[name] for name in unknown if name not in outputs)
     try:
-        session = open_session(serialize(copy, folder), optimize=False, lean=True)
+        session = open_session(serialize(show_tensors(model, unknown), folder), optimize=False, lean=True)
     except RequantError:  # a tensor of a type that is no output; then some operators stay float
         return 0
     count = 0

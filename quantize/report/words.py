@@ -112,7 +112,7 @@ def _judged_rows(judged: Judged) -> list[tuple[str, str]]:
     rows = []
     if judged.labelled is not None:
         found = judged.labelled
-        low, high = found.interval[0], found.interval[-1]
+        low, high = found.drop_interval
         drop = (found.float_correct - found.int8_correct) / found.items
         between = f"95 % interval {drop_of(low).removesuffix(' points')} to {drop_of(high)}"
         rows.append(("drop by labels", f"{drop_of(drop)} on {found.items} items; {between}"))

@@ -67,7 +67,9 @@ class Profile:
     microseconds: float
 
 
-def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -> tuple[KernelRun, ...]:
+def executed(
+    model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS
+) -> tuple[KernelRun, ...]:
     """Run `model` under the profiler and return its nodes in order of execution.
 
     The shapes of weights are read from the runtime's optimised graph, because a kernel that has packed them no longer
@@ -78,11 +80,12 @@ def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -
             graph are joined.
         feed: What it is run on.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        times: How often it is run.
 
     Raises:
         RequantError: The model cannot be loaded or run.
     """
-    return profiled(model, feed, threads=threads).runs
+    return profiled(model, feed, threads=threads, times=times).runs
 
 
 def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> Profile:

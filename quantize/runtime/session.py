@@ -6,14 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import RequantError
-from ...calibration.session import Array, ModelSource, describe, open_session, runtime_message
+from ...calibration.session import (
+    Array,
+    InputSpec,
+    ModelSource,
+    describe,
+    input_specs,
+    open_session,
+    runtime_message,
+)
 
 
 class Runner:
     """A loaded model that is called with a feed and returns its outputs by name."""
 
     def __init__(self, model: ModelSource, *, threads: int = 0, lean: bool = False) -> None:
-        """Load `model`; a lean session is for a handful of runs of a large one (`open_session`).
+        """Load `model`; a lean session is for a few runs of a large model (`open_session`).
 
         Raises:
             RequantError: The runtime cannot load it.
@@ -21,6 +29,15 @@ class Runner:
         self._name = describe(model)
         self._session = open_session(model, threads=threads, lean=lean)
         self.outputs = tuple(output.name for output in self._session.get_outputs())
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """The required inputs.
+
+        Raises:
+            RequantError: An input is no tensor, or NumPy lacks its type.
+        """
+        return input_specs(self._session)
 
     def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:
         """Run one feed.
@@ -30,5 +47,29 @@ class Runner:
         """
         try:
             return dict(zip(self.outputs, self._session.run(None, dict(feed)), strict=True))
-        except Exception as error:  # the runtime's exceptions share no base class of their own
+        except Exception as error:  # the runtime's exceptions have no common base class
             raise RequantError(f"{self._name}: the model fails: {runtime_message(error)}") from error
+
+
+class Sessions:
+    """A model with its open sessions: one for each number of threads, opened at the first use.
+
+    Attributes:
+        source: The model.
+    """
+
+    def __init__(self, source: ModelSource, *, keep: bool = True) -> None:
+        """Open nothing yet; without `keep` each use opens a session, so that no memory is held between two uses."""
+        self.source, self._keep = source, keep
+        self._runners: dict[int, Runner] = {}
+
+    def runner(self, threads: int = 0) -> Runner:
+        """Return the model in a session with so many threads; 0 leaves the choice to the runtime.
+
+        Raises:
+            RequantError: The runtime cannot load it.
+        """
+        runner = self._runners.get(threads) or Runner(self.source, threads=threads)
+        if self._keep:
+            self._runners[threads] = runner
+        return runner

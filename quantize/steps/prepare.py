@@ -1,4 +1,4 @@
-"""The first stage of `quantize_model`: what can be refused is refused, and the graph made plain."""
+"""The first step of `quantize_model`: refuse impossible requests, and simplify the graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import Array, ModelSource, newest_ir_version, open_session
+from ...calibration.session import Feed, ModelSource, newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
 from ...transforms import PipelineResult, StepResult
 from ...transforms.existing import given_params, release_weights
@@ -27,12 +27,15 @@ from ..placement.costs import read as read_costs
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose, choose_by, facts_of
 from ..placement.search import everything
-from ..runtime.inputs import open_data, stacked
+from ..runtime.inputs import first_sample, open_for
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress, silent
 from ..runtime.random_inputs import generated_source
-from ..runtime.session import Runner
+from ..runtime.session import Runner, Sessions
 from .simplify import LITTLE, WIDEN, pipelines, simplify
+
+KEPT = 2**28
+"""The float model stays open during a run where its weights have at most this number of bytes."""
 
 
 def prepare(
@@ -50,9 +53,7 @@ def prepare(
         simple = make_plain(path, original, folder, progress).model
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
-    source = generated_source(reference) if data is None else open_data(reference, data, options.samples)
-    if data is not None and source is not None:
-        Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
+    opened, source, feed = _opened(reference, data, options, Weights.of(original))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=options.portable)
     simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
@@ -89,6 +90,7 @@ def prepare(
     return Job(
         path=Path(path),
         reference=reference,
+        opened=opened,
         folder=folder,
         simple=simple,
         float_source=serialize(simple, folder),
@@ -103,6 +105,7 @@ def prepare(
         supply=supply,
         source=source,
         judged=data is not None,
+        feed=feed,
         options=options,
         progress=progress,
     )
@@ -196,6 +199,23 @@ def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, li
     return done, origins
 
 
-def _first(source: Source, batch: int) -> Mapping[str, Array]:
-    """Return the first feed, of `batch` items."""
-    return (next(iter(source)) if batch == 1 else stacked(source, batch)).feed
+def _opened(
+    reference: ModelSource, data: DataSource | None, options: Options, weights: Weights
+) -> tuple[Sessions, Source | None, Feed | None]:
+    """Open the float model and its data, and run the first sample.
+
+    Returns:
+        The model, the data (random inputs where none are given, None where the model runs on none), the first feed.
+
+    Raises:
+        RequantError: The model or the data cannot be used.
+    """
+    sessions = Sessions(reference, keep=weights.total <= KEPT)
+    if data is None:
+        source = generated_source(reference)
+        return sessions, source, None if source is None else first_sample(source, options.batch).feed
+    run = Runner(reference, lean=True) if weights.large else sessions.runner()
+    source = open_for(run, data, options.samples)
+    feed = first_sample(source, options.batch).feed
+    run(feed)
+    return sessions, source, feed

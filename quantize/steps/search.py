@@ -25,7 +25,6 @@ from ..result import Frontier, Point
 from ..runtime.inputs import open_data
 from .emit import correct, plan_by_rules
 from .evidence import gather_evidence
-from .judge import first_feed
 from .ranges import TensorRanges
 
 PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
@@ -130,7 +129,7 @@ def search(
     frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
     evidence = gather_evidence(job, ranges)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
-    plan_at = pricing(job, facts, rules, write, first_feed(job), evidence.noise)
+    plan_at = pricing(job, facts, rules, write, job.feed, evidence.noise)
     walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
     _recall(walk)
     done = interrupted = False
@@ -216,20 +215,20 @@ def _digest(plan: Plan) -> str:
 
 def _speedup(walk: _Walk, candidate: Candidate) -> float:
     """Return how many times faster than float a candidate is; 1 where nothing can be timed."""
-    job, feed = walk.job, first_feed(walk.job)
+    job, feed = walk.job, walk.job.feed
     if feed is None:
         return 1.0
     options = job.options
-    told = time_pair(
-        job.reference,
-        candidate.source,
+    latency = time_pair(
+        job.opened,
+        candidate.sessions,
         feed,
         weights=job.weights,
         threads=options.threads,
         batch=options.batch,
         seconds=min(TIMED, options.seconds),
     )
-    return told.speedup
+    return latency.speedup
 
 
 def _so_far(walk: _Walk) -> str:
