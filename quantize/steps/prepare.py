@@ -59,7 +59,7 @@ def prepare(
     simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
     supply.check(original, simple)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
-    # a node in the body of a function may have been renamed once more: its names are those of what it was before
+    # a node of a function body may be renamed twice: it also has the names of its first name
     origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
     selection = options.selection.renamed([*renamed.items(), *origins])
     gone = set(types) - set(nodes_by_name(simple))
@@ -80,7 +80,7 @@ def prepare(
     facts = replace(facts, static=static, shifted=options.shifts(exact=no_saturation), portable=options.portable)
     all_int8_plan = choose_by(facts, simple)
     if options.plan is not None:
-        read_plan(options.plan, facts, all_int8_plan)  # what does not fit is refused before anything is observed
+        read_plan(options.plan, facts, all_int8_plan)  # refuse a plan that does not fit before any observation
     if options.costs is not None:
         costs = read_costs(options.costs)
         if costs.machine.threads != options.threads:
@@ -113,14 +113,14 @@ def prepare(
 
 @dataclass(frozen=True)
 class Plain:
-    """A model made plain.
+    """A simplified model.
 
     Attributes:
-        model: The simplified copy, all of whose nodes and tensors have names of their own.
-        notes: What went wrong.
+        model: The simplified copy; its nodes and tensors have unique names.
+        notes: Transforms that failed.
         renamed: The old names of renamed nodes.
-        origins: Pairs of the name of a node that came out of a function and a name it had.
-        steps: What each transform did.
+        origins: Pairs of the name of a node that was inlined and a name that it had in the function.
+        steps: The result of each transform.
     """
 
     model: ir.Model
@@ -133,7 +133,7 @@ class Plain:
 def make_plain(
     path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress, *, portable: bool = False
 ) -> Plain:
-    """Simplify a model, on whose tensors everything later is decided.
+    """Simplify a model; all later steps use the names of its nodes and tensors.
 
     Raises:
         RequantError: The runtime does not load it.
@@ -146,9 +146,9 @@ def make_plain(
 
 
 def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
-    """Return the float model as the runtime runs it, with what is to be said of it.
+    """Return the float model as the runtime runs it, with notes.
 
-    ONNX Runtime has hardly a kernel for bfloat16: such a model is held against itself in float32.
+    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32.
     """
     tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
     if ir.DataType.BFLOAT16 not in tensors:
@@ -167,7 +167,7 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
 def _plainer(
     original: ir.Model, folder: Path, progress: Progress, *, portable: bool
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
-    """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
+    """Return a simplified copy that the runtime loads, notes, and the old names of renamed nodes."""
     notes: list[str] = []
     _, plain = pipelines(portable=portable)
     for pipeline in (plain, LITTLE):
@@ -189,7 +189,7 @@ def _plainer(
 
 
 def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, list[tuple[str, str]]]:
-    """Return a copy without functions, and pairs of the name of a node that came out of one and a name it had."""
+    """Return a copy without functions, and pairs of the name of an inlined node and a name that it had."""
     inline, _ = pipelines()
     done = simplify(original, progress, pipeline=inline)
     origins = []
