@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.graph import constant, nodes_by_name
+from ...transforms.graph import constant, inferred, nodes_by_name
 from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind
 from ...transforms.ops import OPS
 from ...transforms.plan import Plan, Unit
@@ -22,6 +23,7 @@ from ..runtime.session import Runner
 from .stream import Stream
 
 WALKED = frozenset({"Conv", "Gemm", "MatMul"})
+Key: TypeAlias = tuple[object, ...]
 MEMORY = 2**30
 """Bytes of tensors that both streams may hold; of more, the number of samples is halved."""
 
@@ -94,18 +96,20 @@ def walk(
     units = [unit for unit in plan.units if _walked(job, plan, unit, nodes, emitted)]
     anchors = [(unit, nodes[unit.nodes[0]], emitted[unit.nodes[0]]) for unit in units]
     integers = {unit.name: _integers(node, nodes) for unit, _, node in anchors}
-    exact = Stream(job.simple, feeds, [node.outputs[0] for _, node, _ in anchors])
-    rough = Stream(candidate.model, feeds, [node.outputs[0] for _, _, node in anchors])
+    types = inferred(job.simple)
+    exact = Stream(job.simple, feeds, [node.outputs[0] for _, node, _ in anchors], types)
+    rough = Stream(candidate.model, feeds, [node.outputs[0] for _, _, node in anchors], types)
     exact.plan([node.inputs[0] for _, node, _ in anchors if node.inputs[0] is not None])
     rough.plan([integers[unit.name] for unit in units])
     scales = with_common_scales(job, plan, candidate.qparams, {})
     writer = WeightWriter(
         Writer.of(job.simple, job.scheme), job.scheme.weight_params, adjusted=scales, exact=job.no_saturation
     )
+    runners: dict[Key, Runner] = {}
     for unit, node, twin in anchors:
         params = candidate.qparams[plan.root(unit.inputs[0])]
         weights = writer.weights(node, unit, float(params.scale))
-        product = _product(node, job.simple)
+        product = _product(node, job.simple, runners)
         inputs = exact.take(node.inputs[0])  # type: ignore[arg-type]
         wanted = [product(x, weights.array, weights.bias) for x in inputs]
         step = Step(
@@ -152,15 +156,23 @@ def _integers(node: ir.Node, given: Collection[str]) -> ir.Value:
     return value
 
 
-def _product(node: ir.Node, model: ir.Model) -> Callable[[Array, Array, Array | None], Array]:
-    """Return a function that computes a node of any input, weights and bias."""
-    runners: dict[bool, Runner] = {}
+def _product(
+    node: ir.Node, model: ir.Model, runners: dict[Key, Runner]
+) -> Callable[[Array, Array, Array | None], Array]:
+    """Return a function that computes a node of any input, weights and bias.
+
+    Args:
+        node: The node.
+        model: Its model.
+        runners: One-node models opened so far. Nodes of the same operator, attributes and ranks share one.
+    """
+    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
 
     def compute(x: Array, weights: Array, bias: Array | None) -> Array:
-        biased = bias is not None
-        if biased not in runners:
-            runners[biased] = Runner(serialize(_alone(node, model, x, weights, bias)))
-        result: Array = runners[biased]({"x": x, "w": weights} | ({} if bias is None else {"b": bias}))["y"]
+        key = (node.domain, node.op_type, attributes, x.ndim, weights.ndim, None if bias is None else bias.ndim)
+        if key not in runners:
+            runners[key] = Runner(serialize(_alone(node, model, x, weights, bias)))
+        result: Array = runners[key]({"x": x, "w": weights} | ({} if bias is None else {"b": bias}))["y"]
         return result
 
     return compute

@@ -15,6 +15,7 @@ from ...calibration.session import Array, Feed, ModelSource, describe, open_sess
 from ...transforms.graph import computing_graphs, constant
 from ..accuracy.outputs import decibels, is_float, powers
 from ..model.files import PathLike, Weights, load_model, serialize
+from ..model.shown import show_tensors
 from .baseline import Constant, Layer
 
 LINEAR = ("QuantizeLinear", "DequantizeLinear")
@@ -211,7 +212,8 @@ def tensor_noise(float_model: PathLike, int8_model: PathLike, samples: Iterable[
     outputs = [_node_outputs(model) for model in models]
     common = {name: dequantized for name, (_, dequantized) in outputs[1].items() if name in outputs[0]}
     runs = [
-        _runner(_with_outputs(model, names)) for model, names in zip(models, (common, common.values()), strict=True)
+        _runner(serialize(show_tensors(model, names)))
+        for model, names in zip(models, (common, common.values()), strict=True)
     ]
     sums: dict[str, tuple[float, float]] = {}
     for sample in islice(samples, SAMPLES):
@@ -257,12 +259,3 @@ def _dequantized_name(value: ir.Value) -> str:
                 if reader.op_type == "DequantizeLinear" and reader.outputs[0].name:
                     return reader.outputs[0].name
     return str(value.name)
-
-
-def _with_outputs(model: ir.Model, names: Iterable[str]) -> ModelSource:
-    """Return a model with inner tensors as further outputs."""
-    copy = model.clone()
-    there = {value.name for value in copy.graph.outputs}
-    values = {value.name: value for node in copy.graph for value in node.outputs}
-    copy.graph.outputs.extend(values[name] for name in names if name not in there and name in values)
-    return serialize(copy)

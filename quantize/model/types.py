@@ -12,6 +12,7 @@ from ... import RequantError
 from ...calibration.session import DTYPES, open_session
 from ...transforms.graph import inferred
 from .files import serialize
+from .shown import show_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,6 @@ class InferredType:
     axes: tuple[int | str | None, ...]
 
 
-def with_outputs(model: ir.Model, names: Collection[str]) -> ir.Model:
-    """Return a copy of a model in which these tensors of the main graph are outputs too."""
-    copy = model.clone()
-    outputs = {str(value.name) for value in copy.graph.outputs}
-    values = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
-    copy.graph.outputs.extend(values[name] for name in names if name not in outputs)
-    return copy
-
-
 def runtime_types(model: ir.Model, names: Collection[str], folder: Path | None = None) -> dict[str, InferredType]:
     """Return what the runtime infers of tensors of the main graph; it loads the model, and runs nothing.
 
@@ -49,7 +41,7 @@ def runtime_types(model: ir.Model, names: Collection[str], folder: Path | None =
     if not names:
         return {}
     try:
-        session = open_session(serialize(with_outputs(model, names), folder), optimize=False, lean=True)
+        session = open_session(serialize(show_tensors(model, names), folder), optimize=False, lean=True)
     except RequantError:
         return {}
     found = {}

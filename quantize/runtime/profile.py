@@ -67,7 +67,9 @@ class Profile:
     microseconds: float
 
 
-def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -> tuple[KernelRun, ...]:
+def executed(
+    model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS
+) -> tuple[KernelRun, ...]:
     """Run `model` under the profiler and return its nodes in order of execution.
 
     Shapes of weights come from the optimized graph, because the profile does not show packed weights. For weights in
@@ -77,11 +79,12 @@ def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -
         model: A model file, or a model in memory. All nodes need names: profile and graph are joined by name.
         feed: The inputs.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        times: How often it is run.
 
     Raises:
         RequantError: The model cannot be loaded or run.
     """
-    return profiled(model, feed, threads=threads).runs
+    return profiled(model, feed, threads=threads, times=times).runs
 
 
 def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> Profile:
