@@ -76,7 +76,7 @@ class Outcome:
 
 @dataclass
 class Verdict:
-    """The judgement of a result. The attributes are those of an `Outcome`."""
+    """The judgement of a result. For the attributes see `Outcome`."""
 
     result: str
     detail: str
