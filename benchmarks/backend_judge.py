@@ -19,7 +19,8 @@ import onnxruntime as ort
 from click.testing import CliRunner
 
 from benchmarks.backend_cases import DYNAMIC, Feed, Task
-from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, run_all
+from benchmarks.contenders import checker_error, one_line
+from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, open_model, run_all
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, quantize_model
@@ -76,7 +77,7 @@ class Outcome:
 
 @dataclass
 class Verdict:
-    """The judgement of a result. The attributes are those of an `Outcome`."""
+    """The judgement of a result. For the attributes see `Outcome`."""
 
     result: str
     detail: str
@@ -120,7 +121,7 @@ def last_line(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     place = f"{Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else "?"
-    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())[:400]}"
+    return f"{type(error).__name__} at {place}: {one_line(error)}"
 
 
 def judge(task: Task, source: Path, output: Path) -> Verdict:
@@ -184,17 +185,7 @@ def run_float(task: Task, *, optimize: bool = True) -> Outputs | str:
         session = open_model(task.model, optimize=optimize)
         return [run(session, feed) for feed in task.feeds]
     except Exception as error:  # noqa: BLE001 - exceptions of the runtime have no common base class
-        return " ".join(str(error).split()) or type(error).__name__
-
-
-def open_model(model: Path | bytes, *, optimize: bool = True) -> ort.InferenceSession:
-    """Open a session on one thread, with or without the optimizations of the runtime."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if not optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return one_line(error) or type(error).__name__
 
 
 def run(session: ort.InferenceSession, feed: Feed) -> dict[str, Any]:
@@ -214,30 +205,21 @@ def run(session: ort.InferenceSession, feed: Feed) -> dict[str, Any]:
 
 def _invalid(source: Path, output: Path) -> str:
     """Return what is wrong with the written model but not with its source; empty if nothing is wrong."""
-    problem = _checked(output)
-    if problem and not _checked(source):
+    problem = checker_error(output)
+    if problem and not checker_error(source):
         return f"checker: {problem}"
     try:
         sessions = [open_model(output, optimize=optimize) for optimize in (True, False)]
     except Exception as error:  # noqa: BLE001 - exceptions of the runtime have no common base class
-        return f"does not load: {' '.join(str(error).split())[:400]}"
+        return f"does not load: {one_line(error)}"
     try:
-        before = open_model(source)
+        before = open_model(source, optimize=True)
     except Exception:  # noqa: BLE001 - the same; without the float model there is nothing to compare
         return ""
     for ends in ("get_inputs", "get_outputs"):
         old, *new = ([(e.name, e.type, e.shape) for e in getattr(s, ends)()] for s in (before, *sessions))
         if any(each != old for each in new):
             return f"{ends}: {old} became {new[0]}"
-    return ""
-
-
-def _checked(path: Path) -> str:
-    """Return the error of onnx's checker for a model; empty if the model is valid."""
-    try:
-        onnx.checker.check_model(path, full_check=True)
-    except Exception as error:  # noqa: BLE001 - the checker raises several kinds of exceptions
-        return " ".join(str(error).split())[:400]
     return ""
 
 
@@ -252,7 +234,7 @@ def compare(task: Task, output: Path, expected: Outputs | str, *, int8: bool) ->
         sessions = [open_model(output, optimize=optimize) for optimize in (True, False)]
         fused, plain = ([run(session, feed) for feed in task.feeds] for session in sessions)
     except Exception as error:  # noqa: BLE001 - exceptions of the runtime have no common base class
-        return Verdict(FAILED, "does not run", " ".join(str(error).split())[:400])
+        return Verdict(FAILED, "does not run", one_line(error))
     if not int8 and all_equal(expected, fused):
         return Verdict(FLOAT, "equal")
     found = Comparison()

@@ -289,7 +289,7 @@ def memory(samples: str, rules: str) -> None:
 @click.option("--samples", default=512, show_default=True)
 @click.option("--network", type=click.Choice(list(BOUNDS)), default="resnet50", show_default=True)
 def dask(samples: int, network: str) -> None:
-    """Compare one worker of a Dask cluster with two workers, and with two workers of which one is killed."""
+    """Compare one worker of a Dask cluster with two workers; then kill one of the two workers."""
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         model, data = _network(network, folder), f"{folder}/data"

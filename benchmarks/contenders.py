@@ -10,6 +10,7 @@ file imports only the standard library, because the file also runs in an interpr
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -103,6 +104,11 @@ class ContenderError(Exception):
     """A contender failed; the text says why."""
 
 
+def one_line(error: BaseException) -> str:
+    """Return the text of an exception as one line of at most 400 characters."""
+    return " ".join(str(error).split())[:400]
+
+
 def call(function: str, *, python: str | None = None, **arguments: Any) -> dict[str, Any]:
     """Call a function of `FUNCTIONS` in a new process.
 
@@ -160,10 +166,9 @@ def load_feeds(path: str) -> list[dict[str, Any]]:
 
 def network(name: str, model: str, feeds: str) -> dict[str, Any]:
     """Write a generated architecture and its calibration feeds."""
-    sys.path.insert(0, str(SAMPLES))
-    import architectures
     import onnx
 
+    architectures = _architectures()
     onnx.save(architectures.build(name), model)
     save_feeds(feeds, architectures.feeds(name, count=CALIBRATION))
     return _operators(model)
@@ -171,10 +176,7 @@ def network(name: str, model: str, feeds: str) -> dict[str, Any]:
 
 def batch(name: str, size: int, feeds: str) -> dict[str, Any]:
     """Write one feed of `size` items for a generated architecture. The feed is not used for calibration."""
-    sys.path.insert(0, str(SAMPLES))
-    import architectures
-
-    save_feeds(feeds, architectures.feeds(name, batch=size, seed=1, count=1))
+    save_feeds(feeds, _architectures().feeds(name, batch=size, seed=1, count=1))
     return {}
 
 
@@ -182,20 +184,27 @@ def task(kit: str, name: str, model: str, feeds: str, samples: int | None = None
     """Copy the model of a task of a kit of real models, and write its first `samples` calibration feeds, or all."""
     import shutil
 
-    sys.path.insert(0, kit)
-    from realkit import TASKS  # type: ignore[import-not-found]
-
-    shutil.copy(TASKS[name].model, model)
-    save_feeds(feeds, list(TASKS[name].calib(samples)))
+    row = _tasks(kit)[name]
+    shutil.copy(row.model, model)
+    save_feeds(feeds, list(row.calib(samples)))
     return _operators(model)
 
 
 def tasks(kit: str) -> dict[str, Any]:
     """Return the names of the tasks of a kit of real models."""
-    sys.path.insert(0, kit)
-    from realkit import TASKS
+    return {"tasks": list(_tasks(kit))}
 
-    return {"tasks": list(TASKS)}
+
+def _tasks(kit: str) -> Mapping[str, Any]:
+    """Import the kit of real models in a folder; return its tasks by name."""
+    sys.path.insert(0, kit)
+    return importlib.import_module("realkit").TASKS  # type: ignore[no-any-return]
+
+
+def _architectures() -> Any:
+    """Import `sample_models/architectures.py`."""
+    sys.path.insert(0, str(SAMPLES))
+    return importlib.import_module("architectures")
 
 
 def _operators(model: str) -> dict[str, Any]:
@@ -367,12 +376,10 @@ def evaluated(kit: str, name: str, model: str, items: int | None, reference: str
     """
     import pickle
 
-    sys.path.insert(0, kit)
+    row = _tasks(kit)[name]  # this also makes kitlib importable
     from kitlib.compare import output_sqnr  # type: ignore[import-not-found]
     from kitlib.task import open_session  # type: ignore[import-not-found]
-    from realkit import TASKS
 
-    row = TASKS[name]
     after = row.evaluate(model, items)
     if not os.path.exists(reference):
         with open(reference, "wb") as file:
@@ -391,7 +398,7 @@ def evaluated(kit: str, name: str, model: str, items: int | None, reference: str
         "drop": two - one if row.lower_is_better else one - two,
         "agreement": row.agreement(before, after),
         "sqnr_db": None if worst == math.inf else worst,
-        "invalid": _invalid(model),
+        "invalid": checker_error(model),
         **_paired(row.metric, before, after),
     }
 
@@ -417,14 +424,14 @@ def _paired(metric: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
     return {**counts, "interval": paired_interval(broken, fixed, len(before["correct"])) if share else None}
 
 
-def _invalid(model: str) -> str:
+def checker_error(model: str | Path) -> str:
     """Return the error of the onnx checker for a model; empty if the model is valid."""
     import onnx
 
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # noqa: BLE001 - the checker raises several kinds of exceptions
-        return " ".join(str(error).split())[:200]
+        return one_line(error)
     return ""
 
 
@@ -454,7 +461,7 @@ def timed(cases: Sequence[Mapping[str, str]], feeds: str, threads: int, seconds:
             run = LOADERS[case["runtime"]](case["model"], feed, threads)
             outputs = run()
         except Exception as error:  # noqa: BLE001 - the error is a result of the measurement
-            results[case["name"]] = {"error": " ".join(str(error).split())[:300]}
+            results[case["name"]] = {"error": one_line(error)}
             continue
         expected = outputs if expected is None else expected
         runs[case["name"]] = run

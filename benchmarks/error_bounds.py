@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -109,13 +110,14 @@ def run_node(node: onnx.NodeProto, inputs: Values, opsets: Sequence[onnx.Operato
     written = [onnx.ValueInfoProto(name=name) for name in alone.output if name]
     graph = helper.make_graph([alone], "one_node", read, written)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return [np.asarray(array) for array in plain_session(model.SerializeToString()).run(None, feed)]
+    return [np.asarray(array) for array in open_model(model.SerializeToString(), optimize=False).run(None, feed)]
 
 
-def plain_session(model: bytes | str) -> ort.InferenceSession:
-    """Open a model without the optimizations of the runtime."""
+def open_model(model: Path | bytes, *, optimize: bool) -> ort.InferenceSession:
+    """Open a session on one thread, with or without the optimizations of the runtime."""
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -538,7 +540,7 @@ def run_all(model: onnx.ModelProto, feed: Mapping[str, Array]) -> dict[str, Arra
     have = {output.name for output in copy.graph.output}
     names = dict.fromkeys(name for node in copy.graph.node for name in node.output if name and name not in have)
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    session = plain_session(copy.SerializeToString())
+    session = open_model(copy.SerializeToString(), optimize=False)
     fetched = [output.name for output in session.get_outputs() if output.name and output.type.startswith("tensor(")]
     results = dict(zip(fetched, session.run(fetched, dict(feed)), strict=True))
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in copy.graph.initializer}

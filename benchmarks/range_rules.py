@@ -8,7 +8,7 @@ which never overlap. Each model is simplified and observed once, with histograms
 all tensors that could become uint8. Three tables show the SQNR in dB on the evaluation feeds:
 
 1. Outputs: the SQNR of the worst output. All operators that can be int8 are int8; biases are not corrected. Tensors in
-   bodies of control flow have no histogram: their range is that of minmax, except with mean_minmax. The table exists
+   bodies of control flow have no histogram: they use the minmax range, except with mean_minmax. The table exists
    only for 8 bits.
 2. Tensors: each tensor is quantized alone. The table shows the gain of each rule over minmax (mean, median, least and
    most, in dB), and the number of tensors with a gain or a loss above 0.05 dB.

@@ -235,8 +235,8 @@ TAGGER_VOCABULARY, TAGGER_EMBEDDING, TAGGER_HIDDEN, TAGGER_TAGS = 20000, 100, 20
 def lstm_tagger(graph: Graph, _size: int) -> None:
     """Write an embedding, a bidirectional LSTM and a linear layer.
 
-    The input is `input_ids` (N, sequence), the output `tags` (N, sequence, 9). The widths of embedding and state are
-    those of Ma and Hovy (2016); CoNLL-2003 has 9 tags.
+    The input is `input_ids` (N, sequence), the output `tags` (N, sequence, 9). Embedding and state have the widths
+    of Ma and Hovy (2016); CoNLL-2003 has 9 tags.
     """
     hidden, at = TAGGER_HIDDEN, "/lstm"
     tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])

@@ -1,4 +1,4 @@
-"""Random inputs that resemble real data: images of smooth noise, and tokens of which only a few are frequent."""
+"""Random inputs that resemble real data: images of smooth noise, and tokens with a few frequent values."""
 
 from __future__ import annotations
 
