@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,7 @@ class Change:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "before_ms": self.before_ms,
-            "after_ms": self.after_ms,
-            "speedup": self.speedup,
-            "before_median_ms": self.before_median_ms,
-            "after_median_ms": self.after_median_ms,
-            "count": self.count,
-        }
+        return {**asdict(self), "speedup": self.speedup}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,18 +60,7 @@ class NodeFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "name": self.name,
-            "op": self.op,
-            "inside": list(self.inside),
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "types": list(self.types),
-            "steps": self.steps,
-            "macs": self.macs,
-            "output_bytes": self.output_bytes,
-            "precision": self.precision or None,
-        }
+        return {**asdict(self), "precision": self.precision or None}
 
 
 @dataclass(frozen=True, slots=True)
