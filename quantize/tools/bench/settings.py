@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from .... import RequantError
@@ -68,15 +68,7 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "option": self.option,
-            "value": self.value,
-            "before_ms": self.before_ms,
-            "ms": self.ms,
-            "speedup": self.speedup,
-            "taken": self.taken,
-            "reason": self.reason,
-        }
+        return {**asdict(self), "speedup": self.speedup}
 
 
 @dataclass(frozen=True, slots=True)

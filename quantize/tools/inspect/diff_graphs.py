@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -59,7 +59,7 @@ class Difference:
 
     def to_json(self) -> dict[str, str]:
         """Return plain JSON values."""
-        return {"kind": self.kind, "change": self.change, "what": self.what, "text": self.text}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What ran, in the words of the model's nodes; why a product ran in float; what it costs; which instructions were hot."""
+"""The executed kernel of each node, why a product ran in float, and the causes of lost time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from requant.quantize.runtime.problem import is_convolution, problem
 from requant.quantize.runtime.profile import KernelRun
 from requant.quantize.tools.explain.causes import causes
 from requant.quantize.tools.explain.explain import EXACT, Explanation, explain_model
-from requant.quantize.tools.explain.float_twins import Rival, Twin, rivals, timed, twin_of
+from requant.quantize.tools.explain.float_reference import (
+    FloatOperator,
+    FloatReference,
+    float_operator,
+    float_references,
+    timed,
+)
 from requant.quantize.tools.explain.why_float import Reason
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
@@ -197,7 +203,7 @@ def test_a_weight_that_is_dequantized_in_every_run_is_among_the_causes(tmp_path:
 
 @pytest.mark.parametrize("op", ["Conv", "MatMul"])
 def test_a_kernel_that_fails_on_scales_per_channel_is_told_with_the_tensor(op: str, tmp_path: Path) -> None:
-    with pytest.raises(RequantError, match="activation 'x' has 8 scales, and the integer kernels take one"):
+    with pytest.raises(RequantError, match="activation 'x' has 8 scales, but integer kernels take one"):
         explained(product(op, read=SCALES), tmp_path)
     np.savez(tmp_path / "x.npz", x=np.ones((1, 8, 8, 8) if op == "Conv" else (4, 8), np.float32))
     with pytest.raises(RequantError, match=r"the model fails: .*; activation 'x' has 8 scales"):
@@ -340,16 +346,19 @@ def test_causes_come_with_their_cost_and_the_dearest_first() -> None:
         kernel("Add", 4.0),
     ]
     reasons = {name: (Reason("per-channel activation scales", "x"),) for name in ("conv1", "conv2")}
-    softmax = Rival(40.0, "QLinearSoftmax on 8-bit tensors")
+    softmax = FloatReference(40.0, "QLinearSoftmax on 8-bit tensors")
     found = causes(ran, NOTHING, reasons, {"QLinearSoftmax": softmax}, exact=True)
     assert [(cause.microseconds, cause.text) for cause in found] == [
         (
             450.0,
-            "2 Conv in float take 60% of the time, of which integers could save up to 45%: per-channel activation scales",
+            "2 Conv in float take 60% of the time, integers could save up to 45%: per-channel activation scales",
         ),
-        (280.0, "1 QLinearSoftmax on 8-bit tensors takes 8.0x the time of the float kernel: 28% of the whole is lost"),
+        (
+            280.0,
+            "1 QLinearSoftmax on 8-bit tensors takes 8.0x the time of the float kernel: this costs 28% of the time",
+        ),
         (60.0, "1 layout change that the runtime inserted (1 Transpose) costs 6.0% of the time"),
-        (16.0, "1 GELU runs operator by operator: Erf alone takes 1.6% of the time"),
+        (16.0, "1 GELU runs as single operators: Erf takes 1.6% of the time"),
     ]
     saturating = causes(ran, NOTHING, reasons, {}, exact=False)
     assert saturating[0].microseconds == 300.0  # of 600: pairs in 16 bits halve the time at best
@@ -357,7 +366,9 @@ def test_causes_come_with_their_cost_and_the_dearest_first() -> None:
 
 def test_what_cannot_be_told_from_rounding_is_no_cause() -> None:
     """Times are whole microseconds: 2 and 1 may be 1.1 and 1.9."""
-    assert causes([kernel("QLinearMul", 2.0)], NOTHING, {}, {"QLinearMul": Rival(1.0, "mul")}, exact=True) == ()
+    assert (
+        causes([kernel("QLinearMul", 2.0)], NOTHING, {}, {"QLinearMul": FloatReference(1.0, "mul")}, exact=True) == ()
+    )
     assert causes([], NOTHING, {}, {}, exact=True) == ()
 
 
@@ -376,12 +387,12 @@ def test_pairs_around_a_float_operator_are_counted(tmp_path: Path) -> None:
 def test_the_float_twin_of_an_integer_convolution_has_its_shapes(tmp_path: Path) -> None:
     found = explained(product(group=8), tmp_path)
     (conv,) = (kernel for kernel in found.kernels if kernel.kind == "compute")
-    twin = twin_of(conv)
+    twin = float_operator(conv)
     assert twin is not None
     assert (twin.op, twin.inputs, twin.weights) == ("Conv", ((1, 8, 8, 8),), ((8, 1, 3, 3),))
     assert dict(twin.attributes)["group"] == 8
     (quantize,) = (kernel for kernel in found.kernels if kernel.node == "x/q")
-    assert twin_of(quantize) is None
+    assert float_operator(quantize) is None
 
 
 def test_a_silu_of_two_kernels_has_one_rival(tmp_path: Path) -> None:
@@ -393,18 +404,18 @@ def test_a_silu_of_two_kernels_has_one_rival(tmp_path: Path) -> None:
     )
     found = explained(model, tmp_path)
     assert [kernel.run.op for kernel in found.kernels if kernel.kind == "rest"] == ["QLinearSigmoid", "QLinearMul"]
-    ((name, rival),) = rivals(found.kernels, threads=1).items()
-    assert (name, rival.partner, rival.what) == ("sigmoid", "mul", "SiLU as QLinearSigmoid and QLinearMul")
-    cause, *_ = causes(found.kernels, NOTHING, {}, {name: replace(rival, microseconds=0.0)}, exact=True)
+    ((name, reference),) = float_references(found.kernels, threads=1).items()
+    assert (name, reference.partner, reference.what) == ("sigmoid", "mul", "SiLU as QLinearSigmoid and QLinearMul")
+    cause, *_ = causes(found.kernels, NOTHING, {}, {name: replace(reference, microseconds=0.0)}, exact=True)
     both = sum(kernel.run.microseconds for kernel in found.kernels if kernel.node in ("sigmoid", "mul"))
     assert (cause.microseconds, set(cause.nodes)) == (both, {"sigmoid", "mul"})
 
 
 def test_twins_are_timed_alone_and_in_one_session() -> None:
     twins = [
-        Twin("Conv", ((1, 16, 20, 20),), ((16, 16, 3, 3),)),
-        Twin("Softmax", ((4, 50),), (), (("axis", -1),)),
-        Twin("Add", ((2, 3), (2, 3))),
+        FloatOperator("Conv", ((1, 16, 20, 20),), ((16, 16, 3, 3),)),
+        FloatOperator("Softmax", ((4, 50),), (), (("axis", -1),)),
+        FloatOperator("Add", ((2, 3), (2, 3))),
     ]
     found = timed(twins, threads=1)
     assert found.keys() == set(twins)
