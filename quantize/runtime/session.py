@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ... import RequantError
-from ...calibration.session import Array, ModelSource, describe, open_session, runtime_message
+from ...calibration.session import Array, ModelSource, describe, open_session, run_session
 
 
 class Runner:
@@ -28,7 +27,4 @@ class Runner:
         Raises:
             RequantError: The runtime refuses the feed.
         """
-        try:
-            return dict(zip(self.outputs, self._session.run(None, dict(feed)), strict=True))
-        except Exception as error:  # the runtime's exceptions share no base class of their own
-            raise RequantError(f"{self._name}: the model fails: {runtime_message(error)}") from error
+        return run_session(self._session, self.outputs, feed, self._name)
