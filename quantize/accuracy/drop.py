@@ -84,13 +84,13 @@ def versus(before: Score, after: Score) -> Versus:
     """
     metric = before.metric
     if metric.name != after.metric.name:
-        raise RequantError(f"a score in {metric.name} is not compared with one in {after.metric.name}")
+        raise RequantError(f"a score in {metric.name} cannot be compared with a score in {after.metric.name}")
     drop = metric.worse(before.value, after.value)
     plain = math.isfinite(before.value) and before.value != 0
     notes = tuple(dict.fromkeys((*before.notes, *after.notes)))
     result = Versus(metric, before.value, after.value, drop, drop / abs(before.value) if plain else None, notes=notes)
     if before.parts is None or after.parts is None:
-        return replace(result, method="none: the metric tells no scores of items")
+        return replace(result, method="none: the metric has no score per item")
     one, two = _alike(before, after)
     counted = _counted(result, one, two, before.rows) if metric.mean and _is_binary(one) and _is_binary(two) else result
     interval, method = _interval(counted, one, two, before.rows)
@@ -104,7 +104,7 @@ def _alike(before: Score, after: Score) -> tuple[Array, Array]:
     assert two is not None
     rows = [np.arange(len(parts)) if of.rows is None else of.rows for of, parts in ((before, one), (after, two))]
     if not np.array_equal(rows[0], rows[1]):
-        raise RequantError(f"{before.metric.name}: {len(one)} and {len(two)} items, which are not of the same data")
+        raise RequantError(f"{before.metric.name}: {len(one)} and {len(two)} items; the scores are of different data")
     width = max(one.shape[1], two.shape[1])
     wide = [np.pad(parts, ((0, 0), (0, width - parts.shape[1]))) for parts in (one, two)]
     return wide[0], wide[1]
@@ -139,9 +139,12 @@ def _interval(result: Versus, one: Array, two: Array, rows: Array | None) -> tup
     if rows is not None:
         one, two = by_row(one, rows)[0], by_row(two, rows)[0]
     if len(one) < FEWEST:
-        return None, f"none: of {len(one)} entries of data no interval can be told"
+        return None, f"none: {len(one)} entries of data are too few for an interval"
     drawn = bootstrap(result.metric, one, two)
-    return drawn, f"bootstrap of {len(one)} entries of data, paired" if drawn else "none: the drop is infinite in parts"
+    return (
+        drawn,
+        f"bootstrap of {len(one)} entries of data, paired" if drawn else "none: the drop of some draws is infinite",
+    )
 
 
 # ------------------------------------------------------------------------------------------------- what may be lost
@@ -173,7 +176,7 @@ class Allowance:
         if metric.unit == "dB" and self.relative:
             return math.inf if self.amount == 0 else -20 * math.log10(self.amount)
         raise RequantError(
-            f"{metric.name} of the float model is infinite, so that no drop from it is {self.amount:g}"
+            f"{metric.name} of the float model is infinite: a drop of {self.amount:g} is undefined"
             + ("; give the noise as a share of the signal: 1% is 40 dB" if metric.unit == "dB" else "")
         )
 
@@ -194,7 +197,7 @@ def parse_drop(text: str) -> Allowance:
     match = re.fullmatch(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(%?)\s*", text)
     if match is None or not math.isfinite(float(match[1])):
         raise RequantError(
-            f"{text!r} is no drop; write 0.003, in the metric's unit, or 0.5%, of the float model's score"
+            f"{text!r} is not a drop; write 0.003 (in the metric's unit) or 0.5% (of the float model's score)"
         )
     return Allowance(float(match[1]) / (100 if match[2] else 1), bool(match[2]))
 

@@ -57,7 +57,7 @@ def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
     """
     scores = class_scores(outputs)
     if scores is None:
-        raise RequantError(f"{sample.where}: no output holds scores per class, which top{k} ranks")
+        raise RequantError(f"{sample.where}: no output holds scores per class; top{k} needs one")
     count = scores.shape[-1]
     if count <= k:
         raise RequantError(f"{sample.where}: top{k} of {count} classes is always right; use top1")
@@ -86,7 +86,7 @@ def top_classes(outputs: Outputs, where: str) -> Outputs:
     """
     classes = predictions(outputs)
     if classes is None:
-        raise RequantError(f"{where}: no output holds scores per class, which agreement compares; use sqnr")
+        raise RequantError(f"{where}: no output holds scores per class; use sqnr")
     return {"classes": classes}
 
 
@@ -103,7 +103,7 @@ def noise(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
     missing = [name for name in names if name not in outputs]
     if missing or not names:
         what = f"has no output {missing[0]!r}" if missing else "has no float output"
-        raise RequantError(f"{sample.where}: the model {what}, which sqnr compares")
+        raise RequantError(f"{sample.where}: the model {what}; sqnr needs one")
     pairs = list(output_powers(reference, outputs).values())
     return _spread(np.asarray(pairs, np.float64).reshape(1, -1), 1)
 
@@ -145,9 +145,7 @@ def _targets(sample: Sample) -> tuple[Array, bool]:
         if array.dtype.kind in "iu" and array.ndim == 2 and name not in OTHER_INTEGERS
     ]
     if len(tokens) != 1:
-        raise DataError(
-            f"{sample.where}: no label, and {len(tokens)} integer inputs (N, T) whose next tokens it may be"
-        )
+        raise DataError(f"{sample.where}: no label, and {len(tokens)} integer inputs (N, T) of tokens, not 1")
     inputs = tokens[0][1].astype(np.int64)
     mask = sample.feed.get("attention_mask")
     return (np.where(mask != 0, inputs, -1) if mask is not None and mask.shape == inputs.shape else inputs), True
@@ -236,7 +234,7 @@ def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     """
     labels = np.asarray(sample.label)
     if wrong := labels[(labels != 1) & (labels > 0)].reshape(-1)[:1].tolist():
-        raise DataError(f"{sample.where}: label {wrong[0]}, where auroc wants 0 or 1")
+        raise DataError(f"{sample.where}: label {wrong[0]}, but auroc needs labels 0 and 1")
     for value in _floats(outputs):
         two = value.shape[-1:] == (2,) and _fits(labels.shape, value.shape[:-1])
         if two or _fits(labels.shape, value.shape):
@@ -270,7 +268,7 @@ def _whole(sample: Sample) -> Array:
     """Return the labels of a sample as int64; raise if they are fractions."""
     labels = np.asarray(sample.label)
     if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
-        raise DataError(f"{sample.where}: labels of {labels.dtype}, where classes are wanted")
+        raise DataError(f"{sample.where}: labels of {labels.dtype}, but labels must be classes")
     return labels.astype(np.int64)
 
 
@@ -297,6 +295,4 @@ def _numbers(outputs: Outputs) -> Iterator[Array]:
 def _unlike(sample: Sample, outputs: Outputs, what: str) -> RequantError:
     """Return the error that no output fits the label of a sample."""
     shapes = ", ".join(f"{name} {np.shape(value)}" for name, value in outputs.items()) or "none"
-    return RequantError(
-        f"{sample.where}: no output goes with a {what} of shape {np.asarray(sample.label).shape}: {shapes}"
-    )
+    return RequantError(f"{sample.where}: no output fits a {what} of shape {np.asarray(sample.label).shape}: {shapes}")

@@ -130,7 +130,7 @@ def area(parts: Array) -> float:
     ones = parts[:, 1] == 1
     m, n = int(ones.sum()), int((~ones).sum())
     if m == 0 or n == 0:
-        raise RequantError(f"auroc wants labels 0 and 1; all {m + n} are {0 if m == 0 else 1}")
+        raise RequantError(f"auroc needs labels 0 and 1; all {m + n} are {0 if m == 0 else 1}")
     return float((mid_ranks(parts[:, 0])[ones].sum() - m * (m + 1) / 2) / (m * n))
 
 
@@ -225,13 +225,13 @@ def metric_named(text: str, *, lower: bool = False) -> Metric:
     """
     if text in METRICS:
         if lower and METRICS[text].higher_is_better:
-            raise RequantError(f"metric {text!r}: higher is better; only a function of yours may say otherwise")
+            raise RequantError(f"metric {text!r}: higher is better; lower is only for your own functions")
         return METRICS[text]
     found = named(text)
     if found is None:
         raise UnknownNameError("metric", text, (*METRICS, "FILE.py:NAME"))
     if not callable(found.value):
-        raise RequantError(f"metric {found.name}: a {type(found.value).__name__} is no function")
+        raise RequantError(f"metric {found.name}: a {type(found.value).__name__} is not a function")
     own = Own(found.value, _takes_model(found.value, found.name), found.folder)
     higher = not lower and bool(getattr(found.value, "higher_is_better", True))
     return Metric(name=text, higher_is_better=higher, labels="used", mean=True, value=_mean, own=own)
@@ -242,7 +242,7 @@ def _takes_model(function: Callable[..., Any], name: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise RequantError(f"metric {name}: its parameters cannot be told: {error}") from error
+        raise RequantError(f"metric {name}: its parameters are unknown: {error}") from error
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]
     named_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
@@ -263,14 +263,14 @@ def own_value(metric: Metric, *arguments: object) -> tuple[float, Array | None]:
     place = f"metric {metric.name}"
     with failing_at(place), on_path(metric.own.folder):
         returned = metric.own.call(*arguments)
-    wanted = f"{place}: returned a {type(returned).__name__}, where a number or an array of numbers is wanted"
+    wanted = f"{place}: returned a {type(returned).__name__}, but must return a number or an array of numbers"
     if returned is None:
         raise RequantError(wanted)
     with failing_at(wanted):
         found = np.asarray(returned, np.float64)
     if found.ndim > 1 or found.size == 0 or np.isnan(found).any():
         what = "NaN" if found.size and np.isnan(found).any() else f"an array of shape {found.shape}"
-        raise RequantError(f"{place}: returned {what}, where a number or the score of each item is wanted")
+        raise RequantError(f"{place}: returned {what}, but must return a number or the score of each item")
     if found.ndim == 0:
         return float(found), None
     parts = np.stack([found, np.ones_like(found)], axis=1)

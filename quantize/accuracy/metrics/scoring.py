@@ -119,7 +119,7 @@ class Scorer:
             raise NothingCountsError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
         notes: tuple[str, ...] = ()
         if metric.labels == "used" and not self._labelled:
-            notes = (f"{metric.name}: without labels, the tokens of the input, padding included, are what is foretold",)
+            notes = (f"{metric.name}: without labels, the model predicts the tokens of the input, padding included",)
         own = len(np.unique(rows)) == len(rows)
         return Score(metric, metric.of(parts), parts, None if own else rows, self._samples, notes)
 
@@ -137,7 +137,7 @@ def check_label(metric: Metric, sample: Sample) -> None:
         DataError: The label is missing.
     """
     if sample.label is None and metric.needs_labels():
-        raise DataError(f"{sample.where}: no label, which {metric.name} wants; agreement and sqnr need none")
+        raise DataError(f"{sample.where}: no label, but {metric.name} needs one; agreement and sqnr need none")
 
 
 class Reference:
@@ -231,7 +231,7 @@ def _reference(metric: Metric, given: Against) -> Reference | None:
     if not metric.reference:
         return None
     if given is None:
-        raise RequantError(f"{metric.name} compares outputs with those of the float model, which is not given")
+        raise RequantError(f"{metric.name} compares outputs with those of the float model; give a float model")
     return given if isinstance(given, Reference) else Reference(metric, given, room=0)  # used once
 
 
@@ -243,7 +243,7 @@ def of_reference(scored: Score) -> Score:
     """
     best = ideal(scored.metric)
     if best is None or scored.parts is None:
-        raise RequantError(f"{scored.metric.name} is of one model alone")
+        raise RequantError(f"{scored.metric.name} does not compare with the float model")
     parts = scored.parts.copy()
     parts[:, (1 if scored.metric.unit == "dB" else 0) :: 2] = 0.0
     if scored.metric.unit != "dB":
@@ -258,7 +258,7 @@ def join(scores: Sequence[Score]) -> Score:
         RequantError: There are no scores, they are in several metrics, or a piece has no items.
     """
     if not scores or any(each.parts is None or each.metric.name != scores[0].metric.name for each in scores):
-        raise RequantError("only scores of one metric that is made of items can be joined")
+        raise RequantError("only scores in one metric, with the scores of items, can be joined")
     rows, first = [], 0
     for each in scores:
         assert each.parts is not None
