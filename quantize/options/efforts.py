@@ -60,9 +60,7 @@ CORRECTIONS: Mapping[str, Correction] = {
     "results": Correction(
         "ranges of what only an activation function reads, by the error of its result", ("medium", "high")
     ),
-    "equalize": Correction(
-        "channels scaled between layers, so that all channels use the steps of a range", ("high",)
-    ),
+    "equalize": Correction("channels scaled between layers, so that all channels use the steps of a range", ("high",)),
     "means": Correction("biases by what rounded weights take from the mean input of each channel", tuple(EFFORTS)),
     "bias": Correction("biases layer by layer, on what the integer layers before give", ("medium", "high")),
     "rounding": Correction("weights rounded up or down by what is best for the layer's result", ("medium", "high")),
