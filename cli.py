@@ -1,4 +1,4 @@
-"""The command line's door: the name of each command, and the module that holds it."""
+"""The command line: the name of each command and its module."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Door(Commands):
         return sorted(name for names in MODULES.values() for name in names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by name; None where there is none."""
+        """Return a command by name; None if it does not exist."""
         module = next((module for module, names in MODULES.items() if cmd_name in names), None)
         if module is None:
             return None
-        found = import_module(f"requant.quantize.commands.{module}")
-        command = getattr(found, cmd_name, None) or getattr(found, f"{cmd_name}_")
+        commands = import_module(f"requant.quantize.commands.{module}")
+        command = getattr(commands, cmd_name, None) or getattr(commands, f"{cmd_name}_")
         assert isinstance(command, click.Command)
         return command
 

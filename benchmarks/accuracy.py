@@ -1,14 +1,14 @@
-"""How accurate the INT8 models of this project are, on real models, and what others make of the same models.
+"""The accuracy of this project's INT8 models on real models, next to INT8 models of other quantizers.
 
     python -m benchmarks.accuracy table FOLDER [--tasks mbv1_075,kwt1] [--items 200] [--contenders nncf,medium]
     python -m benchmarks.accuracy table FOLDER --peers-python OTHER/bin/python --models kept --json rows.json
-    python -m benchmarks.accuracy ablation FOLDER [--tasks ...]       # each correction alone against none
+    python -m benchmarks.accuracy ablation FOLDER [--tasks ...]       # no correction, and each correction alone
 
-FOLDER, or the variable REALKIT, holds a realkit.py. Each model is made from all of a task's calibration data, in a
-process of its own whose time counts, and judged on the whole evaluation data in another. Then the float model and all
-contenders run in turn in one process, on one thread, and the minimum of each counts. Rows that are in the file of
-``--json`` are kept, so that an interrupted table goes on; ``--again`` makes some of them anew. NNCF is no dependency
-of this project; `--peers-python` names an interpreter that has it.
+FOLDER, or the variable REALKIT, contains a realkit.py. One process quantizes a model with all calibration data of a
+task and measures its own time. A second process evaluates the model on all evaluation data. Then one process runs the
+float model and all contenders in turn on one thread; the table shows the minimum time of each. Rows in the file of
+``--json`` are not measured again, so that an interrupted table can be resumed; ``--again`` measures some of them again.
+NNCF is not a dependency of this project; `--peers-python` names an interpreter that has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,21 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contenders import PRODUCTS, ContenderError, call, has
-from benchmarks.speed import NOISE, chosen
+from benchmarks.options import chosen, chosen_tasks, with_options
+from benchmarks.speed import NOISE
+from benchmarks.tables import plain_table, print_table
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Who makes an INT8 model.
+    """A quantizer with its options.
 
     Attributes:
-        label: How the table calls it.
+        label: The name in the table.
         function: A key of `contenders.FUNCTIONS`.
-        arguments: Its arguments beside the model, the feeds and the output.
-        wants: The operator without which it makes the same as another contender.
-        ours: Whether it is this project's.
+        arguments: The arguments of the function, except model, feeds and output.
+        wants: Skip models without this operator: another contender makes the same INT8 model of them.
+        ours: Whether the quantizer is this project.
     """
 
     label: str
@@ -59,19 +61,19 @@ CONTENDERS: Mapping[str, Contender] = {
     "high": Contender("ours, high", "configured", {"options": {"effort": "high"}}, ours=True),
     "plain": Contender("ours, uncorrected", "configured", {"options": {"corrections": []}}, ours=True),
 }
-"""By the name that ``--contenders`` takes."""
+"""The contenders, by their name in ``--contenders``."""
 USUAL = ("minmax", "products", "percentile", "nncf", "low", "medium", "high")
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a task's INT8 model is to reach.
+    """The goal of the INT8 model of a task.
 
     Attributes:
-        drop: The greatest drop, in the metric's unit; None for none.
-        relative: Whether the drop is a share of the float figure.
-        least: The least figure.
-        agreement: The least agreement.
+        drop: The largest drop, in the unit of the metric; None for no limit.
+        relative: Whether `drop` is a share of the float value.
+        least: The lowest value; None for no limit.
+        agreement: The lowest agreement with float, 0..1; None for no limit.
     """
 
     drop: float | None = None
@@ -80,11 +82,11 @@ class Goal:
     agreement: float | None = None
 
     def missed(self, row: Row, before: float) -> str:
-        """Return what a row misses, in words; nothing where it reaches the goal."""
+        """Return the reason why a row misses the goal; empty if it reaches the goal. `before` is the float value."""
         if row.value is None:
             return "no model"
         bound = math.inf if self.drop is None else self.drop * (abs(before) if self.relative else 1.0)
-        if row.drop is not None and row.drop > bound + 1e-12:  # figures are quotients of whole numbers
+        if row.drop is not None and row.drop > bound + 1e-12:  # values are quotients of integers
             return f"drop above {bound:.4g}"
         if self.least is not None and row.value < self.least:
             return f"below {self.least:g}"
@@ -113,36 +115,36 @@ GOALS: Mapping[str, Mapping[str, Goal]] = {
         "silero_vad": Goal(least=0.9995),
     },
 }
-"""By effort and task what our model is to reach."""
+"""The goals of this project's models, by effort and task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured of one model.
+    """The measurements of one model.
 
     Attributes:
         task: The task of the kit.
         contender: ``float``, a key of `CONTENDERS`, or a correction.
-        place: What decided where our int8 pays; empty for others.
-        asked: How many evaluation items were asked for; None for all.
-        metric: The task's main figure.
-        lower: Whether a lower one is better.
-        value: It; None where there is no model.
-        items: How many evaluation items there were.
-        drop: How much worse it is than float.
-        interval: The 95 % confidence interval of the drop, where it is known.
-        broken: Items that float gets right, and it wrong.
-        fixed: Items that it gets right, and float wrong.
-        p_value: Of broken against fixed, exact.
-        agreement: Share of equal predictions.
-        sqnr_db: Signal to noise of the worst output on 16 inputs; None where they are equal.
-        float_ms: The least time of the float model in the same process.
-        ms: The least time of one run.
-        seconds: How long it took to make it.
-        int8: Share of multiply-accumulates in integers; None where it is not known.
-        verdict: Why our model would not be kept.
-        invalid: What the checker of onnx finds wrong.
-        error: Why there is no model, or no figure.
+        place: The placement option of this project; empty for others.
+        asked: The requested number of evaluation items; None for all.
+        metric: The main metric of the task.
+        lower: Whether a lower value is better.
+        value: The value of the metric; None without a model.
+        items: The number of evaluation items.
+        drop: How much worse `value` is than the float value.
+        interval: The 95 % confidence interval of the drop; None if unknown.
+        broken: The number of items that are right in float and wrong in INT8.
+        fixed: The number of items that are wrong in float and right in INT8.
+        p_value: The p-value of the exact test of `broken` against `fixed`.
+        agreement: The share of equal predictions.
+        sqnr_db: The SQNR of the worst output on 16 inputs; None if all outputs are equal.
+        float_ms: The minimum time of the float model in the same process.
+        ms: The minimum time of one run.
+        seconds: The time of quantizing.
+        int8: The share of multiply-accumulates in integer kernels; None if unknown.
+        verdict: Why this project would write the float model instead.
+        invalid: The error of the onnx checker.
+        error: Why there is no model or no value.
     """
 
     task: str
@@ -170,24 +172,26 @@ class Row:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What a row of the same measurement has too."""
+        """What identifies the measurement."""
         return self.task, self.contender, self.place, self.asked
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than float it is."""
+        """Float time over INT8 time."""
         return None if self.float_ms is None or self.ms is None else self.float_ms / self.ms
 
 
-def row_of(found: Mapping[str, Any]) -> Row:
-    """Return a row from JSON."""
-    known = {entry.name for entry in fields(Row)}
-    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name in known}
-    return Row(**given)
+def row_of(record: Mapping[str, Any]) -> Row:
+    """Return a row from JSON; unknown keys are ignored."""
+    names = {entry.name for entry in fields(Row)}
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in record.items() if n in names}
+    return Row(**values)
 
 
 def missed(row: Row, rows: Iterable[Row]) -> list[str]:
-    """Return what a row of ours misses: its goal, and the speed of the fastest valid peer that reaches it.
+    """Return the goals that a row of this project misses: its accuracy, and the speed of the best other quantizer.
+
+    The best other quantizer is the fastest one whose model is valid and reaches the accuracy goal.
 
     Args:
         row: The row.
@@ -198,7 +202,7 @@ def missed(row: Row, rows: Iterable[Row]) -> list[str]:
     before = next((other.value for other in same if other.contender == "float"), None)
     if goal is None or before is None:
         return []
-    found = [words] if (words := goal.missed(row, before)) else []
+    reasons = [reason] if (reason := goal.missed(row, before)) else []
     peers = [
         other
         for other in same
@@ -210,8 +214,8 @@ def missed(row: Row, rows: Iterable[Row]) -> list[str]:
     ]
     fastest = max(peers, key=lambda other: other.speedup or 0.0, default=None)
     if fastest is not None and (row.speedup or 0.0) < (fastest.speedup or 0.0) * (1 - NOISE):
-        found.append(f"slower than {CONTENDERS[fastest.contender].label}")
-    return found
+        reasons.append(f"slower than {CONTENDERS[fastest.contender].label}")
+    return reasons
 
 
 # ------------------------------------------------------------------------------------------------------ measuring
@@ -219,17 +223,17 @@ def missed(row: Row, rows: Iterable[Row]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How rows are measured.
+    """The options of a measurement.
 
     Attributes:
         kit: The folder of the kit.
-        folder: Where models are kept.
-        items: Evaluation items; None for all.
-        place: What decides where our int8 pays.
+        folder: The folder of the models.
+        items: The number of evaluation items; None for all.
+        place: The placement option of this project.
         python: The interpreter that has NNCF; None for this one.
         threads: Threads inside one operator while models are timed.
-        seconds: How long the models of one task run in turn.
-        keep: Called with all rows after each new one.
+        seconds: The total time for which the models of one task run in turn.
+        keep: Called with all rows after each new row.
     """
 
     kit: Path
@@ -243,28 +247,38 @@ class Setting:
 
 
 def made(setting: Setting, task: str, name: str, contender: Contender) -> tuple[Path, Row]:
-    """Let a contender make its model; return where it is, and a row with the time it took, or why there is none."""
+    """Quantize with a contender; return the path of the model, and a row with the time it took or with the error."""
     folder = setting.folder / task
     arguments = dict(contender.arguments)
     if contender.ours:
         arguments["options"] = {"place": setting.place, "force_int8": True, **arguments["options"]}
-    place = setting.place if contender.ours else ""
-    output = folder / f"{name}{'-' * bool(place)}{place}.onnx"
+    place = place_of(setting, contender)
+    output = model_path(setting, task, name, place)
     row = Row(task, name, place, setting.items)
     python = setting.python if contender.function == "nncf" else None
     paths = {"model": str(folder / "float.onnx"), "feeds": str(folder / "feeds.npz"), "output": str(output)}
     output.unlink(missing_ok=True)
     try:
-        told = call("clocked", python=python, what=contender.function, **paths, **arguments)
+        result = call("clocked", python=python, what=contender.function, **paths, **arguments)
     except ContenderError as error:
         return output, replace(row, error=str(error))
     return output, replace(
-        row, seconds=told["seconds"], int8=told.get("mac_share_int8"), verdict=told.get("verdict", "")
+        row, seconds=result["seconds"], int8=result.get("mac_share_int8"), verdict=result.get("verdict", "")
     )
 
 
+def place_of(setting: Setting, contender: Contender) -> str:
+    """Return the placement option of a contender; empty for other quantizers."""
+    return setting.place if contender.ours else ""
+
+
+def model_path(setting: Setting, task: str, name: str, place: str) -> Path:
+    """Return the path of the INT8 model of a contender."""
+    return setting.folder / task / f"{name}{'-' * bool(place)}{place}.onnx"
+
+
 def judged(setting: Setting, row: Row, model: Path) -> Row:
-    """Return a row with what the evaluation data say of its model; the first of a task must be that of float."""
+    """Return a row with the results on the evaluation data. The first row of a task must be the float row."""
     if row.error:
         return row
     number = "all" if setting.items is None else str(setting.items)
@@ -278,55 +292,63 @@ def judged(setting: Setting, row: Row, model: Path) -> Row:
         "reference": str(reference),
     }
     try:
-        told = call("evaluated", model=str(model), **arguments)
+        results = call("evaluated", model=str(model), **arguments)
     except ContenderError as error:
         return replace(row, error=str(error))
-    return row_of({**asdict(row), **told})
+    return row_of({**asdict(row), **results})
 
 
 def prepared(setting: Setting, task: str) -> list[str]:
-    """Write the float model of a task and its calibration feeds; return the operators."""
+    """Write the float model of a task and its calibration feeds; return the operators of the model."""
     folder = setting.folder / task
     folder.mkdir(parents=True, exist_ok=True)
     paths = {"model": str(folder / "float.onnx"), "feeds": str(folder / "feeds.npz")}
-    found: list[str] = call("task", kit=str(setting.kit), name=task, **paths)["operators"]
-    return found
+    operators: list[str] = call("task", kit=str(setting.kit), name=task, **paths)["operators"]
+    return operators
+
+
+def add_float_row(setting: Setting, task: str, known: list[Row]) -> None:
+    """Evaluate the float model of a task, and add its row to `known`; an older row is replaced."""
+    row = judged(setting, Row(task, "float", "", setting.items), setting.folder / task / "float.onnx")
+    known[:] = [other for other in known if other.key != row.key]
+    known.append(row)
+
+
+def add_row(setting: Setting, task: str, name: str, contender: Contender, known: list[Row]) -> None:
+    """Quantize and evaluate with one contender, and add the row to `known`."""
+    Console(stderr=True).print(f"{task}: {contender.label}", style="dim")
+    path, row = made(setting, task, name, contender)
+    known.append(judged(setting, row, path))
+    setting.keep(known)
 
 
 def measured(setting: Setting, task: str, contenders: Mapping[str, Contender], known: list[Row]) -> None:
-    """Add the rows of a task that are not known yet, and time all of its models that are there.
+    """Measure the missing rows of a task, and time all models of the task.
 
     Args:
-        setting: How.
+        setting: The options.
         task: The task.
-        contenders: Who takes part.
-        known: The rows so far; it grows.
+        contenders: The contenders, by name.
+        known: The measured rows; new rows are appended.
     """
-    there = {row.key for row in known}
-    places = {name: setting.place if contender.ours else "" for name, contender in contenders.items()}
-    missing = [name for name in contenders if (task, name, places[name], setting.items) not in there]
+    keys = {row.key for row in known}
+    places = {name: place_of(setting, contender) for name, contender in contenders.items()}
+    missing = [name for name in contenders if (task, name, places[name], setting.items) not in keys]
     if not missing:
         return
     operators = prepared(setting, task)
     missing = [name for name in missing if not contenders[name].wants or contenders[name].wants in operators]
     if not missing:
         return
-    folder = setting.folder / task
-    models = {name: folder / f"{name}{'-' * bool(place)}{place}.onnx" for name, place in places.items()}
-    before = judged(setting, Row(task, "float", "", setting.items), folder / "float.onnx")
-    known[:] = [row for row in known if row.key != before.key]
-    known.append(before)
+    add_float_row(setting, task, known)
     for name in missing:
-        Console(stderr=True).print(f"{task}: {contenders[name].label}", style="dim")
-        models[name], row = made(setting, task, name, contenders[name])
-        known.append(judged(setting, row, models[name]))
-        setting.keep(known)
-    _time(setting, task, models, known)
+        add_row(setting, task, name, contenders[name], known)
+    _time(setting, task, {name: model_path(setting, task, name, place) for name, place in places.items()}, known)
     setting.keep(known)
 
 
 def _time(setting: Setting, task: str, models: Mapping[str, Path], known: list[Row]) -> None:
-    """Time the models of a task in turn, and put the times into its rows."""
+    """Time the models of a task in turn, and store the times in the rows of the task."""
     folder = setting.folder / task
     own = {row.contender: row for row in known if row.task == task and row.place in ("", setting.place)}
     valid = [name for name, path in models.items() if name in own and own[name].value is not None and path.is_file()]
@@ -342,29 +364,24 @@ def _time(setting: Setting, task: str, models: Mapping[str, Path], known: list[R
 
 
 def alone(setting: Setting, task: str, corrections: Iterable[str], known: list[Row]) -> None:
-    """Add the rows of an ablation of a task: no correction, and each alone."""
-    there = {row.key for row in known}
+    """Add the rows of an ablation of a task to `known`: one without corrections, and one per correction."""
+    keys = {row.key for row in known}
     names = {"none": [], **{name: [name] for name in corrections}}
-    missing = [name for name in names if (task, name, setting.place, setting.items) not in there]
+    missing = [name for name in names if (task, name, setting.place, setting.items) not in keys]
     if not missing:
         return
     prepared(setting, task)
-    before = judged(setting, Row(task, "float", "", setting.items), setting.folder / task / "float.onnx")
-    known[:] = [row for row in known if row.key != before.key]
-    known.append(before)
+    add_float_row(setting, task, known)
     for name in missing:
-        Console(stderr=True).print(f"{task}: {name}", style="dim")
         contender = Contender(name, "configured", {"options": {"corrections": names[name], "seconds": 0.5}}, ours=True)
-        path, row = made(setting, task, name, contender)
-        known.append(judged(setting, row, path))
-        setting.keep(known)
+        add_row(setting, task, name, contender, known)
 
 
 # ------------------------------------------------------------------------------------------------------- printing
 
 
 def figure(row: Row, value: float | None, *, sign: bool = False) -> str:
-    """Return a figure of a row's metric: shares in percent, others as they are."""
+    """Return a value of the metric of a row as text. Shares are in percent."""
     if value is None:
         return "-"
     plus = "+" if sign else ""
@@ -372,22 +389,22 @@ def figure(row: Row, value: float | None, *, sign: bool = False) -> str:
 
 
 def times(value: float | None) -> str:
-    """Return a speed-up."""
+    """Return a speed-up as text."""
     return "-" if value is None else f"{value:.2f}x"
 
 
 def between(row: Row) -> str:
-    """Return the interval of the drop."""
+    """Return the interval of the drop as text."""
     return "" if row.interval is None else " to ".join(figure(row, end, sign=True) for end in row.interval)
 
 
 def counted(row: Row) -> str:
-    """Return what was broken and fixed."""
+    """Return the numbers of broken and fixed items as text."""
     return "" if row.broken is None else f"{row.broken}/{row.fixed}"
 
 
-def told(row: Row, rows: Sequence[Row]) -> str:
-    """Return what is to be said of a row: that it fails, is invalid, or misses its goal."""
+def remarks(row: Row, rows: Sequence[Row]) -> str:
+    """Return the problems of a row: an error, an invalid model, or a missed goal."""
     parts = [short(f"fails: {row.error}")] if row.error else []
     parts += [short(f"invalid: {row.invalid}")] if row.invalid else []
     parts += [short(f"not kept: {row.verdict}")] if row.verdict else []
@@ -395,7 +412,7 @@ def told(row: Row, rows: Sequence[Row]) -> str:
 
 
 def short(text: str, most: int = 60) -> str:
-    """Return the beginning of a text.
+    """Return the first `most` characters of a text.
 
     >>> short("a long story", 8)
     'a lon...'
@@ -403,24 +420,15 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+COLUMNS = (
+    *("task", "metric", "model", "value", "drop", "95 %", "broken/fixed", "p", "agreement", "SQNR dB"),
+    *("speed-up", "int8", "seconds"),
+)
+
+
 def to_table(title: str, rows: Sequence[Row]) -> Table:
     """Return the rows as a table."""
-    found = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    for column in ("task", "metric", "model"):
-        found.add_column(column, no_wrap=True)
-    for column in (
-        "figure",
-        "drop",
-        "95 %",
-        "broken/fixed",
-        "p",
-        "agreement",
-        "SQNR dB",
-        "speed-up",
-        "int8",
-        "seconds",
-    ):
-        found.add_column(column, justify="right")
+    found = plain_table(title, COLUMNS, left=("task", "metric", "model"), no_wrap=("task", "metric", "model"))
     found.add_column("", overflow="fold")
     for row in rows:
         label = CONTENDERS[row.contender].label if row.contender in CONTENDERS else row.contender
@@ -438,7 +446,7 @@ def to_table(title: str, rows: Sequence[Row]) -> Table:
             times(row.speedup),
             "" if row.int8 is None else f"{row.int8:.0%}",
             "" if row.seconds is None else f"{row.seconds:.0f}",
-            told(row, rows),
+            remarks(row, rows),
         )
     return found
 
@@ -453,69 +461,64 @@ def main() -> None:
 
 SHARED = (
     click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="REALKIT"),
-    click.option("--tasks", default="", help="Names of tasks, with commas between them. [default: all]"),
-    click.option("--items", type=click.IntRange(1), help="Evaluation items. [default: all]"),
-    click.option("--models", type=click.Path(path_type=Path, file_okay=False), help="Keeps the models."),
+    click.option("--tasks", default="", help="Tasks, separated by commas. [default: all]"),
+    click.option("--items", type=click.IntRange(1), help="Number of evaluation items. [default: all]"),
+    click.option("--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the models in this folder."),
     click.option(
-        "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Keeps the rows, and goes on."
+        "--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Keep the rows in this file; resume it."
     ),
-    click.option("--again", default="", help="Contenders or corrections whose kept rows are made anew, or 'all'."),
+    click.option("--again", default="", help="Contenders or corrections to measure again, or 'all'."),
 )
 
 
-def shared(command: Any) -> Any:
-    """Add what the commands share."""
-    for option in reversed(SHARED):
-        command = option(command)
-    return command
-
-
 @main.command()
-@shared
+@with_options(SHARED)
 @click.option("--contenders", default=",".join(USUAL), show_default=True)
-@click.option("--place", default="measured", show_default=True, help="Where our int8 goes, as in 'requant quantize'.")
+@click.option("--place", default="measured", show_default=True, help="Placement, as in 'requant quantize'.")
 @click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
-@click.option("--threads", default=1, show_default=True, help="While models are timed.")
-@click.option("--seconds", default=10.0, show_default=True, help="How long the models of a task run in turn.")
+@click.option("--threads", default=1, show_default=True, help="Threads while models are timed.")
+@click.option("--seconds", default=10.0, show_default=True, help="Total time for which the models of a task run.")
 def table(
     folder: Path, file: Path | None, contenders: str, peers_python: str | None, models: Path | None, **options: Any
 ) -> None:
     """Compare all contenders on the tasks of the kit in FOLDER."""
-    asked, notes = available(chosen(contenders, CONTENDERS, "contender"), peers_python)
-    rows, tasks = kept(file, options.pop("again")), _tasks(folder, options.pop("tasks"))
+    installed, notes = available(chosen(contenders, CONTENDERS, "contender"), peers_python)
+    rows, tasks = kept(file, options.pop("again")), chosen_tasks(folder.resolve(), options.pop("tasks"))
     with tempfile.TemporaryDirectory() as temporary:
         setting = Setting(
             folder.resolve(), models or Path(temporary), python=peers_python, keep=_keeping(file), **options
         )
         for task in tasks:
-            measured(setting, task, asked, rows)
-    wanted = {"float", *asked}
-    shown = [row for row in rows if row.task in tasks and row.contender in wanted and row.asked == setting.items]
-    _print(to_table("real models; times FP32 in ONNX Runtime", ordered(shown, tasks)), notes)
+            measured(setting, task, installed, rows)
+    selection = select(rows, tasks, ["float", *installed], setting.items)
+    print_table(to_table("real models; speed-up over FP32 in ONNX Runtime", selection), notes)
 
 
 @main.command()
-@shared
-@click.option("--place", default="all", show_default=True, help="Where int8 goes; 'measured' may differ between runs.")
-@click.option("--corrections", default="", help="Names, with commas between them. [default: all]")
+@with_options(SHARED)
+@click.option("--place", default="all", show_default=True, help="Placement; 'measured' may differ between runs.")
+@click.option("--corrections", default="", help="Corrections, separated by commas. [default: all]")
 def ablation(folder: Path, file: Path | None, models: Path | None, corrections: str, **options: Any) -> None:
-    """Tell what each correction alone changes on the tasks of the kit in FOLDER."""
-    known = registered()
-    names = chosen(corrections, known, "correction") or known
-    rows, tasks = kept(file, options.pop("again")), _tasks(folder, options.pop("tasks"))
+    """Measure each correction alone on the tasks of the kit in FOLDER."""
+    names = chosen(corrections, registered(), "correction") or registered()
+    rows, tasks = kept(file, options.pop("again")), chosen_tasks(folder.resolve(), options.pop("tasks"))
     with tempfile.TemporaryDirectory() as temporary:
         setting = Setting(folder.resolve(), models or Path(temporary), keep=_keeping(file), **options)
         for task in tasks:
             alone(setting, task, names, rows)
-    wanted = {"float", "none", *names}
-    shown = [row for row in rows if row.task in tasks and row.contender in wanted and row.asked == setting.items]
-    _print(to_table("each correction alone", ordered(shown, tasks)), helping(shown, names))
+    selection = select(rows, tasks, ["float", "none", *names], setting.items)
+    print_table(to_table("each correction alone", selection), helping(selection, names))
+
+
+def select(rows: Iterable[Row], tasks: Sequence[str], contenders: Collection[str], items: int | None) -> list[Row]:
+    """Return the rows of these tasks, contenders and number of items, in the order of the table."""
+    return ordered((r for r in rows if r.task in tasks and r.contender in contenders and r.asked == items), tasks)
 
 
 def helping(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
-    """Return, for each correction, on which tasks it alone makes the figure better or worse than none does."""
+    """Return one line per correction: the tasks on which it is better or worse than no correction."""
     none = {row.task: row for row in rows if row.contender == "none" and row.drop is not None}
-    found = []
+    lines = []
     for name in names:
         pairs = [(row, none[row.task]) for row in rows if row.contender == name and row.task in none]
         better = [row.task for row, plain in pairs if row.drop is not None and row.drop < (plain.drop or 0.0)]
@@ -526,12 +529,12 @@ def helping(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
             if row.sqnr_db is not None and plain.sqnr_db is not None and row.sqnr_db > plain.sqnr_db
         ]
         lists = (f"{kind} on {', '.join(tasks) or 'none'}" for kind, tasks in (("better", better), ("worse", worse)))
-        found.append(f"{name}: {'; '.join(lists)}; less noise on {', '.join(cleaner) or 'none'}")
-    return found
+        lines.append(f"{name}: {'; '.join(lists)}; less noise on {', '.join(cleaner) or 'none'}")
+    return lines
 
 
 def available(names: Iterable[str], python: str | None) -> tuple[dict[str, Contender], list[str]]:
-    """Return the contenders that can be had, and a note about each that cannot."""
+    """Return the contenders that are installed, and a note about each other one."""
     from requant.quantize import Options
 
     options = {entry.name for entry in fields(Options)}
@@ -540,9 +543,9 @@ def available(names: Iterable[str], python: str | None) -> tuple[dict[str, Conte
         contender = CONTENDERS[name]
         unknown = [option for option in contender.arguments.get("options", {}) if option not in options]
         if unknown:
-            notes.append(f"{contender.label}: left out, this version has no option {unknown[0]!r}")
+            notes.append(f"{contender.label}: skipped, this version has no option {unknown[0]!r}")
         elif contender.function == "nncf" and not has("nncf", python):
-            notes.append(f"{contender.label}: left out, nncf is not installed in {python or 'this venv'}")
+            notes.append(f"{contender.label}: skipped, nncf is not installed in {python or 'this venv'}")
         else:
             found[name] = contender
     return found, notes
@@ -552,7 +555,7 @@ def registered() -> list[str]:
     """Return the names of the corrections of this version.
 
     Raises:
-        click.ClickException: It has none.
+        click.ClickException: This version has no corrections.
     """
     try:
         from requant.quantize.options.efforts import CORRECTIONS
@@ -562,23 +565,23 @@ def registered() -> list[str]:
 
 
 def kept(file: Path | None, again: str) -> list[Row]:
-    """Return the rows of a file, without those that are to be made anew.
+    """Return the rows of a file, except the rows to measure again.
 
     Raises:
-        click.ClickException: The file holds no rows.
+        click.ClickException: The file does not contain rows.
     """
     if file is None or not file.is_file():
         return []
     try:
-        rows = [row_of(found) for found in json.loads(file.read_text())["rows"]]
+        rows = [row_of(record) for record in json.loads(file.read_text())["rows"]]
     except (ValueError, TypeError, KeyError) as error:
-        raise click.ClickException(f"{file}: holds no rows of this program: {error}") from error
+        raise click.ClickException(f"{file}: no rows of this program: {error}") from error
     anew = {name.strip() for name in again.split(",")}
     return [row for row in rows if "all" not in anew and row.contender not in anew]
 
 
 def _keeping(file: Path | None) -> Callable[[Sequence[Row]], None]:
-    """Return what writes rows into a file; it appears whole."""
+    """Return a function that writes rows into a file. The file is replaced as a whole."""
 
     def keep(rows: Sequence[Row]) -> None:
         if file is not None:
@@ -590,7 +593,7 @@ def _keeping(file: Path | None) -> Callable[[Sequence[Row]], None]:
 
 
 def ordered(rows: Iterable[Row], tasks: Sequence[str]) -> list[Row]:
-    """Return rows by task, float first, then as they are listed in `CONTENDERS`."""
+    """Sort rows by task, then float first, then in the order of `CONTENDERS`."""
     names = ["float", *CONTENDERS]
     return sorted(
         rows,
@@ -600,23 +603,6 @@ def ordered(rows: Iterable[Row], tasks: Sequence[str]) -> list[Row]:
             row.place,
         ),
     )
-
-
-def _tasks(folder: Path, text: str) -> list[str]:
-    """Return the tasks of the kit that are asked for."""
-    try:
-        known = call("tasks", kit=str(folder.resolve()))["tasks"]
-    except ContenderError as error:
-        raise click.ClickException(f"{folder}: {error}") from error
-    return chosen(text, known, "task") or known
-
-
-def _print(found: Table, notes: Iterable[str]) -> None:
-    """Print a table and what is to be said of it."""
-    console = Console(width=200)
-    console.print(found)
-    for note in notes:
-        console.print(note, style="dim", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

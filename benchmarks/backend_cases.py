@@ -1,8 +1,7 @@
-"""The models of onnx's own backend test suite, in the forms in which `benchmarks.backend_suite` quantizes them.
+"""The models of onnx's backend test suite, in the forms that `benchmarks.backend_suite` quantizes.
 
-The suite is what the installed onnx brings: a model for each feature of each operator, and small networks. Most models
-of one operator get everything as an input, so that nothing could become int8; other forms of them have weights and
-neighbours.
+The installed onnx package contains the suite: a model for each feature of each operator, and small networks. Most
+models have one operator and no weights, so nothing could become int8. The other forms add weights or neighbours.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ Feed: TypeAlias = dict[str, Any]
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
-AS_IS, CONSTANT, BETWEEN, DYNAMIC = FORMS = ("as it is", "constant weights", "between products", "dynamic")
-COPIES = 3  # feeds beside the one of the suite
-LONGEST = 64  # of the last axis of a tensor that is multiplied by an identity matrix
-OPSET = 13  # of the products beside an operator of another domain
-EVERY = 10  # so many tasks to one that goes through the command line
+UNCHANGED, CONSTANT, BETWEEN, DYNAMIC = FORMS = ("unchanged", "constant weights", "between products", "dynamic")
+COPIES = 3  # the number of feeds in addition to the feed of the suite
+LONGEST = 64  # the largest last axis of a tensor that is multiplied by an identity matrix
+OPSET = 13  # the opset of the products next to an operator of another domain
+EVERY = 10  # every 10th task uses the command line
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,11 @@ class Task:
     Attributes:
         name: The name of the case.
         kind: The part of the suite.
-        operator: What it is about; with a star where the model is more than one node.
+        operator: The tested operator; ``*`` and a name if the model has several nodes.
         form: One of `FORMS`.
         model: The bytes of the model.
-        feeds: Inputs to calibrate and compare with.
-        cli: Whether it goes through the command line instead of the function.
+        feeds: The feeds for calibration and comparison.
+        cli: Whether to quantize with the command line instead of the function.
     """
 
     name: str
@@ -58,12 +57,12 @@ class Task:
 
 
 def tasks(form: str = "", only: str = "", sample: int | None = None) -> list[Task]:
-    """Return what there is to do.
+    """Return the tasks.
 
     Args:
-        form: The one of `FORMS` that is wanted; all when empty.
-        only: What the names of cases contain.
-        sample: How many cases to choose, of all operators; all when None.
+        form: One of `FORMS`; empty for all.
+        only: Only cases whose name contains this text.
+        sample: The number of cases, spread over all operators; None for all.
     """
     chosen = [case for case in cases() if only in case.name]
     if sample is not None:
@@ -71,20 +70,20 @@ def tasks(form: str = "", only: str = "", sample: int | None = None) -> list[Tas
     found: list[Task] = []
     for case in chosen:
         older = lowered(case)
-        if older is not None:  # of what is too new, a refusal is all there is to see
+        if older is not None:  # the runtime can only reject a model that is too new
             found.append(case)
         usable = older or case
         fixed, between = constant_weights(usable), between_products(usable)
         forms = (usable, fixed, between, replace(fixed or usable, form=DYNAMIC))
         found += [task for task in forms if task is not None]
-    wanted = [task for task in found if form in ("", task.form)]
-    return [replace(task, cli=index % EVERY == 0 and bool(task.feeds[0])) for index, task in enumerate(wanted)]
+    selected = [task for task in found if form in ("", task.form)]
+    return [replace(task, cli=index % EVERY == 0 and bool(task.feeds[0])) for index, task in enumerate(selected)]
 
 
 def stratified(everything: Sequence[Task], count: int) -> list[Task]:
-    """Return `count` cases: one of each operator in turn until there are enough, those first that can become int8.
+    """Return `count` cases: one case of each operator in turn. Operators that can become int8 come first.
 
-    The large networks are left out.
+    The large networks are skipped.
     """
     groups: dict[str, list[Task]] = defaultdict(list)
     for case in everything:
@@ -99,9 +98,9 @@ def stratified(everything: Sequence[Task], count: int) -> list[Task]:
 
 
 def cases() -> Iterator[Task]:
-    """Yield the models of the suite as they are, with their data."""
+    """Yield the unchanged models of the suite, with their data."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some cases are about overflow
+        warnings.simplefilter("ignore")  # some cases test overflow
         from onnx.backend.test.loader import load_model_tests
 
         for case in (case for kind in KINDS for case in load_model_tests(kind=kind)):
@@ -118,13 +117,13 @@ def cases() -> Iterator[Task]:
 
 
 def _required(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs that have no value in the model."""
-    have = {tensor.name for tensor in model.graph.initializer}
-    return [value for value in model.graph.input if value.name not in have]
+    """Return the inputs without an initializer."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in initializers]
 
 
 def _stored(folder: Path, model: onnx.ModelProto) -> list[Any]:
-    """Read the inputs of a case that lies in a folder; None for one that is optional."""
+    """Read the inputs of a case from its folder; an optional input is None."""
     inputs: list[Any] = []
     for index, value in enumerate(_required(model)):
         content = (folder / f"input_{index}.pb").read_bytes()
@@ -138,18 +137,21 @@ def _stored(folder: Path, model: onnx.ModelProto) -> list[Any]:
 
 
 def _task(name: str, kind: str, model: onnx.ModelProto, inputs: Sequence[Any]) -> Task:
-    """Make a task of a case: its own data made finite, and a few copies near to them."""
+    """Return the task of a case. The feeds are the data of the case, made finite, and a few slightly smaller copies."""
     values = [numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value for value in inputs]
     feed = dict(zip((value.name for value in _required(model)), values, strict=False))
     random = np.random.default_rng(0)
     sources = (None, *[random] * COPIES)
     feeds = tuple({name: _near(value, source) for name, value in feed.items()} for source in sources)
     operator = model.graph.node[0].op_type if len(model.graph.node) == 1 else f"*{name.split('_')[1]}"
-    return Task(name, kind, operator, AS_IS, model.SerializeToString(), feeds)
+    return Task(name, kind, operator, UNCHANGED, model.SerializeToString(), feeds)
 
 
 def _near(value: Any, random: np.random.Generator | None) -> Any:
-    """Return finite floats, with `random` a little nearer to zero: in the domain of most functions; others as is."""
+    """Return floats made finite; other values do not change.
+
+    With `random` the floats are scaled by 0.9 to 1, which keeps them in the domain of most functions.
+    """
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):
@@ -165,7 +167,7 @@ def _near(value: Any, random: np.random.Generator | None) -> Any:
 
 
 def constant_weights(task: Task) -> Task | None:
-    """Make all inputs but the first one of floats constants; None where there is no other."""
+    """Make all inputs but the first float input constant; None if there is no other input."""
     floats = [
         name for name, value in task.feeds[0].items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"
     ]
@@ -175,7 +177,7 @@ def constant_weights(task: Task) -> Task | None:
 
 
 def _fixed(task: Task, free: set[str]) -> Task:
-    """Make all inputs but the free ones constants, with their values in the first feed."""
+    """Make all inputs except `free` constant, with the values of the first feed."""
     model, feed = onnx.load_model_from_string(task.model), task.feeds[0]
     fixed = {name: v for name, v in feed.items() if isinstance(v, np.ndarray) and v.size and name not in free}
     inputs = [value for value in model.graph.input if value.name not in fixed]
@@ -184,16 +186,16 @@ def _fixed(task: Task, free: set[str]) -> Task:
     for name, array in fixed.items():
         objects = array.astype(object) if array.dtype.kind == "U" else array
         model.graph.initializer.append(numpy_helper.from_array(objects, name))
-    model.ir_version = max(model.ir_version, 4)  # before, constants had to be inputs too
+    model.ir_version = max(model.ir_version, 4)  # before IR version 4, initializers had to be inputs too
     feeds = tuple({name: value for name, value in each.items() if name not in fixed} for each in task.feeds)
     return replace(task, model=model.SerializeToString(), feeds=feeds)
 
 
 def between_products(task: Task) -> Task | None:
-    """Put the operator of a case between products that become int8; None where it reads or writes no such tensors.
+    """Put the operator of a case between products that become int8; None if its tensors do not fit a product.
 
-    The products leave the values as they are. They are convolutions where there can be any: what is no mere move of
-    values stays in float behind a matrix product, which writes float as readily as uint8.
+    The products do not change the values. They are convolutions if the shape allows it, because after a matrix product
+    only operators that move values become int8: a matrix product can also write float.
     """
     model, feed = onnx.load_model_from_string(task.model), task.feeds[0]
     nodes = model.graph.node
@@ -214,7 +216,7 @@ def between_products(task: Task) -> Task | None:
 
 
 def _activations(node: onnx.NodeProto, feed: Feed) -> set[str]:
-    """Return the inputs that the operator table calls activations, or the first one of floats."""
+    """Return the inputs that are activations in the operator table, or else the first float input."""
     row = OPS.get(node.op_type)
     if row is not None and row.kind != "float":
         chosen = row.activations or range(len(node.input))
@@ -224,12 +226,12 @@ def _activations(node: onnx.NodeProto, feed: Feed) -> set[str]:
 
 
 def _outputs(task: Task) -> dict[str, Any]:
-    """Return the outputs of the first feed; none where the runtime does not run the model."""
+    """Return the outputs for the first feed; nothing if the runtime cannot run the model."""
     try:
         session = ort.InferenceSession(task.model, _silent(), providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(names, task.feeds[0]), strict=True))
-    except Exception:  # noqa: BLE001 - the runtime's exceptions share no base class of their own
+    except Exception:  # noqa: BLE001 - exceptions of the runtime have no common base class
         return {}
 
 
@@ -240,7 +242,7 @@ def _is_matrix(value: Any) -> bool:
 
 
 def _product(model: onnx.ModelProto, read: str, written: str, shape: tuple[int, ...]) -> onnx.NodeProto:
-    """Return a node that multiplies by one: a convolution by channel, or a matrix product."""
+    """Return a node that multiplies by one: a depthwise convolution or a matrix product."""
     if not {"", "ai.onnx"}.intersection(entry.domain for entry in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
     by_channel = len(shape) in (3, 4, 5) and shape[1] > 1
@@ -254,9 +256,9 @@ def _product(model: onnx.ModelProto, read: str, written: str, shape: tuple[int, 
 
 
 def lowered(task: Task) -> Task | None:
-    """Spell a model that is too new for the runtime as the older one that means the same; None where it cannot be.
+    """Return a model that is too new for the runtime with an older opset; None if this is not possible or not needed.
 
-    It can be where no operator has changed since the newest version that the runtime knows.
+    It is possible if no operator of the model has changed since the newest opset of the runtime.
     """
     model = onnx.load_model_from_string(task.model)
     ir_version, opset = newest()
@@ -273,7 +275,7 @@ def lowered(task: Task) -> Task | None:
 
 
 def _nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of the bodies in it."""
+    """Yield the nodes of a graph and of its bodies."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -291,7 +293,7 @@ def newest() -> tuple[int, int]:
 
 
 def _loads(ir_version: int, opset: int) -> bool:
-    """Whether the runtime loads models of an IR version and an opset."""
+    """Whether the runtime loads a model with this IR version and opset."""
     text = f'<ir_version: {ir_version}, opset_import: ["" : {opset}]> g (float[1] x) => (float[1] y) {{ y = Relu(x) }}'
     try:
         ort.InferenceSession(onnx.parser.parse_model(text).SerializeToString(), _silent())
@@ -301,7 +303,7 @@ def _loads(ir_version: int, opset: int) -> bool:
 
 
 def _silent() -> ort.SessionOptions:
-    """Return options with which the runtime does not print its errors beside raising them."""
+    """Return options that stop the runtime from printing the errors that it raises."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     return options

@@ -1,4 +1,4 @@
-"""One model of the backend suite quantized, and a judgement of what came of it."""
+"""Quantize one model of the backend suite, and judge the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import onnxruntime as ort
 from click.testing import CliRunner
 
 from benchmarks.backend_cases import DYNAMIC, Feed, Task
-from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, run_all
+from benchmarks.contenders import checker_error, one_line
+from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, open_model, run_all
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, quantize_model
@@ -28,40 +29,40 @@ from requant.quantize.accuracy.outputs import decibels, powers
 Array: TypeAlias = npt.NDArray[Any]
 Outputs: TypeAlias = list[dict[str, Any]]
 
-SECONDS = 0.005  # of timing; nothing depends on it
-LEAST_DB = 20.0  # where no bound could be derived
-AGREE_DB = 30.0  # of the runtime with itself, where no bound could be derived
-LARGEST = 2**20  # bytes of a model through which bounds are carried; after dozens of layers they say nothing
+SECONDS = 0.005  # the time for timing; the outcomes do not depend on it
+LEAST_DB = 20.0  # the lowest SQNR of int8 against float without a bound
+AGREE_DB = 30.0  # the lowest SQNR of the runtime against itself without a bound
+LARGEST = 2**20  # bytes; no bounds for a larger model, because bounds are useless after dozens of layers
 
 INT8, FLOAT, REFUSED, FAILED = RESULTS = ("int8", "float", "refused", "failed")
 CANNOT_RUN = "the runtime cannot run the float model"
-CANNOT_FETCH = "NumPy cannot hold its outputs"
-UNSETTLED = "the float model gives no settled result"
+CANNOT_FETCH = "NumPy has no type for the outputs"
+UNSETTLED = "the float model is not deterministic"
 NO_DTYPE = ("No corresponding Numpy type", "Numpy_type")
-"""How the runtime says that it cannot return a result: it has run the model."""
+"""The errors of the runtime if it ran the model but cannot return a result."""
 REASONS = {
     CANNOT_RUN: r"the runtime cannot load the model|the runtime rejects the graph|no CPU kernel|the model fails",
-    "data cannot give what an input wants": r"input '.*' is a .*, which cannot be fed from arrays",
+    "an input cannot be fed from arrays": r"input '.*' is a .*; arrays cannot be fed to it",
     "a sample is empty": r"got an empty array",
-    "a sample makes the model compute NaN or infinity": r"holds NaN or infinity",
+    "the model computes NaN or infinity": r"holds NaN or infinity",
 }
-"""What a refusal may say, by class; the first is believed only where it is true."""
+"""The valid reasons of a refusal, and a pattern for their messages. The first reason is valid only if it is true."""
 BOUNDED, DECIBELS = "within the bound", f"at least {LEAST_DB:.0f} dB"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a task.
+    """The outcome of a task.
 
     Attributes:
         name: The name of the case.
-        form: Its form.
-        operator: What it is about.
+        form: The form of the model.
+        operator: The tested operator.
         result: One of `RESULTS`.
-        detail: How outputs were judged; the class of a refusal or a failure.
-        message: What a refusal or a failure said.
-        tightness: The greatest share of its bound that an error took; None without a bound.
-        seconds: How long it took.
+        detail: How the outputs were compared, or the reason of a refusal or failure.
+        message: The message of a refusal or failure.
+        tightness: The largest ratio of an error to its bound; None without a bound.
+        seconds: The duration.
     """
 
     name: str
@@ -76,14 +77,7 @@ class Outcome:
 
 @dataclass
 class Verdict:
-    """What is found of a task.
-
-    Attributes:
-        result: One of `RESULTS`.
-        detail: As of an `Outcome`.
-        message: As of an `Outcome`.
-        tightness: As of an `Outcome`.
-    """
+    """The judgement of a result. For the attributes see `Outcome`."""
 
     result: str
     detail: str
@@ -93,12 +87,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """What quantizing gave.
+    """The result of quantizing.
 
     Attributes:
-        int8: Whether anything became int8.
-        refusal: The message of a refusal, else empty.
-        crash: What went wrong, else empty.
+        int8: Whether an operator became int8.
+        refusal: The message of a refusal; else empty.
+        crash: The message of a crash; else empty.
     """
 
     int8: bool = False
@@ -107,15 +101,15 @@ class Answer:
 
 
 def carry_out(task: Task) -> Outcome:
-    """Quantize the model of a task and judge what came of it."""
+    """Quantize the model of a task and judge the result."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
         source.write_bytes(task.model)
         try:
             found = judge(task, source, output)
-        except Exception as error:  # noqa: BLE001 - a fault of this program is a row of the table too
-            found = Verdict(FAILED, "the judge", last_line(error))
+        except Exception as error:  # noqa: BLE001 - an error of this program is also counted in the table
+            found = Verdict(FAILED, "error in this program", last_line(error))
     seconds = round(time.perf_counter() - start, 3)
     return Outcome(
         task.name, task.form, task.operator, found.result, found.detail, found.message, found.tightness, seconds
@@ -123,15 +117,15 @@ def carry_out(task: Task) -> Outcome:
 
 
 def last_line(error: BaseException) -> str:
-    """Return an exception with the place in this project that it came through last."""
+    """Return the text of an exception with the last source line of this project in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     place = f"{Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else "?"
-    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())[:400]}"
+    return f"{type(error).__name__} at {place}: {one_line(error)}"
 
 
 def judge(task: Task, source: Path, output: Path) -> Verdict:
-    """Quantize `source` to `output`, and judge."""
+    """Quantize `source` to `output`, and judge the result."""
     expected = run_float(task)
     answer = (_by_command if task.cli else _by_function)(task, source, output)
     if answer.crash:
@@ -139,34 +133,34 @@ def judge(task: Task, source: Path, output: Path) -> Verdict:
     if answer.refusal:
         reason = reason_of(answer.refusal, expected)
         if output.exists():
-            return Verdict(FAILED, "an output beside a refusal", answer.refusal)
-        return Verdict(REFUSED if reason else FAILED, reason or "no clear reason", answer.refusal)
+            return Verdict(FAILED, "refused, but wrote an output", answer.refusal)
+        return Verdict(REFUSED if reason else FAILED, reason or "no valid reason", answer.refusal)
     invalid = _invalid(source, output)
     return Verdict(FAILED, "invalid model", invalid) if invalid else compare(task, output, expected, int8=answer.int8)
 
 
 def reason_of(message: str, expected: Outputs | str) -> str:
-    """Return the class of a refusal; empty when it is none that there may be."""
-    found = next((reason for reason, pattern in REASONS.items() if re.search(pattern, message)), "")
-    untrue = found == CANNOT_RUN and not isinstance(expected, str)
-    return "" if "\n" in message or untrue else found
+    """Return the reason of a refusal, a key of `REASONS`; empty if it is not valid."""
+    reason = next((reason for reason, pattern in REASONS.items() if re.search(pattern, message)), "")
+    untrue = reason == CANNOT_RUN and not isinstance(expected, str)
+    return "" if "\n" in message or untrue else reason
 
 
 def _by_function(task: Task, source: Path, output: Path) -> Answer:
-    """Quantize by `quantize_model`."""
+    """Quantize with `quantize_model`."""
     selection = Selection(strategy=Strategy.DYNAMIC if task.form == DYNAMIC else Strategy.AUTO)
     options = Options(force_int8=True, seconds=SECONDS, selection=selection)
     try:
         result = quantize_model(source, None if task.form == DYNAMIC else task.feeds, output, options)
     except RequantError as error:
         return Answer(refusal=str(error))
-    except Exception as error:  # noqa: BLE001 - what must not happen is counted
+    except Exception as error:  # noqa: BLE001 - an unexpected exception is counted as a failure
         return Answer(crash=last_line(error))
     return Answer(int8=bool(result.forms))
 
 
 def _by_command(task: Task, source: Path, output: Path) -> Answer:
-    """Quantize by the command line; a refusal is exit code 2 and one line."""
+    """Quantize with the command line. A refusal is exit code 2 and one line on stderr."""
     arguments = ["quantize", str(source), "-o", str(output), "--force-int8", "--json"]
     if task.form == DYNAMIC:
         arguments.append("--dynamic")
@@ -186,26 +180,16 @@ def _by_command(task: Task, source: Path, output: Path) -> Answer:
 
 
 def run_float(task: Task, *, optimize: bool = True) -> Outputs | str:
-    """Return the outputs of the float model, or why the runtime does not run it."""
+    """Return the outputs of the float model, or the error of the runtime."""
     try:
         session = open_model(task.model, optimize=optimize)
         return [run(session, feed) for feed in task.feeds]
-    except Exception as error:  # noqa: BLE001 - the runtime's exceptions share no base class of their own
-        return " ".join(str(error).split()) or type(error).__name__
-
-
-def open_model(model: Path | bytes, *, optimize: bool = True) -> ort.InferenceSession:
-    """Open a session."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if not optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - exceptions of the runtime have no common base class
+        return one_line(error) or type(error).__name__
 
 
 def run(session: ort.InferenceSession, feed: Feed) -> dict[str, Any]:
-    """Run a session, on types too that NumPy does not have."""
+    """Run a session. Inputs may have types that NumPy does not have."""
     names = [output.name for output in session.get_outputs()]
     given = {name: value for name, value in feed.items() if value is not None}
     if all(not isinstance(value, np.ndarray) or value.dtype.kind in "biufU" for value in given.values()):
@@ -220,17 +204,17 @@ def run(session: ort.InferenceSession, feed: Feed) -> dict[str, Any]:
 
 
 def _invalid(source: Path, output: Path) -> str:
-    """Say what is wrong with a model; empty when nothing is that was not wrong before."""
-    problem = _checked(output)
-    if problem and not _checked(source):
+    """Return what is wrong with the written model but not with its source; empty if nothing is wrong."""
+    problem = checker_error(output)
+    if problem and not checker_error(source):
         return f"checker: {problem}"
     try:
         sessions = [open_model(output, optimize=optimize) for optimize in (True, False)]
-    except Exception as error:  # noqa: BLE001 - as above
-        return f"does not load: {' '.join(str(error).split())[:400]}"
+    except Exception as error:  # noqa: BLE001 - exceptions of the runtime have no common base class
+        return f"does not load: {one_line(error)}"
     try:
-        before = open_model(source)
-    except Exception:  # noqa: BLE001 - as above; there is nothing to compare with
+        before = open_model(source, optimize=True)
+    except Exception:  # noqa: BLE001 - the same; without the float model there is nothing to compare
         return ""
     for ends in ("get_inputs", "get_outputs"):
         old, *new = ([(e.name, e.type, e.shape) for e in getattr(s, ends)()] for s in (before, *sessions))
@@ -239,17 +223,8 @@ def _invalid(source: Path, output: Path) -> str:
     return ""
 
 
-def _checked(path: Path) -> str:
-    """Say what onnx's checker has against a model."""
-    try:
-        onnx.checker.check_model(path, full_check=True)
-    except Exception as error:  # noqa: BLE001 - it raises what its parts raise
-        return " ".join(str(error).split())[:400]
-    return ""
-
-
 def compare(task: Task, output: Path, expected: Outputs | str, *, int8: bool) -> Verdict:
-    """Compare the outputs of the model that was written with the float ones, and the runtime with itself."""
+    """Compare the outputs of the written model with the float outputs, and with its outputs without optimizations."""
     result = INT8 if int8 else FLOAT
     if isinstance(expected, str):
         return Verdict(result, CANNOT_FETCH if expected.startswith(NO_DTYPE) else CANNOT_RUN, expected)
@@ -258,8 +233,8 @@ def compare(task: Task, output: Path, expected: Outputs | str, *, int8: bool) ->
     try:
         sessions = [open_model(output, optimize=optimize) for optimize in (True, False)]
         fused, plain = ([run(session, feed) for feed in task.feeds] for session in sessions)
-    except Exception as error:  # noqa: BLE001 - the runtime's exceptions share no base class of their own
-        return Verdict(FAILED, "does not run", " ".join(str(error).split())[:400])
+    except Exception as error:  # noqa: BLE001 - exceptions of the runtime have no common base class
+        return Verdict(FAILED, "does not run", one_line(error))
     if not int8 and all_equal(expected, fused):
         return Verdict(FLOAT, "equal")
     found = Comparison()
@@ -276,9 +251,9 @@ def compare(task: Task, output: Path, expected: Outputs | str, *, int8: bool) ->
 
 
 def _settled(task: Task, expected: Outputs) -> bool:
-    """Whether the float model gives the same when it is opened again, and nearly the same without optimisations.
+    """Whether a new session gives the same float outputs, and a session without optimizations nearly the same.
 
-    Operators that draw random numbers, and those that pick by order, do not.
+    Operators that draw random numbers or depend on the order of equal values do not.
     """
     again, plain = run_float(task), run_float(task, optimize=False)
     if isinstance(again, str) or isinstance(plain, str) or not all_equal(expected, again):
@@ -290,7 +265,7 @@ def _settled(task: Task, expected: Outputs) -> bool:
 
 
 def look_into(task: Task, output: Path) -> Callable[[Kind], list[Mapping[str, Array]]]:
-    """Return what gives the bounds of each feed; none where the model cannot be looked into."""
+    """Return a function that returns the bounds for each feed; empty bounds if the tensors cannot be fetched."""
     nothing: list[Mapping[str, Array]] = [{} for _ in task.feeds]
     if output.stat().st_size > LARGEST:
         return lambda kind: nothing
@@ -299,13 +274,13 @@ def look_into(task: Task, output: Path) -> Callable[[Kind], list[Mapping[str, Ar
     theirs |= {name for node in original.graph.node for name in (node.name, *node.output)}
     try:
         runs = [run_all(model, feed) for feed in task.feeds]
-    except Exception:  # noqa: BLE001 - as above; there are types that cannot be fetched
+    except Exception:  # noqa: BLE001 - exceptions of the runtime have no common base class; some types have no array
         return lambda kind: nothing
     return lambda kind: [bounds(model, values, lambda name: name not in theirs, kind) for values in runs]
 
 
 def all_equal(a: Any, b: Any) -> bool:
-    """Whether outputs are the same, NaN included."""
+    """Whether outputs are equal; NaN equals NaN."""
     if isinstance(a, (list, tuple)):
         return isinstance(b, type(a)) and len(a) == len(b) and all(map(all_equal, a, b))
     if isinstance(a, dict):
@@ -318,12 +293,12 @@ def all_equal(a: Any, b: Any) -> bool:
 
 @dataclass
 class Comparison:
-    """What comparing outputs found.
+    """The result of comparing outputs.
 
     Attributes:
-        wrong: What is further off than it may be.
-        bounded: Whether there was a bound for every output of floats.
-        tightness: The greatest share of a bound that was taken.
+        wrong: The errors that are too large, as text.
+        bounded: Whether every float output had a bound.
+        tightness: The largest ratio of an error to its bound.
     """
 
     wrong: list[str] = field(default_factory=list)
@@ -331,12 +306,12 @@ class Comparison:
     tightness: float | None = None
 
     def add(self, triples: Sequence[tuple[Any, Any, Array | None]], least: float, name: str) -> None:
-        """Compare one output of all feeds: by the bounds, by an SQNR of `least` dB, or for equality.
+        """Compare one output for all feeds: by its bounds, by its SQNR, or for equality.
 
         Args:
-            triples: What it should be, what it is, and the bound, if there is one, for each feed.
-            least: What the SQNR must be where there is no bound.
-            name: The output.
+            triples: For each feed the expected array, the actual array, and the bound or None.
+            least: The lowest SQNR without a bound, in dB.
+            name: The name of the output.
         """
         signal = noise = 0.0
         unsure = False
@@ -361,7 +336,7 @@ class Comparison:
                 self.wrong.append(f"{name}: {decibels(signal, noise):.1f} dB")
 
     def _within(self, before: Array, after: Array, bound: Array, name: str) -> bool:
-        """Whether an output is as near as it must be."""
+        """Whether the error of an output is within its bound."""
         with np.errstate(invalid="ignore", over="ignore"):
             same = (before == after) | (np.isnan(before) & np.isnan(after))
             error = np.where(same, 0.0, np.abs(after.astype(np.float64) - before))
@@ -372,12 +347,12 @@ class Comparison:
         self.tightness = max(self.tightness or 0.0, round(float(share[worst]), 4))
         if error[worst] <= bound[worst]:
             return True
-        self.wrong.append(f"{name}: {error[worst]:.3g} off at {before[worst]:.4g}, allowed {bound[worst]:.3g}")
+        self.wrong.append(f"{name}: error {error[worst]:.3g} at {before[worst]:.4g}, bound {bound[worst]:.3g}")
         return False
 
 
 def _may_differ(before: Any, after: Any, bound: Array | None) -> bool:
-    """Whether an output that is no tensor of floats differs by what it may: it follows from values that do."""
+    """Whether an output that is not float may differ, because it depends on values with an error."""
     if bound is None or not bound.any():
         return False
     if not np.isfinite(bound).all() or before.dtype.kind not in "iu" or before.shape != after.shape:
@@ -386,10 +361,10 @@ def _may_differ(before: Any, after: Any, bound: Array | None) -> bool:
 
 
 def label(outcome: Outcome) -> str:
-    """Return the row of the table in which an outcome is counted."""
+    """Return the label of the table row that counts an outcome."""
     return f"{outcome.result}: {outcome.detail}"
 
 
 def in_order(labels: Sequence[str]) -> list[str]:
-    """Sort rows of the table."""
+    """Sort the labels of the table rows."""
     return sorted(labels, key=lambda text: (RESULTS.index(text.split(":")[0]), text))

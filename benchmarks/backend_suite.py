@@ -1,13 +1,13 @@
-"""Every model of onnx's own backend test suite through `requant quantize`: what comes of each, as a table of counts.
+"""Run `requant quantize` on every model of onnx's backend test suite, and count the results in a table.
 
     python -m benchmarks.backend_suite [--sample N] [--only TEXT] [--form FORM] [--jobs 2] [--json]
 
-A model goes through as it is, with data; with all inputs but one made constant, which is how an operator gets weights;
-between products, so that its operator has integer neighbours; and ``dynamic``, without data. The outputs of what is
-written are held against those of the float model, within bounds that `benchmarks.error_bounds` derives from the scales
-in the graph, and against those without the runtime's optimisations.
+Each model is quantized in four forms: unchanged; with all inputs but one made constant, so that the operator has
+weights; between products, so that the operator has integer neighbours; and ``dynamic``, without data. The outputs of
+the INT8 model are compared with the float outputs, within the bounds of `benchmarks.error_bounds`, and with the outputs
+of the same INT8 model without the optimizations of the runtime.
 
-Processes of their own quantize, so that an abort of the runtime is a row of the table too.
+Worker processes quantize, so that an abort of the runtime is also counted in the table.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from benchmarks.backend_cases import FORMS, Task, tasks
 from benchmarks.backend_judge import FAILED, Outcome, carry_out, in_order, label
 
 TIMEOUT = 300.0  # seconds for one task
-DIED, ENDLESS = "the process died", "it does not end"
+DIED, ENDLESS = "the process died", "timeout"
 
 
 def work(pipe: Connection) -> None:
-    """Carry out tasks until there are no more."""
+    """Carry out tasks from the pipe until the pipe sends None."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         sys.stderr = nowhere
         while (task := pipe.recv()) is not None:
@@ -42,13 +42,13 @@ def work(pipe: Connection) -> None:
 
 @dataclass
 class Worker:
-    """A process with what it is doing.
+    """A process and its current task.
 
     Attributes:
         process: The process.
-        pipe: The way to it.
-        task: What it is doing.
-        since: When it began, in seconds of the monotonic clock.
+        pipe: The connection to the process.
+        task: The current task.
+        since: The start of the task, in seconds of the monotonic clock.
     """
 
     process: BaseProcess
@@ -58,7 +58,7 @@ class Worker:
 
     @staticmethod
     def start(task: Task) -> Worker:
-        """Start a process with its first task."""
+        """Start a process and send it its first task."""
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=work, args=(there,), daemon=True)
@@ -68,7 +68,7 @@ class Worker:
         return Worker(process, here, task, time.monotonic())
 
     def give(self, task: Task) -> None:
-        """Hand over the next task."""
+        """Send the next task."""
         self.pipe.send(task)
         self.task, self.since = task, time.monotonic()
 
@@ -79,12 +79,12 @@ class Worker:
         self.pipe.close()
 
     def outcome(self) -> Outcome:
-        """Return what it has to say, or what became of it."""
+        """Return the outcome of the task; a failure if the process died or the time is over."""
         try:
             if self.pipe.poll():
-                found = self.pipe.recv()
-                assert isinstance(found, Outcome)
-                return found
+                outcome = self.pipe.recv()
+                assert isinstance(outcome, Outcome)
+                return outcome
             detail, message = ENDLESS, f"more than {TIMEOUT:.0f} s"
         except (EOFError, ConnectionError):
             self.process.join(10)
@@ -93,7 +93,13 @@ class Worker:
 
 
 def outcomes(todo: Iterable[Task], jobs: int, tell: Callable[[Outcome], object] | None = None) -> list[Outcome]:
-    """Carry out tasks in processes; one that dies or does not end costs its own task only."""
+    """Carry out tasks in processes. A process that dies or does not end fails only its own task.
+
+    Args:
+        todo: The tasks.
+        jobs: The number of processes.
+        tell: Called with each outcome.
+    """
     coming = iter(todo)
     workers = [Worker.start(task) for _, task in zip(range(jobs), coming, strict=False)]
     found: list[Outcome] = []
@@ -117,44 +123,42 @@ def outcomes(todo: Iterable[Task], jobs: int, tell: Callable[[Outcome], object] 
 
 
 def counts(found: Sequence[Outcome]) -> dict[str, dict[str, int]]:
-    """Count outcomes by what came out and by form."""
+    """Count the outcomes by row label and by form."""
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in found:
         rows[label(outcome)][outcome.form] += 1
     return {row: {form: rows[row][form] for form in FORMS} for row in in_order(list(rows))}
 
 
-def print_table(found: Sequence[Outcome]) -> None:
+def print_counts(found: Sequence[Outcome]) -> None:
     """Print the table of counts, then the failures."""
-    from rich.console import Console
-    from rich.table import Table
+    from benchmarks.tables import plain_table, print_table
 
-    table = Table(box=None)
-    for column in ("", *FORMS, "all"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    columns = ("", *FORMS, "all")
+    table = plain_table("", columns, no_wrap=columns)
     rows = counts(found)
     rows["all"] = {form: sum(row[form] for row in rows.values()) for form in FORMS}
     for name, row in rows.items():
         table.add_row(name, *map(str, row.values()), str(sum(row.values())))
-    Console(width=120).print(table)
+    print_table(table, width=120)
     for outcome in found:
         if outcome.result == FAILED:
             click.echo(f"{outcome.name}, {outcome.form}: {outcome.detail}: {outcome.message}")
 
 
 @click.command()
-@click.option("--sample", type=click.IntRange(1), help="So many models, of all operators. [default: all]")
-@click.option("--only", default="", help="Models whose name contains this.")
-@click.option("--form", default="", type=click.Choice(["", *FORMS]), help="One form only.")
-@click.option("--jobs", default=2, show_default=True, type=click.IntRange(1), help="Processes.")
-@click.option("--json", "as_json", is_flag=True, help="The counts and every outcome as one JSON object on stdout.")
+@click.option("--sample", type=click.IntRange(1), help="Number of models, spread over all operators. [default: all]")
+@click.option("--only", default="", help="Only models whose name contains this text.")
+@click.option("--form", default="", type=click.Choice(["", *FORMS]), help="Only this form.")
+@click.option("--jobs", default=2, show_default=True, type=click.IntRange(1), help="Number of processes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts and all outcomes as one JSON object.")
 def main(sample: int | None, only: str, form: str, jobs: int, as_json: bool) -> None:
-    """Quantize the models of the suite and print what came of them; exit code 1 if there is a failure."""
+    """Quantize the models of the suite and print the outcomes. The exit code is 1 if one of them is a failure."""
     found = outcomes(tasks(form, only, sample), jobs)
     if as_json:
         json.dump({"counts": counts(found), "outcomes": [asdict(outcome) for outcome in found]}, sys.stdout, indent=1)
     else:
-        print_table(found)
+        print_counts(found)
     sys.exit(any(outcome.result == FAILED for outcome in found))
 
 

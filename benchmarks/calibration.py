@@ -1,14 +1,14 @@
-"""What calibration costs: time over plain inference, memory, and how it scales over workers.
+"""The cost of calibration: time compared with plain inference, memory, and scaling over workers.
 
-    python benchmarks/calibration.py speed    # ours and ONNX Runtime's own calibrators, each beside plain inference
-    python benchmarks/calibration.py memory   # the same run with 64 and with 1024 samples
-    python benchmarks/calibration.py dask     # one worker, two workers, two of which one is killed
+    python -m benchmarks.calibration speed    # this project and ONNX Runtime's calibrators, and plain inference
+    python -m benchmarks.calibration memory   # the same run with 64 and with 1024 samples
+    python -m benchmarks.calibration dask     # one worker; two workers; two workers, one of them killed
 
-Networks are generated with random weights, the samples are random. Each row of `speed` and `memory` is a process of its
-own, in which plain inference of the same samples and the calibration run in turn; the minimum of each counts. Plain
-inference is ONNX Runtime with its defaults on the same number of threads. A calibration includes opening its sessions
-and choosing the ranges. The tensors are those that `requant quantize` would calibrate; ONNX Runtime's calibrators get
-the operators that it quantizes by default.
+The networks have random weights, and the samples are random. Each row of `speed` and `memory` is measured in a new
+process: plain inference of the same samples and the calibration run in turn, and the minimum time of each counts.
+Plain inference is ONNX Runtime with default options on the same number of threads. The time of a calibration includes
+opening the sessions and choosing the ranges. This project calibrates the tensors that `requant quantize` would
+calibrate; ONNX Runtime calibrates the operators that it quantizes by default.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from typing import Any
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.tables import plain_table
+
+LEFT = ("network", "calibrator", "rule", "workers")  # the columns of text
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 BOUNDS = {"resnet50": {"minmax": 1.5, "histogram": 2.6}, "mobilenet_v2": {"minmax": 2.2, "histogram": 5.0}}
 RULES = ("minmax", "percentile", "mse", "entropy", "auto")
 PEERS = {"MinMax": {}, "Percentile": {"percentile": 99.999}, "Entropy": {}}
-"""ONNX Runtime's calibrators, with its defaults."""
-GROWTH = 0.05
-SCALING = 1.7
+"""ONNX Runtime's calibrators and their options; otherwise its defaults."""
+GROWTH = 0.05  # the largest relative growth of memory with the number of samples
+SCALING = 1.7  # the lowest speed-up of two workers over one
 
 
-# ------------------------------------------------------------------------------------------ in a process of its own
+# ------------------------------------------------------------------------------------------ in the new process
 
 
 def _inputs(count: int) -> np.ndarray[Any, Any]:
@@ -57,7 +59,7 @@ def _tensors(model: str) -> tuple[str, ...]:
 
 
 def _ours(model: str, feeds: list[dict[str, Any]], rule: str, threads: int) -> Callable[[], object]:
-    """Return a calibration by this project."""
+    """Return a function that calibrates with this project."""
     from requant.calibration import Calibrator, Execution
 
     tensors = _tensors(model)
@@ -73,7 +75,7 @@ def _ours(model: str, feeds: list[dict[str, Any]], rule: str, threads: int) -> C
 def _peer(
     model: str, feeds: list[dict[str, Any]], method: str, options: dict[str, Any], threads: int
 ) -> Callable[[], object]:
-    """Return a calibration by ONNX Runtime."""
+    """Return a function that calibrates with ONNX Runtime."""
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -99,7 +101,7 @@ def _peer(
 
 
 def _session(model: str, threads: int) -> Any:
-    """Open a plain session."""
+    """Open a session with default options."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -125,20 +127,20 @@ def _row(model: str, what: str, method: str, samples: int, threads: int, turns: 
 
 
 def _peak() -> int:
-    """Return the most bytes that this process had resident; what getrusage tells includes the parent's."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    """Return the peak resident bytes of this process. The value of getrusage would include the parent process."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) * 1024 if match else 0
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Return how many seconds something takes."""
+    """Return the seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def _streamed(model: str, rule: str, samples: int) -> dict[str, Any]:
-    """Calibrate on samples that are made as they are read, and return the peak of memory."""
+    """Calibrate on samples that are generated while they are read; return the time and the peak memory."""
     from requant.calibration import Calibrator
 
     def feeds() -> Iterator[dict[str, Any]]:
@@ -152,7 +154,7 @@ def _streamed(model: str, rule: str, samples: int) -> dict[str, Any]:
 
 
 def _clustered(model: str, data: str, workers: int, kill: bool, output: str) -> dict[str, Any]:
-    """Calibrate on a local cluster, of which one worker may be killed, and write what was seen."""
+    """Calibrate on a local cluster, optionally kill one worker, and write the statistics."""
     from distributed import Client, LocalCluster
 
     from requant.calibration import Execution, input_specs, observe, open_session, open_source
@@ -166,11 +168,11 @@ def _clustered(model: str, data: str, workers: int, kill: bool, output: str) -> 
     ):
         pids = sorted(client.run(os.getpid).values())
         client.run(_warm)
-        doomed = pids[:1] if kill else []
+        victims = pids[:1] if kill else []
 
         def progress(done: int, total: int | None) -> None:
-            if doomed:
-                os.kill(doomed.pop(), signal.SIGKILL)
+            if victims:
+                os.kill(victims.pop(), signal.SIGKILL)
 
         execution = Execution(executor=client.get_executor(), workers=workers)
         began = time.perf_counter()
@@ -181,7 +183,7 @@ def _clustered(model: str, data: str, workers: int, kill: bool, output: str) -> 
 
 
 def _warm() -> None:
-    """Import what every worker needs, which is no part of the work."""
+    """Import the packages that every worker needs, so that the measured time does not include the imports."""
     import onnx_ir
     import onnxruntime
 
@@ -195,23 +197,24 @@ def _warm() -> None:
 
 
 def _own_process(function: str, *arguments: Any) -> dict[str, Any]:
-    """Call a function of this file in a process of its own."""
+    """Call a function of this file in a new process."""
     program = (
-        f"import sys, json; sys.path.insert(0, {str(Path(__file__).parent)!r}); import calibration as program\n"
+        f"import sys, json; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from benchmarks import calibration as program\n"
         f"if __name__ == '__main__': print(json.dumps(program.{function}(*json.loads(sys.argv[1]))))"
     )
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "row.py"  # a file: workers of a cluster import the main program again
+        path = Path(folder) / "row.py"  # a file, because the workers of a cluster import the main program again
         path.write_text(program)
         done = subprocess.run(
             [sys.executable, str(path), json.dumps(arguments)], stdout=subprocess.PIPE, text=True, check=True
         )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def _network(name: str, folder: str) -> str:
-    """Write a network as `requant quantize` has it when it calibrates."""
+    """Write a network in the form that `requant quantize` calibrates: simplified."""
     import onnx_ir as ir
 
     sys.path.insert(0, str(SAMPLES))
@@ -227,17 +230,17 @@ def _network(name: str, folder: str) -> str:
 
 @click.group()
 def main() -> None:
-    """Measure what calibration costs."""
+    """Measure the cost of calibration."""
 
 
 @main.command()
 @click.option("--samples", default=64, show_default=True)
-@click.option("--threads", default="1,2", show_default=True, help="For plain inference, and as many workers for ours.")
+@click.option("--threads", default="1,2", show_default=True, help="Threads of plain inference, workers of calibration.")
 @click.option("--turns", default=3, show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def speed(samples: int, threads: str, turns: int, peers: bool, as_json: bool) -> None:
-    """Compare calibrators with plain inference of the same samples."""
+    """Compare the time of calibrators with plain inference of the same samples."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for network, bounds in BOUNDS.items():
@@ -255,14 +258,13 @@ def speed(samples: int, threads: str, turns: int, peers: bool, as_json: bool) ->
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = _table(
-        f"{samples} samples", "network", "threads", "calibrator", "over plain", "at most", "seconds", "peak MB"
-    )
+    columns = ("network", "threads", "calibrator", "over plain", "at most", "seconds", "peak MB")
+    table = plain_table(f"{samples} samples", columns, left=LEFT)
     for row in rows:
         most = f"{row['bound']}x" if "bound" in row else ""
         peak = f"{(row['peak'] - row['data']) / 1e6:.0f}"
-        shown = (f"{row['ratio']:.2f}x", most, f"{row['seconds']:.2f}", peak)
-        table.add_row(row["network"], str(row["threads"]), row["calibrator"], *shown)
+        figures = (f"{row['ratio']:.2f}x", most, f"{row['seconds']:.2f}", peak)
+        table.add_row(row["network"], str(row["threads"]), row["calibrator"], *figures)
     Console().print(table)
 
 
@@ -271,16 +273,15 @@ def speed(samples: int, threads: str, turns: int, peers: bool, as_json: bool) ->
 @click.option("--rules", default="minmax,percentile", show_default=True)
 def memory(samples: str, rules: str) -> None:
     """Compare the peak memory of few and of many samples."""
-    table = _table(
-        "peak memory", "network", "rule", *(f"{count} samples, MB" for count in samples.split(",")), "growth"
-    )
+    columns = ("network", "rule", *(f"{count} samples, MB" for count in samples.split(",")), "growth")
+    table = plain_table("peak memory", columns, left=LEFT)
     with tempfile.TemporaryDirectory() as folder:
         for network in BOUNDS:
             model = _network(network, folder)
             for rule in rules.split(","):
                 peaks = [_own_process("_streamed", model, rule, int(count))["peak"] for count in samples.split(",")]
-                shown = [f"{peak / 1e6:.0f}" for peak in peaks]
-                table.add_row(network, rule, *shown, f"{peaks[-1] / peaks[0] - 1:+.1%} (at most {GROWTH:.0%})")
+                megabytes = [f"{peak / 1e6:.0f}" for peak in peaks]
+                table.add_row(network, rule, *megabytes, f"{peaks[-1] / peaks[0] - 1:+.1%} (at most {GROWTH:.0%})")
     Console().print(table)
 
 
@@ -288,7 +289,7 @@ def memory(samples: str, rules: str) -> None:
 @click.option("--samples", default=512, show_default=True)
 @click.option("--network", type=click.Choice(list(BOUNDS)), default="resnet50", show_default=True)
 def dask(samples: int, network: str) -> None:
-    """Compare one worker of a Dask cluster with two, and with two of which one is killed."""
+    """Compare one worker of a Dask cluster with two workers; then kill one of the two workers."""
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         model, data = _network(network, folder), f"{folder}/data"
@@ -301,21 +302,13 @@ def dask(samples: int, network: str) -> None:
             rows[case] = _own_process("_clustered", model, data, workers, kill, f"{folder}/{case}.json")["seconds"]
         whole = Path(f"{folder}/one.json").read_bytes()
         same = {case: Path(f"{folder}/{case}.json").read_bytes() == whole for case in rows}
-    table = _table(f"{network}, {samples} samples", "workers", "seconds", "over one", "statistics")
+    table = plain_table(f"{network}, {samples} samples", ("workers", "seconds", "over one", "statistics"), left=LEFT)
     for case, seconds in rows.items():
-        wanted = f" (at least {SCALING}x)" if case == "two" else ""
+        goal = f" (at least {SCALING}x)" if case == "two" else ""
         table.add_row(
-            case, f"{seconds:.1f}", f"{rows['one'] / seconds:.2f}x{wanted}", "same bytes" if same[case] else "DIFFER"
+            case, f"{seconds:.1f}", f"{rows['one'] / seconds:.2f}x{goal}", "same bytes" if same[case] else "DIFFER"
         )
     Console().print(table)
-
-
-def _table(title: str, *columns: str) -> Table:
-    """Return an empty table."""
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("network", "calibrator", "rule", "workers") else "right")
-    return table
 
 
 if __name__ == "__main__":

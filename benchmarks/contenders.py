@@ -1,15 +1,16 @@
-"""The contenders of the speed table: how each makes its INT8 model, and how the models are timed against each other.
+"""The contenders of the benchmarks: how each of them quantizes, and how the models are timed in turn.
 
     python benchmarks/contenders.py FUNCTION ARGUMENTS
 
-Every call from `benchmarks.speed` is a process of its own, so that what a quantizer holds is given back: FUNCTION is
-a key of `FUNCTIONS`, ARGUMENTS its keyword arguments as JSON, and the last line on stdout the result as JSON. At the
-top it imports the standard library alone, because it also runs in the interpreter of a library that is compared with.
+Other benchmarks start a new process for each call, so that the memory of a quantizer is released. FUNCTION is a key of
+`FUNCTIONS`, ARGUMENTS are its keyword arguments as JSON. The last line on stdout is the result as JSON. The top of this
+file imports only the standard library, because the file also runs in an interpreter with other packages.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -26,7 +27,7 @@ SAMPLES = Path(__file__).parents[1] / "sample_models"
 CALIBRATION = 8
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 OPENVINO = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-"""Without the second OpenVINO computes what is float in bfloat16 where the processor can."""
+"""Without the second option, OpenVINO computes float operators in bfloat16 if the processor can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,10 @@ class Contender:
     """A column of the table.
 
     Attributes:
-        label: Its title.
-        forms: Keys of `FORMS`, the models that it may bring; the fastest counts.
+        label: The title of the column.
+        forms: Keys of `FORMS`. All of these models are timed, and the fastest one counts.
         runtime: ``onnxruntime`` or ``openvino``.
-        needs: The package that makes its models, where that is no dependency of this project.
+        needs: The package that quantizes, if it is not a dependency of this project.
     """
 
     label: str
@@ -52,10 +53,10 @@ class Form:
 
     Attributes:
         function: A key of `FUNCTIONS`.
-        arguments: Its arguments beside the model, the feeds and the output.
-        wants: The operator without which a model has nothing to gain by this form.
-        per_batch: Whether the model is made for a size of batch.
-        peer: Whether it is made in the interpreter of the libraries that this project does not depend on.
+        arguments: The arguments of the function, except model, feeds and output.
+        wants: Skip models without this operator: the form does not help them.
+        per_batch: Whether each batch size needs its own model.
+        peer: Whether to quantize in the interpreter of `--peers-python`.
     """
 
     function: str
@@ -73,7 +74,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "nncf-openvino": Contender("NNCF in OpenVINO", ("nncf",), "openvino", "nncf"),
     "ours-openvino": Contender("ours in OpenVINO", ("portable",), "openvino"),
 }
-"""Whoever is compared with the float model in ONNX Runtime."""
+"""The contenders that are compared with the float model in ONNX Runtime."""
 
 FORMS: Mapping[str, Form] = {
     "static": Form("static"),
@@ -92,7 +93,7 @@ FORMS: Mapping[str, Form] = {
 
 
 def forms_for(contender: Contender, operators: Collection[str]) -> tuple[str, ...]:
-    """Return the forms of a contender that make sense for a model of these operators."""
+    """Return the forms of a contender that fit a model with these operators."""
     return tuple(name for name in contender.forms if not FORMS[name].wants or FORMS[name].wants in operators)
 
 
@@ -100,19 +101,24 @@ def forms_for(contender: Contender, operators: Collection[str]) -> tuple[str, ..
 
 
 class ContenderError(Exception):
-    """A contender cannot do its part; the text says why."""
+    """A contender failed; the text says why."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an exception as one line of at most 400 characters."""
+    return " ".join(str(error).split())[:400]
 
 
 def call(function: str, *, python: str | None = None, **arguments: Any) -> dict[str, Any]:
-    """Call a function of `FUNCTIONS` in a process of its own.
+    """Call a function of `FUNCTIONS` in a new process.
 
     Args:
         function: The function.
         python: The interpreter; None for this one.
-        arguments: Its arguments, plain JSON values.
+        arguments: The arguments, as JSON values.
 
     Raises:
-        ContenderError: The interpreter is not there, or the function fails.
+        ContenderError: The interpreter does not exist, or the function fails.
     """
     command = [python or sys.executable, __file__, function, json.dumps(arguments)]
     try:
@@ -122,12 +128,12 @@ def call(function: str, *, python: str | None = None, **arguments: Any) -> dict[
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise ContenderError(lines[-1][:300] if lines else f"exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def has(package: str, python: str | None = None) -> bool:
-    """Tell whether an interpreter, this one by default, has a package."""
+    """Whether an interpreter has a package; None is this interpreter."""
     probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     try:
         return subprocess.run([python or sys.executable, "-c", probe], check=False).returncode == 0
@@ -135,11 +141,11 @@ def has(package: str, python: str | None = None) -> bool:
         return False
 
 
-# ------------------------------------------------------------------------------------ in a process of its own
+# ------------------------------------------------------------------------------------------ in the new process
 
 
 def save_feeds(path: str, feeds: Sequence[Mapping[str, Any]]) -> None:
-    """Write feeds into one file."""
+    """Write feeds into one .npz file."""
     import numpy as np
 
     arrays = {f"{index}/{name}": array for index, feed in enumerate(feeds) for name, array in feed.items()}
@@ -147,7 +153,7 @@ def save_feeds(path: str, feeds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def load_feeds(path: str) -> list[dict[str, Any]]:
-    """Read feeds."""
+    """Read the feeds that `save_feeds` wrote."""
     import numpy as np
 
     feeds: dict[int, dict[str, Any]] = {}
@@ -159,43 +165,46 @@ def load_feeds(path: str) -> list[dict[str, Any]]:
 
 
 def network(name: str, model: str, feeds: str) -> dict[str, Any]:
-    """Write a generated architecture and the feeds that calibrate it."""
-    sys.path.insert(0, str(SAMPLES))
-    import architectures
+    """Write a generated architecture and its calibration feeds."""
     import onnx
 
+    architectures = _architectures()
     onnx.save(architectures.build(name), model)
     save_feeds(feeds, architectures.feeds(name, count=CALIBRATION))
     return _operators(model)
 
 
 def batch(name: str, size: int, feeds: str) -> dict[str, Any]:
-    """Write one feed of a generated architecture, of `size` items, that it is not calibrated on."""
-    sys.path.insert(0, str(SAMPLES))
-    import architectures
-
-    save_feeds(feeds, architectures.feeds(name, batch=size, seed=1, count=1))
+    """Write one feed of `size` items for a generated architecture. The feed is not used for calibration."""
+    save_feeds(feeds, _architectures().feeds(name, batch=size, seed=1, count=1))
     return {}
 
 
 def task(kit: str, name: str, model: str, feeds: str, samples: int | None = None) -> dict[str, Any]:
-    """Copy the model of a task of a kit of real models, and write the first of its calibration feeds, or all."""
+    """Copy the model of a task of a kit of real models, and write its first `samples` calibration feeds, or all."""
     import shutil
 
-    sys.path.insert(0, kit)
-    from realkit import TASKS  # type: ignore[import-not-found]
-
-    shutil.copy(TASKS[name].model, model)
-    save_feeds(feeds, list(TASKS[name].calib(samples)))
+    row = _tasks(kit)[name]
+    shutil.copy(row.model, model)
+    save_feeds(feeds, list(row.calib(samples)))
     return _operators(model)
 
 
 def tasks(kit: str) -> dict[str, Any]:
     """Return the names of the tasks of a kit of real models."""
-    sys.path.insert(0, kit)
-    from realkit import TASKS
+    return {"tasks": list(_tasks(kit))}
 
-    return {"tasks": list(TASKS)}
+
+def _tasks(kit: str) -> Mapping[str, Any]:
+    """Import the kit of real models in a folder; return its tasks by name."""
+    sys.path.insert(0, kit)
+    return importlib.import_module("realkit").TASKS  # type: ignore[no-any-return]
+
+
+def _architectures() -> Any:
+    """Import `sample_models/architectures.py`."""
+    sys.path.insert(0, str(SAMPLES))
+    return importlib.import_module("architectures")
 
 
 def _operators(model: str) -> dict[str, Any]:
@@ -215,8 +224,8 @@ def static(
 ) -> dict[str, Any]:
     """Quantize with ONNX Runtime's `quantize_static`: QDQ, per channel, uint8 activations and int8 weights.
 
-    Scales per channel are of opset 13; an older model gets one scale per weight. Ranges are those of minima and maxima,
-    or of a percentile.
+    Scales per channel need opset 13; an older model gets one scale per weight. The ranges are minimum and maximum, or
+    a percentile.
     """
     import onnx
     from onnxruntime.quantization import (
@@ -255,8 +264,8 @@ def dynamic(
 ) -> dict[str, Any]:
     """Quantize with ONNX Runtime's `quantize_dynamic`.
 
-    Weights are uint8 where convolutions are quantized too, because ConvInteger takes no int8 weights beside uint8
-    activations, else int8 per channel.
+    If convolutions are quantized too, weights are uint8, because ConvInteger does not take int8 weights with uint8
+    activations. Otherwise weights are int8 per channel.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -272,9 +281,9 @@ def dynamic(
 
 
 def _preprocessed(model: str, folder: str, fuse: bool) -> str:
-    """Write what ONNX Runtime's quantizers want to be given, and return where.
+    """Preprocess a model as the documentation of ONNX Runtime's quantizers advises; return the new path.
 
-    `fuse` adds its optimizer for transformers, which the documentation advises for them.
+    `fuse` adds the optimizer for transformers.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -285,16 +294,16 @@ def _preprocessed(model: str, folder: str, fuse: bool) -> str:
         optimize_model(model, model_type="bert", num_heads=0, hidden_size=0, opt_level=1).save_model_to_file(fused)
         model = fused
     model, prepared = os.path.abspath(model), os.path.abspath(f"{folder}/prepared.onnx")
-    with contextlib.chdir(folder):  # symbolic inference leaves files where it fails
+    with contextlib.chdir(folder):  # symbolic shape inference leaves files behind if it fails
         try:
             quant_pre_process(model, prepared)
-        except Exception:  # noqa: BLE001 - it does in ways of its own; without it is what users are told
+        except Exception:  # noqa: BLE001 - its exceptions vary; its message advises to skip symbolic inference
             quant_pre_process(model, prepared, skip_symbolic_shape=True)
     return prepared
 
 
 def nncf(model: str, feeds: str, output: str) -> dict[str, Any]:
-    """Quantize with NNCF's post-training quantization for ONNX, told whether the model is a transformer."""
+    """Quantize with NNCF's post-training quantization for ONNX; transformers get the model type for transformers."""
     os.environ["NNCF_CI"] = "1"  # no telemetry
     import nncf  # type: ignore[import-not-found]
     import onnx
@@ -321,86 +330,81 @@ def ours(
     force_int8: bool = True,
     portable: bool = False,
 ) -> dict[str, Any]:
-    """Quantize with this project's defaults; return what it predicted and measured, in ms."""
+    """Quantize with this project's defaults; return the predicted and the measured times, in ms."""
     from requant.quantize import Options, quantize_model
 
     options = Options(force=True, force_int8=force_int8, batch=batch, threads=threads, portable=portable)
     result = quantize_model(model, load_feeds(feeds), output, options)
-    told = result.to_json()
-    return {
-        "predicted_ms": getattr(result, "predicted_ms", None),
-        "latency": told["latency"],
-        "verdict": told["verdict"],
-        "mac_share_int8": told["mac_share_int8"],
-    }
+    report = result.to_json()
+    kept = ("latency", "verdict", "mac_share_int8")
+    return {"predicted_ms": getattr(result, "predicted_ms", None), **{name: report[name] for name in kept}}
 
 
 def configured(model: str, feeds: str, output: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Quantize with this project, with options; return what it says of the result."""
+    """Quantize with this project and these options; return a part of the result."""
     from requant.quantize import Options, quantize_model
 
-    given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
-    told = quantize_model(model, load_feeds(feeds), output, Options(force=True, **given)).to_json()
-    return {name: told[name] for name in ("verdict", "mac_share_int8", "float_nodes")}
+    values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
+    report = quantize_model(model, load_feeds(feeds), output, Options(force=True, **values)).to_json()
+    return {name: report[name] for name in ("verdict", "mac_share_int8", "float_nodes")}
 
 
 def clocked(what: str, **arguments: Any) -> dict[str, Any]:
-    """Call another function, and add the ``seconds`` that it took."""
+    """Call another function, and add its time as ``seconds``."""
     import time
 
     start = time.perf_counter()
-    found = FUNCTIONS[what](**arguments)
-    return {**found, "seconds": time.perf_counter() - start}
+    result = FUNCTIONS[what](**arguments)
+    return {**result, "seconds": time.perf_counter() - start}
 
 
 def evaluated(kit: str, name: str, model: str, items: int | None, reference: str) -> dict[str, Any]:
-    """Measure a model on the evaluation data of a task of a kit of real models, against the float model.
+    """Evaluate a model on a task of a kit of real models, and compare it with the float model.
 
     Args:
-        kit: The kit.
+        kit: The folder of the kit.
         name: The task.
-        model: The model.
-        items: How many items; None for all.
-        reference: Where the float model's result is kept, which is written when it is not there: then `model` is it.
+        model: The path of the model.
+        items: The number of evaluation items; None for all.
+        reference: The file with the result of the float model. If it does not exist, `model` must be the float model,
+            and the file is written.
 
     Returns:
-        ``metric``, ``lower``, ``value``, ``items``; against the float model ``drop``, ``agreement`` and ``sqnr_db`` of
-        the worst output (None where they are equal); ``broken``, ``fixed``, ``p_value`` and ``interval`` where the task
-        tells of single items; and ``invalid``, why the model is none, or nothing.
+        ``metric``, ``lower``, ``value``, ``items``; compared with float ``drop``, ``agreement`` and ``sqnr_db`` of the
+        worst output (None if equal); ``broken``, ``fixed``, ``p_value`` and ``interval`` if the task has results for
+        single items; ``invalid``, the error of the onnx checker, or empty.
     """
     import pickle
 
-    sys.path.insert(0, kit)
+    row = _tasks(kit)[name]  # this also makes kitlib importable
     from kitlib.compare import output_sqnr  # type: ignore[import-not-found]
     from kitlib.task import open_session  # type: ignore[import-not-found]
-    from realkit import TASKS
 
-    row = TASKS[name]
-    found = row.evaluate(model, items)
+    after = row.evaluate(model, items)
     if not os.path.exists(reference):
         with open(reference, "wb") as file:
-            pickle.dump((model, found), file)
+            pickle.dump((model, after), file)
     with open(reference, "rb") as file:
         float_model, before = pickle.load(file)  # written above
-    feeds = list(row.eval_feeds(min(16, found["n"])))
+    feeds = list(row.eval_feeds(min(16, after["n"])))
     noise = output_sqnr(open_session(float_model), open_session(model), feeds)
     worst = min((-math.inf if math.isnan(value) else value for value in noise.values()), default=math.inf)
-    one, two = before[row.metric], found[row.metric]
+    one, two = before[row.metric], after[row.metric]
     return {
         "metric": row.metric,
         "lower": row.lower_is_better,
-        "value": found[row.metric],
-        "items": found["n"],
+        "value": two,
+        "items": after["n"],
         "drop": two - one if row.lower_is_better else one - two,
-        "agreement": row.agreement(before, found),
+        "agreement": row.agreement(before, after),
         "sqnr_db": None if worst == math.inf else worst,
-        "invalid": _invalid(model),
-        **_paired(row.metric, before, found),
+        "invalid": checker_error(model),
+        **_paired(row.metric, before, after),
     }
 
 
 def _paired(metric: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what single items tell of two results of a kit."""
+    """Compare two results of a kit item by item."""
     import numpy as np
 
     from requant.quantize.accuracy.metrics import METRICS
@@ -415,34 +419,34 @@ def _paired(metric: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
         return {}
     broken = int((before["correct"] & ~after["correct"]).sum())
     fixed = int((after["correct"] & ~before["correct"]).sum())
-    found = {"broken": broken, "fixed": fixed, "p_value": binomial_p(broken, fixed)}
-    share = metric == "top1"  # of other metrics the items are not those that are judged
-    return {**found, "interval": paired_interval(broken, fixed, len(before["correct"])) if share else None}
+    counts = {"broken": broken, "fixed": fixed, "p_value": binomial_p(broken, fixed)}
+    share = metric == "top1"  # other metrics are not the share of these items
+    return {**counts, "interval": paired_interval(broken, fixed, len(before["correct"])) if share else None}
 
 
-def _invalid(model: str) -> str:
-    """Return what is wrong with a model by the checker of onnx; nothing where it is valid."""
+def checker_error(model: str | Path) -> str:
+    """Return the error of the onnx checker for a model; empty if the model is valid."""
     import onnx
 
     try:
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # noqa: BLE001 - the checker has several kinds
-        return " ".join(str(error).split())[:200]
+    except Exception as error:  # noqa: BLE001 - the checker raises several kinds of exceptions
+        return one_line(error)
     return ""
 
 
 def timed(cases: Sequence[Mapping[str, str]], feeds: str, threads: int, seconds: float) -> dict[str, Any]:
-    """Time models on the first feed, in turns, in this process.
+    """Time models on the first feed in turn, in this process.
 
     Args:
-        cases: ``name``, ``model``, ``runtime`` of each; the first is the float model.
+        cases: ``name``, ``model`` and ``runtime`` of each model; the first is the float model.
         feeds: A file of feeds.
         threads: Threads inside one operator.
-        seconds: How long all of them are timed together.
+        seconds: The total time of the measurement.
 
     Returns:
-        By name ``ms`` (minimum), ``median_ms``, ``runs`` and ``sqnr_db`` (the worst output against the first model's,
-        None where they are equal), or ``error``.
+        For each name ``ms`` (minimum), ``median_ms``, ``runs`` and ``sqnr_db`` (of the worst output, compared with the
+        first model; None if equal), or ``error``.
     """
     import statistics
 
@@ -450,25 +454,25 @@ def timed(cases: Sequence[Mapping[str, str]], feeds: str, threads: int, seconds:
 
     feed = load_feeds(feeds)[0]
     runs: dict[str, Callable[[], list[Any]]] = {}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     expected: list[Any] | None = None
     for case in cases:
         try:
             run = LOADERS[case["runtime"]](case["model"], feed, threads)
             outputs = run()
-        except Exception as error:  # noqa: BLE001 - a model that does not run is a finding
-            found[case["name"]] = {"error": " ".join(str(error).split())[:300]}
+        except Exception as error:  # noqa: BLE001 - the error is a result of the measurement
+            results[case["name"]] = {"error": one_line(error)}
             continue
         expected = outputs if expected is None else expected
         runs[case["name"]] = run
-        found[case["name"]] = {"sqnr_db": worst_sqnr(expected, outputs)}
+        results[case["name"]] = {"sqnr_db": worst_sqnr(expected, outputs)}
     for name, times in zip(runs, interleave(list(runs.values()), seconds=seconds), strict=True):
-        found[name] |= {"ms": 1e3 * min(times), "median_ms": 1e3 * statistics.median(times), "runs": len(times)}
-    return found
+        results[name] |= {"ms": 1e3 * min(times), "median_ms": 1e3 * statistics.median(times), "runs": len(times)}
+    return results
 
 
 def worst_sqnr(expected: Sequence[Any], outputs: Sequence[Any]) -> float | None:
-    """Return the least ratio of signal to noise in dB over the float outputs, None where all are equal.
+    """Return the lowest SQNR of the float outputs, in dB; None if all outputs are equal.
 
     Raises:
         ContenderError: An output is not finite, or has another shape.
@@ -480,7 +484,7 @@ def worst_sqnr(expected: Sequence[Any], outputs: Sequence[Any]) -> float | None:
         if first.dtype.kind != "f":
             continue
         if first.shape != second.shape or not np.isfinite(second).all():
-            raise ContenderError("an output is not finite, or has another shape than the float model's")
+            raise ContenderError("an output is not finite, or its shape differs from the float model")
         signal, noise = (float(np.square(x, dtype=np.float64).sum()) for x in (first, second - first))
         if noise and signal:
             worst = min(worst, 10 * math.log10(signal / noise))
@@ -488,14 +492,14 @@ def worst_sqnr(expected: Sequence[Any], outputs: Sequence[Any]) -> float | None:
 
 
 def _onnxruntime(model: str, feed: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
-    """Return a run in ONNX Runtime with its defaults."""
+    """Return a function that runs a model in ONNX Runtime with default options."""
     from requant.calibration.session import open_session
 
     return partial(open_session(model, threads=threads).run, None, feed)
 
 
 def _openvino(model: str, feed: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
-    """Return a run in OpenVINO."""
+    """Return a function that runs a model in OpenVINO."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
     import openvino
 
@@ -504,8 +508,8 @@ def _openvino(model: str, feed: dict[str, Any], threads: int) -> Callable[[], li
     request = compiled.create_infer_request()
 
     def run() -> list[Any]:
-        found = request.infer(feed, share_inputs=True, share_outputs=True)
-        return [found[output] for output in compiled.outputs]
+        outputs = request.infer(feed, share_inputs=True, share_outputs=True)
+        return [outputs[output] for output in compiled.outputs]
 
     return run
 

@@ -1,10 +1,10 @@
-"""What single kernels cost: per element where they only pass over a tensor, int8 over float where they multiply.
+"""Times of single kernels: per element for element-wise kernels, int8 against float for products.
 
     python -m benchmarks.elements [--shape 1,64,56,56] [--json]
     python -m benchmarks.elements --products [--json]
 
-Each kernel is a model of one node; the time is the kernel's own in the runtime's profile, without changes of layout
-around it, the least of many runs, on one thread. Elements are those of SHAPE.
+Each model has one node. The time is the minimum time of the kernel in the profile of the runtime, on one thread,
+without the kernels that change the layout around it. SHAPE gives the number of elements.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import roofline
+from benchmarks.tables import plain_table
 
 if TYPE_CHECKING:
     import onnx
@@ -33,12 +33,12 @@ class Kernel:
     """An operator with its inputs.
 
     Attributes:
-        op: The operator, with ``ms.`` before those of the runtime's own domain.
-        inputs: A letter for each: ``u`` and ``f`` tensors of uint8 and float, ``i`` one of int32 below `TABLE`; ``g``
-            and ``h`` uint8 and float gates, a value per channel; ``s`` a scale, ``z`` a zero point, ``t`` a table of
-            uint8, ``l`` and ``m`` limits of uint8.
+        op: The operator; ``ms.`` stands for the domain of the runtime.
+        inputs: One letter per input. ``u``, ``f``: a uint8 or float tensor. ``i``: an int32 tensor with values below
+            `TABLE`. ``g``, ``h``: a uint8 or float gate, one value per channel. ``s``: a scale. ``z``: a zero point.
+            ``t``: a uint8 table. ``l``, ``m``: uint8 limits.
         output: ``u`` or ``f``.
-        attributes: Its attributes.
+        attributes: The attributes of the node.
     """
 
     op: str
@@ -73,9 +73,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Relu": Kernel("Relu", "f", "f"),
     "GlobalAveragePool": Kernel("GlobalAveragePool", "f", "f"),
 }
-"""The kernels: first those that compute on integers or convert, then their float counterparts."""
-
-
+"""The kernels: first integer kernels and conversions, then the float kernels."""
 PRODUCTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "3x3, 64 channels, 56x56": ("convolution", (64, 56, 3)),
     "3x3, 256 channels, 14x14": ("convolution", (256, 14, 3)),
@@ -92,12 +90,12 @@ PRODUCTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "128 rows, 768 by 3072": ("product", (128, 768, 3072)),
     "1 row, 1280 by 1000": ("product", (1, 1280, 1000)),
 }
-"""Products by the function of `benchmarks.roofline` that makes them and its arguments."""
+"""The products: a function of `benchmarks.roofline` and its arguments."""
 KINDS = ("float", "int8", "gemm")
 
 
 def build(kernel: Kernel, shape: tuple[int, ...]) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Return a model of one kernel and a feed."""
+    """Return a model with one kernel, and a feed."""
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(0)
@@ -134,7 +132,7 @@ def build(kernel: Kernel, shape: tuple[int, ...]) -> tuple[onnx.ModelProto, dict
 
 
 def nanoseconds(kernel: Kernel, shape: tuple[int, ...], times: int) -> float:
-    """Return the nanoseconds per element of a kernel."""
+    """Return the time of a kernel per element, in nanoseconds."""
     from requant.quantize.runtime.profile import profiled
 
     model, feed = build(kernel, shape)
@@ -143,35 +141,34 @@ def nanoseconds(kernel: Kernel, shape: tuple[int, ...], times: int) -> float:
 
 
 def product_times(name: str, times: int) -> dict[str, float]:
-    """Return the microseconds of a product in float, in int8, and of a convolution as a matrix product in int8."""
+    """Return the microseconds of a product in float and in int8; for a convolution also as an int8 matrix product."""
     from requant.quantize.runtime.profile import profiled
 
     function, arguments = PRODUCTS[name]
     kinds: dict[str, dict[str, Any]] = {"float": {"integer": False}, "int8": {"integer": True}}
     if function == "convolution":
         kinds["gemm"] = {"integer": True, "zero_point": -1}
-    found = {}
+    times_of_kinds = {}
     for kind, options in kinds.items():
         model, feed = getattr(roofline, function)(*arguments, **options)
         runs = profiled(model.SerializeToString(), feed, threads=1, times=times).runs
-        found[kind] = sum(run.microseconds for run in runs if run.macs)
-    return found
+        times_of_kinds[kind] = sum(run.microseconds for run in runs if run.macs)
+    return times_of_kinds
 
 
 def print_products(found: Mapping[str, Mapping[str, float]]) -> None:
     """Print the products as a table."""
-    table = Table(title="kernels alone, 1 thread", box=None, pad_edge=False, title_justify="left")
-    for column in ("product", "float, us", "int8, us", "int8 gemm, us", "ratio"):
-        table.add_column(column, justify="left" if column == "product" else "right")
+    columns = ("product", "float, us", "int8, us", "int8 gemm, us", "ratio")
+    table = plain_table("single kernels, 1 thread", columns, left=("product",))
     for name, times in found.items():
         least = min(times["int8"], times.get("gemm", math.inf))
-        shown = (*(f"{times[kind]:.0f}" if kind in times else "" for kind in KINDS), f"{times['float'] / least:.2f}x")
-        table.add_row(name, *shown)
+        cells = [f"{times[kind]:.0f}" if kind in times else "" for kind in KINDS]
+        table.add_row(name, *cells, f"{times['float'] / least:.2f}x")
     Console().print(table)
 
 
 @click.command()
-@click.option("--only", default="", help="Part of the names of the kernels.")
+@click.option("--only", default="", help="Only kernels whose name contains this text.")
 @click.option("--shape", default="1,64,56,56", show_default=True)
 @click.option("--products", is_flag=True, help="Measure convolutions and matrix products.")
 @click.option("--times", default=50, show_default=True)
@@ -187,9 +184,7 @@ def main(only: str, shape: str, products: bool, times: int, as_json: bool) -> No
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    table = Table(title=f"{shape}, 1 thread", box=None, pad_edge=False, title_justify="left")
-    table.add_column("kernel")
-    table.add_column("ns per element", justify="right")
+    table = plain_table(f"{shape}, 1 thread", ("kernel", "ns per element"), left=("kernel",))
     for name, cost in found.items():
         table.add_row(name, f"{cost:.2f}")
     Console().print(table)

@@ -1,16 +1,17 @@
-"""How far the outputs of an INT8 model may be from others, derived from the scales that stand in its graph.
+"""Bounds of the error of an INT8 model, derived from the scales in its graph.
 
-A bound goes through the graph with the values of one run, tensor by tensor: a quantize/dequantize pair adds half a
-step, int8 weights are off by half a step each, and every operator passes on what it gets. With x = x' + dx and
-w = w' + dw, primes for the INT8 model:
+A bound is computed for each tensor of one run, in the order of the graph. A quantize/dequantize pair adds an error of
+half a step. Each int8 weight has an error of half a step. The rule of an operator computes the errors of its outputs
+from the errors of its inputs. With x = x' + dx and w = w' + dw, where x' and w' belong to the INT8 model:
 
 - sum of products:    |dy| <= sum |dx| (|w'| + |dw|) + sum |x'| |dw| + |db|
 - a + b, a * b:       |da| + |db|, |da| |b'| + |a'| |db| + |da| |db|
 - max, mean, a move of values: the same operator on the bounds
 - f with |f'| <= L:   L |dx|
 
-Float results are rounded: n * eps * sum |w| |x| for a sum of n products, eps of the result elsewhere. An operator
-without a rule passes on exact inputs; of others it makes an infinite bound, which says that nothing was derived.
+Rounding of float results adds n * eps * sum |w| |x| for a sum of n products, and eps times the result for other
+operators. An operator without a rule has exact outputs if its inputs are exact; otherwise the bound is infinite, which
+means unknown.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,21 +32,21 @@ Array: TypeAlias = npt.NDArray[Any]
 Values: TypeAlias = Sequence[Array | None]
 
 STORED = re.compile(r"/(u?int8|int32)(_\d+)?$")
-"""The end of the name of a constant that the emitter made integers of."""
+"""The end of the name of a constant that the emitter stored in integers."""
 PAIR = re.compile(r"/quantize(_\d+)?$")
-"""The end of the name of a QuantizeLinear that the emitter put in."""
+"""The end of the name of a QuantizeLinear that the emitter inserted."""
 TIE = 2.0**-14
-"""What float32 can make of the quotient of a step count up to 255: 255 * 2 * eps. Near a half it decides."""
+"""The float32 rounding error of a quotient of up to 255 steps: 255 * 2 * eps. It can change how a half is rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What two models differ by.
+    """The kind of difference between two models.
 
     Attributes:
-        pair: Steps that a pair adds to an error.
-        weight: Steps by which stored constants are off.
-        exact: Whether a pair leaves equal values equal.
+        pair: The error that a quantize/dequantize pair adds, in steps.
+        weight: The error of a stored constant, in steps.
+        exact: Whether a pair maps equal values to equal values in both models.
     """
 
     pair: float
@@ -53,23 +55,23 @@ class Kind:
 
 
 FROM_FLOAT = Kind(pair=0.5 + TIE, weight=0.5 + TIE, exact=False)
-"""INT8 against float: a float value that was calibrated with lies in the range, so that cutting off brings nearer."""
+"""INT8 against float. Calibration has seen the float values, so they lie in the range: clipping cannot add an error."""
 BY_RUNTIME = Kind(pair=1.0, weight=0.0, exact=True)
-"""One INT8 model run by different kernels: values that rounding has parted may fall on neighbouring steps."""
+"""One INT8 model run by different kernels. A difference from rounding can move a value to a neighbouring step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node with what it reads and writes in one run.
+    """A node with its inputs and outputs in one run.
 
     Attributes:
         node: The node.
-        values: What it reads; None for an input that is left out, or is no tensor.
-        errors: How far each may be off, of the shape of the value.
-        peaks: The greatest magnitude that each can have, where a pair decides it; else 0.
-        results: What it writes.
+        values: The inputs; None for a missing input, or an input that is not a tensor.
+        errors: The bound of the error of each input, in the shape of the input.
+        peaks: The largest magnitude that a pair allows for each input; 0 without a pair.
+        results: The outputs.
         opsets: The operator sets of the model.
-        kind: What is compared.
+        kind: The kind of difference.
     """
 
     node: onnx.NodeProto
@@ -81,13 +83,13 @@ class Site:
     kind: Kind
 
     def run(self, inputs: Values, node: onnx.NodeProto | None = None) -> list[Array]:
-        """Run the operator, or another one, on other inputs."""
+        """Run the node, or another node, on these inputs."""
         return run_node(node or self.node, inputs, self.opsets)
 
     def number(self, name: str, default: float) -> float:
-        """Return an attribute that is a number."""
-        found = next((a for a in self.node.attribute if a.name == name), None)
-        return default if found is None else float(helper.get_attribute_value(found))
+        """Return the value of a numeric attribute."""
+        attribute = next((a for a in self.node.attribute if a.name == name), None)
+        return default if attribute is None else float(helper.get_attribute_value(attribute))
 
 
 Rule: TypeAlias = Callable[[Site], Sequence[Array]]
@@ -108,38 +110,39 @@ def run_node(node: onnx.NodeProto, inputs: Values, opsets: Sequence[onnx.Operato
     written = [onnx.ValueInfoProto(name=name) for name in alone.output if name]
     graph = helper.make_graph([alone], "one_node", read, written)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return [np.asarray(array) for array in plain_session(model.SerializeToString()).run(None, feed)]
+    return [np.asarray(array) for array in open_model(model.SerializeToString(), optimize=False).run(None, feed)]
 
 
-def plain_session(model: bytes | str) -> ort.InferenceSession:
-    """Open a model that is to be run as it is written."""
+def open_model(model: Path | bytes, *, optimize: bool) -> ort.InferenceSession:
+    """Open a session on one thread, with or without the optimizations of the runtime."""
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _wide(array: Array | None) -> Array:
-    """Return the magnitudes of a value or a bound as float64."""
+    """Return the absolute values of an array as float64."""
     assert array is not None
     return np.abs(array.astype(np.float64))
 
 
 def _float32(array: Array) -> Array:
-    """Return a bound as float32, never smaller."""
+    """Return a bound as float32, rounded up."""
     return np.nextafter(array.astype(np.float32), np.float32(np.inf))
 
 
 def _lengths(site: Site) -> int:
-    """Return how many products a sum of a Conv, ConvTranspose or Gemm has, at most."""
+    """Return the largest number of products in a sum of a Conv, ConvTranspose or Gemm."""
     weight = site.values[1]
     assert weight is not None
     return int(weight.size // max(1, min(weight.shape[:2]))) + 1
 
 
 def _products(site: Site) -> list[Array]:
-    """Conv, ConvTranspose, Gemm: sums of products with a weight and a bias."""
+    """Bound a Conv, ConvTranspose or Gemm: sums of products with a weight and a bias."""
     node = onnx.NodeProto()
     node.CopyFrom(site.node)
     for attribute in node.attribute:
@@ -157,7 +160,7 @@ def _products(site: Site) -> list[Array]:
 
 
 def _corrected(site: Site, dw: Array) -> Array | float:
-    """Bound the correction of a bias: it offsets what rounding the weights moves the mean by, sum dw * mean x."""
+    """Bound the bias correction: it removes the mean error of weight rounding, sum dw * mean x."""
     if site.kind.exact or not site.peaks[0] or not dw.any():
         return 0.0
     if site.node.op_type == "Gemm":
@@ -181,14 +184,17 @@ def _matrix_product(x: Array, w: Array, dx: Array, dw: Array) -> Array:
 
 
 def _dynamic_matmul(site: Site) -> list[Array]:
-    """DynamicQuantizeMatMul: x has steps of a 255th of its range, zero included, and may be cut off by half a step."""
+    """Bound a DynamicQuantizeMatMul.
+
+    A step of x is 1/255 of its range, which includes zero. Clipping can add half a step.
+    """
     x, stored, scale, zero = site.values[:4]
     assert x is not None and stored is not None and scale is not None
     step = (max(float(x.max(initial=0)), 0.0) - min(float(x.min(initial=0)), 0.0)) / 255
     w = np.abs((stored.astype(np.float64) - (0 if zero is None else zero.astype(np.float64))) * scale)
     dx = _wide(site.errors[0])
     if site.kind.exact:
-        moved = 2.0 if dx.any() else 0.0  # the range moves too
+        moved = 2.0 if dx.any() else 0.0  # an error of x also changes the range
         return [_matrix_product(np.abs(x), w, dx * 2 + moved * step, np.zeros_like(w))]
     dw = np.broadcast_to(np.abs(scale.astype(np.float64)) * site.kind.weight, w.shape)
     dw = dw if STORED.search(site.node.input[1]) else np.zeros_like(w)
@@ -196,7 +202,7 @@ def _dynamic_matmul(site: Site) -> list[Array]:
 
 
 def _integer_matmul(site: Site) -> list[Array]:
-    """MatMulIntegerToFloat: the product of what uint8 and int8 stand for, and a bias."""
+    """Bound a MatMulIntegerToFloat: the product of two dequantized tensors, and a bias."""
     a, b, a_scale, b_scale, a_zero, b_zero = (*site.values, *[None] * 6)[:6]
     scales = (_wide(a_scale), _wide(b_scale))
     x, w = (_wide(q) if z is None else np.abs(q.astype(np.float64) - z) for q, z in ((a, a_zero), (b, b_zero)))  # type: ignore[union-attr]
@@ -206,7 +212,11 @@ def _integer_matmul(site: Site) -> list[Array]:
 
 
 def _same_on_bounds(*inputs: int) -> Rule:
-    """Operators that move values, or take their maximum or mean: the operator itself on the bounds of some inputs."""
+    """Return the rule of operators that move values, or take a maximum or a mean: run the operator on the bounds.
+
+    Args:
+        inputs: The inputs that are replaced by their bounds; none means all inputs.
+    """
 
     def rule(site: Site) -> list[Array]:
         chosen = inputs or range(len(site.values))
@@ -224,14 +234,15 @@ def _same_on_bounds(*inputs: int) -> Rule:
             kept = [a for a in node.attribute if a.name != "value"]
             del node.attribute[:]
             node.attribute.extend(kept)
-        found = site.run(swapped, node)
-        return [array.astype(np.float64) for array in found[:1]] if len(node.output) == 1 else _per_output(site, found)
+        arrays = site.run(swapped, node)
+        first = [array.astype(np.float64) for array in arrays[:1]]
+        return first if len(node.output) == 1 else _per_output(site, arrays)
 
     return rule
 
 
 def _averaged(site: Site) -> list[Array]:
-    """Means and sums: the operator on the bounds, and the rounding of a sum of all that is read."""
+    """Bound a mean or a sum: the operator on the bounds, and the rounding of a sum of all elements."""
     x = site.values[0]
     assert x is not None
     (error,) = _same_on_bounds(0)(site)
@@ -240,7 +251,10 @@ def _averaged(site: Site) -> list[Array]:
 
 
 def _per_output(site: Site, found: list[Array]) -> list[Array]:
-    """Take the bounds of several outputs; of indices nothing can be said once there is a bound."""
+    """Return the bounds of several outputs. The outputs of a Split are values; other second outputs are indices.
+
+    The bound of indices is infinite.
+    """
     named = [name for name in site.node.output if name]
     moves = site.node.op_type == "Split"
     return [
@@ -261,7 +275,7 @@ def _broadcast_sum(arrays: Iterable[Array]) -> Array:
 
 
 def _greatest(site: Site) -> list[Array]:
-    """Max, Min: no further off than the input that is furthest off."""
+    """Bound a Max or Min: the largest error of the inputs."""
     total: Array = np.zeros(())
     for error in site.errors:
         total = np.maximum(total, _wide(error))
@@ -280,12 +294,12 @@ def _divided(site: Site) -> list[Array]:
 
 
 def _first(slope: float | Callable[[Site], float]) -> Rule:
-    """Functions of one tensor, element by element, with a bound on their slope."""
+    """Return the rule of element-wise functions of the first input whose slope is bounded."""
     return lambda site: [_wide(site.errors[0]) * (slope(site) if callable(slope) else slope)]
 
 
 def _monotone(site: Site) -> list[Array]:
-    """Functions that rise or fall throughout, element by element: the ends of the interval bound what lies between."""
+    """Bound a monotone element-wise function by its values at both ends of the interval."""
     x, error, y = site.values[0], site.errors[0], site.results[0]
     assert x is not None and error is not None and y is not None
     ends = [site.run([(x.astype(np.float64) + shift).astype(x.dtype)])[0] for shift in (_wide(error), -_wide(error))]
@@ -293,32 +307,32 @@ def _monotone(site: Site) -> list[Array]:
 
 
 def _cast(site: Site) -> list[Array]:
-    """Cast: rounding down to integers may add one, and a truth value may turn round."""
+    """Bound a Cast: rounding to integers can add 1, and a bool can flip."""
     error, result = _wide(site.errors[0]), site.results[0]
     assert result is not None
     return [error if result.dtype.kind == "f" else np.where(error > 0, error + 1, 0.0)]
 
 
 def _scattered(site: Site) -> Sequence[Array]:
-    """ScatterElements, ScatterND: the operator on the bounds, which are sums where values are added up."""
+    """Bound a ScatterElements or ScatterND: the operator on the bounds."""
     if _text(site.node, "reduction", "none") not in ("none", "add", "max"):
-        raise ValueError("a product, or a minimum, has no such bound")
+        raise ValueError("no bound for a product or a minimum")
     return _same_on_bounds(0, 2)(site)
 
 
 def _spread(slope: float) -> Rule:
-    """Functions whose every result depends on all elements: slope times the greatest error."""
+    """Return the rule of functions whose results depend on all elements: slope times the largest error."""
     return lambda site: [np.full(_wide(site.results[0]).shape, slope * _wide(site.errors[0]).max(initial=0))]
 
 
 def _slopes(site: Site) -> list[Array]:
-    """PRelu: slope times x below zero, x above."""
+    """Bound a PRelu: slope * x below zero, x above zero."""
     x, slope, dx, dslope = (_wide(array) for array in (*site.values[:2], *site.errors[:2]))
     return [dx * np.maximum(slope + dslope, 1.0) + x * dslope]
 
 
 def _normalised(site: Site) -> list[Array]:
-    """BatchNormalization with constant statistics: gamma / sqrt(var + eps) times the error, along axis 1."""
+    """Bound a BatchNormalization with constant statistics: gamma / sqrt(var + eps) times the error, along axis 1."""
     gamma, var = _wide(site.values[1]), site.values[4]
     assert var is not None
     gain = gamma / np.sqrt(var.astype(np.float64) + site.number("epsilon", 1e-5))
@@ -327,7 +341,7 @@ def _normalised(site: Site) -> list[Array]:
 
 
 def _quantized(site: Site) -> list[Array]:
-    """QuantizeLinear, in steps: half a step more for a pair of ours; a pair that was there gives up to a whole one."""
+    """Bound a QuantizeLinear, in steps: an inserted pair adds half a step, a pair of the input model up to one step."""
     scale = _wide(site.values[1])
     error = _wide(site.errors[0])
     steps = error / _along_axis(site, scale, error)
@@ -344,7 +358,7 @@ def _dequantized(site: Site) -> list[Array]:
 
 
 def _along_axis(site: Site, scale: Array, like: Array) -> Array:
-    """Shape scales so that they broadcast to a tensor."""
+    """Reshape scales so that they broadcast to a tensor."""
     if scale.ndim == 0 or scale.size == 1:
         return scale.reshape(())
     if scale.ndim == like.ndim:  # blocked
@@ -391,18 +405,18 @@ RULES: dict[str, Rule] = {
     "PRelu": _slopes,
     "Softmax": _spread(1.0),
     "LogSoftmax": _spread(2.0),
-    "TopK": _spread(1.0),  # the k-th greatest moves no further than what moves furthest
+    "TopK": _spread(1.0),  # the k-th largest value changes at most by the largest error
     "BatchNormalization": _normalised,
     "QuantizeLinear": _quantized,
     "DequantizeLinear": _dequantized,
 }
 LIMITED = {"Resize": ("nearest", "linear"), "GridSample": ("linear", "bilinear", "nearest")}
-"""Modes in which an operator gives values of its input, or means of them."""
+"""Modes in which an operator returns values of its input, or means of them."""
 
 
 @dataclass
 class _State:
-    """Values and bounds by tensor."""
+    """Values, error bounds and peaks, by name of the tensor."""
 
     values: dict[str, Array]
     errors: dict[str, Array] = field(default_factory=dict)
@@ -412,13 +426,13 @@ class _State:
 def bounds(
     model: onnx.ModelProto, values: Mapping[str, Array], mine: Callable[[str], bool], kind: Kind
 ) -> dict[str, Array]:
-    """Bound how far each tensor of an INT8 model may be from that of the other model, in one run.
+    """Return a bound for each tensor of an INT8 model: the largest difference from the other model, in one run.
 
     Args:
-        model: The emitted model, as it is written.
-        values: What its tensors are in the run: inputs, initializers, and results of nodes as far as they are tensors.
-        mine: Tells whether a name is of the emitter's making; others are the user's.
-        kind: What the other model is.
+        model: The INT8 model.
+        values: The tensors of the run: inputs, initializers and results.
+        mine: Whether the emitter made this name. Other names belong to the input model.
+        kind: The kind of difference.
     """
     state = _State(dict(values))
     for tensor in model.graph.initializer:
@@ -430,7 +444,7 @@ def bounds(
 
 
 def _visit(node: onnx.NodeProto, model: onnx.ModelProto, state: _State, kind: Kind) -> None:
-    """Bound the results of one node."""
+    """Add the bounds of the results of one node to `state`."""
     found = [state.values.get(name) for name in node.input]
     site = Site(
         node,
@@ -454,7 +468,7 @@ def _visit(node: onnx.NodeProto, model: onnx.ModelProto, state: _State, kind: Ki
 
 
 def _peak(stored: Array | None, scale: Array | None, zero: Array | None) -> float:
-    """Return the greatest magnitude that a dequantized tensor of 8 bits can have; 0 for others."""
+    """Return the largest magnitude that a dequantized 8-bit tensor can have; 0 for other tensors."""
     if stored is None or scale is None or stored.dtype not in (np.uint8, np.int8):
         return 0.0
     info, point = np.iinfo(stored.dtype), np.zeros(1) if zero is None else zero.astype(np.float64)
@@ -462,7 +476,7 @@ def _peak(stored: Array | None, scale: Array | None, zero: Array | None) -> floa
 
 
 def _passed_on(site: Site, state: _State) -> Sequence[Array]:
-    """Return the bounds of the results before rounding."""
+    """Return the bounds of the results, without the rounding of the results."""
     node = site.node
     off = [e for e in site.errors if e is not None and e.any()] + _captured(node, state)
     quantizes = any(_quantizes(a.g) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
@@ -478,14 +492,14 @@ def _passed_on(site: Site, state: _State) -> Sequence[Array]:
         return unknown
     try:
         with np.errstate(all="ignore"):
-            found = rule(site)
-            return [*found, *unknown[len(found) :]]
-    except Exception:  # noqa: BLE001 - the runtime's exceptions share no base class; a bound in its types may not run
+            errors = rule(site)
+            return [*errors, *unknown[len(errors) :]]
+    except Exception:  # noqa: BLE001 - exceptions of the runtime have no common base class; it may reject the bounds
         return unknown
 
 
 def _sum_rounding(site: Site, result: Array | None) -> float:
-    """Bound what rounding can do in an operator with exact inputs that may sum all it reads: n * eps * max."""
+    """Bound the rounding of an operator with exact inputs that may sum all its inputs: n * eps * max."""
     if result is None or result.dtype.kind != "f" or site.node.op_type in MOVES or not result.size:
         return 0.0
     finite = [
@@ -498,37 +512,36 @@ def _sum_rounding(site: Site, result: Array | None) -> float:
 
 
 def _captured(node: onnx.NodeProto, state: _State) -> list[Array]:
-    """Return the bounds of what bodies of a node read from outside, as far as they are not zero."""
+    """Return the nonzero bounds of the outer tensors that the bodies of a node read."""
     names = {name for a in node.attribute if a.type == onnx.AttributeProto.GRAPH for n in a.g.node for name in n.input}
     return [state.errors[name] for name in names if name in state.errors and state.errors[name].any()]
 
 
 def _quantizes(graph: onnx.GraphProto) -> bool:
-    """Whether a body quantizes anything."""
+    """Whether a body contains a quantizing operator."""
     inside = (a.g for n in graph.node for a in n.attribute if a.type == onnx.AttributeProto.GRAPH)
     return any("Quantize" in n.op_type for n in graph.node) or any(map(_quantizes, inside))
 
 
 def _text(node: onnx.NodeProto, name: str, default: str) -> str:
-    """Return an attribute that is a text."""
+    """Return the value of a text attribute."""
     return next((a.s.decode() for a in node.attribute if a.name == name), default)
 
 
 def _eps(array: Array) -> float:
-    """Return the relative rounding of an element type; the runtime computes halves in single precision or worse."""
+    """Return the relative rounding error of the element type."""
     return float(np.finfo(array.dtype if array.dtype.kind == "f" else np.float32).eps)
 
 
 def run_all(model: onnx.ModelProto, feed: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a model as it is written and return every tensor of its main graph."""
+    """Run a model without optimizations, and return every tensor of its main graph."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     have = {output.name for output in copy.graph.output}
     names = dict.fromkeys(name for node in copy.graph.node for name in node.output if name and name not in have)
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    session = plain_session(copy.SerializeToString())
-    wanted = [output.name for output in session.get_outputs() if output.type.startswith("tensor(")]
-    wanted = [name for name in wanted if name]
-    found = dict(zip(wanted, session.run(wanted, dict(feed)), strict=True))
+    session = open_model(copy.SerializeToString(), optimize=False)
+    fetched = [output.name for output in session.get_outputs() if output.name and output.type.startswith("tensor(")]
+    results = dict(zip(fetched, session.run(fetched, dict(feed)), strict=True))
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in copy.graph.initializer}
-    return {**constants, **feed, **{name: np.asarray(value) for name, value in found.items()}}
+    return {**constants, **feed, **{name: np.asarray(value) for name, value in results.items()}}

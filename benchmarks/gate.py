@@ -1,11 +1,11 @@
-"""What the gate catches, and what it lets pass: ten planted regressions, and re-runs of an unchanged pair under load.
+"""Test the gate: it must find ten planted regressions, and must pass re-runs of an unchanged pair under load.
 
-    .venv/bin/python benchmarks/gate.py
-    .venv/bin/python benchmarks/gate.py --runs 100 --load 2
-    .venv/bin/python benchmarks/gate.py --runs 0
+    python -m benchmarks.gate
+    python -m benchmarks.gate --runs 100 --load 2
+    python -m benchmarks.gate --runs 0
 
-The pair is the digits network and its INT8 model, made anew. Exit code 1 where a regression is missed or blamed on
-something else, or a re-run fails.
+The pair is the digits network and a new INT8 model of it. The exit code is 1 if the gate misses a regression, gives a
+wrong reason or a wrong layer, or fails a re-run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ BUSY = "import numpy as np\na = np.ones((512, 512))\nwhile True: a = np.tanh(a @
 
 @dataclass(frozen=True)
 class Planted:
-    """A regression, and what the gate should say.
+    """A regression, and the expected result of the gate.
 
     Attributes:
-        name: What it is.
-        make: Makes it of the folder with ``int8.onnx``; returns the INT8 model and the data to check.
-        line: A line that must fail.
-        says: What its reason must hold.
-        layer: How the first layer that it names must begin; empty where none is to blame.
+        name: A description.
+        make: Makes the regression in the folder with ``int8.onnx``; returns the INT8 model and the data to check.
+        line: The name of a line that must fail.
+        says: A part of the reason of that line.
+        layer: The beginning of the first layer that the line names; empty if no layer is the cause.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Planted:
 
 
 def quantized(folder: Path, name: str = "int8.onnx", **options: object) -> Path:
-    """Make an INT8 model; the plan is the same in every run."""
-    asked = Options(**{"place": "all", "effort": "low", "seconds": 0.1, **options}, force=True, force_int8=True)  # type: ignore[arg-type]
-    quantize_model(FLOAT, f"{DATA}:calib", folder / name, asked)
+    """Make an INT8 model with options that give the same plan in every run."""
+    fixed = Options(**{"place": "all", "effort": "low", "seconds": 0.1, **options}, force=True, force_int8=True)  # type: ignore[arg-type]
+    quantize_model(FLOAT, f"{DATA}:calib", folder / name, fixed)
     return folder / name
 
 
 def edited(edit: Callable[[onnx.GraphProto], None], name: str = "edited.onnx") -> Callable[[Path], tuple[Path, str]]:
-    """Return what changes the INT8 model."""
+    """Return a function that makes an edited copy of the INT8 model."""
 
     def make(folder: Path) -> tuple[Path, str]:
         model = onnx.load(folder / "int8.onnx")
@@ -72,13 +72,13 @@ def edited(edit: Callable[[onnx.GraphProto], None], name: str = "edited.onnx") -
 
 
 def constant(graph: onnx.GraphProto, name: str) -> onnx.TensorProto:
-    """Return a constant by name."""
-    found: onnx.TensorProto = next(tensor for tensor in graph.initializer if tensor.name == name)
-    return found
+    """Return the initializer with this name."""
+    tensor: onnx.TensorProto = next(tensor for tensor in graph.initializer if tensor.name == name)
+    return tensor
 
 
 def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], tuple[Path, str]]:
-    """Return what changes a constant of the INT8 model."""
+    """Return a function that makes a copy of the INT8 model with one changed constant."""
 
     def edit(graph: onnx.GraphProto) -> None:
         tensor = constant(graph, name)
@@ -88,13 +88,13 @@ def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
 
 
 def no_channel(values: np.ndarray) -> np.ndarray:
-    """Set a channel to zero."""
+    """Set one channel to zero."""
     values[5] = 0
     return values
 
 
 def foreign_ranges(folder: Path) -> tuple[Path, str]:
-    """Quantize with the ranges of a network of the same layers and other weights."""
+    """Quantize with the ranges of a network that has the same layers but other weights."""
     other = onnx.load(FLOAT)
     for name, factor in (("conv1.weight", 3.0), ("bn1.bias", 0.3), ("bn2.bias", 2.0)):
         tensor = constant(other.graph, name)
@@ -107,7 +107,7 @@ def foreign_ranges(folder: Path) -> tuple[Path, str]:
 
 
 def other_data(change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[Path], tuple[Path, str]]:
-    """Return what checks the INT8 model on other data."""
+    """Return a function that gives the unchanged INT8 model and changed data."""
 
     def make(folder: Path) -> tuple[Path, str]:
         with np.load(DATA) as file:
@@ -120,21 +120,21 @@ def other_data(change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[Pat
 
 
 def unscaled(arrays: dict[str, np.ndarray]) -> None:
-    """Feed 0..255 where 0..1 is meant."""
+    """Scale the images to 0..255 instead of 0..1."""
     arrays["image"] = arrays["image"] * np.float32(255)
 
 
 def swapped(arrays: dict[str, np.ndarray]) -> None:
-    """Name the classes otherwise."""
+    """Give the classes other numbers."""
     arrays["labels"] = (arrays["labels"] + 1) % 10
 
 
 def slow(graph: onnx.GraphProto) -> None:
-    """Compute something that nobody needs."""
+    """Add slow nodes that do not change the result."""
     first = graph.node[0].input[0]
     graph.initializer.append(numpy_helper.from_array(np.array([1, 96, 28, 28]), "many"))
     graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "nothing"))
-    made = [
+    detour = [
         helper.make_node("Expand", [first, "many"], ["wide"], "detour.expand"),
         helper.make_node("Erf", ["wide"], ["slow"], "detour.erf"),
         helper.make_node("ReduceMean", ["slow"], ["mean"], "detour.mean", axes=[1], keepdims=1),
@@ -142,17 +142,17 @@ def slow(graph: onnx.GraphProto) -> None:
         helper.make_node("Add", [first, "zero"], ["same"], "detour.add"),
     ]
     graph.node[0].input[0] = "same"
-    for node in reversed(made):
+    for node in reversed(detour):
         graph.node.insert(0, node)
 
 
 def larger(graph: onnx.GraphProto) -> None:
-    """Keep float weights that nobody reads."""
+    """Add float weights that no node reads."""
     graph.initializer.append(numpy_helper.from_array(np.ones((128, 512), np.float32), "fc1.weight.float"))
 
 
 def older(folder: Path) -> tuple[Path, str]:
-    """Go back to an older opset."""
+    """Set an older opset."""
     model = onnx.load(folder / "int8.onnx")
     for opset in model.opset_import:
         opset.version = 13 if not opset.domain else opset.version
@@ -161,7 +161,7 @@ def older(folder: Path) -> tuple[Path, str]:
 
 
 def half_float(folder: Path) -> tuple[Path, str]:
-    """Leave half of the layers float."""
+    """Keep half of the layers float."""
     selection = Selection(exclude_nodes=frozenset({"conv2", "fc2"}))
     return quantized(folder, "half.onnx", selection=selection), str(DATA)
 
@@ -174,9 +174,12 @@ PLANTED = (
         "lost",
         "relu1: output scale x2",
     ),
-    Planted("ranges of another model", foreign_ranges, "sqnr", "ranges are others", "relu"),
+    Planted("ranges of another model", foreign_ranges, "sqnr", "ranges changed", "relu"),
     Planted(
-        "wrong preprocessing", other_data(unscaled), "data", "another preprocessing: the inputs changed: image mean"
+        "wrong preprocessing",
+        other_data(unscaled),
+        "data",
+        "or preprocessing: the inputs changed: image mean",
     ),
     Planted(
         "one channel zeroed",
@@ -186,14 +189,14 @@ PLANTED = (
         "conv2: 1 channel of weight zero",
     ),
     Planted("a bias dropped", changed("fc1.bias/int32", np.zeros_like), "layers", "bias of fc1", "fc1: bias zero"),
-    Planted("swapped labels", other_data(swapped), "data", "the data or labels changed, not the model"),
-    Planted("a slower model", edited(slow), "latency", "1 Erf, where 0 ran", "detour"),
+    Planted("swapped labels", other_data(swapped), "data", "the data changed, not the model: the labels changed"),
+    Planted("a slower model", edited(slow), "latency", "1 Erf instead of 0", "detour"),
     Planted("a larger file", edited(larger), "size", "fc1.weight.float new"),
     Planted(
         "half the layers float",
         half_float,
         "mac_share",
-        "float weights that were integers",
+        "weights became float",
         "conv2: Conv -> FusedConv, weight int8 -> float",
     ),
     Planted("an older opset", older, "opset", "older opset: 17 -> 13"),
@@ -201,19 +204,19 @@ PLANTED = (
 
 
 def caught(planted: Planted, found: Check) -> str:
-    """Say what is wrong with how a regression was caught; empty where nothing is."""
+    """Return what is wrong with the result of the gate; empty if the regression was caught correctly."""
     line = next((line for line in found.findings if line.name == planted.line), None)
     if line is None:
         return "missed"
     if planted.says not in line.reason:
-        return f"says otherwise: {line.reason}"
+        return f"wrong reason: {line.reason}"
     first = line.layers[0] if line.layers else ""
-    return "" if first.startswith(planted.layer) else f"blames {first or 'no layer'}"
+    return "" if first.startswith(planted.layer) else f"wrong layer: {first or 'none'}"
 
 
 @contextmanager
 def load(count: int) -> Iterator[None]:
-    """Keep the machine busy with a number of processes."""
+    """Keep the machine busy with `count` processes."""
     started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield
@@ -224,7 +227,7 @@ def load(count: int) -> Iterator[None]:
 
 
 def plant(folder: Path, options: CheckOptions) -> int:
-    """Check every planted regression, print a table, and return how many were not caught as they should be."""
+    """Check every planted regression, print a table, and return the number of wrong results."""
     wrong = 0
     for planted in PLANTED:
         model, data = planted.make(folder)
@@ -240,7 +243,7 @@ def plant(folder: Path, options: CheckOptions) -> int:
 
 
 def again(folder: Path, runs: int, busy: int, options: CheckOptions) -> int:
-    """Check the unchanged pair again and again under load, print what it showed, and return the false alarms."""
+    """Check the unchanged pair `runs` times under load, print a summary, and return the number of false alarms."""
     alarms, ratios, widest = 0, [], 1.0
     began = time.monotonic()
     with load(busy):
@@ -254,28 +257,28 @@ def again(folder: Path, runs: int, busy: int, options: CheckOptions) -> int:
                 alarms += 1
                 print(found)
     print(
-        f"{runs} re-runs beside {busy} busy processes in {time.monotonic() - began:.0f} s: {alarms} false alarms; "
+        f"{runs} re-runs with {busy} busy processes in {time.monotonic() - began:.0f} s: {alarms} false alarms; "
         f"speed-up {min(ratios):.2f}x to {max(ratios):.2f}x, rounds of a run differ by up to {widest - 1:.0%}"
     )
     return alarms
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--runs", type=int, default=100, help="re-runs of the unchanged pair")
-    parser.add_argument("--load", type=int, default=2, help="busy processes beside them")
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long the latency is measured each time")
-    asked = parser.parse_args()
-    options = CheckOptions(seconds=asked.seconds)
+    parser.add_argument("--runs", type=int, default=100, help="number of re-runs of the unchanged pair")
+    parser.add_argument("--load", type=int, default=2, help="number of busy processes during the re-runs")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time of one measurement of the latency")
+    arguments = parser.parse_args()
+    options = CheckOptions(seconds=arguments.seconds)
     with tempfile.TemporaryDirectory(prefix="requant-") as name:
         folder = Path(name)
         model = quantized(folder)
-        made = check(FLOAT, model, DATA, folder / "lock.json", update=True, options=options)
-        assert made.measured.speed is not None
-        print(f"baseline: speed-up {made.measured.speed.ratio:.2f}x")
+        baseline = check(FLOAT, model, DATA, folder / "lock.json", update=True, options=options)
+        assert baseline.measured.speed is not None
+        print(f"baseline: speed-up {baseline.measured.speed.ratio:.2f}x")
         wrong = plant(folder, options)
-        alarms = again(folder, asked.runs, asked.load, options) if asked.runs else 0
+        alarms = again(folder, arguments.runs, arguments.load, options) if arguments.runs else 0
     return 1 if wrong or alarms else 0
 
 

@@ -1,23 +1,21 @@
-"""What each range rule leaves of the signal, on real models with real data.
+"""The SQNR of each range rule, on real models with real data.
 
-    python benchmarks/range_rules.py --kit FOLDER [--task NAME ...] [--calib 32] [--items 16] [--symmetric]
+    python -m benchmarks.range_rules --kit FOLDER [--task NAME ...] [--calib 32] [--items 16] [--symmetric]
         [--bits 8] [--json]
 
-The kit is a folder with a module `realkit` whose `TASKS` hold, by name, a float model, feeds to calibrate with and
-feeds to judge by, which never overlap. Each model is simplified and observed once, with histograms; then every rule
-chooses the ranges of all tensors that could become uint8. Three tables of signal to quantization noise (SQNR, in dB)
-on feeds that were not calibrated with:
+The kit is a folder with a module `realkit`. Its `TASKS` have a float model, calibration feeds and evaluation feeds,
+which never overlap. Each model is simplified and observed once, with histograms. Then every rule chooses the ranges of
+all tensors that could become uint8. Three tables show the SQNR in dB on the evaluation feeds:
 
-1. of the outputs, all signal over all noise of the least of them, when everything in the model that could become int8
-   is int8, weights too; biases are not corrected. Tensors in the bodies of control flow have no histogram: their range
-   is that of minmax, save with mean_minmax. With other than 8 bits there is no such model, and no such table.
-2. of the tensors, each quantized alone: how much better than minmax every rule is, as mean, median, least and most in
-   dB, and on how many tensors it is better or worse by more than 0.05 dB.
-3. the same of the heavy-tailed tensors only: those of which a value that was observed lies further than 20 standard
-   deviations from the mean, or whose kurtosis is above 50 (a normal distribution has 3, a Laplace distribution 6).
-   Both are taken from the histogram.
+1. Outputs: the SQNR of the worst output. All operators that can be int8 are int8; biases are not corrected. Tensors in
+   bodies of control flow have no histogram: they use the minmax range, except with mean_minmax. The table exists
+   only for 8 bits.
+2. Tensors: each tensor is quantized alone. The table shows the gain of each rule over minmax (mean, median, least and
+   most, in dB), and the number of tensors with a gain or a loss above 0.05 dB.
+3. Heavy-tailed tensors: the same for tensors with an observed value more than 20 standard deviations from the mean, or
+   with a kurtosis above 50 (a normal distribution has 3, a Laplace distribution 6). Both come from the histogram.
 
-Last comes the time that each rule takes for one tensor.
+The last table shows the time of each rule for one tensor.
 """
 
 from __future__ import annotations
@@ -39,6 +37,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.tables import plain_table
 from requant.calibration import Histogram, Observations, observe, open_session, parse_rule
 from requant.calibration.precision import Precision
 from requant.calibration.ranges import CANDIDATES, Range
@@ -58,16 +57,16 @@ Feed = Mapping[str, Array]
 RULES = (*CANDIDATES, "auto")
 SIGMAS, KURTOSIS = 20.0, 50.0
 EVEN_DB = 0.05
-"""Rules that differ by less are taken to be equal."""
+"""A smaller difference between two rules is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How far the values of a tensor lie from their mean.
+    """The tail of the distribution of a tensor.
 
     Attributes:
-        sigmas: The farthest, in standard deviations.
-        kurtosis: The fourth moment over the square of the second.
+        sigmas: The largest distance of a value from the mean, in standard deviations.
+        kurtosis: The fourth central moment over the square of the second.
     """
 
     sigmas: float
@@ -75,12 +74,12 @@ class Tail:
 
     @property
     def heavy(self) -> bool:
-        """Whether the tensor is one of the third table."""
+        """Whether the tensor is in the third table."""
         return self.sigmas > SIGMAS or self.kurtosis > KURTOSIS
 
     @classmethod
     def of(cls, histogram: Histogram) -> Tail:
-        """Return the tail of a histogram, its values taken to lie in the middle of their bins."""
+        """Return the tail of a histogram. Each value counts as the middle of its bin."""
         edges, share = histogram.edges, histogram.counts / histogram.count
         middle = (edges[1:] + edges[:-1]) / 2
         away = middle - share @ middle
@@ -92,14 +91,14 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor.
+    """The results for one tensor.
 
     Attributes:
-        task: The model that it is in.
-        tensor: Its name.
-        tail: How heavy its tail is.
-        ranges: Its range, by rule.
-        sqnr: Its SQNR in dB on feeds that were not calibrated with, by rule.
+        task: The task of the model.
+        tensor: The name of the tensor.
+        tail: The tail of its distribution.
+        ranges: The range by rule.
+        sqnr: The SQNR on the evaluation feeds by rule, in dB.
     """
 
     task: str
@@ -111,12 +110,12 @@ class Row:
 
 @dataclass(slots=True)
 class Figures:
-    """What is measured.
+    """All results.
 
     Attributes:
-        outputs: SQNR of the outputs in dB, by task and rule.
-        rows: The tensors.
-        milliseconds: What each rule took for each tensor.
+        outputs: The SQNR of the worst output by task and rule, in dB.
+        rows: The results of the tensors.
+        milliseconds: The times of each rule, one per tensor.
     """
 
     outputs: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -125,7 +124,7 @@ class Figures:
 
 
 def ranges_of(seen: Observations, rule: str, precision: Precision, milliseconds: list[float]) -> dict[str, Range]:
-    """Return the range of each tensor that had values, and note what choosing it took."""
+    """Return the range of each tensor that had values, and append the times to `milliseconds`."""
     chosen, ranges = parse_rule(rule), {}
     for name, statistic in seen.ranges.items():
         start = time.perf_counter()
@@ -136,7 +135,7 @@ def ranges_of(seen: Observations, rule: str, precision: Precision, milliseconds:
 
 
 def int8_model(simple: ir.Model, ranges: Mapping[str, Range], precision: Precision) -> ir.Model:
-    """Return a copy with everything in int8 that could be."""
+    """Return a copy in which every operator that can be int8 is int8."""
     scheme = Scheme(symmetric=precision.symmetric)
     missing = {name: "has no values" for name in choose(simple).quantized if name not in ranges}
     plan = choose(simple, ranges=ranges, kept_float=missing)
@@ -147,7 +146,7 @@ def int8_model(simple: ir.Model, ranges: Mapping[str, Range], precision: Precisi
 
 
 def runner(model: ir.Model, tensors: Sequence[str] = ()) -> Callable[[Feed], dict[str, Array]]:
-    """Return a function from a feed to the float outputs of a model, and to further tensors of it."""
+    """Return a function that runs a model on a feed, and returns its float outputs and the given inner tensors."""
     copy = model.clone()
     values = ir.convenience.create_value_mapping(copy.graph, include_subgraphs=False)
     outputs = {value.name for value in copy.graph.outputs}
@@ -157,21 +156,21 @@ def runner(model: ir.Model, tensors: Sequence[str] = ()) -> Callable[[Feed], dic
     names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
 
     def run(feed: Feed) -> dict[str, Array]:
-        found = dict(zip(names, session.run(names, feed), strict=True))
-        return found | {name: feed[name] for name in tensors if name in inputs}
+        values_of_feed = dict(zip(names, session.run(names, feed), strict=True))
+        return values_of_feed | {name: feed[name] for name in tensors if name in inputs}
 
     return run
 
 
 class Noise:
-    """Sums of squares, by tensor: of the signal and of the noise."""
+    """The sums of squares of the signal and of the noise, by tensor."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start without tensors."""
         self.sums: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, exact: Array, other: Array) -> None:
-        """Count one array."""
+        """Add one array."""
         more, before = powers(exact, other), self.sums.get(name, (0.0, 0.0))
         self.sums[name] = before[0] + more[0], before[1] + more[1]
 
@@ -208,7 +207,7 @@ def measure(name: str, task: Any, calib: int, items: int, precision: Precision, 
 
 
 def rounded(values: Array, lo: float, hi: float, precision: Precision) -> Array:
-    """Return what is left of a tensor that is quantized alone."""
+    """Return a quantized and dequantized tensor."""
     scale, zero = precision.params(lo, hi)
     stored = np.rint(np.asarray(values, np.float32) / np.float32(scale))
     return np.asarray(np.clip(stored, -zero, precision.top - zero, out=stored) * np.float32(scale))
@@ -216,9 +215,8 @@ def rounded(values: Array, lo: float, hi: float, precision: Precision) -> Array:
 
 def output_table(figures: Figures) -> Table:
     """Return the first table."""
-    table = Table(title="SQNR of the outputs, dB", box=None, title_justify="left")
-    for column in ("", *RULES):
-        table.add_column(column.replace("percentile", "p"), justify="right" if column else "left", no_wrap=True)
+    columns = ("", *(rule.replace("percentile", "p") for rule in RULES))
+    table = plain_table("SQNR of the worst output, dB", columns, no_wrap=columns)
     for task, found in figures.outputs.items():
         table.add_row(task, *(f"{found[rule]:.1f}" for rule in RULES))
     gains = [
@@ -231,19 +229,9 @@ def output_table(figures: Figures) -> Table:
 
 def tensor_table(title: str, rows: Sequence[Row]) -> Table:
     """Return the second or the third table."""
-    table = Table(title=f"{title}: {len(rows)}", box=None, title_justify="left")
-    for column in (
-        "",
-        "mean SQNR, dB",
-        "over minmax: mean",
-        "median",
-        "least",
-        "most",
-        "better",
-        "worse",
-        "best of all",
-    ):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    gains_columns = ("gain over minmax: mean", "median", "least", "most")
+    columns = ("", "mean SQNR, dB", *gains_columns, "better", "worse", "best rule")
+    table = plain_table(f"{title}: {len(rows)}", columns, no_wrap=columns)
     finite = [row for row in rows if all(np.isfinite(list(row.sqnr.values())))]
     for rule in RULES if finite else ():
         gains = [row.sqnr[rule] - row.sqnr["minmax"] for row in finite]
@@ -256,10 +244,8 @@ def tensor_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def time_table(figures: Figures) -> Table:
-    """Return what each rule takes."""
-    table = Table(title="milliseconds for one tensor", box=None, title_justify="left")
-    for column in ("", "least", "median", "most"):
-        table.add_column(column, justify="right" if column else "left")
+    """Return the table of times."""
+    table = plain_table("milliseconds for one tensor", ("", "least", "median", "most"))
     for rule, taken in figures.milliseconds.items():
         table.add_row(rule, *(f"{figure:.2f}" for figure in (min(taken), statistics.median(taken), max(taken))))
     return table
@@ -284,10 +270,10 @@ def as_json(figures: Figures) -> dict[str, Any]:
 @click.command()
 @click.option("--kit", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="REQUANT_KIT")
 @click.option("--task", "tasks", multiple=True, help="A task of the kit; repeatable. [default: all]")
-@click.option("--calib", default=32, show_default=True, help="Feeds to calibrate with.")
-@click.option("--items", default=16, show_default=True, help="Feeds to judge by.")
+@click.option("--calib", default=32, show_default=True, help="Number of calibration feeds.")
+@click.option("--items", default=16, show_default=True, help="Number of evaluation feeds.")
 @click.option("--symmetric", is_flag=True, help="The zero point of activations is the middle of the type.")
-@click.option("--bits", type=click.IntRange(2, 16), default=8, show_default=True, help="Of the tensors' integers.")
+@click.option("--bits", type=click.IntRange(2, 16), default=8, show_default=True, help="Bits of the activations.")
 @click.option("--json", "json_", is_flag=True)
 def main(  # one parameter per option
     kit: Path | None, tasks: tuple[str, ...], calib: int, items: int, symmetric: bool, bits: int, json_: bool
@@ -295,7 +281,7 @@ def main(  # one parameter per option
     """Measure and print the tables."""
     kit = kit or Path(__file__).resolve().parents[2] / "shared" / "realkit"
     if not (kit / "realkit.py").is_file():
-        raise click.ClickException(f"{kit}: no kit of real models; give its folder with --kit")
+        raise click.ClickException(f"{kit}: not a kit of real models; give the folder with --kit")
     sys.path.insert(0, os.fspath(kit))
     from realkit import TASKS  # type: ignore[import-not-found]
 

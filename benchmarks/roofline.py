@@ -1,15 +1,15 @@
-"""How near the kernels come to what this machine can do: multiply-accumulates per second, and bytes per second.
+"""How close the kernels come to the peaks of this machine: multiply-accumulates per second, and bytes per second.
 
     python -m benchmarks.roofline [--only NAME] [--batch 1] [--models FOLDER] [--json]
     python -m benchmarks.roofline --peaks
 
-The peaks are measured, not read from a data sheet: of multiply-accumulates the most that any of several large products
-and convolutions of ONNX Runtime reaches, int8 and float; of bytes the fastest copy or sum of an array, by its size,
-because what fits into a cache is faster than memory. One thread.
+The peaks are measured on one thread. The compute peak is the rate of the fastest of several large products and
+convolutions of ONNX Runtime, in int8 and in float. The bandwidth peak is the rate of the fastest copy or sum of an
+array. It is measured for several sizes, because a cache is faster than memory.
 
-No kernel takes less than its multiply-accumulates at the peak, nor less than its inputs, weights and outputs at the
-bandwidth of that many bytes; the longer of the two is its bound (Williams, Waterman and Patterson, "Roofline", CACM
-52(4), 2009). The bound over the measured time is the share that it reaches.
+The time bound of a kernel is the longer of two times: its multiply-accumulates at the compute peak, and the bytes of
+its inputs, weights and outputs at the bandwidth for that many bytes (Williams, Waterman and Patterson, "Roofline", CACM
+52(4), 2009). The bound over the measured time is the share of the peak that the kernel reaches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contenders import CONTENDERS, load_feeds
-from benchmarks.speed import GOALS, Setting, chosen, make, prepare
+from benchmarks.options import chosen
+from benchmarks.speed import GOALS, Setting, make, prepare
+from benchmarks.tables import plain_table
 
 if TYPE_CHECKING:
     import onnx
@@ -38,31 +40,31 @@ if TYPE_CHECKING:
     from requant.quantize.runtime.profile import KernelRun, Profile
 
 Case: TypeAlias = "tuple[onnx.ModelProto, dict[str, Any]]"
-"""A model and what it is fed."""
+"""A model and its feed."""
 PRODUCTS = ((256, 1024, 1024), (512, 1024, 4096), (512, 4096, 1024))
-"""Rows, common axis and columns of the matrix products that are tried."""
+"""The matrix products that are measured: rows, common axis, columns."""
 CONVOLUTIONS = ((64, 56, 3), (256, 28, 3), (512, 14, 3), (512, 28, 1), (1024, 14, 1))
-"""Channels (in and out), side of the image and side of the kernel of the convolutions that are tried."""
+"""The convolutions that are measured: input and output channels, side of the image, side of the kernel."""
 SIZES = tuple(2**power for power in range(18, 29))
-"""Bytes of the working sets whose bandwidth is measured, 256 KB to 256 MB."""
+"""The working sets for which bandwidth is measured, in bytes: 256 KB to 256 MB."""
 ROUNDS = 3
-"""How often all of them are tried: one try may fall on a busy moment of the machine."""
-REPEATS, LEAST = 7, 0.01  # each of so many seconds
+"""How often each product and convolution is measured, because other processes may disturb one measurement."""
+REPEATS, LEAST = 7, 0.01  # the number of time measurements, and the seconds of each
 VIEWS = frozenset("Reshape Squeeze Unsqueeze Flatten Identity".split())
-"""Operators that move no data: the output is the input under another shape."""
+"""Operators that move no data: they only change the shape."""
 PARTIAL = frozenset("Gather Slice GatherElements GatherND".split())
-"""Operators that read no more than they write."""
+"""Operators that read only as many bytes as they write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What this machine can do with one thread.
+    """The peaks of this machine with one thread.
 
     Attributes:
         int8: G multiply-accumulates per second of 8-bit integers.
         float32: G multiply-accumulates per second of floats.
-        bandwidth: GB/s by bytes of the working set, ascending.
-        kernels: G multiply-accumulates per second by operator, at its best shape.
+        bandwidth: Bytes of the working set and GB/s, in ascending order of bytes.
+        kernels: G multiply-accumulates per second of each operator, at its best shape.
     """
 
     int8: float
@@ -71,21 +73,21 @@ class Peaks:
     kernels: Mapping[str, float] = field(default_factory=dict)
 
     def rate(self, size: int) -> float:
-        """Return the most GB/s of any working set of `size` bytes or more, or else of the largest."""
-        return max((rate for held, rate in self.bandwidth if held >= size), default=self.bandwidth[-1][1])
+        """Return the highest GB/s of the working sets of at least `size` bytes; if there is none, of the largest."""
+        return max((rate for bytes_, rate in self.bandwidth if bytes_ >= size), default=self.bandwidth[-1][1])
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Kernels against their bound.
+    """The measured time and the bound of some kernels.
 
     Attributes:
-        name: What they are: an operator with its domain, or a model.
-        kernels: How many.
-        microseconds: Their time.
-        bound: The least time they could take, in microseconds.
-        compute: Their multiply-accumulates at the peak, in microseconds.
-        macs: Their multiply-accumulates.
+        name: An operator with its domain, or a model.
+        kernels: The number of kernels.
+        microseconds: The measured time.
+        bound: The shortest possible time, in microseconds.
+        compute: The time of the multiply-accumulates at the peak, in microseconds.
+        macs: The number of multiply-accumulates.
     """
 
     name: str
@@ -97,7 +99,7 @@ class Share:
 
     @property
     def reached(self) -> float:
-        """The share of the bound that is reached, 0..1."""
+        """The bound over the measured time, 0..1."""
         return self.bound / self.microseconds if self.microseconds else 0.0
 
 
@@ -105,7 +107,7 @@ class Share:
 
 
 def product(rows: int, common: int, columns: int, *, integer: bool) -> Case:
-    """Return a matrix product of constant weights, (rows, common) by (common, columns), and a feed."""
+    """Return a matrix product with constant weights, (rows, common) by (common, columns), and a feed."""
     from onnx import TensorProto
 
     weight = _random((common, columns), np.int8 if integer else np.float32)
@@ -128,14 +130,14 @@ def convolution(
     """Return a convolution that keeps the size of the image, and a feed.
 
     Args:
-        channels: Channels in.
-        side: Side of the image.
-        kernel: Side of the kernel.
-        out: Channels out; 0 for as many as in.
-        group: Groups of channels.
-        batch: Images.
-        integer: Whether it is a QLinearConv.
-        zero_point: That of its weights.
+        channels: The number of input channels.
+        side: The side of the image.
+        kernel: The side of the kernel.
+        out: The number of output channels; 0 for `channels`.
+        group: The number of channel groups.
+        batch: The number of images.
+        integer: Whether to build a QLinearConv.
+        zero_point: The zero point of the weights.
     """
     from onnx import TensorProto
 
@@ -151,7 +153,7 @@ def convolution(
 
 
 def _random(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray[Any, Any]:
-    """Return random numbers of a type."""
+    """Return random numbers of this dtype."""
     rng = np.random.default_rng(0)
     if dtype is np.float32:
         return rng.standard_normal(shape, dtype=np.float32)
@@ -177,15 +179,15 @@ def _model(
         [helper.make_tensor_value_info("y", output, None)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
-    found: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return found
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model
 
 
 def compute_peaks(*, integer: bool, times: int) -> dict[str, float]:
-    """Return the most G multiply-accumulates per second that each kernel reaches."""
+    """Return the highest G multiply-accumulates per second of each operator."""
     from requant.quantize.runtime.profile import profiled
 
-    found: dict[str, float] = defaultdict(float)
+    rates: dict[str, float] = defaultdict(float)
     cases: tuple[tuple[Callable[..., Case], Sequence[tuple[int, int, int]]], ...] = (
         (product, PRODUCTS),
         (convolution, CONVOLUTIONS),
@@ -194,19 +196,19 @@ def compute_peaks(*, integer: bool, times: int) -> dict[str, float]:
     for model, feed in built * ROUNDS:
         for run in profiled(model.SerializeToString(), feed, threads=1, times=times).runs:
             if run.macs:
-                found[run.op] = max(found[run.op], run.macs / run.microseconds / 1e3)
-    return found
+                rates[run.op] = max(rates[run.op], run.macs / run.microseconds / 1e3)
+    return rates
 
 
 def bandwidth(size: int) -> float:
-    """Return the GB/s of the faster of a copy and a sum over `size` bytes in all."""
+    """Return the GB/s of the faster of a copy and a sum. Each of them touches `size` bytes."""
     source, target = np.ones(size // 8, np.float32), np.ones(size // 8, np.float32)
     whole = np.ones(size // 4, np.float32)
     return size / 1e9 / min(least_time(lambda: np.copyto(target, source)), least_time(whole.sum))
 
 
 def describe_processor() -> str:
-    """Return the name of the processor and its instructions for integer products, as far as the system tells."""
+    """Return the name of the processor and its instructions for integer products; ``unknown`` without a name."""
     from requant.quantize.runtime.machine import flags
 
     try:
@@ -218,7 +220,7 @@ def describe_processor() -> str:
 
 
 def least_time(work: Callable[[], object]) -> float:
-    """Return the least seconds of something, which is called often enough for the clock."""
+    """Return the minimum seconds of one call. Short calls are repeated, because the clock is coarse."""
     work()
     best, count = math.inf, 1
     for _ in range(REPEATS):
@@ -242,12 +244,11 @@ def measure_peaks(times: int) -> Peaks:
 
 
 def moved(run: KernelRun, weights: Sequence[tuple[tuple[int, ...], str, int]]) -> int:
-    """Return the bytes that a kernel has to move at least: what it reads, its weights, and what it writes.
+    """Return the bytes that a kernel must move at least: its inputs, its weights and its outputs.
 
     Args:
         run: The kernel.
-        weights: Shape, element type and bytes of its constant inputs, of which the profile shows only those that are
-            not packed.
+        weights: Shape, element type and bytes of the constant inputs. The profile does not show packed weights.
     """
     if run.op in VIEWS:
         return 0
@@ -262,22 +263,22 @@ def moved(run: KernelRun, weights: Sequence[tuple[tuple[int, ...], str, int]]) -
 BYTES = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "uint64": 8} | {
     f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32)
 }
-"""Bytes of an element, by the profile's name of its type."""
+"""Bytes of an element, by the name of its type in the profile."""
 
 
 def size_of(shape: tuple[int, ...], kind: str) -> int:
-    """Return the bytes of a tensor, 0 of an unknown type."""
+    """Return the bytes of a tensor; 0 for an unknown type."""
     return math.prod(shape) * BYTES.get(kind, 0)
 
 
 def bound(run: KernelRun, size: int, peaks: Peaks) -> tuple[float, float]:
-    """Return the least microseconds of a kernel that moves `size` bytes, and those of its products alone."""
+    """Return the shortest possible microseconds of a kernel that moves `size` bytes, and of its products alone."""
     compute = run.macs / (peaks.int8 if run.integer else peaks.float32) / 1e3
     return max(compute, size / peaks.rate(size) / 1e3), compute
 
 
 def shares(profile: Profile, peaks: Peaks) -> list[Share]:
-    """Return the kernels of a model against their bounds, by operator, longest first."""
+    """Return times and bounds of the kernels of a model, by operator; the longest time comes first."""
     nodes = {node.name: node for node in profile.graph.all_nodes()}
     groups: dict[str, list[Share]] = defaultdict(list)
     for run in profile.runs:
@@ -295,7 +296,7 @@ def shares(profile: Profile, peaks: Peaks) -> list[Share]:
 
 
 def summed(name: str, parts: Iterable[Share]) -> Share:
-    """Return several shares as one."""
+    """Return the sum of several shares."""
     parts = list(parts)
     return Share(
         name,
@@ -311,14 +312,14 @@ def profile_pair(setting: Setting, model: str, batch: int, times: int) -> dict[s
     """Profile the float and the INT8 model of an architecture.
 
     Raises:
-        click.ClickException: It cannot be quantized.
+        click.ClickException: The architecture cannot be quantized.
     """
     from requant.quantize.runtime.profile import profiled
 
     file, _ = prepare(setting, model, batch)
-    int8, told = make(setting, setting.folder / model, "ours", batch)
-    if "error" in told:
-        raise click.ClickException(f"{model}: {told['error']}")
+    int8, result = make(setting, setting.folder / model, "ours", batch)
+    if "error" in result:
+        raise click.ClickException(f"{model}: {result['error']}")
     feed = load_feeds(str(file))[0]
     paths = {"float": setting.folder / model / "float.onnx", "int8": int8}
     return {name: profiled(path, feed, threads=1, times=times) for name, path in paths.items()}
@@ -328,7 +329,7 @@ def profile_pair(setting: Setting, model: str, batch: int, times: int) -> dict[s
 
 
 def peaks_table(peaks: Peaks) -> Table:
-    """Return what the machine can do as a table."""
+    """Return the peaks as a table."""
     table = Table(title="peaks of one thread", box=None, pad_edge=False, title_justify="left", show_header=False)
     table.add_row("int8, G MAC/s", f"{peaks.int8:.0f}")
     table.add_row("float32, G MAC/s", f"{peaks.float32:.0f}")
@@ -340,10 +341,9 @@ def peaks_table(peaks: Peaks) -> Table:
 
 
 def shares_table(title: str, found: Sequence[Share], least: float) -> Table:
-    """Return kernels against their bounds as a table; operators of less than `least` of the time are one row."""
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    for column in ("operator", "kernels", "us", "of all", "G MAC/s", "bound, us", "reached", "bound by"):
-        table.add_column(column, justify="left" if column == "operator" else "right", no_wrap=True)
+    """Return times and bounds as a table. Operators below the share `least` of the time are summed in one row."""
+    columns = ("operator", "kernels", "us", "share", "G MAC/s", "bound, us", "reached", "bound by")
+    table = plain_table(title, columns, left=("operator",), no_wrap=columns)
     whole = summed("whole", found)
     rows = [share for share in found if share.microseconds >= least * whole.microseconds]
     rest = found[len(rows) :]
@@ -364,20 +364,20 @@ def shares_table(title: str, found: Sequence[Share], least: float) -> Table:
 
 
 @click.command()
-@click.option("--only", default="", help="Names of architectures, with commas between them. [default: all]")
+@click.option("--only", default="", help="Architectures, separated by commas. [default: all]")
 @click.option("--batch", default=1, show_default=True)
-@click.option("--models", type=click.Path(path_type=Path, file_okay=False), help="Keeps models, and uses them again.")
-@click.option("--remake", default="ours", show_default=True, help="Contenders whose kept models are made anew.")
-@click.option("--times", default=20, show_default=True, help="Runs under the profiler; the least time counts.")
 @click.option(
-    "--least", default=0.005, show_default=True, help="Share of the time of an operator with a row of its own."
+    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the models in this folder; reuse them."
 )
-@click.option("--peaks", "peaks_only", is_flag=True, help="Measure the machine alone.")
+@click.option("--remake", default="ours", show_default=True, help="Contenders whose kept models are made again.")
+@click.option("--times", default=20, show_default=True, help="Runs under the profiler; the minimum time counts.")
+@click.option("--least", default=0.005, show_default=True, help="Sum up operators below this share of the time.")
+@click.option("--peaks", "peaks_only", is_flag=True, help="Measure only the peaks of the machine.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     only: str, batch: int, models: Path | None, remake: str, times: int, least: float, peaks_only: bool, as_json: bool
 ) -> None:
-    """Set the kernels of the generated architectures against this machine's peaks."""
+    """Compare the kernels of the generated architectures with the peaks of this machine."""
     names = [] if peaks_only else chosen(only, GOALS, "architecture") or list(GOALS)
     anew = frozenset(chosen(remake, CONTENDERS, "contender")) if models is not None else frozenset()
     processor, peaks = describe_processor(), measure_peaks(times)

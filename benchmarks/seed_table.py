@@ -1,11 +1,11 @@
-"""The table that the INT8 work on TensorFlow 1.x began with, on the same network, measured here.
+"""Measure the network of the first INT8 results on TensorFlow 1.x, in the same table.
 
-    python benchmarks/seed_table.py [--batch 128] [--threads 1] [--json]
+    python -m benchmarks.seed_table [--batch 128] [--threads 1] [--json]
 
-A network of a 5x5 convolution to 32 channels, a pool, a 5x5 convolution to 64 channels, a pool and two dense layers,
-float and INT8: accuracy at batch 1, throughput at the given batch, the time of the second convolution and its share of
-the whole. The runs of the two models alternate; times are minima. The original measured 2.642x for the second
-convolution and 1.035x for the whole.
+The network has a 5x5 convolution to 32 channels, a pool, a 5x5 convolution to 64 channels, a pool and two dense layers.
+The table compares float and INT8: accuracy at batch 1, throughput at the given batch, the time of the second
+convolution and its share of the whole time. The runs of the two models alternate; times are minima. The original
+results are 2.642x for the second convolution and 1.035x for the whole network.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.tables import plain_table, print_table
 from requant.quantize import Comparison, Options, compare_models, quantize_model
 from requant.quantize.runtime.inputs import open_data, stacked
 from requant.quantize.runtime.profile import KernelRun, executed
@@ -30,9 +29,9 @@ ROUNDS = 5
 
 
 def second_convolution(model: Path, feed: dict[str, Any], threads: int) -> tuple[KernelRun, float]:
-    """Return the convolution with the most multiply-accumulates and the sum of all kernel times in microseconds.
+    """Return the convolution with the most multiply-accumulates, and the sum of all kernel times in microseconds.
 
-    The second convolution is by far the largest, so its name, which the runtime changes, need not be known.
+    The second convolution is the largest. Its name cannot identify it, because the runtime changes names.
     """
     runs = executed(model, feed, threads=threads)
     return max(runs, key=lambda run: run.macs), sum(run.microseconds for run in runs)
@@ -71,9 +70,8 @@ def main(batch: int, threads: int, as_json: bool) -> None:
     if as_json:
         json.dump({**found.to_json(), "conv2": {**rows, "speedup": speedup}}, sys.stdout, indent=2)
         return
-    table = Table(title=f"batch {batch}, {threads} thread(s)", box=None, title_justify="left")
-    for column in ("", "float", "int8", "ratio", "the original's"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    columns = ("", "float", "int8", "ratio", "original ratio")
+    table = plain_table(f"batch {batch}, {threads} thread(s)", columns, no_wrap=columns)
     right = [labelled.float_accuracy, labelled.int8_accuracy]
     table.add_row("accuracy, batch 1", *(f"{a:.4f}" for a in right), f"{right[1] - right[0]:+.4f}", "-0.0020")
     table.add_row(
@@ -82,9 +80,9 @@ def main(batch: int, threads: int, as_json: bool) -> None:
     table.add_row(
         "second convolution, ms", *(f"{rows[k]['conv2_us'] / 1e3:.3f}" for k in rows), f"{speedup:.3f}x", "2.642x"
     )
-    table.add_row("its share of kernel time", *(f"{rows[k]['share']:.1%}" for k in rows), "", "")
-    table.add_row("its kernel", *(rows[k]["kernel"] for k in rows), "", "")
-    Console(width=120).print(table)
+    table.add_row("share of kernel time", *(f"{rows[k]['share']:.1%}" for k in rows), "", "")
+    table.add_row("kernel", *(rows[k]["kernel"] for k in rows), "", "")
+    print_table(table, width=120)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How long the group `simplify` takes on ViT-B/16, and how much memory, against loading and saving the file with onnx.
+"""Time and memory of the group `simplify` on ViT-B/16, compared with loading and saving the file with onnx.
 
-    python benchmarks/simplify.py [--model vit_b_16] [--times 5] [--json]
+    python -m benchmarks.simplify [--model vit_b_16] [--times 5] [--json]
 
-Each row is the least of some processes of their own: onnx loads and saves the model (the yardstick), and
-`requant transform IN OUT --group simplify` reads it, runs every step, verifies the model after each, and writes it. The
-peak is the most memory that was resident. Simplifying is to take less than 3 times the time of the yardstick and
-less than 2.5 times the size of the file.
+Each row is the minimum of several processes. In the first row onnx loads and saves the model (the baseline). In the
+second row `requant transform IN OUT --group simplify` reads the model, runs every step, verifies the model after each
+step, and writes the model. The peak is the peak resident memory. The goals of `simplify` are less than 3 times the time
+of the baseline, and less memory than 2.5 times the size of the file.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+
+from benchmarks.tables import plain_table
 
 TIME, MEMORY = 3.0, 2.5
 SCRIPT = Path(__file__).parent.parent / "sample_models" / "architectures.py"
-YARDSTICK = "import sys, onnx; onnx.save_model(onnx.load(sys.argv[1]), sys.argv[2])"
+BASELINE = "import sys, onnx; onnx.save_model(onnx.load(sys.argv[1]), sys.argv[2])"
 SIMPLIFY = (
     "import sys; from requant.cli import main; main(['transform', *sys.argv[1:], '--group', 'simplify', '--force'])"
 )
-ROWS = {"onnx load + save": YARDSTICK, "simplify": SIMPLIFY}
+ROWS = {"onnx load + save": BASELINE, "simplify": SIMPLIFY}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one kind of process took.
+    """Time and memory of one kind of process.
 
     Attributes:
-        name: What it did.
-        seconds: Its least time, start and imports included.
-        cpu: The least of its seconds on a processor, which on a busy machine say more.
-        peak: Most resident bytes.
-        time_ratio: `seconds` by those of the yardstick.
-        peak_ratio: `peak` by the size of the file.
+        name: The name of the row.
+        seconds: The minimum time, including start and imports.
+        cpu: The minimum CPU seconds; on a busy machine they vary less than the time.
+        peak: The peak resident bytes.
+        time_ratio: `seconds` over the seconds of the baseline.
+        peak_ratio: `peak` over the size of the file.
     """
 
     name: str
@@ -54,53 +55,50 @@ class Row:
 
 
 def run(code: str, source: Path, target: Path) -> tuple[float, float, int]:
-    """Run a program on a model; return its seconds, those on a processor, and its most resident bytes."""
+    """Run a program on a model; return its seconds, its CPU seconds and its peak resident bytes."""
     start = time.perf_counter()
     command = [sys.executable, "-c", code, str(source), str(target)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        said = process.stderr.read() if process.stderr is not None else ""
+        stderr = process.stderr.read() if process.stderr is not None else ""
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - start
     if process.returncode:
-        raise SystemExit(f"a process failed: {said}")
+        raise SystemExit(f"a process failed: {stderr}")
     target.unlink()
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def measure(name: str, times: int) -> list[Row]:
-    """Measure both processes in turns."""
+    """Measure both processes in turn."""
     with tempfile.TemporaryDirectory(prefix="requant-simplify-") as folder:
         source, target = Path(folder, "model.onnx"), Path(folder, "out.onnx")
         subprocess.run([sys.executable, str(SCRIPT), name, "-o", str(source)], check=True)
-        found: dict[str, list[tuple[float, float, int]]] = {row: [] for row in ROWS}
+        runs: dict[str, list[tuple[float, float, int]]] = {row: [] for row in ROWS}
         for _ in range(times):
             for row, code in ROWS.items():
-                found[row].append(run(code, source, target))
+                runs[row].append(run(code, source, target))
         size = source.stat().st_size
-    least = {row: [min(column) for column in zip(*values, strict=True)] for row, values in found.items()}
-    peaks = {row: max(peak for _, _, peak in values) for row, values in found.items()}
-    yardstick = least["onnx load + save"][0]
+    least = {row: [min(column) for column in zip(*values, strict=True)] for row, values in runs.items()}
+    peaks = {row: max(peak for _, _, peak in values) for row, values in runs.items()}
+    baseline = least["onnx load + save"][0]
     return [
-        Row(row, seconds, cpu, peaks[row], seconds / yardstick, peaks[row] / size)
+        Row(row, seconds, cpu, peaks[row], seconds / baseline, peaks[row] / size)
         for row, (seconds, cpu, _) in least.items()
     ]
 
 
 @click.command()
 @click.option("--model", default="vit_b_16", show_default=True, help="A network of sample_models/architectures.py.")
-@click.option("--times", type=click.IntRange(1), default=5, show_default=True, help="Processes of each kind.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--times", type=click.IntRange(1), default=5, show_default=True, help="Number of processes of each kind.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(model: str, times: int, as_json: bool) -> None:
-    """Measure, and exit with 1 where it takes more than it should."""
+    """Measure and print the table. The exit code is 1 if a goal is missed."""
     rows = measure(model, times)
     if as_json:
         click.echo(json.dumps({"model": model, "rows": [asdict(row) for row in rows]}, indent=1))
     else:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("")
-        for column in ("s", "CPU s", "times load + save", "peak MB", "times the file"):
-            table.add_column(column, justify="right")
+        table = plain_table("", ("", "s", "CPU s", "times load + save", "peak MB", "times the file"))
         for row in rows:
             numbers = f"{row.seconds:.2f}", f"{row.cpu:.2f}", f"{row.time_ratio:.2f}x"
             table.add_row(row.name, *numbers, f"{row.peak / 1e6:.0f}", f"{row.peak_ratio:.2f}x")

@@ -1,12 +1,12 @@
-"""How much memory and time a large model takes to quantize, against loading and saving it.
+"""Memory and time of quantizing a large model, compared with loading and saving it.
 
-    python benchmarks/size.py [--gigabytes 3] [--kind matmul] [--json]
+    python -m benchmarks.size [--gigabytes 3] [--kind matmul] [--json]
 
-A model of the given size is generated, with its weights in a file beside it. Each row is a process of its own: onnx
-loads and saves the model (the yardstick), `requant quantize` with two samples, `requant quantize --dynamic`. The peak
-is the most memory that was resident, mapped pages of the weights' file included; the anonymous part of it, sampled
-twenty times a second, is what the process holds itself. Quantizing is to take at most 1.3 times the size of the model
-and 3 times the time of the yardstick.
+A model of the given size is generated, with its weights in an external file. Each row is one process: onnx loads and
+saves the model (the baseline), `requant quantize` with two samples, `requant quantize --dynamic`. The peak is the peak
+resident memory, including mapped pages of the file of weights. The anonymous part, sampled twenty times a second, is
+the memory that the process itself allocates. The goals are at most 1.3 times the size of the model as memory, and at
+most 3 times the time of the baseline.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import click
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from rich.console import Console
-from rich.table import Table
+
+from benchmarks.tables import plain_table, print_table
 
 MEMORY, TIME = 1.3, 3.0
-YARDSTICK = """
+BASELINE = """
 import sys, onnx
 model = onnx.load(sys.argv[1])
 onnx.save_model(model, sys.argv[2], save_as_external_data=True, location="copy.data")
@@ -41,22 +41,22 @@ KINDS = {
     "gemm": ("Gemm", (16384, 4096)),
     "conv": ("Conv", (2048, 2048, 3, 3)),
 }
-"""The operator that a model is made of, and the shape of its weights."""
+"""The operator of the generated model, and the shape of its weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one process took.
+    """Time and memory of one process.
 
     Attributes:
-        name: What it did.
-        seconds: Its time.
-        cpu: Its seconds on a processor, which on a busy machine say more.
-        peak: Most resident bytes.
-        anonymous: Most resident bytes that are no pages of files.
-        peak_ratio: `peak` by the size of the model.
-        time_ratio: `seconds` by those of the yardstick, None without one.
-        told: The last line of what it said.
+        name: The name of the row.
+        seconds: The time.
+        cpu: The CPU seconds; on a busy machine they vary less than the time.
+        peak: The peak resident bytes.
+        anonymous: The peak resident bytes that are not pages of files.
+        peak_ratio: `peak` over the size of the model.
+        time_ratio: `seconds` over the seconds of the baseline; None without a baseline.
+        last_line: The last line of the output.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Row:
     anonymous: int
     peak_ratio: float
     time_ratio: float | None
-    told: str
+    last_line: str
 
 
 def weights(kind: str, count: int) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
-    """Yield weights that keep the size of a signal; the bytes of each are those of the first, moved by some places."""
+    """Yield weights that keep the magnitude of the activations. Each array is the first one, rolled by some columns."""
     op, shape = KINDS[kind]
     inputs = shape[0] if op == "MatMul" else int(np.prod(shape[1:]))
     random = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
@@ -80,7 +80,7 @@ def weights(kind: str, count: int) -> Iterator[np.ndarray[Any, np.dtype[np.float
 
 
 def generate(path: Path, kind: str, gigabytes: float) -> Path:
-    """Write a chain of products, and of a small convolution before them; return the file of two samples."""
+    """Write a chain of products, for a MatMul or Gemm after a small convolution; return a file with two samples."""
     op, shape = KINDS[kind]
     count = max(1, round(gigabytes * 1e9 / (4 * int(np.prod(shape)))))
     nodes, initializers, at, value = [], [], 0, "x"
@@ -122,7 +122,7 @@ def generate(path: Path, kind: str, gigabytes: float) -> Path:
 
 
 def memory(process: int) -> tuple[int, int]:
-    """Return the most bytes that a process had resident so far, and its anonymous bytes now; zeros when it is gone."""
+    """Return the peak resident bytes of a process, and its present anonymous bytes; zeros if the process has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -132,37 +132,37 @@ def memory(process: int) -> tuple[int, int]:
 
 
 def children() -> float:
-    """Return the processor seconds of all processes that have ended."""
+    """Return the CPU seconds of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
-def run(name: str, arguments: list[str], size: int, yardstick: float | None) -> Row:
-    """Run a Python program and return what it took."""
+def run(name: str, arguments: list[str], size: int, baseline: float | None) -> Row:
+    """Run a Python program; return its time and memory."""
     start, peak, anonymous, before = time.perf_counter(), 0, 0, children()
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=said, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=output, stderr=subprocess.STDOUT)
         while process.poll() is None:
             now = memory(process.pid)
             peak, anonymous = max(peak, now[0]), max(anonymous, now[1])
             time.sleep(0.05)
         seconds = time.perf_counter() - start
-        said.seek(0)
-        lines = said.read().strip().splitlines()
+        output.seek(0)
+        lines = output.read().strip().splitlines()
     if process.returncode:
         raise click.ClickException(f"{name}: exit code {process.returncode}: " + " ".join(lines[-3:]))
-    ratio = None if yardstick is None else seconds / yardstick
+    ratio = None if baseline is None else seconds / baseline
     return Row(name, seconds, children() - before, peak, anonymous, peak / size, ratio, lines[-1] if lines else "")
 
 
-def measure(folder: Path, kind: str, gigabytes: float, *, yardstick: bool, dynamic: bool) -> list[Row]:
-    """Generate the model and run everything on it."""
+def measure(folder: Path, kind: str, gigabytes: float, *, baseline: bool, dynamic: bool) -> list[Row]:
+    """Generate the model, and run all processes on it."""
     model, output = folder / f"{kind}.onnx", folder / "int8.onnx"
     data = generate(model, kind, gigabytes)
     size = sum(path.stat().st_size for path in (model, model.with_suffix(".data")))
     rows, unit = [], None
-    if yardstick:
-        rows.append(run("onnx.load, onnx.save", [YARDSTICK, str(model), str(folder / "copy.onnx")], size, None))
+    if baseline:
+        rows.append(run("onnx.load, onnx.save", [BASELINE, str(model), str(folder / "copy.onnx")], size, None))
         unit = rows[0].seconds
         for copy in folder.glob("copy.*"):
             copy.unlink()
@@ -180,27 +180,26 @@ def measure(folder: Path, kind: str, gigabytes: float, *, yardstick: bool, dynam
 @click.option("--gigabytes", default=3.0, show_default=True)
 @click.option("--kind", type=click.Choice(sorted(KINDS)), default="matmul", show_default=True)
 @click.option(
-    "--folder", type=click.Path(path_type=Path, file_okay=False), help="Where the files go. [default: temporary]"
+    "--folder", type=click.Path(path_type=Path, file_okay=False), help="Folder of the files. [default: temporary]"
 )
-@click.option("--yardstick/--no-yardstick", default=True)
+@click.option("--baseline/--no-baseline", default=True)
 @click.option("--dynamic/--no-dynamic", default=True)
 @click.option("--json", "as_json", is_flag=True)
-def main(gigabytes: float, kind: str, folder: Path | None, yardstick: bool, dynamic: bool, as_json: bool) -> None:
+def main(gigabytes: float, kind: str, folder: Path | None, baseline: bool, dynamic: bool, as_json: bool) -> None:
     """Measure and print the table."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        rows = measure(Path(name), kind, gigabytes, yardstick=yardstick, dynamic=dynamic)
+        rows = measure(Path(name), kind, gigabytes, baseline=baseline, dynamic=dynamic)
     if as_json:
         json.dump({"kind": kind, "gigabytes": gigabytes, "rows": [asdict(row) for row in rows]}, sys.stdout, indent=2)
         return
-    title = f"{gigabytes:g} GB of {kind}; goals: {MEMORY} times the memory, {TIME:g} times the time"
-    table = Table(title=title, box=None, title_justify="left")
-    for column in ("", "peak, GB", "by size", "anonymous, GB", "seconds", "by yardstick", "CPU seconds"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    title = f"{gigabytes:g} GB of {kind}; goals: {MEMORY} times the size, {TIME:g} times the baseline"
+    columns = ("", "peak, GB", "times the size", "anonymous, GB", "seconds", "times the baseline", "CPU seconds")
+    table = plain_table(title, columns, no_wrap=columns)
     for row in rows:
         ratio = "" if row.time_ratio is None else f"{row.time_ratio:.2f}"
         figures = (f"{row.peak / 1e9:.2f}", f"{row.peak_ratio:.2f}", f"{row.anonymous / 1e9:.2f}", f"{row.seconds:.1f}")
         table.add_row(row.name, *figures, ratio, f"{row.cpu:.1f}")
-    Console(width=120).print(table)
+    print_table(table, width=120)
 
 
 if __name__ == "__main__":

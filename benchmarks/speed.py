@@ -1,14 +1,14 @@
-"""How fast the INT8 models of this project are: against float, and against what others make of the same model.
+"""The speed of this project's INT8 models, compared with float and with INT8 models of other quantizers.
 
     python -m benchmarks.speed table [--batch 1,16] [--only NAME] [--contenders static,ours] [--models FOLDER] [--json]
     python -m benchmarks.speed table --peers-python OTHER/bin/python --openvino
-    python -m benchmarks.speed kit FOLDER    # real models, in a folder with a realkit.py
+    python -m benchmarks.speed kit FOLDER    # real models; FOLDER contains a realkit.py
     python -m benchmarks.speed seed          # the network of benchmarks/seed_table.py at batch 128
 
-Each quantization is a process of its own, and so is each row: in it the float model in ONNX Runtime and all contenders
-run in turn for a fixed time on one thread, and the minimum of each counts. Models are generated with random weights,
-calibrated on 8 random feeds and timed on another one. NNCF and OpenVINO are no dependencies of this project; what is
-not installed is left out. `--peers-python` names an interpreter that has NNCF.
+Each model is quantized in a separate process. Each row is measured in one process: the float model in ONNX Runtime and
+all contenders run in turn for a fixed time on one thread, and the minimum time of each counts. The models are generated
+with random weights, calibrated on 8 random feeds and timed on another feed. NNCF and OpenVINO are not dependencies of
+this project; contenders that need a missing package are skipped. `--peers-python` names an interpreter that has NNCF.
 """
 
 from __future__ import annotations
@@ -24,15 +24,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import (
-    CONTENDERS,
-    FORMS,
-    Contender,
-    ContenderError,
-    call,
-    forms_for,
-    has,
-)
+from benchmarks.contenders import CONTENDERS, FORMS, Contender, ContenderError, call, forms_for, has
+from benchmarks.options import chosen, chosen_tasks, with_options
+from benchmarks.tables import plain_table, print_table
 
 GOALS: Mapping[str, float] = {
     "resnet50": 3.3,
@@ -43,14 +37,14 @@ GOALS: Mapping[str, float] = {
     "vit_b_16": 2.8,
     "bert_base": 2.9,
 }
-"""The architectures, and how many times faster than the float model ours is to be."""
+"""The architectures, and the goal of the speed-up of this project's models over float."""
 OPENVINO_GOALS = frozenset({"resnet50", "mobilenet_v2", "vit_b_16"})
-"""Where ours in OpenVINO is to be at least as fast as NNCF's."""
+"""In OpenVINO, this project's models of these architectures must be at least as fast as NNCF's."""
 SEED_GOALS: Mapping[str, float] = {"second convolution": 4.0, "whole network": 3.1}
 VALID_DB = 8.0
-"""Signal to noise below which a real model is none any more; of random weights it says less."""
-NOISE = 0.02  # by which two minima of the same model differ
-PREDICTED = 0.15
+"""The SQNR of a usable real model is at least this. Random weights have no such limit."""
+NOISE = 0.02  # the relative difference between two minima of the same model
+PREDICTED = 0.15  # the largest relative error of a predicted time
 SEED_BATCH = 128
 
 
@@ -59,18 +53,18 @@ SEED_BATCH = 128
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured of one model.
+    """The measurements of one model.
 
     Attributes:
-        model: Its name.
-        float_ms: Least time of the float model in ONNX Runtime.
-        times: By contender the least time of its fastest form in ms.
-        forms: By contender which form that was.
-        sqnr_db: By contender the worst output's signal to noise on the feed that was timed; None for equal outputs.
-        errors: By contender why it has no time.
-        goal: The speed-up that ours is to reach; 0 where there is none but that of float.
-        predicted: The time of ours as the sum of its costs, over the time that the same run measured.
-        verdict: Why ours is float; empty where it is INT8.
+        model: The name of the model.
+        float_ms: The minimum time of the float model in ONNX Runtime.
+        times: The minimum time of the fastest form of each contender, in ms.
+        forms: The fastest form of each contender.
+        sqnr_db: The SQNR of the worst output of each contender on the timed feed; None if all outputs are equal.
+        errors: Why a contender has no time.
+        goal: The goal of the speed-up of this project's model; 0 without a goal.
+        predicted: The sum of the costs of this project's plan, over the time that the same run measured.
+        verdict: Why this project wrote the float model; empty for an INT8 model.
     """
 
     model: str
@@ -84,7 +78,7 @@ class Row:
     verdict: str = ""
 
     def ratio(self, contender: str) -> float | None:
-        """Return how many times faster than float a contender is, None where it was not timed."""
+        """Return the speed-up of a contender over float; None if it was not timed."""
         return self.float_ms / self.times[contender] if contender in self.times else None
 
 
@@ -99,10 +93,10 @@ def build_row(
 
     Args:
         model: The name of the model.
-        timed: What `contenders.timed` returned, by ``float`` and ``CONTENDER FORM``.
-        made: By form what its making returned, or ``error``.
-        offered: By contender the forms that it was asked for.
-        goal: The speed-up that ours is to reach.
+        timed: The result of `contenders.timed`; the keys are ``float`` and ``CONTENDER FORM``.
+        made: The result of quantizing each form, or ``error``.
+        offered: The forms that each contender tried.
+        goal: The goal of the speed-up of this project's model.
 
     Raises:
         click.ClickException: The float model does not run.
@@ -134,32 +128,32 @@ def build_row(
 
 
 def key(contender: str, form: str) -> str:
-    """Return how a model is called while it is timed."""
+    """Return the key of a model in the result of `contenders.timed`."""
     return f"{contender} {form}"
 
 
 def predicted_ratio(made: Mapping[str, Any]) -> float | None:
-    """Return the predicted over the measured time of ours, None where one of them is missing."""
+    """Return the predicted over the measured time of this project's model; None if one of them is missing."""
     if not made.get("predicted_ms") or not made.get("latency"):
         return None
     return float(made["predicted_ms"]) / float(made["latency"]["int8_ms"])
 
 
 def valid(row: Row, contender: str) -> bool:
-    """Tell whether a contender's model counts: of a real model, which has no goal, its outputs must be left."""
-    found = row.sqnr_db.get(contender)
-    return bool(row.goal) or found is None or found >= VALID_DB
+    """Whether the model of a contender is usable. A real model, which has no goal, needs an SQNR of `VALID_DB`."""
+    decibels = row.sqnr_db.get(contender)
+    return bool(row.goal) or decibels is None or decibels >= VALID_DB
 
 
 def missed(row: Row) -> list[str]:
-    """Return which goals ours misses in a row, in words."""
+    """Return the goals that this project's model misses in a row."""
     ours = row.ratio("ours")
     if ours is None:
         return ["no model of ours"] if "ours" in row.errors else []
-    found = [f"goal {row.goal:g}x"] if ours < row.goal else []
-    if ours < 1 - NOISE * bool(row.verdict):  # a float model that was kept is the float model, up to noise
-        found.append("slower than float")
-    found += [
+    goals = [f"goal {row.goal:g}x"] if ours < row.goal else []
+    if ours < 1 - NOISE * bool(row.verdict):  # with a verdict both models are float: only noise differs
+        goals.append("slower than float")
+    goals += [
         f"slower than {CONTENDERS[name].label}"
         for name, time in row.times.items()
         if name not in ("ours", "ours-openvino")
@@ -169,10 +163,10 @@ def missed(row: Row) -> list[str]:
     ]
     theirs, own = row.times.get("nncf-openvino"), row.times.get("ours-openvino")
     if row.model in OPENVINO_GOALS and theirs is not None and (own is None or own > theirs * (1 + NOISE)):
-        found.append("slower than NNCF in OpenVINO")
+        goals.append("slower than NNCF in OpenVINO")
     if row.predicted is not None and abs(row.predicted - 1) > PREDICTED:
-        found.append("predicted")
-    return found
+        goals.append("predicted")
+    return goals
 
 
 # ------------------------------------------------------------------------------------------------- measuring
@@ -180,15 +174,15 @@ def missed(row: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How rows are measured.
+    """The options of a measurement.
 
     Attributes:
-        folder: Where models are kept.
-        contenders: Who takes part.
-        python: The interpreter of the contenders that this one lacks.
+        folder: The folder of the models.
+        contenders: The contenders by name.
+        python: The interpreter for packages that this one does not have; None for this one.
         threads: Threads inside one operator.
-        seconds: How long the models of one row run in turn.
-        remake: Contenders whose models are made anew.
+        seconds: The total time for which the models of one row run in turn.
+        remake: Contenders whose models are made again.
     """
 
     folder: Path
@@ -200,12 +194,12 @@ class Setting:
 
 
 def available(names: Iterable[str], python: str | None, *, openvino: bool) -> tuple[dict[str, Contender], list[str]]:
-    """Return the contenders that can be had, and a note about each that cannot.
+    """Return the contenders that are installed, and a note about each other one.
 
     Args:
-        names: Who is asked for.
-        python: The interpreter of the contenders that this one lacks.
-        openvino: Whether those in OpenVINO are asked for.
+        names: The names of contenders.
+        python: The interpreter for packages that this one does not have; None for this one.
+        openvino: Whether to return contenders that run in OpenVINO.
     """
     found: dict[str, Contender] = {}
     notes = []
@@ -214,9 +208,9 @@ def available(names: Iterable[str], python: str | None, *, openvino: bool) -> tu
         contender = CONTENDERS[name]
         if contender.runtime == "openvino" and not has_openvino:
             if openvino:
-                notes.append(f"{contender.label}: left out, openvino is not installed")
+                notes.append(f"{contender.label}: skipped, openvino is not installed")
         elif contender.needs and not has(contender.needs, python):
-            notes.append(f"{contender.label}: left out, {contender.needs} is not installed in {python or 'this venv'}")
+            notes.append(f"{contender.label}: skipped, {contender.needs} is not installed in {python or 'this venv'}")
         else:
             found[name] = contender
     return found, notes
@@ -225,21 +219,23 @@ def available(names: Iterable[str], python: str | None, *, openvino: bool) -> tu
 def made_once(
     path: Path, function: str, *, python: str | None = None, anew: bool = False, **arguments: Any
 ) -> dict[str, Any]:
-    """Make a file unless it is there, and return what was told when it was made.
+    """Call a function of `contenders` that writes `path`, unless the file exists; return the result of the call.
+
+    A JSON file beside `path` keeps the result.
 
     Raises:
-        ContenderError: It cannot be made.
+        ContenderError: The call fails.
     """
-    told = path.with_suffix(".json")
-    if anew or not (path.is_file() and told.is_file()):
-        told.unlink(missing_ok=True)
-        told.write_text(json.dumps(call(function, python=python, **arguments)))
-    found: dict[str, Any] = json.loads(told.read_text())
-    return found
+    record = path.with_suffix(".json")
+    if anew or not (path.is_file() and record.is_file()):
+        record.unlink(missing_ok=True)
+        record.write_text(json.dumps(call(function, python=python, **arguments)))
+    result: dict[str, Any] = json.loads(record.read_text())
+    return result
 
 
 def make(setting: Setting, folder: Path, form: str, batch: int) -> tuple[Path, dict[str, Any]]:
-    """Make a model in one form; return where it is and what was told, or ``error``."""
+    """Quantize a model in one form; return the path, and the result of the call or ``error``."""
     row = FORMS[form]
     output = folder / (f"{form}-b{batch}-t{setting.threads}.onnx" if row.per_batch else f"{form}.onnx")
     arguments = {
@@ -260,15 +256,15 @@ def make(setting: Setting, folder: Path, form: str, batch: int) -> tuple[Path, d
 def measure(
     setting: Setting, model: str, feed: Path, operators: Sequence[str], batch: int = 1, own: str = "ours"
 ) -> Row:
-    """Make and time the models of one row.
+    """Quantize and time the models of one row.
 
     Args:
-        setting: How.
-        model: The model's name, and that of the folder of its files.
-        feed: The feed that is timed.
+        setting: The options.
+        model: The name of the model, and of the folder of its files.
+        feed: The file of the feed that is timed.
         operators: The operators of the model.
-        batch: Items in the feed.
-        own: The form of ours.
+        batch: The number of items in the feed.
+        own: The form of this project's model.
     """
     folder = setting.folder / model
     offered = {
@@ -289,14 +285,14 @@ def measure(
 
 
 def prepare(setting: Setting, model: str, batch: int) -> tuple[Path, list[str]]:
-    """Write a generated architecture and its feeds; return the feed that is timed, and the operators."""
+    """Write a generated architecture and its feeds; return the file of the timed feed, and the operators."""
     folder = setting.folder / model
     folder.mkdir(parents=True, exist_ok=True)
     paths: dict[str, Any] = {"model": str(folder / "float.onnx"), "feeds": str(folder / "feeds.npz")}
-    told = made_once(folder / "float.onnx", "network", name=model, **paths)
+    network = made_once(folder / "float.onnx", "network", name=model, **paths)
     feed = folder / f"feed-b{batch}.npz"
     made_once(feed, "batch", name=model, size=batch, feeds=str(feed))
-    return feed, told["operators"]
+    return feed, network["operators"]
 
 
 def generated(setting: Setting, model: str, batch: int) -> Row:
@@ -306,20 +302,20 @@ def generated(setting: Setting, model: str, batch: int) -> Row:
 
 
 def real(setting: Setting, kit: Path, task: str, samples: int) -> Row:
-    """Measure a task of the kit of real models; ours is what a user gets, which is float where INT8 does not pay."""
+    """Measure a task of the kit of real models. This project may write a float model, as for users."""
     folder = setting.folder / task
     folder.mkdir(parents=True, exist_ok=True)
     feeds = folder / "feeds.npz"
     paths: dict[str, Any] = {"model": str(folder / "float.onnx"), "feeds": str(feeds)}
-    told = made_once(folder / "float.onnx", "task", kit=str(kit), name=task, samples=samples, **paths)
-    return measure(setting, task, feeds, told["operators"], own="guarded")
+    network = made_once(folder / "float.onnx", "task", kit=str(kit), name=task, samples=samples, **paths)
+    return measure(setting, task, feeds, network["operators"], own="guarded")
 
 
 # --------------------------------------------------------------------------------------------------- printing
 
 
 def cell(row: Row, contender: str) -> str:
-    """Return what a contender's column shows: the ratio over float, or that it fails."""
+    """Return the cell of a contender: the speed-up over float, ``fails``, or ``-``. ``*`` marks another form."""
     ratio = row.ratio(contender)
     if ratio is None:
         return "fails" if contender in row.errors else "-"
@@ -328,29 +324,26 @@ def cell(row: Row, contender: str) -> str:
 
 
 def footnotes(rows: Iterable[Row]) -> list[str]:
-    """Return which forms were the fastest where they are not the first, what fails, and where ours is float."""
-    found = []
+    """Return the notes below a table: fastest forms marked with ``*``, errors, and float models of this project."""
+    notes = []
     for row in rows:
-        found += [
+        notes += [
             f"* {row.model}, {CONTENDERS[name].label}: {form}"
             for name, form in row.forms.items()
             if cell(row, name).endswith("*")
         ]
-        found += [f"{row.model}, {CONTENDERS[name].label}: {error}" for name, error in row.errors.items()]
-        found += [f"{row.model}, ours: float: {row.verdict}"] if row.verdict else []
-    return found
+        notes += [f"{row.model}, {CONTENDERS[name].label}: {error}" for name, error in row.errors.items()]
+        notes += [f"{row.model}, ours: float: {row.verdict}"] if row.verdict else []
+    return notes
 
 
 def to_table(title: str, rows: Iterable[Row], contenders: Iterable[str], *, noise: bool = False) -> Table:
-    """Return the rows as a table; with `noise` the signal to noise ratio of each contender too."""
+    """Return the rows as a table; with `noise` also the SQNR of each contender."""
     names = list(contenders)
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    table.add_column("model", no_wrap=True)
-    shown = [CONTENDERS[name].label for name in names]
-    decibels = [f"{label}, dB" for label in shown] if noise else []
-    for column in ("FP32 ms", *shown, *decibels, *(() if noise else ("goal", "predicted"))):
-        table.add_column(column, justify="right")
-    table.add_column("missed")
+    labels = [CONTENDERS[name].label for name in names]
+    decibels = [f"{label}, dB" for label in labels] if noise else []
+    columns = ("model", "FP32 ms", *labels, *decibels, *(() if noise else ("goal", "predicted")), "missed")
+    table = plain_table(title, columns, left=("model", "missed"), no_wrap=("model",))
     for row in rows:
         right = [] if noise else [f"{row.goal:g}x" if row.goal else "", percent(row.predicted)]
         levels = [level(row, name) for name in names] if noise else []
@@ -360,34 +353,21 @@ def to_table(title: str, rows: Iterable[Row], contenders: Iterable[str], *, nois
 
 
 def percent(ratio: float | None) -> str:
-    """Return a ratio as its distance from one."""
+    """Return a ratio as its difference from one, in percent."""
     return "-" if ratio is None else f"{ratio - 1:+.0%}"
 
 
 def level(row: Row, contender: str) -> str:
-    """Return a contender's signal to noise ratio."""
+    """Return the SQNR of a contender as text."""
     if contender not in row.times:
         return "-"
-    found = row.sqnr_db[contender]
-    return "equal" if found is None else f"{found:.1f}"
+    decibels = row.sqnr_db[contender]
+    return "equal" if decibels is None else f"{decibels:.1f}"
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """Return a row as plain JSON values."""
+    """Return a row as JSON values."""
     return {**asdict(row), "ratios": {name: row.ratio(name) for name in row.times}, "missed": missed(row)}
-
-
-def chosen(text: str, known: Iterable[str], kind: str) -> list[str]:
-    """Split a list of names.
-
-    Raises:
-        click.BadParameter: A name is unknown.
-    """
-    names, there = [name.strip() for name in text.split(",") if name.strip()], list(known)
-    unknown = [name for name in names if name not in there]
-    if unknown:
-        raise click.BadParameter(f"no {kind} {unknown[0]!r}; there are: {', '.join(there)}")
-    return names
 
 
 # --------------------------------------------------------------------------------------------------- programs
@@ -399,22 +379,15 @@ def main() -> None:
 
 
 SHARED = (
-    click.option("--only", default="", help="Names of models, with commas between them. [default: all]"),
+    click.option("--only", default="", help="Models, separated by commas. [default: all]"),
     click.option(
-        "--models", type=click.Path(path_type=Path, file_okay=False), help="Keeps models, and uses them again."
+        "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the models in this folder; reuse them."
     ),
-    click.option("--remake", default="ours", show_default=True, help="Contenders whose kept models are made anew."),
+    click.option("--remake", default="ours", show_default=True, help="Contenders whose kept models are made again."),
     click.option("--threads", default=1, show_default=True),
-    click.option("--seconds", default=10.0, show_default=True, help="How long the models of a row run in turn."),
+    click.option("--seconds", default=10.0, show_default=True, help="Total time for which the models of a row run."),
     click.option("--json", "as_json", is_flag=True),
 )
-
-
-def shared(command: Any) -> Any:
-    """Add the options that the commands share."""
-    for option in reversed(SHARED):
-        command = option(command)
-    return command
 
 
 @main.command()
@@ -422,11 +395,10 @@ def shared(command: Any) -> Any:
 @click.option("--contenders", default=",".join(CONTENDERS), show_default=True)
 @click.option("--openvino", is_flag=True, help="Also time models in OpenVINO.")
 @click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
-@shared
+@with_options(SHARED)
 def table(batch: str, contenders: str, openvino: bool, peers_python: str | None, as_json: bool, **options: Any) -> None:
     """Compare all contenders on generated architectures."""
-    asked = chosen(contenders, CONTENDERS, "contender")
-    found, notes = available(asked, peers_python, openvino=openvino)
+    found, notes = available(chosen(contenders, CONTENDERS, "contender"), peers_python, openvino=openvino)
     only = chosen(options.pop("only"), GOALS, "architecture") or list(GOALS)
     tables = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -434,7 +406,7 @@ def table(batch: str, contenders: str, openvino: bool, peers_python: str | None,
         for size in map(int, batch.split(",")):
             tables[size] = [generated(setting, name, size) for name in only]
             if not as_json:
-                title = f"batch {size}, {setting.threads} thread(s); times FP32 in ONNX Runtime"
+                title = f"batch {size}, {setting.threads} thread(s); speed-up over FP32 in ONNX Runtime"
                 _print(to_table(title, tables[size], found), footnotes(tables[size]))
     if as_json:
         print(json.dumps({"notes": notes, **{f"batch {n}": [*map(to_json, r)] for n, r in tables.items()}}, indent=2))
@@ -444,26 +416,22 @@ def table(batch: str, contenders: str, openvino: bool, peers_python: str | None,
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="REALKIT")
-@click.option("--samples", default=8, show_default=True, help="Samples that calibrate.")
-@shared
+@click.option("--samples", default=8, show_default=True, help="Number of calibration samples.")
+@with_options(SHARED)
 def kit(folder: Path, samples: int, as_json: bool, **options: Any) -> None:
-    """Compare ours and `quantize_static` on real models: FOLDER, or the variable REALKIT, holds a realkit.py.
+    """Compare this project and `quantize_static` on real models.
 
-    Samples of it calibrate, and the first of them is timed.
+    FOLDER, or the variable REALKIT, contains a realkit.py. The first calibration sample is timed.
     """
     folder = folder.resolve()
-    try:
-        known = call("tasks", kit=str(folder))["tasks"]
-    except ContenderError as error:
-        raise click.ClickException(f"{folder}: {error}") from error
-    only = chosen(options.pop("only"), known, "task") or known
+    only = chosen_tasks(folder, options.pop("only"))
     with tempfile.TemporaryDirectory() as temporary:
         setting = _setting(temporary, {name: CONTENDERS[name] for name in ("static", "ours")}, None, **options)
         rows = [real(setting, folder, task, samples) for task in only]
     if as_json:
         print(json.dumps([to_json(row) for row in rows], indent=2))
     else:
-        title = f"real models, {setting.threads} thread(s); times FP32 in ONNX Runtime"
+        title = f"real models, {setting.threads} thread(s); speed-up over FP32 in ONNX Runtime"
         _print(to_table(title, rows, setting.contenders, noise=True), footnotes(rows))
 
 
@@ -472,7 +440,7 @@ def kit(folder: Path, samples: int, as_json: bool, **options: Any) -> None:
 @click.option("--threads", default=1, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def seed(batch: int, threads: int, as_json: bool) -> None:
-    """Compare the network of `benchmarks.seed_table`, whose first convolution is slower in INT8."""
+    """Measure the network of `benchmarks.seed_table`. Its first convolution is slower in INT8 than in float."""
     from benchmarks import seed_table
     from requant.quantize import Options, quantize_model
 
@@ -482,27 +450,25 @@ def seed(batch: int, threads: int, as_json: bool) -> None:
         result = quantize_model(seed_table.MODEL, seed_table.CALIBRATION, output, options)
         found, rows = seed_table.measure(output, batch, threads)
         first = first_convolution(output, batch, threads)
-    told = {"predicted_ms": getattr(result, "predicted_ms", None), "latency": result.to_json()["latency"]}
+    times = {"predicted_ms": getattr(result, "predicted_ms", None), "latency": result.to_json()["latency"]}
     ratios = {
         "second convolution": rows["float"]["conv2_us"] / rows["int8"]["conv2_us"],
         "whole network": found.latencies[-1].speedup,
     }
     if as_json:
-        facts = {"first convolution": first, "predicted": predicted_ratio(told), "missed": seed_missed(ratios, first)}
+        facts = {"first convolution": first, "predicted": predicted_ratio(times), "missed": seed_missed(ratios, first)}
         print(json.dumps({**ratios, **facts}, indent=2))
         return
-    shown = Table(title=f"batch {batch}, {threads} thread(s)", box=None, pad_edge=False, title_justify="left")
-    for column in ("", "measured", "goal"):
-        shown.add_column(column, justify="left" if not column else "right")
+    rows_table = plain_table(f"batch {batch}, {threads} thread(s)", ("", "measured", "goal"))
     for name, ratio in ratios.items():
-        shown.add_row(name, f"{ratio:.2f}x", f"{SEED_GOALS[name]:g}x")
-    shown.add_row("first convolution", first, "float")
-    shown.add_row("predicted", percent(predicted_ratio(told)), f"within {PREDICTED:.0%}")
-    _print(shown, [f"missed: {name}" for name in seed_missed(ratios, first)])
+        rows_table.add_row(name, f"{ratio:.2f}x", f"{SEED_GOALS[name]:g}x")
+    rows_table.add_row("first convolution", first, "float")
+    rows_table.add_row("predicted", percent(predicted_ratio(times)), f"within {PREDICTED:.0%}")
+    _print(rows_table, [f"missed: {name}" for name in seed_missed(ratios, first)])
 
 
 def first_convolution(model: Path, batch: int, threads: int) -> str:
-    """Return in what the first convolution that runs computes: ``float`` or ``int8``."""
+    """Return the type in which the first convolution computes: ``float`` or ``int8``."""
     from benchmarks import seed_table
     from requant.quantize.runtime.inputs import open_data, stacked
     from requant.quantize.runtime.profile import executed
@@ -513,9 +479,9 @@ def first_convolution(model: Path, batch: int, threads: int) -> str:
 
 
 def seed_missed(ratios: Mapping[str, float], first: str) -> list[str]:
-    """Return the goals that are missed on the network of the seed's table."""
-    found = [name for name, goal in SEED_GOALS.items() if ratios[name] < goal]
-    return found + (["first convolution"] if first != "float" else [])
+    """Return the missed goals of the network of `benchmarks.seed_table`."""
+    goals = [name for name, goal in SEED_GOALS.items() if ratios[name] < goal]
+    return goals + (["first convolution"] if first != "float" else [])
 
 
 def _setting(
@@ -527,18 +493,14 @@ def _setting(
     threads: int,
     seconds: float,
 ) -> Setting:
-    """Return the setting that the options ask for."""
+    """Return the setting for these options."""
     anew = frozenset(chosen(remake, CONTENDERS, "contender")) if models is not None else frozenset()
     return Setting(models or Path(temporary), contenders, python, threads, seconds, anew)
 
 
 def _print(found: Table, notes: Iterable[str]) -> None:
-    """Print a table and what is to be said of it."""
-    console = Console(width=160)
-    console.print(found)
-    for note in notes:
-        console.print(note, style="dim", highlight=False, soft_wrap=True)
-    console.print()
+    """Print a table, the notes below it, and an empty line."""
+    print_table(found, [*notes, ""], width=160)
 
 
 if __name__ == "__main__":

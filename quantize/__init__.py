@@ -10,21 +10,24 @@ if TYPE_CHECKING:
     from .accuracy.compare import Comparison, compare_models
     from .accuracy.outputs import Accuracy, Labelled
     from .api import measure_costs, quantize_model, search_model
-    from .gate.project import check_project
     from .gate.run import Check, CheckOptions, check
     from .model.shapes import Lengths
+    from .options.declared import Strategy
     from .options.options import Options
-    from .options.selection import Selection, Strategy
+    from .options.selection import Selection
     from .placement.rules import choose
+    from .project.check import check_project
     from .result import FloatNode, Frontier, Point, Result
     from .runtime.timing import Latency
+    from .sensitivity.result import Sensitivity, TensorRow, UnitRow
     from .steps.calibrate import Calibration, calibrate_model, log_model, merge_ranges
     from .steps.search import Goal
     from .tools.bench.bench import Bench, Load, Search, bench_model
     from .tools.bench.compile import Compiled, compile_model
-    from .tools.inspect.diff import Differences, Ignored, diff_models
+    from .tools.inspect.diff import Differences, diff_models
+    from .tools.inspect.diff_graphs import Ignored
     from .tools.inspect.inspect import Inspection, inspect_model
-    from .tools.sensitivity import Sensitivity, TensorRow, UnitRow, measure_sensitivity
+    from .tools.sensitivity import measure_sensitivity
 
 __all__ = [
     "Accuracy",
@@ -79,17 +82,20 @@ HOMES = {
     ".steps.calibrate": ("Calibration", "calibrate_model", "log_model", "merge_ranges"),
     ".accuracy.compare": ("Comparison", "compare_models"),
     ".tools.bench.compile": ("Compiled", "compile_model"),
-    ".tools.inspect.diff": ("Differences", "Ignored", "diff_models"),
+    ".tools.inspect.diff": ("Differences", "diff_models"),
+    ".tools.inspect.diff_graphs": ("Ignored",),
     ".steps.search": ("Frontier", "Goal", "Point"),
     ".gate.run": ("Check", "CheckOptions", "check"),
     ".tools.inspect.inspect": ("Inspection", "inspect_model"),
     ".options.options": ("Options",),
     ".placement.rules": ("choose",),
-    ".gate.project": ("check_project",),
+    ".project.check": ("check_project",),
     ".result": ("FloatNode", "Result"),
     ".runtime.timing": ("Latency",),
-    ".options.selection": ("Selection", "Strategy"),
-    ".tools.sensitivity": ("Sensitivity", "TensorRow", "UnitRow", "measure_sensitivity"),
+    ".options.declared": ("Strategy",),
+    ".options.selection": ("Selection",),
+    ".sensitivity.result": ("Sensitivity", "TensorRow", "UnitRow"),
+    ".tools.sensitivity": ("measure_sensitivity",),
     ".model.shapes": ("Lengths",),
 }
 """The module of each name, imported when the name is wanted first: of a part, the rest is not paid for."""

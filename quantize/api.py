@@ -10,24 +10,23 @@ from typing import TypeAlias
 
 from .. import RequantError
 from ..calibration.sources import DataSource
-from .job import Evidence, Job
+from .job import Evidence
 from .model.files import check_output, staging
+from .options.declared import Strategy
 from .options.options import Options
-from .options.selection import Strategy
 from .placement.costs import Costs
 from .placement.plan_file import plan_path
 from .placement.search import measured_costs
 from .result import Result
 from .runtime.progress import Progress, Stopwatch, silent
-from .steps.deliver import deliver, deliver_searched
+from .steps.deliver import Run, deliver, deliver_searched
 from .steps.emit import equalize, plan_by_rules
-from .steps.judge import first_feed
 from .steps.prepare import prepare
-from .steps.ranges import TensorRanges, find_ranges
+from .steps.ranges import find_ranges
 from .steps.search import Goal, opened, search
 
-Look: TypeAlias = Callable[[Job, TensorRanges, Result], None]
-"""Told the job, the ranges and what came of it."""
+Look: TypeAlias = Callable[[Run], None]
+"""Called with all that a run has computed, before its temporary files are removed."""
 
 
 def quantize_model(
@@ -38,21 +37,22 @@ def quantize_model(
     progress: Progress = silent,
     look: Look | None = None,
 ) -> Result:
-    """Quantize a float ONNX model and measure what came of it.
+    """Quantize a float ONNX model and measure the result.
 
-    The model is simplified, observed on the data, planned, emitted and compared with the original on the same data.
-    Where INT8 is not faster than float on this machine (`WORTHWHILE`) or is far from it (`LEAST_DB`), the simplified
-    float model is written and the result says so, unless ``force_int8`` is set.
+    The steps: simplify the model, observe ranges on the data, decide which units become int8, emit the INT8 model, and
+    compare it with the original on the same data. Where INT8 is not faster on this machine (`WORTHWHILE`) or too
+    inaccurate (`LEAST_DB`), the simplified float model is written and the result has a verdict, unless ``force_int8``
+    is set.
 
     Args:
         model: Path of the float model.
         data: A data source: a path or ``FILE.npz:SPLIT`` or ``FILE.py:NAME``, an iterable of feeds, or a callable.
-            None where ranges are given, or with the strategy ``dynamic`` or ``weight-only``, which need none: the model
-            is then tried on random inputs, if it runs on any.
+            None is possible with given ranges, or with the strategy ``dynamic`` or ``weight-only``. The model is then
+            timed on random inputs, if it runs on any.
         output: Path of the model to write; it appears whole or not at all.
         options: See `Options`.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
-        look: Called when the model is written, while all that it was made from is still there.
+        look: Called after the model is written, with all that the run has computed; see `Run`.
 
     Raises:
         RequantError: The request cannot be met; nothing was written.
@@ -68,10 +68,11 @@ def quantize_model(
     with staging(output) as folder:
         job = equalize(prepare(model, data, options, folder, watch))
         ranges = find_ranges(job)
-        result = replace(deliver(job, ranges, output), findings=ranges.findings, seconds=watch.seconds())
+        run = deliver(job, ranges, output)
+        run = replace(run, result=replace(run.result, findings=ranges.findings, seconds=watch.seconds()))
         if look is not None:
-            look(job, ranges, result)
-        return result
+            look(run)
+        return run.result
 
 
 def search_model(
@@ -85,15 +86,15 @@ def search_model(
 ) -> Result:
     """Find the fastest INT8 model that keeps a metric, and write it.
 
-    The best model found is always written: where none keeps the bar, the one with the best score, and where the fastest
-    that keeps it is not faster than float (`WORTHWHILE`), the simplified float model, and the result says so.
-    `Result.search` has everything that was tried. An interrupted search goes on when it is asked for again.
+    A model is always written. Where no model keeps the metric, it is the model with the best score. Where the fastest
+    model that keeps it is not faster than float (`WORTHWHILE`), it is the simplified float model. Both have a verdict.
+    `Result.search` lists all models that were tried. The same call continues an interrupted search.
 
     Args:
         model: Path of the float model.
         data: The data that give the ranges and corrections, as `quantize_model` takes them.
-        output: Path of the model to write; what was tried is kept beside it until the search is done.
-        goal: The metric, how much of it may be lost, and the data to judge by.
+        output: Path of the model to write; the state of the search is a file beside it until the search is done.
+        goal: The metric, the permitted drop, and the data for the metric.
         options: See `Options`.
         progress: As for `quantize_model`.
         look: As for `quantize_model`.
@@ -111,32 +112,31 @@ def search_model(
         job = equalize(prepare(model, data, options, folder, watch))
         source = opened(job, goal)
         ranges = find_ranges(job)
-        candidate, found = search(job, ranges, goal, source, state)
-        result = deliver_searched(job, candidate, found, output)
+        candidate, frontier = search(job, ranges, goal, source, state)
+        run = deliver_searched(job, ranges, candidate, frontier, output)
         if look is not None:
-            look(job, ranges, result)
-    result = replace(result, search=found, findings=ranges.findings, seconds=watch.seconds())
-    if found.interrupted:
+            look(run)
+    result = replace(run.result, search=frontier, findings=ranges.findings, seconds=watch.seconds())
+    if frontier.interrupted:
         raise KeyboardInterrupt(f"{os.fspath(output)} is the best model so far; the same command goes on with --force")
-    if found.done:
+    if frontier.done:
         state.unlink(missing_ok=True)
-    if found.best is None and found.most_accurate is not None:
-        best = found.most_accurate.value
-        return replace(
-            result, verdict=f"no int8 model keeps {found.metric} at {found.bar:.6g}: the output has {best:.6g}"
-        )
+    if frontier.best is None and frontier.most_accurate is not None:
+        best, bar = frontier.most_accurate.value, frontier.bar
+        verdict = f"no int8 model keeps {frontier.metric} at {bar:.6g}: the output has {best:.6g}"
+        return replace(result, verdict=verdict)
     return result
 
 
 def measure_costs(
     model: str | os.PathLike[str], data: DataSource, options: Options | None = None, progress: Progress = silent
 ) -> Costs:
-    """Measure what the units of a model take on this machine, in float and in integers, whatever is kept of before.
+    """Measure the time of each unit of a model on this machine, in float and in int8, ignoring cached costs.
 
     Args:
         model: Path of the float model.
         data: A data source, as `quantize_model` takes it.
-        options: See `Options`; where the model is placed is of no matter.
+        options: See `Options`; placement options are ignored.
         progress: As for `quantize_model`.
 
     Raises:
@@ -146,14 +146,14 @@ def measure_costs(
     with staging(None) as folder:
         job = prepare(model, data, options, folder, progress)
         facts, rules, write = plan_by_rules(job, find_ranges(job), Evidence())
-        return measured_costs(job, facts, rules, write, first_feed(job))
+        return measured_costs(job, facts, rules, write, job.feed)
 
 
 def _check_without_data(model: str | os.PathLike[str], options: Options) -> None:
-    """Refuse what needs ranges, or would do nothing.
+    """Refuse a request that needs data, and options that have no effect without data.
 
     Raises:
-        RequantError: The strategy needs ranges, or an option is about them.
+        RequantError: The strategy needs ranges, or an option concerns the data.
     """
     if options.ranges is not None:
         if options.samples is not None:

@@ -1,16 +1,17 @@
-"""What the stages of `quantize_model` hand to each other."""
+"""The values that the steps of `quantize_model` pass to each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from ..calibration.ranges import parse_rule
-from ..calibration.session import ModelSource
+from ..calibration.session import Feed, ModelSource
 from ..calibration.sources import Source
 from ..transforms import StepResult
 from ..transforms.plan import Plan
@@ -18,42 +19,46 @@ from ..transforms.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
 from .model.files import Weights
 from .options.efforts import EFFORTS, chosen
-from .options.given_ranges import Supply
+from .options.given_ranges import GivenRanges
 from .options.options import Options
 from .options.policy import Policy
 from .options.selection import Selection
 from .runtime.progress import Progress
+from .runtime.session import Sessions
 from .runtime.timing import Latency
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all stages work on.
+    """The request, the float model and the data: the input of all steps.
 
     Attributes:
         path: The float model's file.
         reference: The float model as the runtime runs it.
-        folder: Where files of this run go; gone when it ends.
+        opened: `reference` with its open sessions.
+        folder: A folder for files of this run; it is removed when the run ends.
         simple: The simplified float model.
-        float_source: The same as the runtime opens it.
-        weights: How large its weights are.
-        types: Operator types by node name before it was simplified.
-        selection: What the user allows, by the names in `simple`.
-        all_int8_plan: The plan with everything in int8 that might be; any later plan takes units away from it.
-        steps: What each transform did that simplified the model.
-        model_qparams: Parameters that pairs in the user's model gave to tensors.
-        no_saturation: Whether the target adds products of 8 bits exactly.
+        float_source: `simple`, serialized for the runtime.
+        weights: The size of its weights.
+        types: Operator types by node name in the original model.
+        selection: The units that may be int8, by the names in `simple`.
+        all_int8_plan: The plan with every unit in int8 that can be; later plans have fewer int8 units.
+        steps: The result of each transform that simplified the model.
+        model_qparams: Scale and zero point of tensors that the user's model quantizes itself.
+        no_saturation: Whether the target adds 8-bit products without saturation.
         policy: What decides which units become int8.
-        notes: What could not be done as asked so far.
-        supply: What the user supplies instead of data, or on top of them.
-        source: Data to calibrate and compare with; None when there are none at all.
-        judged: Whether the data are the user's, so that they can tell a good model from a ruined one.
-        options: What was asked.
-        progress: Whom to tell.
+        notes: Warnings so far.
+        supply: Ranges, overrides and the range rule that the user gives.
+        source: Data to calibrate and compare with; None without data.
+        judged: Whether the data are the user's: random inputs are no evidence for or against a model.
+        feed: The first feed of `options.batch` items, for timing and profiles; None without data.
+        options: The user's options.
+        progress: Called with the progress of each step.
     """
 
     path: Path
     reference: ModelSource
+    opened: Sessions
     folder: Path
     simple: ir.Model
     float_source: ModelSource
@@ -66,9 +71,10 @@ class Job:
     no_saturation: bool
     policy: Policy
     notes: tuple[str, ...]
-    supply: Supply
+    supply: GivenRanges
     source: Source | None
     judged: bool
+    feed: Feed | None
     options: Options
     progress: Progress
 
@@ -79,21 +85,21 @@ class Job:
 
     @property
     def corrections(self) -> frozenset[str]:
-        """What makes the INT8 model more accurate, by name."""
+        """The names of the corrections that the effort and the options choose."""
         return chosen(self.options.effort, self.options.corrections)
 
     @property
     def static(self) -> bool:
-        """Whether ranges are given, or can be taken from the data."""
+        """Whether there are ranges: given ones, or those of the data."""
         return self.judged or self.supply.ranges is not None
 
     @property
     def reserved(self) -> frozenset[str]:
-        """Tensors of which the user says something, by ranges or by pairs in the model."""
+        """Tensors whose range the user sets, by overrides or by quantization in the model."""
         return frozenset({*self.model_qparams, *self.supply.overrides.tensors})
 
     def asked(self) -> dict[str, Any]:
-        """Return what shapes the model, as plain JSON values, without what is at its default."""
+        """Return the options that change the model and differ from their defaults, as plain JSON values."""
         asked, calibration = self.options.to_json(), self.supply.calibration
         if calibration != str(parse_rule(EFFORTS[self.options.effort].rule)):
             asked["calibration"] = calibration
@@ -103,11 +109,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What each tensor alone does to the outputs in uint8.
+    """The error at the outputs when one tensor alone is uint8.
 
     Attributes:
         kept_float: Tensors that must not be uint8, with the reason.
-        noise: By tensor, the power of the noise at the worst output over that of the output; empty where nobody looked.
+        noise: By tensor, noise power over signal power at the worst output; empty where this was not measured.
     """
 
     kept_float: Mapping[str, str] = field(default_factory=dict)
@@ -116,12 +122,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a plan was found.
+    """How the plan was chosen.
 
     Attributes:
         how: ``rules``, ``estimated``, ``measured``, ``all`` or ``plan``.
-        predicted_ms: The sum of the costs of the plan, in milliseconds; None where nothing was measured.
-        tried: Milliseconds of each plan that was timed, by name.
+        predicted_ms: The sum of the costs of the plan, in milliseconds; None without measured costs.
+        tried: Milliseconds of each timed plan, by name.
     """
 
     how: str = "rules"
@@ -135,16 +141,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An emitted model with the plan behind it.
+    """An emitted model and its plan.
 
     Attributes:
         model: The model.
-        plan: What of it is int8.
+        plan: The implementation of each unit.
         qparams: Scale and zero point by tensor.
-        source: The model as the runtime opens it.
-        relieved: By unit, output channels whose weights lost range for the target's sake.
-        placement: How the plan was found.
-        evidence: What was known of the tensors when it was.
+        source: The model, serialized for the runtime.
+        relieved: By unit, output channels with a smaller weight range, so that 16-bit sums cannot saturate.
+        placement: How the plan was chosen.
+        evidence: The measured noise of tensors that the plan takes into account.
     """
 
     model: ir.Model
@@ -155,10 +161,15 @@ class Candidate:
     placement: Placement = field(default_factory=Placement)
     evidence: Evidence = field(default_factory=Evidence)
 
+    @cached_property
+    def sessions(self) -> Sessions:
+        """The model with its open sessions."""
+        return Sessions(self.source)
+
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate with what was measured of it; None where nothing could be."""
+    """A candidate with its measured accuracy and latency; a latency of None was not measured."""
 
     candidate: Candidate
     accuracy: Accuracy

@@ -1,4 +1,4 @@
-"""What came of a quantization, as a value and as JSON."""
+"""The result of a quantization, as a value and as JSON."""
 
 from __future__ import annotations
 
@@ -25,35 +25,34 @@ class FloatNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What `quantize_model` did and measured.
+    """The model that `quantize_model` wrote, with all measurements.
 
     Attributes:
         output: Path of the model that was written.
         format: ``qdq`` or ``qoperator``.
         calibration: The range rule; ``log`` where a log gave the ranges.
-        ranges: The file that the ranges are from, and what data it is of; empty where they are from the data.
-        data: What the data were.
-        int8_nodes: Nodes that compute or pass on integers, absorbed ones included.
-        forms: Units of each form of int8, by implementation: ``u8->u8``, ``dynamic``, ``weight-only``, ...
+        ranges: The range file and its data; empty where the ranges are from the data.
+        data: A description of the data.
+        int8_nodes: Nodes that compute or move integers, absorbed nodes included.
+        forms: Number of int8 units, by implementation: ``u8->u8``, ``dynamic``, ``weight-only``, ...
         mac_share_int8: Share of the executed multiply-accumulates in integer kernels, 0..1.
         kernels: Executed kernels with multiply-accumulates, by operator.
         float_nodes: Nodes that stayed float.
-        relieved: By unit, output channels whose weights lost range so that the target's 16-bit sums cannot saturate.
-        accuracy: Float against INT8 on the calibration data; of no samples where nothing could be run.
-        latency: Float against INT8, interleaved; None where nothing could be run.
+        relieved: By unit, output channels with a smaller weight range, so that 16-bit sums cannot saturate.
+        accuracy: Float against INT8 on the calibration data; of no samples where the models were not run.
+        latency: Float against INT8, in alternating runs; None where the models were not run.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the output with its external data.
-        pipeline: What rewrote the model, in order: transforms in canonical form, and ``insert_qdq``, the emitter of
-            the plan.
-        notes: What went otherwise than asked or planned, a sentence each.
-        verdict: Why the output is not what was asked for; empty when it is.
-        rejected: Accuracy and latency of the INT8 model that was not kept, if any.
-        findings: What the data that gave the ranges are found to be, warnings first.
-        placement: How it was decided what is int8.
-        search: The models that were tried for the sake of a metric; None where none was asked for.
-        effort: How much was done for accuracy.
-        corrections: What was corrected, by name.
-        seconds: How long each stage took.
+        pipeline: The transforms in order, in canonical form, and ``insert_qdq``, which applies the plan.
+        notes: Deviations from the request or the plan, a sentence each.
+        verdict: Why the output is not the requested INT8 model; empty otherwise.
+        rejected: Accuracy and latency of the rejected INT8 model, if any.
+        findings: Warnings and notes about the calibration data, warnings first.
+        placement: How the plan was chosen.
+        search: The models that a search has tried; None without a search.
+        effort: The effort for accuracy.
+        corrections: The names of the corrections.
+        seconds: The duration of each step.
     """
 
     output: str
@@ -84,12 +83,12 @@ class Result:
 
     @property
     def predicted_ms(self) -> float | None:
-        """The sum of the costs of the plan, in milliseconds; None where nothing was measured."""
+        """The sum of the costs of the plan, in milliseconds; None without measured costs."""
         return self.placement.predicted_ms
 
     @property
     def speedup(self) -> float:
-        """How many times faster the output is than the float model; NaN where nothing could be run."""
+        """How many times faster the output is than the float model; NaN where the models were not run."""
         return math.nan if self.latency is None else self.latency.speedup
 
     @property
@@ -134,15 +133,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A model on the way.
+    """A model that a search has tried.
 
     Attributes:
-        price: What all noise was worth, as a share of the float model's run time.
+        price: The price of all noise, as a share of the float model's run time.
         value: The score.
         speedup: How many times faster than the float model.
         int8_units: Units that compute in integers.
         kept: Whether it keeps the bar.
-        digest: Of what its units become; equal plans are tried once.
+        digest: The digest of its plan; equal plans are tried once.
     """
 
     price: float
@@ -153,25 +152,25 @@ class Point:
     digest: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the point as plain JSON values; what is not finite is null."""
+        """Return the point as plain JSON values; numbers that are not finite are null."""
         return {name: None if value in (math.inf, -math.inf) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What a search found.
+    """The models that a search has tried.
 
     Attributes:
         metric: The name of the metric.
-        higher_is_better: Whether more of it is.
+        higher_is_better: Whether a higher score is better.
         before: The float model's score.
-        bar: What had to be kept.
-        points: Every model that was tried, the fastest first.
-        best: The fastest one that keeps the bar; None where only the float model does.
-        seconds: How long it took.
-        done: Whether it ended by itself, not by the clock.
+        bar: The score that a model must keep.
+        points: All models that were tried, the fastest first.
+        best: The fastest model that keeps the bar; None where only the float model keeps it.
+        seconds: The duration of the search.
+        done: Whether the search ended before its time was up.
         same_data: The share of the evaluation data that is calibration data too, 0..1.
-        interrupted: Whether the user ended it.
+        interrupted: Whether the user interrupted it.
     """
 
     metric: str
@@ -187,7 +186,7 @@ class Frontier:
 
     @property
     def frontier(self) -> tuple[Point, ...]:
-        """The points than which no other is both faster and better, the fastest first."""
+        """The points for which no other point is both faster and better, the fastest first."""
         return undominated(self.points, higher=self.higher_is_better)
 
     @property
@@ -212,7 +211,7 @@ class Frontier:
 
 
 def undominated(points: Sequence[Point], *, higher: bool) -> tuple[Point, ...]:
-    """Return the points than which no other is at least as fast and as good, and more of one; the fastest first."""
+    """Return the points that no other point dominates in speed and score, the fastest first."""
     found: list[Point] = []
     sign = 1.0 if higher else -1.0
     for point in sorted(points, key=lambda each: (-each.speedup, -sign * each.value)):

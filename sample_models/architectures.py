@@ -1,11 +1,11 @@
-"""Writes well-known networks as ONNX models with random weights, for benchmarks and tests.
+"""Write well-known networks as ONNX models with random weights, for benchmarks and tests.
 
     python sample_models/architectures.py resnet50 -o resnet50.onnx
     requant quantize resnet50.onnx -o resnet50_int8.onnx --data sample_models/architectures.py:resnet50_feeds
 
-Shapes and parameter counts are the published ones. Weights are drawn from a seed, scaled so that signals
-keep their size from layer to layer, and each batch normalisation has the statistics of what reaches it. `--list` prints
-what there is. Of each network, `NAME_feeds` are eight random inputs, and `NAME_96_feeds` eight of another size.
+Shapes and parameter counts are the published ones. Weights are drawn from a seed. They are scaled so that activations
+keep their magnitude from layer to layer. Each batch normalization has the statistics of its input. `--list` prints all
+networks. `NAME_feeds` are eight random inputs of a network, `NAME_96_feeds` are eight inputs of size 96.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from requant import RequantError, UnknownNameError
 
 OPSETS = range(13, 27)
 FEEDS = 8
-MEASURED = range(4, 17)  # images from which batch normalisations take their statistics: more of smaller ones
+MEASURED = range(4, 17)  # the number of images for the statistics of batch normalizations; small images need more
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Architecture:
     """A network.
 
     Attributes:
-        write: Appends its nodes to a graph, for images of the given side.
+        write: Appends the nodes to a graph, for images of the given side.
         draw: Draws a feed of the given batch and size.
-        parameters: How many numbers training would set.
-        source: Who published that number, or what it is a sum of.
-        size: Side of the images, or length of the sequences, unless another is asked for.
-        step: What another size must be a multiple of; 0 if there is no other.
-        free: Whether sizes are a dynamic axis of the model, and so belong to feeds alone.
+        parameters: The number of trainable parameters.
+        source: Who published that number, or the sum that gives it.
+        size: The default side of the images, or length of the sequences.
+        step: Another size must be a multiple of this; 0 if there is only one size.
+        free: Whether the size is a dynamic axis of the model. Then only feeds have a size.
     """
 
     write: Callable[[Graph, int], None]
@@ -144,14 +144,14 @@ NAMES = tuple(ARCHITECTURES)
 def build(name: str, *, seed: int = 0, opset: int = 17, size: int | None = None) -> onnx.ModelProto:
     """Return a network as a model.
 
-    The same seed gives the same weights. The statistics of batch normalisations are measured: the same runtime on the
-    same kind of CPU gives the same bytes.
+    The same seed gives the same weights. The statistics of batch normalizations are measured, so the bytes are equal
+    only with the same runtime on the same kind of CPU.
 
     Args:
         name: One of `NAMES`.
-        seed: What the weights are drawn from, 0 or more.
-        opset: Version of the default operators.
-        size: Side of the images; the network's own if None.
+        seed: The seed of the weights, 0 or more.
+        opset: The version of the default operators.
+        size: The side of the images; None for the default size.
 
     Raises:
         RequantError: There is no such network, opset or size.
@@ -171,14 +171,14 @@ def build(name: str, *, seed: int = 0, opset: int = 17, size: int | None = None)
 
 
 def feeds(name: str, *, batch: int = 1, seed: int = 0, count: int = FEEDS, size: int | None = None) -> list[Feed]:
-    """Return random inputs of a network, each with every input of its model.
+    """Return random feeds of a network. Each feed has all inputs of the model.
 
     Args:
         name: One of `NAMES`.
-        batch: Length of the first axis.
-        seed: What they are drawn from, 0 or more.
-        count: How many.
-        size: Side of the images or length of the sequences; the network's own if None.
+        batch: The length of the first axis.
+        seed: The seed of the feeds, 0 or more.
+        count: The number of feeds.
+        size: The side of the images or length of the sequences; None for the default size.
 
     Raises:
         RequantError: There is no such network or size.
@@ -188,7 +188,7 @@ def feeds(name: str, *, batch: int = 1, seed: int = 0, count: int = FEEDS, size:
 
 
 def parameters(model: onnx.ModelProto) -> int:
-    """Return how many numbers training would set: initializers without the statistics of batch normalisations."""
+    """Return the number of trainable parameters: all initializers except the statistics of batch normalizations."""
     graphs = list(_graphs(model.graph))
     nodes = [node for graph in graphs for node in graph.node]
     statistics = {name for node in nodes if node.op_type == "BatchNormalization" for name in node.input[3:]}
@@ -197,7 +197,7 @@ def parameters(model: onnx.ModelProto) -> int:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and the bodies in it."""
+    """Yield a graph and its bodies."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -206,14 +206,14 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _row(name: str) -> Architecture:
-    """Look a network up."""
+    """Return the row of a network."""
     if name not in ARCHITECTURES:
         raise UnknownNameError("network", name, NAMES)
     return ARCHITECTURES[name]
 
 
 def _size(name: str, size: int | None) -> int:
-    """Return the size asked for, or the network's own."""
+    """Check a size and return it; None gives the default size of the network."""
     row = _row(name)
     if size is None or size == row.size:
         return row.size
@@ -237,7 +237,7 @@ def _listing() -> str:
 
 
 def __getattr__(attribute: str) -> Callable[[], list[Feed]]:
-    """Return `NAME_SIZE_feeds`, which Python asks for because no module can hold every size."""
+    """Return the function for an attribute `NAME_SIZE_feeds`. Python calls this for attributes that do not exist."""
     for name in NAMES:
         if match := re.fullmatch(rf"{name}_(\d+)_feeds", attribute):
             return partial(feeds, name, size=int(match[1]))
@@ -248,7 +248,7 @@ globals().update({f"{name}_feeds": partial(feeds, name) for name in NAMES})
 
 
 class Refusal(click.ClickException):
-    """One line on stderr and exit code 2."""
+    """An error that prints one line on stderr and gives exit code 2."""
 
     exit_code = 2
 
@@ -259,10 +259,10 @@ class Refusal(click.ClickException):
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The model to write.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What the weights are drawn from.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The path of the new model.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The seed of the weights.")
 @click.option("--opset", type=int, default=17, show_default=True, help=f"{OPSETS[0]} to {OPSETS[-1]}.")
-@click.option("--size", type=int, help="Side of the images. [default: the network's own]")
+@click.option("--size", type=int, help="Side of the images. [default: depends on the network]")
 @click.option("--list", "listing", is_flag=True, help="Print the networks, their parameters, sources and inputs.")
 @click.option("--force", is_flag=True, help="Overwrite an existing output.")
 def main(
@@ -286,7 +286,7 @@ def main(
 
 
 def _write(model: onnx.ModelProto, output: Path) -> None:
-    """Save a model, whole or not at all."""
+    """Save a model to a temporary file, then move the file to `output`."""
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         part = Path(folder) / output.name
         onnx.save(model, part)

@@ -1,4 +1,4 @@
-"""Networks with bodies: an If around two branches, a Loop over time."""
+"""Networks with control flow: an If with two branches, and a Loop over time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ BRANCH_WIDTH, BRANCH_CLASSES = 32, 10
 
 
 def if_branches(graph: Graph, size: int) -> None:
-    """A convolution, then one of two branches, as the mean of the input is above 0 or not, then a linear layer.
+    """Write a convolution, an If with two branches, and a linear layer. The condition: the input mean is above 0.
 
-    Both branches read the convolution's output from outside. The weights of the first lie outside as well, where
-    PyTorch's exporter puts them; those of the second are its body's own.
+    Both branches read the output of the convolution from the outer graph. The weights of the first branch are in the
+    outer graph too, as PyTorch's exporter writes them; the weights of the second branch are in its body.
     """
     width = BRANCH_WIDTH
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
@@ -39,9 +39,10 @@ CELL_INPUTS, CELL_HIDDEN, CELL_OUTPUTS = 64, 128, 32
 
 
 def loop_rnn(graph: Graph, _size: int) -> None:
-    """A gated cell (the minimal gated unit of Zhou et al., 2016) run over time by a Loop, then a linear layer.
+    """Write a Loop over time around a gated cell (the minimal gated unit of Zhou et al., 2016), and a linear layer.
 
-    `input` (N, sequence, 64) gives `output` (N, sequence, 32). The body reads the input and the weights from outside.
+    The input is `input` (N, sequence, 64), the output `output` (N, sequence, 32). The body reads the input and the
+    weights from the outer graph.
     """
     inputs, hidden = CELL_INPUTS, CELL_HIDDEN
     x = graph.input("input", TensorProto.FLOAT, ["N", "sequence", inputs])
@@ -59,7 +60,7 @@ def loop_rnn(graph: Graph, _size: int) -> None:
 
 
 def _cell(graph: Graph, x: str) -> Graph:
-    """Write the body: f = sigmoid(W (h, x_t)), c = tanh(U (f h, x_t)), and h + f (c - h) is the next h."""
+    """Write the body: f = sigmoid(W (h, x_t)), c = tanh(U (f h, x_t)), next h = h + f (c - h)."""
     inputs, hidden, at = CELL_INPUTS, CELL_HIDDEN, "/cell"
     body = graph.body("cell", keeps=False)
     step = body.input("step", TensorProto.INT64, [])

@@ -1,4 +1,4 @@
-"""A detector, layer for layer as Ultralytics' YOLOv8n, with and without its non-maximum suppression in the graph."""
+"""A detector with the layers of Ultralytics' YOLOv8n, with and without non-maximum suppression in the graph."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from graph_builder import Graph, batch_norm, conv, path, reshape, sigmoid, silu,
 from onnx import TensorProto
 
 CLASSES = 80
-BINS = 16  # a side of a box is the mean of a distribution over 16 distances
+BINS = 16  # the position of a side of a box is the mean of a distribution over 16 distances
 STRIDES = (8, 16, 32)
-RARE = -4.0  # bias of class logits: scores are about 0.02, as nearly all anchors see nothing
+RARE = -4.0  # the bias of class logits: scores are about 0.02, because nearly all anchors contain no object
 MAX_PER_CLASS, IOU, SCORE = 100, 0.45, 0.25
 
 
@@ -17,14 +17,17 @@ HEAD = "/model.22"
 
 
 def yolo(graph: Graph, size: int) -> None:
-    """YOLOv8n: `output0` (N, 84, anchors), boxes as centre and size in pixels, then a score for each class."""
+    """Write YOLOv8n. The output `output0` (N, 84, anchors) has center and size of a box in pixels, and 80 scores."""
     boxes, scores = _detect(graph, size)
     result = graph.node("Concat", boxes, scores, at=HEAD, axis=1)
     graph.output("output0", result, TensorProto.FLOAT, ["N", 4 + CLASSES, sum((size // s) ** 2 for s in STRIDES)])
 
 
 def yolo_nms(graph: Graph, size: int) -> None:
-    """YOLOv8n with NonMaxSuppression: `detections` (detected, 7), image, x1, y1, x2, y2 in pixels, class, score."""
+    """Write YOLOv8n with NonMaxSuppression.
+
+    The output `detections` (detected, 7) has image, x1, y1, x2, y2 in pixels, class, score.
+    """
     boxes, scores = _detect(graph, size)
     at = "/nms"
     centre, extent = graph.node_with_outputs("Split", boxes, graph.constant([2, 2], at=at), at=at, outputs=2, axis=1)
@@ -48,7 +51,7 @@ def yolo_nms(graph: Graph, size: int) -> None:
 
 
 def _detect(graph: Graph, size: int) -> tuple[str, str]:
-    """The network up to boxes (N, 4, anchors), centre and size in pixels, and scores (N, 80, anchors)."""
+    """Write the network up to boxes (N, 4, anchors), center and size in pixels, and scores (N, 80, anchors)."""
     scales = []
     for scale, (x, channels) in enumerate(_features(graph, size)):
         box = _branch(graph, x, f"{HEAD}/cv2.{scale}/cv2.{scale}.", (channels, 64, 4 * BINS), (1.0, 1.0))
@@ -62,7 +65,7 @@ def _detect(graph: Graph, size: int) -> tuple[str, str]:
 
 
 def _branch(graph: Graph, x: str, at: str, channels: tuple[int, int, int], logits: tuple[float, float]) -> str:
-    """Two 3x3 convolutions and the 1x1 that gives logits, with a bias and a gain as given."""
+    """Append two 3x3 convolutions, and a 1x1 convolution for the logits; `logits` are its bias and gain."""
     inputs, width, outputs = channels
     bias, gain = logits
     x = _conv(graph, x, f"{at}0", (width, inputs, 3, 3))
@@ -71,7 +74,7 @@ def _branch(graph: Graph, x: str, at: str, channels: tuple[int, int, int], logit
 
 
 def _boxes(graph: Graph, x: str, size: int) -> str:
-    """Logits (N, 64, anchors) of the four distances from an anchor to the sides, as boxes (N, 4, anchors)."""
+    """Append boxes (N, 4, anchors), from logits (N, 64, anchors) of the four distances from an anchor to the sides."""
     at = f"{HEAD}/dfl"
     x = graph.node("Transpose", reshape(graph, x, [0, 4, BINS, -1], at=at), at=at, perm=[0, 2, 1, 3])
     x = graph.node("Softmax", x, at=at, axis=1)
@@ -90,7 +93,7 @@ def _boxes(graph: Graph, x: str, size: int) -> str:
 
 
 def _features(graph: Graph, size: int) -> list[tuple[str, int]]:
-    """Backbone and neck: what the heads see at strides 8, 16 and 32, and its channels."""
+    """Write backbone and neck; return the inputs of the heads at strides 8, 16 and 32, and their channels."""
     x = graph.input("images", TensorProto.FLOAT, ["N", 3, size, size])
     x = _conv(graph, x, "/model.0", (16, 3, 3, 3), stride=2)
     kept, channels = [], 16
@@ -115,13 +118,13 @@ def _features(graph: Graph, size: int) -> list[tuple[str, int]]:
 def _conv(
     graph: Graph, x: str, at: str, shape: tuple[int, int, int, int], *, stride: int = 1, gain: float = 1.0
 ) -> str:
-    """Convolution, batch normalisation, SiLU."""
+    """Append convolution, batch normalization and SiLU."""
     x = conv(graph, x, f"{at}/conv", shape, stride=stride)
     return silu(graph, batch_norm(graph, x, f"{at}/bn", shape[0], eps=1e-3, gain=gain), f"{at}/act")
 
 
 def _c2f(graph: Graph, x: str, at: str, channels: tuple[int, int], blocks: int, *, skip: bool) -> str:
-    """Split in two, send one half through residual blocks, join all that came about."""
+    """Append a Split into two halves, residual blocks on one half, and a Concat of all results."""
     inputs, outputs = channels
     half = outputs // 2
     x = _conv(graph, x, f"{at}/cv1", (outputs, inputs, 1, 1))
@@ -137,7 +140,7 @@ def _c2f(graph: Graph, x: str, at: str, channels: tuple[int, int], blocks: int, 
 
 
 def _pool_pyramid(graph: Graph, x: str, at: str, channels: int) -> str:
-    """Join the maxima over 5x5, 9x9 and 13x13 positions with the input: SPPF."""
+    """Append SPPF: a Concat of the input and its maxima over 5x5, 9x9 and 13x13 positions."""
     parts = [_conv(graph, x, f"{at}/cv1", (channels // 2, channels, 1, 1))]
     for _ in range(3):
         pooled = graph.node("MaxPool", parts[-1], at=f"{at}/m", kernel_shape=[5, 5], pads=[2] * 4, strides=[1, 1])
@@ -147,7 +150,7 @@ def _pool_pyramid(graph: Graph, x: str, at: str, channels: int) -> str:
 
 
 def _enlarge(graph: Graph, x: str, other: str, layer: int) -> str:
-    """Enlarge by 2 and join with a tensor of that size: layers `layer` and `layer + 1`."""
+    """Append a Resize by 2 and a Concat with a tensor of that size: layers `layer` and `layer + 1`."""
     at = f"/model.{layer}"
     scales = graph.constant([1.0, 1.0, 2.0, 2.0], at=at)
     options = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": "floor"}

@@ -1,4 +1,4 @@
-"""The digits of scikit-learn as 28x28 images: the splits, the file that is shipped, the augmentation for training."""
+"""The digits of scikit-learn as 28x28 images: the splits, the file `digits.npz`, and the augmentation for training."""
 
 import math
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Digits:
 
 
 def load() -> Digits:
-    """Enlarge scikit-learn's 1797 digits and split them, every split with the class shares of the whole."""
+    """Enlarge scikit-learn's 1797 digits and split them. Every split has the same share of each class."""
     digits = load_digits()
     whole = Split(_enlarge(digits.images), digits.target.astype(np.int64))
     train, test = _part(whole, TEST_IMAGES)
@@ -57,7 +57,7 @@ def save(digits: Digits, path: Path) -> None:
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn (up to 12 degrees), scale (8 %), slant (0.1), shift (2 pixels) each image at random, and add noise (0.03).
+    """Rotate (up to 12 degrees), scale (8 %), shear (0.1), shift (2 pixels) each image at random, and add noise (0.03).
 
     Args:
         images: (N, 1, 28, 28) in 0..1; the result has the same shape and range.
@@ -79,7 +79,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _enlarge(images: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Enlarge (N, 8, 8) in 0..16 to (N, 1, 28, 28) in 0..1, bicubic, rounded to k / 255 so that the file compresses."""
+    """Enlarge (N, 8, 8) in 0..16 to (N, 1, 28, 28) in 0..1, bicubic. Rounding to k / 255 makes the file small."""
     small = torch.from_numpy(images / 16).unsqueeze(1)
     large = functional.interpolate(small, size=(SIZE, SIZE), mode="bicubic", align_corners=False).clamp(0, 1)
     levels: NDArray[np.float32] = np.rint(large.numpy() * 255).astype(np.float32)
@@ -87,7 +87,7 @@ def _enlarge(images: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _part(split: Split, count: int) -> tuple[Split, Split]:
-    """Set `count` images aside; returns the rest and those."""
+    """Split off `count` images; return the other images and these images."""
     rest, aside = train_test_split(
         np.arange(len(split.labels)), test_size=count, stratify=split.labels, random_state=SPLIT_SEED
     )

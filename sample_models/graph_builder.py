@@ -1,12 +1,12 @@
-"""Writes ONNX graphs layer by layer, named as PyTorch's exporter names them, with weights drawn from a seed.
+"""Write ONNX graphs layer by layer, with the names of PyTorch's exporter and weights drawn from a seed.
 
-A layer has a scope, `/layer1/layer1.0/conv1`. Its nodes are `/layer1/layer1.0/conv1/Conv`, a second one of the same
-operator has `_1` behind it; its tensors are `NODE_output_0`; its parameters are `layer1.0.conv1.weight` and so on. What
-is no parameter (a shape, a factor) is a Constant node, so the initializers are the parameters and, of a
-BatchNormalization, the running statistics. Nothing is folded or fused.
+A layer has a scope, such as `/layer1/layer1.0/conv1`. Its nodes are `/layer1/layer1.0/conv1/Conv` and so on; a second
+node of the same operator ends in `_1`. Its tensors are `NODE_output_0`, its parameters `layer1.0.conv1.weight` and so
+on. Shapes and factors are Constant nodes. Initializers are only the parameters and the running statistics of
+BatchNormalization. Nothing is folded or fused.
 
-Each parameter is drawn from a stream of its own, made of the seed and its name: a network that gains a layer keeps the
-weights of the others.
+The random numbers of a parameter depend only on the seed and its name. If a network gets a new layer, the weights of
+the other layers stay the same.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from onnx import TensorProto, helper, numpy_helper
 
 Floats = NDArray[np.float32]
 
-RELU = math.sqrt(2)  # what a ReLU takes from the root mean square (He et al., 2015)
+RELU = math.sqrt(2)  # a ReLU divides the root mean square by this factor (He et al., 2015)
 SPREAD = 0.25  # standard deviation of the logarithms of scales: most channels are within a factor of 2
-SHIFT = (0.3, 0.5)  # mean and standard deviation of a batch normalisation's bias, in units of its output's own
+SHIFT = (0.3, 0.5)  # mean and standard deviation of the bias of a batch normalization, in units of its output's std
 
 
 @dataclass
 class Graph:
-    """An ONNX graph while it is written.
+    """An ONNX graph during writing.
 
     Attributes:
-        seed: What all weights are drawn from.
-        opset: Version of the default domain.
-        proto: The graph so far.
-        parent: The graph that this one is a body of.
-        keeps: Whether a body keeps its parameters; they are the parent's if not.
-        used: How often a name was asked for.
+        seed: The seed of all weights.
+        opset: The version of the default domain.
+        proto: The graph.
+        parent: The outer graph, if this graph is a body.
+        keeps: Whether a body keeps its parameters; otherwise the parent stores them.
+        used: The number of nodes for each name.
     """
 
     seed: int
@@ -51,27 +51,27 @@ class Graph:
     used: Counter[str] = field(default_factory=Counter)
 
     def body(self, name: str, *, keeps: bool) -> Graph:
-        """Begin the body of an If or a Loop in this graph."""
+        """Return an empty body for an If or a Loop of this graph."""
         return Graph(self.seed, self.opset, onnx.GraphProto(name=name), self, keeps, self.used)
 
     def input(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:
-        """Declare an input; returns its name."""
+        """Declare an input; return its name."""
         self.proto.input.append(helper.make_tensor_value_info(name, dtype, shape))
         return name
 
     def output(self, name: str, value: str, dtype: int, shape: Sequence[int | str]) -> None:
-        """Make a tensor an output, under another name."""
+        """Rename a tensor and make it an output."""
         for node in self.proto.node:
             for names in (node.input, node.output):
                 names[:] = [name if each == value else each for each in names]
         self.proto.output.append(helper.make_tensor_value_info(name, dtype, shape))
 
     def node(self, op: str, *inputs: str, at: str, **attributes: Any) -> str:
-        """Append a node to the layer `at`; returns its output."""
+        """Append a node to the layer `at`; return the name of its output."""
         return self.node_with_outputs(op, *inputs, at=at, outputs=1, **attributes)[0]
 
     def node_with_outputs(self, op: str, *inputs: str, at: str, outputs: int, **attributes: Any) -> list[str]:
-        """Append a node with several outputs to the layer `at`; returns them."""
+        """Append a node with several outputs to the layer `at`; return the names of the outputs."""
         name = f"{at}/{op}"
         count = self.used[name]
         self.used[name] += 1
@@ -81,13 +81,13 @@ class Graph:
         return results
 
     def constant(self, value: object, *, at: str) -> str:
-        """Append a Constant; fractions become float32. Returns its output."""
+        """Append a Constant; floats become float32. Return the name of its output."""
         array = np.asarray(value)
         array = array.astype(np.float32 if array.dtype.kind == "f" else array.dtype)
         return self.node("Constant", at=at, value=numpy_helper.from_array(array))
 
     def parameter(self, name: str, values: NDArray[Any]) -> str:
-        """Store an initializer; returns its name."""
+        """Store an initializer; return its name."""
         if self.parent is not None and not self.keeps:
             return self.parent.parameter(name, values)
         tensor = self.proto.initializer.add()
@@ -98,7 +98,7 @@ class Graph:
         return name
 
     def stream(self, name: str) -> np.random.Generator:
-        """Return the random numbers of a parameter."""
+        """Return the random number generator of a parameter."""
         return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
 
     def normal(self, name: str, shape: Sequence[int], std: float) -> Floats:
@@ -108,14 +108,14 @@ class Graph:
         return values
 
     def around_one(self, name: str, length: int) -> Floats:
-        """Draw factors of channels."""
+        """Draw a factor for each channel, around 1."""
         return np.exp(self.normal(name, (length,), SPREAD))
 
 
 def path(at: str) -> str:
-    """Return what parameters of a layer are called: `/layer1/layer1.0/conv1` gives `layer1.0.conv1`.
+    """Return the prefix of the parameter names of a layer: `/layer1/layer1.0/conv1` gives `layer1.0.conv1`.
 
-    A step that begins with the one before it and a dot stands for both: the layer of a Sequential.
+    If a step begins with the previous step and a dot, it replaces that step: it is a layer of a Sequential.
     """
     steps: list[str] = []
     for step in at.strip("/").split("/"):
@@ -138,14 +138,14 @@ def conv(
     """Append a square convolution.
 
     Args:
-        graph: Where.
-        x: Its input (N, C, H, W).
+        graph: The graph.
+        x: The input (N, C, H, W).
         at: The layer.
-        shape: Of the weight, (M, C, K, K), or (C, 1, K, K) for a depthwise one.
-        bias: Mean of the bias. None leaves the bias out, and lets scales of channels differ: a batch normalisation
-            evens them out.
-        gain: What the root mean square grows by.
-        window: `stride`, 1 if not given, and `pad`, K // 2 if not given.
+        shape: The shape of the weight, (M, C, K, K), or (C, 1, K, K) for a depthwise convolution.
+        bias: The mean of the bias. None means no bias; then the scales of the channels differ, and a batch
+            normalization makes them equal again.
+        gain: The factor by which the root mean square grows.
+        window: `stride`, by default 1, and `pad`, by default K // 2.
     """
     name = f"{path(at)}.weight"
     weight = graph.normal(name, shape, gain / math.sqrt(math.prod(shape[1:])))
@@ -165,7 +165,7 @@ def _window(kernel: int, *, stride: int = 1, pad: int | None = None) -> dict[str
 
 
 def conv_transpose(graph: Graph, x: str, at: str, shape: Sequence[int]) -> str:
-    """Append a transposed convolution with a bias that enlarges by its kernel: weight (C, M, K, K), stride K."""
+    """Append a transposed convolution with bias, weight (C, M, K, K) and stride K; it enlarges by K."""
     name = f"{path(at)}.weight"
     weight = graph.parameter(name, graph.normal(name, shape, RELU / math.sqrt(shape[0])))
     window = _window(shape[2], stride=shape[2], pad=0)
@@ -179,15 +179,15 @@ def _bias(graph: Graph, at: str, length: int, mean: float = 0.0) -> str:
 
 
 def batch_norm(graph: Graph, x: str, at: str, channels: int, *, eps: float = 1e-5, gain: float = 1.0) -> str:
-    """Append a batch normalisation whose running statistics `normalise` will measure.
+    """Append a batch normalization. `normalise` later sets its running statistics.
 
     Args:
-        graph: Where.
-        x: Its input (N, channels, H, W).
+        graph: The graph.
+        x: The input (N, channels, H, W).
         at: The layer.
-        channels: Number of channels.
-        eps: Added to the variance.
-        gain: Mean of the scales: the standard deviation of the outputs.
+        channels: The number of channels.
+        eps: The number that is added to the variance.
+        gain: The mean of the scales, which is the standard deviation of the outputs.
     """
     start = path(at)
     scale = graph.around_one(f"{start}.weight", channels) * np.float32(gain)
@@ -208,7 +208,7 @@ def linear(graph: Graph, x: str, at: str, inputs: int, outputs: int, *, gain: fl
 def token_linear(
     graph: Graph, x: str, at: str, inputs: int, outputs: int, *, gain: float = 1.0, bias: bool = True
 ) -> str:
-    """Append a fully connected layer on (..., inputs): a MatMul and an Add, since Gemm takes matrices only."""
+    """Append a fully connected layer on (..., inputs): a MatMul and an Add, because Gemm takes only matrices."""
     name = f"{path(at)}.weight"
     weight = graph.parameter(name, graph.normal(name, (inputs, outputs), gain / math.sqrt(inputs)))
     product = graph.node("MatMul", x, weight, at=at)
@@ -216,7 +216,7 @@ def token_linear(
 
 
 def layer_norm(graph: Graph, x: str, at: str, width: int, eps: float) -> str:
-    """Append a layer normalisation over the last axis: one node, below opset 17 the nine that compute it."""
+    """Append a layer normalization over the last axis: one node, or nine nodes below opset 17."""
     start = path(at)
     scale = graph.parameter(f"{start}.weight", graph.around_one(f"{start}.weight", width))
     shift = graph.parameter(f"{start}.bias", graph.normal(f"{start}.bias", (width,), 0.1))
@@ -230,7 +230,7 @@ def layer_norm(graph: Graph, x: str, at: str, width: int, eps: float) -> str:
 
 
 def reduce_mean(graph: Graph, x: str, axes: Sequence[int], *, at: str, keepdims: int = 1) -> str:
-    """Append a mean; its axes are an input from opset 18 on."""
+    """Append a ReduceMean. From opset 18 on, the axes are an input."""
     if graph.opset >= 18:
         return graph.node("ReduceMean", x, graph.constant(list(axes), at=at), at=at, keepdims=keepdims)
     return graph.node("ReduceMean", x, at=at, axes=list(axes), keepdims=keepdims)
@@ -242,7 +242,7 @@ def unsqueeze(graph: Graph, x: str, axes: Sequence[int], *, at: str) -> str:
 
 
 def reshape(graph: Graph, x: str, shape: Sequence[int], *, at: str) -> str:
-    """Append a Reshape; 0 keeps an axis, -1 takes what is left."""
+    """Append a Reshape; 0 keeps the length of an axis, -1 computes it."""
     return graph.node("Reshape", x, graph.constant(list(shape), at=at), at=at)
 
 
@@ -267,12 +267,12 @@ def relu6(graph: Graph, x: str, at: str) -> str:
 
 
 def hard_sigmoid(graph: Graph, x: str, at: str) -> str:
-    """Append min(max(x / 6 + 1 / 2, 0), 1); alpha is given because ONNX's own is 0.2."""
+    """Append min(max(x / 6 + 1 / 2, 0), 1); the default alpha of ONNX is 0.2."""
     return graph.node("HardSigmoid", x, at=at, alpha=1 / 6, beta=0.5)
 
 
 def hard_swish(graph: Graph, x: str, at: str) -> str:
-    """Append x * hard_sigmoid(x): an operator of its own from opset 14 on."""
+    """Append x * hard_sigmoid(x): a HardSwish from opset 14 on, else two nodes."""
     if graph.opset >= 14:
         return graph.node("HardSwish", x, at=at)
     return graph.node("Mul", x, hard_sigmoid(graph, x, at), at=at)
@@ -286,10 +286,10 @@ def gelu(graph: Graph, x: str, at: str) -> str:
 
 
 def normalise(graph: Graph, draw: Callable[[], dict[str, NDArray[Any]]]) -> None:
-    """Set the running statistics of every batch normalisation to those of the feed that `draw` returns.
+    """Set the running statistics of every batch normalization to the statistics on the feed that `draw` returns.
 
-    The graph runs once with batch normalisations as in training, which normalise each channel by its own mean and
-    variance; these are the statistics. One thread, so that sums have one order.
+    The graph runs once with batch normalizations in training mode: each channel is normalized with its own mean and
+    variance. These are the statistics. The run uses one thread, so that the order of sums is fixed.
     """
     import onnxruntime as ort
 
@@ -306,7 +306,7 @@ def normalise(graph: Graph, draw: Callable[[], dict[str, NDArray[Any]]]) -> None
 
 
 def _training(graph: Graph) -> bytes:
-    """Return a model whose batch normalisations normalise by what they see, and whose outputs are what that is."""
+    """Return a model with batch normalizations in training mode, whose outputs are their statistics."""
     model = empty_model("training", graph.opset)
     copy = Graph(graph.seed, graph.opset, model.graph)
     statistics = {name for node in graph.proto.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
@@ -332,7 +332,7 @@ def _training(graph: Graph) -> bytes:
 
 
 def _moments(graph: Graph, x: str, at: str) -> tuple[str, str]:
-    """Append the mean and the variance (1, C, 1, 1) of the channels of (N, C, H, W)."""
+    """Append the mean and the variance (1, C, 1, 1) of each channel of (N, C, H, W)."""
     mean = reduce_mean(graph, graph.node("GlobalAveragePool", x, at=at), [0], at=at)
     centred = graph.node("Sub", x, mean, at=at)
     squares = graph.node("GlobalAveragePool", graph.node("Mul", centred, centred, at=at), at=at)
@@ -340,12 +340,12 @@ def _moments(graph: Graph, x: str, at: str) -> tuple[str, str]:
 
 
 def _channels(graph: Graph, x: str, at: str) -> str:
-    """Append (C,) as (1, C, 1, 1)."""
+    """Append a Reshape of (C,) to (1, C, 1, 1)."""
     return reshape(graph, x, [1, -1, 1, 1], at=at)
 
 
 def empty_model(name: str, opset: int) -> onnx.ModelProto:
-    """Return a model without nodes, of the oldest IR version that its opset allows."""
+    """Return a model without nodes, with the oldest IR version for its opset."""
     opsets = [helper.make_opsetid("", opset)]
     version = helper.find_min_ir_version_for(opsets)
     model = onnx.ModelProto(ir_version=version, producer_name="requant sample_models", opset_import=opsets)

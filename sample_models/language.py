@@ -1,4 +1,4 @@
-"""Networks on sequences of tokens: BERT-base, a llama-style decoder with its cache, a tagger of two LSTMs."""
+"""Networks on sequences of tokens: BERT-base, a llama-style decoder with a cache, a tagger with bidirectional LSTM."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from graph_builder import (
 )
 from onnx import TensorProto
 
-LOWEST = float(np.finfo(np.float32).min)  # what is added to the score of a masked token
+LOWEST = float(np.finfo(np.float32).min)  # is added to the score of a masked token
 
 BERT_VOCABULARY, BERT_POSITIONS, BERT_TYPES = 30522, 512, 2
 BERT_WIDTH, BERT_HEADS, BERT_LAYERS, BERT_INNER, BERT_EPS = 768, 12, 12, 3072, 1e-12
 
 
 def bert_base(graph: Graph, _size: int) -> None:
-    """BERT-base, uncased, with its pooler (Devlin et al., 2018), as Hugging Face's BertModel is exported."""
+    """Write BERT-base, uncased, with pooler (Devlin et al., 2018), as exporters write Hugging Face's BertModel."""
     inputs = ["input_ids", "attention_mask", "token_type_ids"]
     tokens, mask, types = (graph.input(name, TensorProto.INT64, ["N", "sequence"]) for name in inputs)
     x = _embeddings(graph, tokens, types)
@@ -46,18 +46,18 @@ def bert_base(graph: Graph, _size: int) -> None:
 
 
 def _table(graph: Graph, at: str, rows: int, width: int, indices: str, std: float = 1.0) -> str:
-    """Look up rows of an embedding."""
+    """Append a Gather of rows of an embedding."""
     name = f"{path(at)}.weight"
     return graph.node("Gather", graph.parameter(name, graph.normal(name, (rows, width), std)), indices, at=at)
 
 
 def _length(graph: Graph, x: str, axis: int, at: str) -> str:
-    """Append the length of an axis, as a scalar."""
+    """Append the length of an axis as a scalar."""
     return graph.node("Gather", graph.node("Shape", x, at=at), graph.constant(axis, at=at), at=at, axis=0)
 
 
 def _embeddings(graph: Graph, tokens: str, types: str) -> str:
-    """Add the rows of token, type and position."""
+    """Append the sum of the embeddings of token, type and position."""
     at = "/embeddings"
     length = unsqueeze(graph, _length(graph, tokens, 1, at), [0], at=at)
     every = graph.constant(np.arange(BERT_POSITIONS).reshape(1, -1), at=at)
@@ -71,7 +71,7 @@ def _embeddings(graph: Graph, tokens: str, types: str) -> str:
 
 
 def _bert_layer(graph: Graph, x: str, mask: str, at: str) -> str:
-    """Attention and perceptron, each added to its input and then normalised."""
+    """Append attention and perceptron; each result is added to its input and then normalized."""
     y = _bert_attention(graph, x, mask, f"{at}/attention/self")
     y = token_linear(graph, y, f"{at}/attention/output/dense", BERT_WIDTH, BERT_WIDTH)
     y = graph.node("Add", y, x, at=f"{at}/attention/output")
@@ -83,7 +83,7 @@ def _bert_layer(graph: Graph, x: str, mask: str, at: str) -> str:
 
 
 def _bert_attention(graph: Graph, x: str, mask: str, at: str) -> str:
-    """Append softmax(q k^T / sqrt(64) + mask) v, for 12 heads; the shapes are computed, as exporters leave them."""
+    """Append softmax(q k^T / sqrt(64) + mask) v for 12 heads; the shapes are computed, as exporters write them."""
     depth = BERT_WIDTH // BERT_HEADS
 
     def split(part: str, perm: list[int]) -> str:
@@ -100,21 +100,22 @@ def _bert_attention(graph: Graph, x: str, mask: str, at: str) -> str:
 
 
 def _shape_of(graph: Graph, x: str, rest: list[int], at: str) -> str:
-    """Append the first two lengths of a tensor followed by `rest`."""
+    """Append a shape: the first two lengths of a tensor, then `rest`."""
     lengths = [unsqueeze(graph, _length(graph, x, axis, at), [0], at=at) for axis in range(2)]
     return graph.node("Concat", *lengths, *(graph.constant([length], at=at) for length in rest), at=at, axis=0)
 
 
 LLAMA_VOCABULARY, LLAMA_WIDTH, LLAMA_HEADS, LLAMA_LAYERS, LLAMA_INNER, LLAMA_EPS = 32000, 288, 6, 6, 768, 1e-5
 LLAMA_DEPTH = LLAMA_WIDTH // LLAMA_HEADS
-LLAMA_BRANCH = 0.15  # a branch adds little to a stream that begins with embeddings of 2 / sqrt(288)
+LLAMA_BRANCH = 0.15  # the gain of a residual branch; the stream begins with embeddings of magnitude 2 / sqrt(288)
 
 
 def llama(graph: Graph, _size: int) -> None:
-    """A llama (Touvron et al., 2023) of the sizes of stories15M, with keys and values of past tokens in and out.
+    """Write a llama (Touvron et al., 2023) with the sizes of stories15M and a cache of keys and values.
 
-    `input_ids` (N, sequence) follow `past` earlier tokens, whose keys and values come in as
-    `past_key_values.LAYER.key` and `.value` (N, 6, past, 48). With those of the new tokens they go out as `present.*`.
+    The inputs are the new tokens `input_ids` (N, sequence), and the keys and values of `past` earlier tokens,
+    `past_key_values.LAYER.key` and `.value` (N, 6, past, 48). The outputs `present.*` are the keys and values of all
+    tokens.
     """
     tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])
     cache: list[int | str] = ["N", LLAMA_HEADS, "past", LLAMA_DEPTH]
@@ -141,12 +142,12 @@ def llama(graph: Graph, _size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What all layers know of positions.
+    """The position tensors that all layers share.
 
     Attributes:
-        cos: Cosines of the rotations of the new tokens, (1, 1, sequence, 48).
-        sin: Their sines.
-        mask: Added to scores (sequence, past + sequence): the lowest float32 for tokens still to come, else 0.
+        cos: The cosines of the rotations of the new tokens, (1, 1, sequence, 48).
+        sin: The sines of the rotations.
+        mask: Is added to the scores (sequence, past + sequence): the lowest float32 for later tokens, else 0.
     """
 
     cos: str
@@ -155,7 +156,7 @@ class Places:
 
 
 def _places(graph: Graph, tokens: str, past: str) -> Places:
-    """Compute rotations and mask from the lengths of the inputs."""
+    """Append the rotations and the mask; they are computed from the lengths of the inputs."""
     at = "/model"
     before = _length(graph, past, 2, at)
     total = graph.node("Add", before, _length(graph, tokens, 1, at), at=at)
@@ -174,7 +175,7 @@ def _places(graph: Graph, tokens: str, past: str) -> Places:
 
 
 def _llama_layer(graph: Graph, x: str, past: dict[str, str], places: Places, at: str) -> tuple[str, dict[str, str]]:
-    """Attention and gated perceptron, each normalised at its beginning and added to its input."""
+    """Append attention and gated perceptron; each normalizes its input, and its result is added to the input."""
     y, present = _llama_attention(graph, _rms_norm(graph, x, f"{at}/input_layernorm"), past, places, f"{at}/self_attn")
     x = graph.node("Add", x, y, at=at)
     y = _rms_norm(graph, x, f"{at}/post_attention_layernorm")
@@ -186,7 +187,7 @@ def _llama_layer(graph: Graph, x: str, past: dict[str, str], places: Places, at:
 
 
 def _llama_attention(graph: Graph, x: str, past: dict[str, str], places: Places, at: str) -> tuple[str, dict[str, str]]:
-    """Append softmax(q k^T / sqrt(48) + mask) v, q and k rotated by their positions, k and v with those of the past."""
+    """Append softmax(q k^T / sqrt(48) + mask) v; q and k are rotated, k and v include the past tokens."""
 
     def split(part: str) -> str:
         y = token_linear(graph, x, f"{at}/{part}_proj", LLAMA_WIDTH, LLAMA_WIDTH, bias=False)
@@ -207,7 +208,7 @@ def _llama_attention(graph: Graph, x: str, past: dict[str, str], places: Places,
 
 
 def _rotated(graph: Graph, x: str, places: Places, at: str) -> str:
-    """Append x cos + (-x2, x1) sin, for the halves x1 and x2 of the last axis (Su et al., 2021)."""
+    """Append x cos + (-x2, x1) sin; x1 and x2 are the halves of the last axis (Su et al., 2021)."""
     half, last = LLAMA_DEPTH // 2, graph.constant([-1], at=at)
     first, second = (
         graph.node("Slice", x, graph.constant([start], at=at), graph.constant([start + half], at=at), last, at=at)
@@ -219,7 +220,7 @@ def _rotated(graph: Graph, x: str, places: Places, at: str) -> str:
 
 
 def _rms_norm(graph: Graph, x: str, at: str) -> str:
-    """Append x / sqrt(mean(x^2) + eps) * weight, in the seven nodes that exporters write."""
+    """Append x / sqrt(mean(x^2) + eps) * weight as seven nodes, as exporters write it."""
     name = f"{path(at)}.weight"
     squares = graph.node("Pow", x, graph.constant(2.0, at=at), at=at)
     mean = reduce_mean(graph, squares, [-1], at=at)
@@ -232,9 +233,10 @@ TAGGER_VOCABULARY, TAGGER_EMBEDDING, TAGGER_HIDDEN, TAGGER_TAGS = 20000, 100, 20
 
 
 def lstm_tagger(graph: Graph, _size: int) -> None:
-    """Embedding, a bidirectional LSTM, a linear layer: `tags` (N, sequence, 9) of `input_ids` (N, sequence).
+    """Write an embedding, a bidirectional LSTM and a linear layer.
 
-    Embedding and state have the lengths of Ma and Hovy (2016); 9 are the tags of CoNLL-2003.
+    The input is `input_ids` (N, sequence), the output `tags` (N, sequence, 9). Embedding and state have the widths
+    of Ma and Hovy (2016); CoNLL-2003 has 9 tags.
     """
     hidden, at = TAGGER_HIDDEN, "/lstm"
     tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])

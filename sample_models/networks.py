@@ -1,4 +1,4 @@
-"""The three networks, as nested `nn.Sequential`s whose child names become the node names of the ONNX files."""
+"""The three networks as nested `nn.Sequential`. The names of the children become node names in the ONNX files."""
 
 import math
 from collections import OrderedDict
@@ -10,7 +10,7 @@ CLASSES = 10
 
 
 def convolutional() -> nn.Module:
-    """Two 5x5 convolutions with batch normalisation and pooling, and two fully connected layers."""
+    """Return two 5x5 convolutions with batch normalization and pooling, and two fully connected layers."""
     return _named(
         conv1=nn.Conv2d(1, 32, 5, padding=2, bias=False),
         bn1=nn.BatchNorm2d(32),
@@ -28,7 +28,7 @@ def convolutional() -> nn.Module:
 
 
 def mobile() -> nn.Module:
-    """A small MobileNetV3 (Howard et al., 2019): 14x14 after the stem, 7x7 from the second block on."""
+    """Return a small MobileNetV3 (Howard et al., 2019): 14x14 after the stem, 7x7 from the second block on."""
     return _named(
         stem=_conv_norm(1, 32, 3, stride=2, act=nn.Hardswish()),
         block1=Residual(_inverted_residual(32, 96, 32, 3, act=nn.ReLU())),
@@ -44,7 +44,7 @@ def mobile() -> nn.Module:
 
 
 def transformer() -> nn.Module:
-    """A small vision transformer (Dosovitskiy et al., 2021): 49 patches of 4x4 pixels, pooled by their mean."""
+    """Return a small vision transformer (Dosovitskiy et al., 2021): 49 patches of 4x4 pixels, mean pooling."""
     width, heads, layers = 96, 4, 4
 
     def layer() -> nn.Module:
@@ -76,7 +76,7 @@ class Residual(nn.Module):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add `x` to what the body makes of it, in the same shape."""
+        """Return x + body(x), in the shape of `x`."""
         return torch.add(x, self.body(x))
 
 
@@ -103,12 +103,12 @@ class Tokens(nn.Module):
     """(N, C, H, W) to (N, H * W, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Make one token of each position."""
+        """Return one token for each position."""
         return x.flatten(2).transpose(1, 2)
 
 
 class Positions(nn.Module):
-    """Adds one learned vector to each token."""
+    """Add a learned vector to each token."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Positions(nn.Module):
 
 
 class TokenLinear(nn.Linear):
-    """A linear layer on (N, T, C). Its own class because Gemm takes matrices only: in ONNX it is MatMul and Add."""
+    """A linear layer on (N, T, C). In ONNX it is a MatMul and an Add, because Gemm takes only matrices."""
 
 
 class Attention(nn.Module):
@@ -159,7 +159,7 @@ def _named(**children: nn.Module) -> nn.Sequential:
 def _conv_norm(
     inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1, act: nn.Module | None = None
 ) -> nn.Sequential:
-    """Convolution that keeps H and W (at stride 1), batch normalisation and, where given, an activation."""
+    """Return a convolution that keeps H and W (at stride 1), a batch normalization, and the activation `act` if any."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     activation = {} if act is None else {"act": act}
     return _named(conv=conv, bn=nn.BatchNorm2d(outputs, eps=1e-3), **activation)
@@ -168,7 +168,7 @@ def _conv_norm(
 def _inverted_residual(
     inputs: int, expanded: int, outputs: int, kernel: int, *, stride: int = 1, act: nn.Module | None = None
 ) -> nn.Sequential:
-    """Expand 1x1, depthwise, squeeze and excite, project 1x1 without activation; `act` is hard-swish unless given."""
+    """Return expand 1x1, depthwise, squeeze-and-excite, project 1x1; the default of `act` is hard-swish."""
     act = act or nn.Hardswish()
     return _named(
         expand=_conv_norm(inputs, expanded, 1, act=act),

@@ -1,4 +1,4 @@
-"""Random inputs that look like a network's own: images of smooth noise, tokens of which few are frequent."""
+"""Random inputs that resemble real data: images of smooth noise, and tokens with a few frequent values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Feed: TypeAlias = dict[str, NDArray[Any]]
-PAST = 32  # tokens of which a decoder has seen keys and values
+PAST = 32  # the number of tokens in the cache of a decoder
 
 
 def images(random: np.random.Generator, batch: int, size: int, *, channels: int = 3) -> NDArray[np.float32]:
-    """Draw images (batch, channels, size, size) of mean about 0 and variance about 1, as after normalisation.
+    """Draw images (batch, channels, size, size) with mean about 0 and variance about 1, as after normalization.
 
-    The amplitude falls with 1 / frequency, as that of photographs does (Field, 1987), and the channels of an image have
-    most of their content in common. Contrast and brightness differ from image to image.
+    The amplitude is proportional to 1 / frequency, as in photographs (Field, 1987). The channels of an image are
+    similar. Contrast and brightness differ from image to image.
     """
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None]) * size
     amplitude = 1 / np.maximum(frequency, 1)
@@ -30,18 +30,18 @@ def images(random: np.random.Generator, batch: int, size: int, *, channels: int 
 
 
 def normalised(random: np.random.Generator, batch: int, size: int) -> Feed:
-    """Draw `input`, images normalised to mean 0 and variance 1."""
+    """Draw `input`: images with mean 0 and variance 1."""
     return {"input": images(random, batch, size)}
 
 
 def pixels(random: np.random.Generator, batch: int, size: int, *, name: str = "input") -> Feed:
-    """Draw images in 0..1, of multiples of 1 / 255."""
+    """Draw images in 0..1; the values are multiples of 1 / 255."""
     levels = np.rint(np.clip(0.45 + 0.25 * images(random, batch, size), 0, 1) * 255)
     return {name: (levels / 255).astype(np.float32)}
 
 
 def detector(random: np.random.Generator, batch: int, size: int) -> Feed:
-    """Draw `images` in 0..1."""
+    """Draw `images`: images in 0..1."""
     return pixels(random, batch, size, name="images")
 
 
@@ -52,7 +52,7 @@ def tokens(random: np.random.Generator, batch: int, length: int, *, vocabulary: 
 
 
 def sentences(random: np.random.Generator, batch: int, length: int) -> Feed:
-    """Draw pairs of sentences for BERT: each ends where `attention_mask` becomes 0, its first token is never masked."""
+    """Draw pairs of sentences for BERT. `attention_mask` is 0 after the end of a pair; the first token stays."""
     feed = tokens(random, batch, length, vocabulary=30522)
     ends = random.integers(max(1, length // 2), length + 1, (batch, 1))
     breaks = (ends * random.uniform(0.3, 0.7, (batch, 1))).astype(np.int64)
@@ -65,7 +65,7 @@ def sentences(random: np.random.Generator, batch: int, length: int) -> Feed:
 
 
 def continued(random: np.random.Generator, batch: int, length: int) -> Feed:
-    """Draw tokens for the decoder, and keys and values of 32 tokens before them."""
+    """Draw tokens for the decoder, and the keys and values of 32 earlier tokens."""
     feed = tokens(random, batch, length, vocabulary=32000)
     for layer in range(6):
         for part in ("key", "value"):
@@ -80,7 +80,7 @@ def words(random: np.random.Generator, batch: int, length: int) -> Feed:
 
 
 def series(random: np.random.Generator, batch: int, length: int) -> Feed:
-    """Draw `input` (batch, length, 64), series whose neighbours resemble each other."""
+    """Draw `input` (batch, length, 64): series in which neighbouring steps are similar."""
     steps = random.standard_normal((batch, length, 64))
     for step in range(1, length):
         steps[:, step] = 0.8 * steps[:, step - 1] + 0.6 * steps[:, step]

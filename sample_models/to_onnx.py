@@ -1,7 +1,7 @@
-"""Writes a network of `networks.py` as an ONNX graph, node for node: nothing folded, every node named after its module.
+"""Write a network of `networks.py` as an ONNX graph. Nothing is folded, and every node has the name of its module.
 
-A node has the dotted name of its module (`conv1`, `block2.expand.bn`), or that name and a part (`layer1.mlp.gelu.erf`);
-its output is `NODE_out`, its initializers are `NODE.weight`, `NODE.bias` and so on.
+A node has the dotted name of its module (`conv1`, `block2.expand.bn`), or this name and a part (`layer1.mlp.gelu.erf`).
+Its output is `NODE_out`, its initializers are `NODE.weight`, `NODE.bias` and so on.
 """
 
 import math
@@ -15,32 +15,32 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-OPSET = 17  # the first with LayerNormalization
-IR_VERSION = 8  # the one released together with opset 17
+OPSET = 17  # the first opset with LayerNormalization
+IR_VERSION = 8  # was released together with opset 17
 
 
 @dataclass
 class Graph:
-    """An ONNX graph while it is written."""
+    """An ONNX graph during writing."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: dict[str, TensorProto] = field(default_factory=dict)
 
     def node(self, op_type: str, name: str, *inputs: str, **attributes: Any) -> str:
-        """Append a node; returns the name of its output."""
+        """Append a node; return the name of its output."""
         output = f"{name}_out"
         self.nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
         return output
 
     def constant(self, name: str, value: Tensor | np.ndarray[Any, Any]) -> str:
-        """Store an initializer; storing it again changes nothing. Returns its name."""
+        """Store an initializer once; return its name."""
         array = value.detach().numpy() if isinstance(value, Tensor) else value
         self.initializers.setdefault(name, numpy_helper.from_array(array, name))
         return name
 
 
 def to_onnx(network: nn.Module, name: str) -> onnx.ModelProto:
-    """Write a network (N, 1, 28, 28) -> (N, 10) as a model with the input `image` and the output `logits`."""
+    """Return a network (N, 1, 28, 28) -> (N, 10) as a model with the input `image` and the output `logits`."""
     graph = Graph()
     emit(network, graph, "", "image")
     graph.nodes[-1].output[0] = "logits"
@@ -59,8 +59,8 @@ def to_onnx(network: nn.Module, name: str) -> onnx.ModelProto:
 
 @singledispatch
 def emit(module: nn.Module, graph: Graph, name: str, x: str) -> str:
-    """Append the nodes of `module`, called `name`, for the input tensor `x`; returns the name of the output tensor."""
-    raise TypeError(f"{name}: no ONNX form is known for {type(module).__name__}; register one with @emit.register")
+    """Append the nodes of `module` for the input tensor `x`, with the prefix `name`; return the output tensor."""
+    raise TypeError(f"{name}: no ONNX form for {type(module).__name__}; register one with @emit.register")
 
 
 @emit.register
@@ -129,7 +129,7 @@ def _(module: nn.Hardsigmoid, graph: Graph, name: str, x: str) -> str:
 
 @emit.register
 def _(module: nn.GELU, graph: Graph, name: str, x: str) -> str:
-    """0.5 x (1 + erf(x / sqrt(2))), in the five nodes that exporters write below opset 20."""
+    """Append 0.5 x (1 + erf(x / sqrt(2))) as five nodes, as exporters write it below opset 20."""
     root, one, half = (
         graph.constant(f"gelu.{key}", np.asarray(value, np.float32))
         for key, value in {"sqrt2": math.sqrt(2), "one": 1, "half": 0.5}.items()
@@ -167,7 +167,7 @@ def _(module: networks.SqueezeExcite, graph: Graph, name: str, x: str) -> str:
 
 @emit.register
 def _(module: networks.Tokens, graph: Graph, name: str, x: str) -> str:
-    shape = graph.constant(f"{name}.shape", np.asarray([0, 0, -1]))  # 0 keeps a dimension
+    shape = graph.constant(f"{name}.shape", np.asarray([0, 0, -1]))  # 0 keeps the length of an axis
     return graph.node(
         "Transpose", f"{name}.transpose", graph.node("Reshape", f"{name}.reshape", x, shape), perm=[0, 2, 1]
     )
@@ -189,7 +189,7 @@ def _(module: networks.Attention, graph: Graph, name: str, x: str) -> str:
         return graph.node("Transpose", f"{name}.{part}.transpose", heads, perm=perm)
 
     query = split(module.query, "query", [0, 2, 1, 3])
-    key = split(module.key, "key", [0, 2, 3, 1])  # (N, heads, depth, T): transposed for the product already
+    key = split(module.key, "key", [0, 2, 3, 1])  # (N, heads, depth, T): transposed for the product
     value = split(module.value, "value", [0, 2, 1, 3])
     scores = graph.node("Div", f"{name}.scale", graph.node("MatMul", f"{name}.scores", query, key), root)
     mixed = graph.node("MatMul", f"{name}.mix", graph.node("Softmax", f"{name}.softmax", scores, axis=-1), value)

@@ -1,11 +1,11 @@
-"""Trains the sample models and writes them, with their data, into a folder.
+"""Train the sample models, and write the models and their data into a folder.
 
     python sample_models/train.py --out sample_models
 
-needs, beside the packages that requant installs, PyTorch and scikit-learn (`pip install torch scikit-learn`); requant
-itself never imports either. It takes about ten minutes on one core and downloads nothing. Every random number comes
-from a fixed seed, so the same PyTorch on the same kind of CPU writes the same files; another may end in weights that
-differ, and then the accuracies in README.md have to be brought up to date.
+The script needs PyTorch and scikit-learn in addition to requant (`pip install torch scikit-learn`); requant itself
+never imports them. It takes about ten minutes on one core, and downloads nothing. All seeds are fixed, so the same
+PyTorch on the same kind of CPU writes the same files. Another version or CPU may give other weights; then update the
+accuracies in README.md.
 """
 
 import argparse
@@ -30,7 +30,7 @@ BATCH = 50  # divides the 1000 training images
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one network is made and trained: AdamW with a one-cycle learning rate that peaks at `rate`."""
+    """A network and its training: AdamW with a one-cycle learning rate whose maximum is `rate`."""
 
     make: Callable[[], nn.Module]
     epochs: int
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the three .onnx files and digits.npz")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # the order of float32 sums, and so the weights, would depend on the number of cores
+    torch.set_num_threads(1)  # with more threads the order of float32 sums, and so the weights, would depend on cores
     digits = digits_data.load()
     digits_data.save(digits, out / "digits.npz")
     for name, recipe in RECIPES.items():
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def train(recipe: Recipe, split: digits_data.Split) -> nn.Module:
-    """Train a network from its seed. It is the last epoch that is kept: nothing is chosen by looking at test images."""
+    """Train a network with a fixed seed; return it after the last epoch. Test images do not select an epoch."""
     torch.manual_seed(SEED)
     generator = torch.Generator().manual_seed(SEED)
     network = recipe.make()
@@ -93,13 +93,13 @@ def classify(network: nn.Module, images: NDArray[np.float32]) -> NDArray[np.int6
 
 @torch.no_grad()
 def verify(model: onnx.ModelProto, network: nn.Module, images: NDArray[np.float32]) -> None:
-    """Check that the ONNX graph, run by ONNX's own reference implementation, computes what the network computes.
+    """Check that the ONNX graph, in ONNX's reference implementation, computes the same as the network.
 
-    Both are measured against the network in float64. The graph may be off by four times what PyTorch's float32 is off:
-    the same operations, rounded in another order. A wrong constant is off by far more.
+    Both are compared with the network in float64. The error of the graph may be four times the error of PyTorch's
+    float32, because the order of operations differs. A wrong constant gives a much larger error.
 
     Raises:
-        ArithmeticError: The graph is farther off.
+        ArithmeticError: The error of the graph is larger.
     """
     inputs = torch.from_numpy(images)
     single = network(inputs).numpy()
@@ -108,7 +108,7 @@ def verify(model: onnx.ModelProto, network: nn.Module, images: NDArray[np.float3
     (written,) = ReferenceEvaluator(model).run(None, {"image": images})
     error, bound = np.abs(written - exact).max(), 4 * np.abs(single - exact).max()
     if not error <= bound:
-        raise ArithmeticError(f"{model.graph.name}: logits off by {error:.3g}, allowed {bound:.3g}; compare to_onnx.py")
+        raise ArithmeticError(f"{model.graph.name}: error of logits {error:.3g}, bound {bound:.3g}; check to_onnx.py")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Image classifiers and a segmentation network, layer for layer as in torchvision and in milesial's PyTorch-UNet."""
+"""Image classifiers and a segmentation network, with the layers of torchvision and of milesial's PyTorch-UNet."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from graph_builder import (
 from onnx import TensorProto
 
 CLASSES = 1000
-BRANCH = 0.3  # standard deviation of what a residual branch adds: the sum over a stage stays of the order of 1
+BRANCH = 0.3  # the standard deviation of a residual branch: the sum over a stage keeps a magnitude of about 1
 
 Activation: TypeAlias = Callable[[Graph, str, str], str]
 
 
 def resnet50(graph: Graph, size: int) -> None:
-    """ResNet-50 (He et al., 2015), with the stride in the 3x3 convolution (torchvision calls it v1.5)."""
+    """Write ResNet-50 (He et al., 2015), with the stride in the 3x3 convolution (v1.5 in torchvision)."""
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
     x = batch_norm(graph, conv(graph, x, "/conv1", (64, 3, 7, 7), stride=2), "/bn1", 64)
     x = relu(graph, x, "/relu")
@@ -50,7 +50,7 @@ def resnet50(graph: Graph, size: int) -> None:
 
 
 def _bottleneck(graph: Graph, x: str, at: str, channels: tuple[int, int], stride: int) -> str:
-    """1x1 to the width, 3x3, 1x1 to four times the width; the first block of a stage projects its shortcut."""
+    """Append 1x1 to the width, 3x3, 1x1 to four times the width; the first block of a stage projects its shortcut."""
     inputs, width = channels
     y = batch_norm(graph, conv(graph, x, f"{at}/conv1", (width, inputs, 1, 1)), f"{at}/bn1", width)
     y = relu(graph, y, f"{at}/relu")
@@ -66,7 +66,7 @@ def _bottleneck(graph: Graph, x: str, at: str, channels: tuple[int, int], stride
 
 
 def _classifier(graph: Graph, x: str, at: str, channels: int) -> None:
-    """Pool over all positions, and one fully connected layer."""
+    """Append a pooling over all positions, and a fully connected layer."""
     pooled = graph.node("GlobalAveragePool", x, at="/avgpool")
     logits = linear(graph, graph.node("Flatten", pooled, at="", axis=1), at, channels, CLASSES, gain=2.0)
     graph.output("output", logits, TensorProto.FLOAT, ["N", CLASSES])
@@ -84,7 +84,7 @@ def _conv_norm(
 
 
 def mobilenet_v2(graph: Graph, size: int) -> None:
-    """MobileNetV2 (Sandler et al., 2018), width 1.0."""
+    """Write MobileNetV2 (Sandler et al., 2018), width 1.0."""
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
     x = _conv_norm(graph, x, "/features/features.0", (32, 3, 3, 3), relu6, stride=2)
     rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -101,7 +101,7 @@ def mobilenet_v2(graph: Graph, size: int) -> None:
 
 
 def _linear_bottleneck(graph: Graph, x: str, at: str, channels: tuple[int, int, int], stride: int) -> str:
-    """Expand 1x1, depthwise 3x3, project 1x1 without activation."""
+    """Append expand 1x1, depthwise 3x3, project 1x1 without activation."""
     inputs, width, outputs = channels
     layer = 0
     if width != inputs:
@@ -134,7 +134,7 @@ MOBILENET_V3_LARGE = (
 
 
 def mobilenet_v3_large(graph: Graph, size: int) -> None:
-    """MobileNetV3-Large (Howard et al., 2019): squeeze-and-excite with HardSigmoid, hard-swish."""
+    """Write MobileNetV3-Large (Howard et al., 2019): squeeze-and-excite with HardSigmoid, hard-swish."""
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
     x = _conv_norm(graph, x, "/features/features.0", (16, 3, 3, 3), hard_swish, stride=2, eps=1e-3)
     inputs = 16
@@ -161,7 +161,7 @@ def mobilenet_v3_large(graph: Graph, size: int) -> None:
 
 
 def _squeeze_excite(graph: Graph, x: str, at: str, channels: tuple[int, int], act: Activation, gate: Activation) -> str:
-    """Scale each channel by a factor in 0..1 that is computed from the mean of every channel."""
+    """Append a factor in 0..1 for each channel. The factors are computed from the means of all channels."""
     width, squeezed = channels
     y = graph.node("GlobalAveragePool", x, at=f"{at}/avgpool")
     y = act(graph, conv(graph, y, f"{at}/fc1", (squeezed, width, 1, 1), bias=0.0), f"{at}/activation")
@@ -182,7 +182,7 @@ EFFICIENTNET_B0 = (
 
 
 def efficientnet_b0(graph: Graph, size: int) -> None:
-    """EfficientNet-B0 (Tan and Le, 2019): SiLU, squeeze-and-excite with sigmoid."""
+    """Write EfficientNet-B0 (Tan and Le, 2019): SiLU, squeeze-and-excite with sigmoid."""
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
     x = _conv_norm(graph, x, "/features/features.0", (32, 3, 3, 3), silu, stride=2)
     inputs = 32
@@ -197,7 +197,7 @@ def efficientnet_b0(graph: Graph, size: int) -> None:
 
 
 def _mbconv(graph: Graph, x: str, at: str, channels: tuple[int, int, int], kernel: int, stride: int) -> str:
-    """Expand 1x1, depthwise, squeeze and excite, project 1x1."""
+    """Append expand 1x1, depthwise, squeeze-and-excite, project 1x1."""
     inputs, width, outputs = channels
     skip = stride == 1 and inputs == outputs
     layers = iter(f"{at}/block/block.{layer}" for layer in range(4))
@@ -211,7 +211,7 @@ def _mbconv(graph: Graph, x: str, at: str, channels: tuple[int, int, int], kerne
 
 
 SQUEEZENET1_1 = (
-    # squeezed channels, channels of each of the two expansions; None is a pooling
+    # squeezed channels, channels of each of the two expansions; None is a pooling layer
     None,
     (16, 64),
     (16, 64),
@@ -227,7 +227,7 @@ SQUEEZENET1_1 = (
 
 
 def squeezenet1_1(graph: Graph, size: int) -> None:
-    """SqueezeNet 1.1 (Iandola et al., 2016): no batch normalisation, Concat of two convolutions in each module."""
+    """Write SqueezeNet 1.1 (Iandola et al., 2016): no batch normalization, a Concat of two convolutions per module."""
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
     x = conv(graph, x, "/features/features.0", (64, 3, 3, 3), stride=2, pad=0, bias=0.0)
     x = relu(graph, x, "/features/features.1")
@@ -246,7 +246,7 @@ def squeezenet1_1(graph: Graph, size: int) -> None:
 
 
 def _fire(graph: Graph, x: str, at: str, channels: tuple[int, int, int]) -> str:
-    """Squeeze 1x1, then expand 1x1 and 3x3 side by side."""
+    """Append squeeze 1x1, then expand 1x1 and 3x3 in parallel."""
     inputs, squeezed, width = channels
     x = relu(graph, conv(graph, x, f"{at}/squeeze", (squeezed, inputs, 1, 1), bias=0.0), f"{at}/squeeze_activation")
     parts = []
@@ -258,9 +258,9 @@ def _fire(graph: Graph, x: str, at: str, channels: tuple[int, int, int]) -> str:
 
 
 def unet(graph: Graph, size: int) -> None:
-    """U-Net (Ronneberger et al., 2015) with ConvTranspose, for 3 channels and 2 classes (milesial's PyTorch-UNet).
+    """Write U-Net (Ronneberger et al., 2015) with ConvTranspose, 3 channels, 2 classes (milesial's PyTorch-UNet).
 
-    The Pad nodes, which pad by nothing where the size is a multiple of 16, are what exporters leave of the alignment.
+    Exporters write Pad nodes for the alignment; they pad by 0 if the size is a multiple of 16.
     """
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
     x = _double_conv(graph, x, "/inc", (3, 64))
@@ -281,7 +281,7 @@ def unet(graph: Graph, size: int) -> None:
 
 
 def _double_conv(graph: Graph, x: str, at: str, channels: tuple[int, int]) -> str:
-    """Twice a 3x3 convolution, batch normalisation and ReLU."""
+    """Append 3x3 convolution, batch normalization and ReLU, twice."""
     inputs, width = channels
     for layer, depth in ((0, inputs), (3, width)):
         start = f"{at}/double_conv/double_conv."
@@ -294,7 +294,7 @@ VIT_TOKENS, VIT_WIDTH, VIT_HEADS, VIT_LAYERS = 197, 768, 12, 12
 
 
 def vit_b_16(graph: Graph, size: int) -> None:
-    """ViT-B/16 (Dosovitskiy et al., 2020) for images of 224 x 224: 196 patches and the class token."""
+    """Write ViT-B/16 (Dosovitskiy et al., 2020) for images of 224 x 224: 196 patches and the class token."""
     x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
     x = conv(graph, x, "/conv_proj", (VIT_WIDTH, 3, 16, 16), stride=16, pad=0, bias=0.0, gain=1.0)
     x = graph.node("Transpose", reshape(graph, x, [0, VIT_WIDTH, -1], at=""), at="", perm=[0, 2, 1])
@@ -312,7 +312,7 @@ def vit_b_16(graph: Graph, size: int) -> None:
 
 
 def _encoder_block(graph: Graph, x: str, at: str) -> str:
-    """Attention and perceptron, each normalised at its beginning and added to its input."""
+    """Append attention and perceptron; each normalizes its input, and its result is added to the input."""
     attention = f"{at}/self_attention"
     y = _attention(graph, layer_norm(graph, x, f"{at}/ln_1", VIT_WIDTH, 1e-6), attention)
     x = graph.node("Add", y, x, at=at)
@@ -323,7 +323,7 @@ def _encoder_block(graph: Graph, x: str, at: str) -> str:
 
 
 def _attention(graph: Graph, x: str, at: str) -> str:
-    """PyTorch's MultiheadAttention as it is exported: one projection to the three parts, tokens first."""
+    """Append PyTorch's MultiheadAttention as exporters write it: one projection to the three parts, tokens first."""
     width, depth = VIT_WIDTH, VIT_WIDTH // VIT_HEADS
     x = graph.node("Transpose", x, at=at, perm=[1, 0, 2])
     weight, bias = f"{path(at)}.in_proj_weight", f"{path(at)}.in_proj_bias"
@@ -340,7 +340,7 @@ def _attention(graph: Graph, x: str, at: str) -> str:
         y = graph.node("Transpose", reshape(graph, y, [VIT_TOKENS, -1, depth], at=at), at=at, perm=[1, 0, 2])
         parts.append(reshape(graph, y, [-1, VIT_HEADS, VIT_TOKENS, depth], at=at))
     query, key, value = parts
-    root = graph.constant(depth**-0.25, at=at)  # half of the scale on either side, as PyTorch has it
+    root = graph.constant(depth**-0.25, at=at)  # PyTorch multiplies both query and key by the root of the scale
     query = graph.node("Mul", query, root, at=at)
     key = graph.node("Mul", graph.node("Transpose", key, at=at, perm=[0, 1, 3, 2]), root, at=at)
     weights = graph.node("Softmax", graph.node("MatMul", query, key, at=at), at=at, axis=-1)

@@ -1,8 +1,9 @@
-"""What all tests share."""
+"""Fixtures and options for all tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from requant.quantize.runtime.isa import resolve
+from requant.calibration import session as sessions
+from requant.quantize.runtime.isa import detect, resolve
 
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
 Range = tuple[float, float]
@@ -26,10 +28,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what tests measure apart from what the user of this machine has measured."""
+    """Store the costs that tests measure in a temporary folder, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REQUANT_CACHE", str(tmp_path_factory.mktemp("costs")))
         yield
+
+
+@pytest.fixture
+def vnni() -> Iterator[None]:
+    """Let a test run as on a CPU with VNNI."""
+    with _vnni():
+        yield
+
+
+@pytest.fixture(scope="module")
+def vnni_module() -> Iterator[None]:
+    """Let all tests of a module run as on a CPU with VNNI."""
+    with _vnni():
+        yield
+
+
+@contextmanager
+def _vnni() -> Iterator[None]:
+    """Let the sessions of the package add products of 8 bits exactly on every CPU, as with VNNI.
+
+    On a CPU without VNNI the runtime then converts int8 weights to uint8 when it optimises a graph; on other CPUs the
+    option changes nothing. The detected instruction set is ``vnni``.
+    """
+    options_of = sessions._session_options
+
+    def exact(*args: Any, **kwargs: Any) -> ort.SessionOptions:
+        options = options_of(*args, **kwargs)
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        return options
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "_session_options", exact)
+        detect.cache_clear()
+        yield
+    detect.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -38,28 +75,29 @@ def allowed_error() -> Callable[..., dict[str, float]]:
     return _allowed_error
 
 
-DRAWS = 4  # of noise for each feed
-PARAMETERS = {"Clip", "Dropout", "Pad", "Resize"}  # their further inputs are no signals
+DRAWS = 4  # the number of noise samples for each feed
+PARAMETERS = {"Clip", "Dropout", "Pad", "Resize"}  # only their first input is an activation
 
 
 def _allowed_error(model: onnx.ModelProto, feeds: Feeds, *, isa: str = "auto") -> dict[str, float]:
-    """Return by float output the squared error, summed over `feeds`, that 8 bits for every tensor of `model` allow.
+    """Return the allowed squared error of each float output, summed over `feeds`, if every tensor has 8 bits.
 
-    Rounding errors are uniform over a step and independent of each other, as long as tensors take many values. So the
-    float model runs with uniform noise of one step on every tensor; what is never negative stays so, as an unsigned
-    integer would. A step is the tensor's range over the feeds, zero included, in 255 parts; of a constant it is the
-    greatest magnitude in 127 parts, or in the 63 that are left where products are added in 16 bits.
+    Rounding errors are uniform over a step and independent, if tensors have many values. So the float model runs with
+    uniform noise of one step on every tensor. A tensor that is never negative stays so, like an unsigned integer. A
+    step of an activation is 1/255 of its range over the feeds, including zero. A step of a constant is 1/127 of its
+    largest magnitude, or 1/63 if the CPU adds products in 16 bits.
 
-    Many such errors add up to normal ones. The root mean square of n independent ones exceeds what is expected of it
-    by a factor of 1 + 3 / sqrt(2 n) once in a thousand times; the values of one output share the noise before them,
-    so that fewer are independent. 1.2 + 3 / sqrt(n) is allowed, n the size of the output over all feeds.
+    The sum of many such errors has a normal distribution. The root mean square of n independent errors exceeds its
+    expected value by a factor of 1 + 3 / sqrt(2 n) once in a thousand times. The values of one output share earlier
+    noise, so fewer errors are independent: the allowed factor is 1.2 + 3 / sqrt(n), with n the size of the output over
+    all feeds.
     """
     expected = _expected_error(model, feeds, 127 if resolve(isa).exact else 63)
     return {name: error * (1.2 + 3 / size**0.5) ** 2 for name, (error, size) in expected.items()}
 
 
 def _expected_error(model: onnx.ModelProto, feeds: Feeds, parts: int) -> dict[str, tuple[float, int]]:
-    """Return the expected squared error of each output, and its size, over all feeds."""
+    """Return the expected squared error and the size of each output, over all feeds."""
     weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     seen = [{**feed, **values} for feed, values in zip(feeds, _values(model, feeds), strict=True)]
     scalars = {name for node in model.graph.node for name in node.output if not np.ndim(seen[0].get(name, 0))}
@@ -80,7 +118,7 @@ def _expected_error(model: onnx.ModelProto, feeds: Feeds, parts: int) -> dict[st
 
 
 def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[str, Range]) -> onnx.ModelProto:
-    """Return `model` with a further input ``t//noise`` for each tensor t of `steps`: all readers read t//rounded."""
+    """Return `model` with an input ``t//noise`` for each tensor t in `steps`; readers of t read ``t//rounded``."""
     shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -89,7 +127,7 @@ def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[s
         shape = shapes.get(name)
         made.graph.input.append(helper.make_tensor_value_info(f"{name}//noise", TensorProto.FLOAT, shape))
         low, high = ranges.get(name, (-1.0, 1.0))
-        low, high = (-1.0, 1.0) if low == high else (low, high)  # what cancels in float need not do so in integers
+        low, high = (-1.0, 1.0) if low == high else (low, high)  # values that cancel in float may not cancel in int8
         for end, bound in (("low", -np.inf if low else 0.0), ("high", np.inf if high else 0.0)):
             made.graph.initializer.append(numpy_helper.from_array(np.asarray(bound, np.float32), f"{name}//{end}"))
 
@@ -111,7 +149,7 @@ def _noisy(model: onnx.ModelProto, steps: Mapping[str, float], ranges: Mapping[s
 
 
 def _read_rounded(node: onnx.NodeProto, steps: Mapping[str, float]) -> None:
-    """Let a node, and the bodies in it, read the noisy copies."""
+    """Make a node and its bodies read the noisy copies."""
     node.input[:] = [f"{name}//rounded" if name in steps else name for name in node.input]
     for body in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
         for inner in body.node:
@@ -119,14 +157,14 @@ def _read_rounded(node: onnx.NodeProto, steps: Mapping[str, float]) -> None:
 
 
 def _values(model: onnx.ModelProto, feeds: Feeds) -> list[dict[str, NDArray[Any]]]:
-    """Return what the nodes of a model give on each feed, by name."""
+    """Return the results of all nodes on each feed, by name."""
     names = [name for node in model.graph.node for name in node.output if name]
     session = _session(model, names)
     return [dict(zip(names, session.run(None, dict(feed)), strict=True)) for feed in feeds]
 
 
 def _session(model: onnx.ModelProto, outputs: Sequence[str]) -> ort.InferenceSession:
-    """Load a model with other outputs, and run it as it is written."""
+    """Open a model with other outputs, without the optimizations of the runtime."""
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     del watched.graph.output[:]
@@ -142,6 +180,6 @@ def _is_float(value: object) -> bool:
 
 
 def _range(arrays: Sequence[NDArray[Any]]) -> Range:
-    """Return the least and the greatest finite value, zero included."""
+    """Return the range of the finite values, including zero."""
     values = np.concatenate([array[np.isfinite(array)].ravel() for array in arrays])
     return min(0.0, float(values.min(initial=0.0))), max(0.0, float(values.max(initial=0.0)))

@@ -1,4 +1,4 @@
-"""Models of every make: what comes out is valid, computes the same, and is int8 where the runtime can."""
+"""Models of many kinds: the INT8 model is valid, computes the same, and is int8 where the runtime has a kernel."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from requant import RequantError
 from requant.quantize import Accuracy, Latency, Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.profile import executed
 from requant.transforms.qparams import Scheme
+from requant.transforms.saturation import PAIR_LIMIT, pair_peak
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
 PADS = "<pads = [1, 1, 1, 1]>"
-LEAST_DB = (
-    20.0  # 8 bits leave 50 dB of a uniform tensor; a few layers of random weights and a wide range take 20 of them
-)
+LEAST_DB = 20.0  # a uniform tensor in 8 bits has 50 dB; a few layers and wide ranges lose about 20 dB
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +36,7 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(folder: Path, body: str, opset: int = 17, ir: int = 8, **constants: tuple[int, ...] | Array) -> Path:
-    """Write a model of ONNX text; constants are arrays, or shapes of random weights that keep a signal's power."""
+    """Write a model from ONNX text. Constants are arrays, or shapes of random weights that keep the variance."""
     head = f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1, "my" : 1]>\n'
     model = onnx.parser.parse_model(head + body)
     random = np.random.default_rng(0)
@@ -57,7 +56,7 @@ def images(*shape: int, **more: Array) -> list[dict[str, Array]]:
 
 
 def quantized(model: Path, feeds: list[dict[str, Array]] | None, **options: Any) -> Result:
-    """Quantize, and assert what holds of every output: valid, and the same with and without optimisations."""
+    """Quantize; assert that the model is valid, and that optimizations of the runtime do not change its outputs."""
     out = model.with_name("int8.onnx")
     result = quantize_model(model, feeds, out, Options(force=True, force_int8=True, **options))
     onnx.checker.check_model(out, full_check=True)
@@ -157,7 +156,7 @@ def test_a_model_of_half_floats_is_quantized_and_keeps_its_inputs_and_outputs(tm
 
 
 def bfloat16(array: Array, name: str) -> onnx.TensorProto:
-    """Return an array as a bfloat16 initializer: the upper halves of the float32."""
+    """Return an array as a bfloat16 initializer: the upper 16 bits of each float32."""
     halves = (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return onnx.helper.make_tensor(name, onnx.TensorProto.BFLOAT16, array.shape, halves.tobytes(), raw=True)
 
@@ -201,6 +200,7 @@ def test_a_model_that_is_partly_quantized_is_completed(tmp_path: Path, form: str
     assert sum(node.op_type == "QuantizeLinear" for node in whole) <= (5 if form == "qdq" else 3)
 
 
+@pytest.mark.usefixtures("vnni")
 def test_weights_that_alone_are_int8_are_taken_up_with_their_scales(tmp_path: Path) -> None:
     feeds = images(1, 16, 8, 8)
     model = written(tmp_path, STACK, **WEIGHTS)
@@ -325,6 +325,18 @@ def test_a_target_without_vnni_lowers_only_channels_that_can_saturate(tmp_path: 
     assert not quantized(model, images(3, 64), isa="vnni").relieved
 
 
+def test_both_matrices_of_an_lstm_are_lowered_for_a_target_without_vnni(tmp_path: Path) -> None:
+    text = "g (float[7,2,24] x) => (float[7,1,2,16] y) { [op] y = LSTM <hidden_size = 16> (x, w, r) }"
+    model = written(tmp_path, text, w=(1, 64, 24), r=(1, 64, 16))
+    for isa, channels in (("avx2", range(1, 129)), ("vnni", range(1))):
+        result = quantized(model, None, isa=isa, selection=Selection(strategy=Strategy.DYNAMIC))
+        assert result.kernels == {"DynamicQuantizeLSTM": 1}
+        assert result.relieved.get("op", 0) in channels
+        weights = [numpy_helper.to_array(i) for i in onnx.load(result.output).graph.initializer]
+        peaks = [pair_peak(matrix[0], -1) for matrix in weights if matrix.dtype == np.int8 and matrix.ndim == 3]
+        assert [(peak > PAIR_LIMIT).any() for peak in peaks] == [isa == "vnni"] * 2
+
+
 FUNCTIONS = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ [first] a = my.Block(x, w)  [second] y = my.Block(a, w1) }}
     <domain: "my", opset_import: ["" : 17]>
     Block (t, k) => (r) {{ [conv] c = Conv{PADS}(t, k)  [relu] r = Relu(c) }}"""
@@ -341,10 +353,10 @@ def test_names_of_calls_and_of_nodes_in_functions_exclude(tmp_path: Path, name: 
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        (Selection(exclude_ops=frozenset({"Block"})), "'Block' is a function of the model, which is taken apart"),
+        (Selection(exclude_ops=frozenset({"Block"})), "'Block' is a function of the model, which is inlined"),
         (
             Selection(strategies={"first": Strategy.STATIC}),
-            "node 'first': a Block cannot be static; it has none to choose",
+            "node 'first': a Block cannot be static; it has no strategies",
         ),
         (Selection(strategies={"conv": Strategy.DYNAMIC}), "a Conv cannot be dynamic; it can be: static, weight-only"),
         (Selection(exclude_nodes=frozenset({"conf"})), "no node named 'conf'; did you mean 'conv'"),
@@ -362,7 +374,9 @@ def test_what_cannot_be_chosen_is_refused_before_anything_runs(
 
 def test_one_matrix_as_it_is_and_transposed(tmp_path: Path) -> None:
     first = np.random.default_rng(0).standard_normal(16)
-    circulant = np.stack([np.roll(first, step) for step in range(16)]).astype(np.float32)  # rows and columns peak alike
+    circulant = np.stack([np.roll(first, step) for step in range(16)]).astype(
+        np.float32
+    )  # rows and columns have equal maxima
     body = "g (float[N,16] x) => (float[N,16] y, float[N,16] z) { y = Gemm(x, w)  z = Gemm <transB = 1> (x, w) }"
     for strategy in (Strategy.STATIC, Strategy.DYNAMIC, Strategy.WEIGHT):
         quantized(written(tmp_path, body, w=circulant), images(3, 16), selection=Selection(strategy=strategy))
@@ -401,7 +415,7 @@ def test_a_tensor_that_the_data_leave_at_zero_keeps_its_reader_in_float(tmp_path
     body = "g (float[N,16] x) => (float[N,8] y) { [gone] z = Sub(x, x)  [dense] y = Gemm(z, m, b) }"
     model = written(tmp_path, body, m=np.full((16, 8), 12.7, np.float32), b=np.full(8, 0.04, np.float32))
     assert (
-        reasons(quantized(model, images(3, 16)))["dense"] == "its input is zero in all the data, which tells no scale"
+        reasons(quantized(model, images(3, 16)))["dense"] == "its input is zero in all the data, which gives no scale"
     )
 
 
@@ -471,7 +485,7 @@ def test_sparse_weights_are_weights(tmp_path: Path) -> None:
 def test_external_data_of_any_size_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = written(tmp_path, BRANCHES, **WEIGHTS)
     proto = onnx.load(model)
-    for branch in proto.graph.node[-1].attribute:  # weights of a body, in the body
+    for branch in proto.graph.node[-1].attribute:  # move the weights of a body into the body
         branch.g.initializer.add().CopyFrom(next(i for i in proto.graph.initializer if i.name == "w2"))
     del proto.graph.initializer[2]
     onnx.save(proto, model, save_as_external_data=True, location="all.data", size_threshold=0, convert_attribute=True)
@@ -520,7 +534,7 @@ def test_a_pair_that_clips_for_one_reader_clips_for_it_alone(tmp_path: Path) -> 
     half: dict[str, Any] = {
         "s": np.asarray(1 / 32, np.float32),
         "o": np.asarray(0, np.uint8),
-    }  # what is negative is lost
+    }  # negative values are clipped
     model = written(tmp_path, body, w=(16, 16, 3, 3), w1=(16, 16, 3, 3), **half)
     assert quantized(model, images(1, 16, 8, 8)).kernels == {"QLinearConv": 2}
 
@@ -537,7 +551,7 @@ def test_a_static_product_in_a_branch_that_the_data_never_take(tmp_path: Path) -
 
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
 def test_a_gemm_that_writes_float_keeps_its_integer_kernel(tmp_path: Path, activation: str) -> None:
-    """Where the activation behind it is fused first, the runtime computes the product in float."""
+    """If the runtime fuses the activation with the product first, it computes the product in float."""
     limit = ", zero" if activation == "Clip" else ""
     made = onnx_ir.from_onnx_text(
         f"""<ir_version: 8, opset_import: ["" : 17]>

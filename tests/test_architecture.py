@@ -1,4 +1,4 @@
-"""Who may import whom, and how long a function may be: read from the source, nothing is run."""
+"""Rules for the source: which part may import which part, and the length of functions. No code is run."""
 
 import ast
 import itertools
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("transforms", "calibration", "quantize")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
-# Which parts of the project a part may import; "" is the root with its errors.
+# The parts of the project that each part may import; "" is the root package with the errors.
 KNOWS = {
     "": {""},
     "transforms": {"", "transforms"},
@@ -45,12 +45,13 @@ ROOMS = {
     "report": "steps",
     "api": "steps",
     "console": "tools tools.bench tools.explain tools.inspect gate result placement",
-    "commands": "console api report",
+    "project": "gate api report",
+    "commands": "console project",
 }
 MOST_ROOMS, MOST_FLOORS = 20, 10
-# The only homes of two libraries.
+# Two libraries that only one room may import.
 HOMES = {"click": ("cli.py", "quantize/commands/"), "rich": ("quantize/console/", "quantize/commands/app.py")}
-# Libraries that belong to other parts: no runtime where graphs are rewritten, no command line below cli.py.
+# Libraries that a part must not import: transforms use no runtime, and only cli.py uses click.
 FOREIGN = {
     "": {"click", "google", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
     "transforms": {"onnxruntime"},
@@ -78,7 +79,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imported(node: ast.AST, path: Path) -> list[str]:
-    """Return the absolute dotted names that an import statement asks for; [] for any other node.
+    """Return the absolute dotted names that an import statement imports; [] for any other node.
 
     ``from .graph import chains`` in ``transforms/fold_bn.py`` gives ``requant.transforms.graph.chains``.
     """
@@ -115,7 +116,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def has_options(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether the parameters are options that users write: of a click command, or of a registered transform."""
+    """Whether the parameters are options of users: of a click command or of a registered transform."""
 
     def name(call: ast.expr) -> str:
         function = call.func if isinstance(call, ast.Call) else call
@@ -160,7 +161,7 @@ def test_every_imported_library_is_a_declared_dependency(path: Path) -> None:
 
 @each_source
 def test_packages_import_relatively_and_the_command_line_absolutely(path: Path) -> None:
-    # A relative import works whatever the checkout folder is called; cli.py also runs as a script.
+    # A relative import works with any name of the checkout folder; cli.py also runs as a script.
     for node in ast.walk(tree(path)):
         relative = isinstance(node, ast.ImportFrom) and node.level > 0
         ours = any(name.split(".")[0] == "requant" for name in imported(node, path))
@@ -216,10 +217,10 @@ def module_of(path: Path) -> str:
 
 
 def arrows() -> set[tuple[str, str]]:
-    """Return who imports whom among the rooms, imports inside functions and for type checkers included."""
+    """Return the imports between rooms, including imports inside functions and for type checkers."""
     found = set()
     for path in (ROOT / "quantize").rglob("*.py"):
-        if path == ROOT / "quantize" / "__init__.py":  # names that the package hands on
+        if path == ROOT / "quantize" / "__init__.py":  # names that the package re-exports
             continue
         for _, name in all_imports(path):
             parts = name.split(".")

@@ -1,4 +1,4 @@
-"""The networks of sample_models/architectures.py: the published shapes, signals that live, inputs that fit."""
+"""The networks of sample_models/architectures.py: published shapes, activations that vary, inputs that fit."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ PARAMETERS = {
     "loop_rnn": 2 * (192 * 128 + 128) + 128 * 32 + 32,
 }
 
-# Multiply-accumulates of one image of the network's own size, in units of 1e9, as published: torchvision's GFLOPS;
-# Ultralytics' 8.7 GFLOPs, which count a multiplication and an addition as two.
+# Published multiply-accumulates of one image of the default size, in units of 1e9: torchvision's GFLOPS, and half of
+# Ultralytics' 8.7 GFLOPs, which count a multiplication and an addition as two operations.
 MACS = {
     "resnet50": 4.09,
     "mobilenet_v2": 0.30,
@@ -65,7 +65,7 @@ MACS = {
 
 @dataclass
 class Built:
-    """A network, built small where it can be, and its feeds."""
+    """A network, built with a small size if possible, and its feeds."""
 
     name: str
     model: onnx.ModelProto
@@ -100,7 +100,7 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def multiply_accumulates(model: onnx.ModelProto) -> int:
-    """Count those of convolutions and matrix products for a batch of one, from inferred shapes."""
+    """Count the multiply-accumulates of convolutions and matrix products for batch 1, from inferred shapes."""
     for end in model.graph.input:
         end.type.tensor_type.shape.dim[0].dim_value = 1
     for end in model.graph.output:
@@ -125,7 +125,7 @@ def test_the_table_has_the_counts_that_are_published() -> None:
 
 @pytest.fixture
 def weightless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let initializers have shapes but no values, so that the largest network is built in no time."""
+    """Give initializers shapes but no values, so that the largest network is built quickly."""
 
     def parameter(graph: Any, name: str, values: NDArray[Any]) -> str:
         owner = graph if graph.keeps or graph.parent is None else graph.parent
@@ -146,7 +146,7 @@ def test_a_network_has_as_many_parameters_as_published(name: str) -> None:
 @pytest.mark.usefixtures("weightless")
 @pytest.mark.parametrize("name", MACS)
 def test_a_network_does_as_many_multiply_accumulates_as_published(name: str) -> None:
-    # Strides and pads, which no count of parameters shows.
+    # Strides and pads; the number of parameters does not depend on them.
     assert round(multiply_accumulates(architectures.build(name)) / 1e9, 2) == MACS[name]
 
 
@@ -168,11 +168,11 @@ def test_outputs_are_finite_of_sane_size_and_differ_from_input_to_input(built: B
     for one, other in zip(first, second, strict=True):
         assert np.isfinite(one).all()
         assert one.size
-        if built.name.startswith("yolo"):  # boxes in pixels beside scores
+        if built.name.startswith("yolo"):  # the output contains boxes in pixels and scores
             assert one.shape != other.shape or (one != other).mean() > 0.5
             continue
         assert 0.1 < one.std() < 100
-        assert 0.05 < (one - other).std() / one.std() < 10  # a dead network gives nearly the same for all
+        assert 0.05 < (one - other).std() / one.std() < 10  # a dead network gives nearly equal outputs for all inputs
 
 
 def test_a_batch_gives_an_output_for_each_entry(built: Built) -> None:
@@ -199,7 +199,7 @@ def test_no_layer_lets_its_signal_die_explode_or_saturate(built: Built) -> None:
         op = made[name].op_type if name in made else None
         if op == "Softmax":
             assert value.max(axis=helper.get_node_attr_value(made[name], "axis")).mean() < 0.7, name
-        elif op == "Sigmoid" and not name.startswith("/model.22/"):  # a detector's scores are nearly all near 0
+        elif op == "Sigmoid" and not name.startswith("/model.22/"):  # nearly all scores of a detector are near 0
             assert ((value < 0.01) | (value > 0.99)).mean() < 0.1, name
         elif op in layers - {"Sigmoid"}:
             assert 1e-2 < value.std() < 1e2, name
@@ -217,7 +217,7 @@ def test_batch_normalizations_are_kept_and_normalise_what_reaches_them(name: str
     for norm, output in zip(norms, outputs, strict=True):
         scale, shift = (values[key].reshape(1, -1, 1, 1) for key in norm.input[1:3])
         normed = (output - shift) / scale
-        assert abs(normed.mean()) < 0.3, norm.name  # these are other images than the statistics are of
+        assert abs(normed.mean()) < 0.3, norm.name  # the statistics come from other images
         assert 0.5 < normed.std() < 2, norm.name
 
 
@@ -246,7 +246,7 @@ def test_a_network_can_be_written_for_other_opsets(name: str, opset: int) -> Non
 
 
 def layer_at(opset: int, layer: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Run one layer on x (N, 16), with the runtime's optimisations, which fuse what stands for one operator, off."""
+    """Run one layer on x (N, 16) without the optimizations of the runtime, which would fuse its nodes."""
     model = builder.empty_model("layer", opset)
     graph = builder.Graph(0, opset, model.graph)
     name = graph.input("x", onnx.TensorProto.FLOAT, ["N", 16])
@@ -262,14 +262,14 @@ def layer_at(opset: int, layer: str, x: NDArray[np.float32]) -> NDArray[np.float
 def test_what_stands_for_an_operator_in_old_opsets_computes_the_same(layer: str) -> None:
     x = np.random.default_rng(0).normal(1, 2, (50, 16)).astype(np.float32)
     old, new = (layer_at(opset, layer, x) for opset in (13, 17))
-    # Mean and variance are sums of 16, the variance of squares of what the mean is off; ten more roundings follow.
+    # Mean and variance are sums of 16 terms; the variance includes the error of the mean. Ten more roundings follow.
     bound = (3 * 16 + 10) * np.finfo(np.float32).eps * (np.abs(x).max() + np.abs(new).max())
     np.testing.assert_allclose(old, new, rtol=0, atol=bound)
     assert np.abs(new).max() > 1
 
 
 def test_the_decoder_continues_from_its_cache() -> None:
-    # Tokens at once, or one by one with what the first gave: the same keys, values and positions.
+    # All tokens in one run, or one token per run with the cache of the runs before: equal keys, values and positions.
     (feed,) = architectures.feeds("llama", count=1, size=4)
     run = session(architectures.build("llama"))
     names = [end.name for end in run.get_outputs()]
@@ -277,7 +277,7 @@ def test_the_decoder_continues_from_its_cache() -> None:
     head = run.run(None, feed | {"input_ids": feed["input_ids"][:, :3]})
     past = {key.replace("present", "past_key_values"): value for key, value in zip(names[1:], head[1:], strict=True)}
     tail = dict(zip(names, run.run(None, past | {"input_ids": feed["input_ids"][:, 3:]}), strict=True))
-    # 7 products in each of 6 layers and the last one, each a sum of at most 768, summed in another order; sums of k
+    # 7 products in each of 6 layers and the last product: sums of at most 768 terms in another order; sums of k terms
     # have an error of about sqrt(k) eps (Higham and Mary, 2019).
     bound = (7 * 6 + 1) * math.sqrt(768) * np.finfo(np.float32).eps
     np.testing.assert_allclose(
@@ -294,7 +294,7 @@ def test_the_decoder_turns_keys_by_their_positions_and_keeps_their_lengths() -> 
     (keys,) = run.run(["present.0.key"], feed)
     new = keys[0, :, -4:]
     lengths = np.linalg.norm(new, axis=-1)
-    # Two products and a sum an element, and their factors, rounded to half an eps each: 3 eps at most, in every direction.
+    # Two products and a sum per element, and their factors, each rounded to half an eps: 3 eps at most.
     bound = 3 * np.finfo(np.float32).eps * lengths.max() * math.sqrt(48)
     np.testing.assert_allclose(lengths, lengths[:, :1].repeat(4, axis=1), rtol=0, atol=bound)
     assert (np.abs(np.diff(new, axis=1)).max(axis=-1) > 0.01).all()
@@ -384,7 +384,7 @@ def test_the_command_writes_a_model(tmp_path: Path) -> None:
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
-    """Run the command; returns its exit code, standard output and standard error."""
+    """Run the command; return its exit code, standard output and standard error."""
     result = CliRunner().invoke(architectures.main, list(arguments))
     return result.exit_code, result.stdout, result.stderr
 

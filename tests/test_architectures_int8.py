@@ -17,8 +17,8 @@ from requant.quantize import Latency, Options, quantize_model
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 LEAST_DB = 20.0
-# By architecture: its feeds, the least share of multiply-accumulates in integers, and what float operators compute.
-# The first convolutions, of 3 channels and 3x3, are faster in float; so are products of two activations.
+# For each architecture: the feeds, the lowest share of multiply-accumulates in integers, and the operators in float.
+# First convolutions with 3 channels and 3x3 kernels, and products of two activations, are faster in float.
 EXPECTED = {
     "if_branches": ("if_branches", 0.9),
     "loop_rnn": ("loop_rnn", 1.0),
@@ -35,14 +35,14 @@ EXPECTED = {
     "vit_b_16": ("vit_b_16", 0.9),
     "bert_base": ("bert_base", 0.9),
 }
-# Scores before NonMaxSuppression: at random weights most are near 0, where a sigmoid turns an error of 0.3 in a logit,
-# of 24 dB, into one of 30 % in the score. Without selection, scores and boxes are one output.
+# Scores before NonMaxSuppression: with random weights most are near 0. There the sigmoid turns an error of 0.3 in a
+# logit (24 dB) into an error of 30 % in the score. Without NonMaxSuppression, scores and boxes are one output.
 LEAST = {"yolo_nms": 10.0}
 FAST = {"if_branches", "loop_rnn"}
 
 
 def architectures() -> Any:
-    """Import the program that builds them."""
+    """Import the program that builds the architectures."""
     sys.path.insert(0, str(SAMPLES))
     try:
         return importlib.import_module("architectures")
@@ -73,7 +73,7 @@ def test_an_architecture_comes_out_int8_and_close_to_float(
     feed = architectures().feeds(name, count=1, **size)[0]
     plain, fast = (run(out, feed, optimise=optimise) for optimise in (False, True))
     for before, after in zip(plain, fast, strict=True):
-        assert before.shape == after.shape or name == "yolo_nms"  # how many boxes are left depends on single scores
+        assert before.shape == after.shape or name == "yolo_nms"  # the number of boxes depends on single scores
         if before.shape == after.shape:
             noise = np.square(before.astype(np.float64) - after).sum()
             assert 10 * math.log10(np.square(before.astype(np.float64)).sum() / max(noise, 1e-30)) >= LEAST_DB

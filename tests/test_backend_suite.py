@@ -1,4 +1,4 @@
-"""Every model of onnx's own backend test suite goes through `requant quantize`: valid and near, or refused with a reason."""
+"""`requant quantize` on onnx's backend test suite: the result is valid and accurate, or a refusal with a reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outcomes(*arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     found = [judge.Outcome(**row) for row in json.loads(done.stdout)["outcomes"]]
-    suite.print_table(found)
+    suite.print_counts(found)
     return [vars(row) for row in found]
 
 
@@ -75,18 +75,18 @@ net (float[N,8] x) => (float[N,6] y) {
 
 @pytest.fixture
 def task() -> Any:
-    """Return a product and a sum with random weights."""
+    """Return a task: a product and a sum with random weights."""
     random = np.random.default_rng(0)
     model = onnx.parser.parse_model(TEXT)
     for name, shape in (("w", (8, 6)), ("b", (6,))):
         values = random.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
     feeds = tuple({"x": random.standard_normal((5, 8)).astype(np.float32)} for _ in range(3))
-    return cases.Task("net", "own", "*net", cases.AS_IS, model.SerializeToString(), feeds)
+    return cases.Task("net", "own", "*net", cases.UNCHANGED, model.SerializeToString(), feeds)
 
 
 def two_steps_off(model: onnx.ModelProto) -> None:
-    """Move the weights of one channel by two steps."""
+    """Change the weights of one channel by two steps."""
     (tensor,) = (t for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 2)
     array = numpy_helper.to_array(tensor).copy()
     array[:, 0] -= np.sign(array[:, 0]) * 2
@@ -94,13 +94,13 @@ def two_steps_off(model: onnx.ModelProto) -> None:
 
 
 def other_scale(model: onnx.ModelProto) -> None:
-    """Let the weights stand for values a tenth larger."""
+    """Increase the scale of the weights by 10 %."""
     (tensor,) = (t for t in model.graph.initializer if t.name == "w/scale")
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.1), tensor.name))
 
 
 def nothing(model: onnx.ModelProto) -> None:
-    """Leave the model as it is."""
+    """Do not change the model."""
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def test_only_a_true_reason_in_one_line_is_a_reason(message: str, ran: bool, rea
 
 
 class Abort:
-    """What ends the process that receives it, as an abort of the runtime does."""
+    """An object that ends the process that receives it, like an abort of the runtime."""
 
     def __reduce__(self) -> tuple[object, tuple[int]]:
         return os._exit, (7,)
 
 
 def test_a_process_that_dies_costs_its_own_task_only(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT)  # the processes get this path
+    monkeypatch.syspath_prepend(ROOT)  # the worker processes inherit this path
     deadly = replace(task, name="deadly", feeds=(Abort(),))
     found = suite.outcomes([deadly, task], jobs=1)
     assert [(o.name, o.result) for o in found] == [("deadly", "failed"), ("net", "int8")]

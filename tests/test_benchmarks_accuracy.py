@@ -1,4 +1,4 @@
-"""The accuracy benchmark: what it concludes from figures, and that it goes on where it stopped."""
+"""The accuracy benchmark: its conclusions from measurements, and resuming an interrupted table."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ def test_rows_are_kept_and_made_anew_when_asked(tmp_path: Path) -> None:
     assert accuracy.kept(file, "all") == []
     assert accuracy.kept(tmp_path / "none.json", "") == []
     file.write_text(json.dumps([1]))
-    with pytest.raises(click.ClickException, match="holds no rows of this program"):
+    with pytest.raises(click.ClickException, match="no rows of this program"):
         accuracy.kept(file, "")
 
 
 class Calls:
-    """Takes the place of the processes; the model of the contender `failing` is not made."""
+    """A replacement for the processes; the contender `failing` makes no model."""
 
     def __init__(self, failing: str = "") -> None:
         self.made: list[str] = []
@@ -197,7 +197,7 @@ def test_what_single_items_tell_of_two_results() -> None:
     assert found["interval"][0] < 0.25 < found["interval"][1]
     assert (
         contenders._paired("perplexity", before, after)["interval"] is None
-    )  # tokens are right or wrong, losses are not
+    )  # single tokens are right or wrong; losses are not
     quality = {"quality": np.arange(8.0)}, {"quality": np.arange(8.0) - 0.5}
     assert contenders._paired("PSNR_dB", *quality)["interval"] == (0.5, 0.5)
     assert contenders._paired("finite", {}, {}) == {}

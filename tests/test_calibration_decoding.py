@@ -1,4 +1,4 @@
-"""JSON into typed values: accepted values, and one-line errors with the file and the entry."""
+"""Decoding JSON into typed values: accepted values, and one-line errors with the file and the entry."""
 
 from __future__ import annotations
 

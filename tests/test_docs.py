@@ -1,4 +1,4 @@
-"""The commands in the documentation do what it says."""
+"""The commands in the documentation do what the documentation says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_flow_runs_as_written(tmp_path: Path) -> None:
-    """docs/flow.md, from the float model to the fused one, in an empty folder."""
+    """Run the commands of docs/flow.md, from the float model to the fused model, in an empty folder."""
     if shutil.which("sh") is None:
         pytest.skip("needs a POSIX shell")
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "flow.md").read_text(), flags=re.DOTALL)
@@ -31,7 +31,7 @@ def test_the_flow_runs_as_written(tmp_path: Path) -> None:
     assert fused.count("QLinearConv") == 1
     assert fused.count("QGemm") == 2
     assert "Requantize" not in fused
-    assert "100.00%" in done.stderr  # the last command's top-1 agreement
+    assert "100.00%" in done.stderr  # the top-1 agreement that the last command prints
 
 
 def test_every_transform_is_in_the_changelog() -> None:

@@ -1,4 +1,4 @@
-"""docs/transforms.md, docs/tools.md and docs/plugins.md say what is so."""
+"""docs/transforms.md, docs/tools.md and docs/plugins.md agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that are written also load in OpenVINO, and classify as in ONNX Runtime."""
+"""The INT8 models also load in OpenVINO, and give the same classes as in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from requant.quantize import Options, quantize_model
 from requant.transforms.qparams import Scheme
 
-with pytest.MonkeyPatch.context() as patch:  # without that package, importing OpenVINO sends no telemetry
+with pytest.MonkeyPatch.context() as patch:  # OpenVINO sends no telemetry if this package is missing
     patch.setitem(sys.modules, "openvino_telemetry", None)
     openvino = pytest.importorskip("openvino")
 
@@ -27,8 +27,8 @@ SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"
 DATA = SAMPLE_MODELS / "digits.npz"
 EPS = float(np.finfo(np.float32).eps)
 
-# float32 as in ONNX Runtime: by default OpenVINO computes in bfloat16 where the CPU can, and rounds the activations that
-# meet int8 weights to 8 bits
+# float32 as in ONNX Runtime: by default OpenVINO computes in bfloat16 if the CPU can, and rounds activations to 8 bits
+# if the weights are int8
 CONFIG = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_NUM_THREADS": 1}
 
 
@@ -38,7 +38,9 @@ def run_openvino(model: bytes, feed: dict[str, Array]) -> Array:
 
 
 def run_onnxruntime(model: bytes, feed: dict[str, Array]) -> Array:
-    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI, int8 weights become uint8: exact
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, feed)[0])
 
 
@@ -57,10 +59,10 @@ def rms(values: Array) -> float:
     ids=["digits", "digits-s8-symmetric", "digits-u8-weights", "digits_transformer"],
 )
 def test_a_quantized_model_classifies_as_in_onnxruntime(name: str, scheme: Scheme, tmp_path: Path) -> None:
-    """Both runtimes add the same integers exactly; their requantizations may round one step apart.
+    """Both runtimes compute the same exact integer sums, but their requantizations may differ by one step.
 
-    That is less than what quantization itself changed, and only an item as close to the border between two classes may
-    change its class: one in a hundred, where quantization changed none or one of the 797.
+    This is less than the error of quantization, which changed the class of at most one of 797 items. So only items close
+    to the border between two classes may change: at most one in a hundred.
     """
     original, output = SAMPLE_MODELS / f"{name}.onnx", tmp_path / "int8.onnx"
     options = Options(force_int8=True, samples=64, seconds=0.05, scheme=scheme)
@@ -84,7 +86,7 @@ INTEGERS = np.clip(np.rint(ROWS / STEP) + ZERO, 0, 255).astype(np.uint8)
 
 
 def operator(text: str, opset: int = 17, **constants: Array) -> bytes:
-    """Return a model of one line of ONNX text."""
+    """Return a model from one line of ONNX text."""
     proto = onnx.parser.parse_model(HEAD.format(opset=opset) + text)
     proto.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in constants.items())
     return bytes(proto.SerializeToString())
@@ -92,7 +94,7 @@ def operator(text: str, opset: int = 17, **constants: Array) -> bytes:
 
 @pytest.mark.parametrize("opset", [11, 17])
 def test_pairs_of_the_runtime_s_own_domain(opset: int) -> None:
-    """Before opset 13 there is no axis: the pairs come from com.microsoft."""
+    """Before opset 13 pairs have no axis; then the operators of com.microsoft are used."""
     model = operator(
         """g (float[8,36] x) => (float[8,5] y) {
             q = com.microsoft.QuantizeLinear(x, s, z)
@@ -129,7 +131,7 @@ def test_a_product_of_integers_into_float() -> None:
 
 
 def test_a_product_with_ranges_found_at_run_time() -> None:
-    """One of the two may leave the activations in float: half a step of them, twice, beside float rounding."""
+    """One runtime may keep the activations in float: the bound is half a step, twice, plus float rounding."""
     model = operator(
         "g (float[8,36] x) => (float[8,5] y) { y = com.microsoft.DynamicQuantizeMatMul(x, w, ws, wz) }",
         w=WEIGHTS,
@@ -144,14 +146,14 @@ def test_a_product_with_ranges_found_at_run_time() -> None:
 
 @pytest.mark.parametrize("gelu", ["QuickGelu <alpha = 1.0>", "FastGelu", "Gelu"])
 def test_gelus_of_the_runtime_s_own_domain(gelu: str) -> None:
-    """``x`` times a function between 0 and 1 that both compute to a few units in the last place; 16 are allowed."""
+    """Return the bound for ``x`` times a function in 0..1: 16 units in the last place; both runtimes need only a few."""
     model = operator(f"g (float[8,36] x) => (float[8,36] y) {{ y = com.microsoft.{gelu} (x) }}")
     found, expected = run_openvino(model, {"x": ROWS}), run_onnxruntime(model, {"x": ROWS})
     assert (np.abs(found - expected) <= 16 * EPS * np.abs(ROWS)).all()
 
 
 def test_a_convolution_that_the_runtime_leaves_in_float() -> None:
-    """A FusedConv loads where it names an activation, here one that changes nothing."""
+    """A FusedConv loads only with an activation; this activation changes nothing."""
     model = operator(
         """g (float[2,4,6,6] x) => (float[2,8,6,6] y) {
             y = com.microsoft.FusedConv <pads = [1,1,1,1], activation = "LeakyRelu", activation_params = [1.0]> (x, w)

@@ -1,4 +1,4 @@
-"""What is installed is what is in the tree, importing it is cheap, and the locks agree with the project file."""
+"""The wheel contains the files of the tree, imports are fast, and the locks agree with the project file."""
 
 import ast
 import importlib
@@ -28,7 +28,7 @@ each_lock = pytest.mark.parametrize("lock", LOCKS)
 
 
 def folders_with_source() -> list[Path]:
-    """Return every folder of the import package that holds Python files, the root first."""
+    """Return every folder of the import package with Python files; the root comes first."""
     found = {path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     return [ROOT, *sorted(found)]
 
@@ -38,21 +38,21 @@ def dotted(folder: Path) -> str:
 
 
 def run(*arguments: str, cwd: Path) -> str:
-    """Run this interpreter in a fresh process, away from the checkout, and return its standard output."""
+    """Run this interpreter in a new process outside of the checkout; return its standard output."""
     done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def libraries_loaded_by(code: str, cwd: Path) -> set[str]:
-    """Return the third-party libraries, by top-level name, that running `code` imports."""
+    """Return the top-level names of the third-party libraries that `code` imports."""
     report = "import json; print(json.dumps(sorted({name.split('.')[0] for name in set(sys.modules) - before})))"
     out = run("-c", f"import sys; before = set(sys.modules)\n{code}\n{report}", cwd=cwd)
     return set(json.loads(out.splitlines()[-1])) - sys.stdlib_module_names - {"requant"}
 
 
 def locked(lock: str) -> dict[str, str]:
-    """Return the pinned versions of a lock file by canonical name."""
+    """Return the pinned versions of a lock file, by canonical name."""
     text = (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
     return {
         canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE)
@@ -68,7 +68,7 @@ def test_every_package_has_an_init_file() -> None:
 
 
 def test_only_the_package_lives_at_the_root() -> None:
-    # setuptools ships every module beside the root __init__.py, a conftest.py or noxfile.py too.
+    # setuptools installs every module next to the root __init__.py, also a conftest.py or noxfile.py.
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "cli.py"}
 
 
@@ -86,7 +86,7 @@ def test_type_checkers_see_the_whole_package() -> None:
     links = {path.name: path for path in (ROOT / ".import" / "requant").iterdir()}
     assert set(links) == {"__init__.py", "cli.py", "py.typed", *FOLDERS}
     for name, link in links.items():
-        # A clone without symbolic links holds the target as text.
+        # In a clone without symbolic links, the file contains the target as text.
         assert (os.readlink(link) if link.is_symlink() else link.read_text()) == f"../../{name}"
 
 
@@ -137,10 +137,14 @@ def test_importing_the_package_registers_every_transform(tmp_path: Path) -> None
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "transform"
         if isinstance(decorator.args[0], ast.Constant)
     }
-    code = "import json; import requant.transforms; from requant.transforms.registry import REGISTRY"
-    registered = set(json.loads(run("-c", f"{code}; print(json.dumps(list(REGISTRY)))", cwd=tmp_path)))
+    code = (
+        "import json; import requant.transforms; from requant.transforms.registry import REGISTRY\n"
+        "from requant.transforms.tensorflow_names import NAMES; print(json.dumps([list(REGISTRY), list(NAMES)]))"
+    )
+    registered, rows = json.loads(run("-c", code, cwd=tmp_path))
     assert written
-    assert registered == written
+    assert rows
+    assert set(registered) == written | set(rows)
 
 
 @each_lock
@@ -173,7 +177,7 @@ def test_what_the_project_asks_for_is_locked(lock: str, requirements: list[str])
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
-    # From a copy: setuptools leaves build/ and *.egg-info where it builds.
+    # Build in a copy: setuptools leaves build/ and *.egg-info in the folder.
     copy = tmp_path / "odd name.v2"
     skip = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=skip)
@@ -187,7 +191,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
 
 
 def _declared_data() -> list[str]:
-    """Return the paths of the tree's files that the project file declares as package data."""
+    """Return the paths of the files that the project file declares as package data."""
     declared = PROJECT["tool"]["setuptools"]["package-data"]
     folders = {package: ROOT.joinpath(*package.split(".")[1:]) for package in declared}
     return [str(path) for package, patterns in declared.items() for p in patterns for path in folders[package].glob(p)]

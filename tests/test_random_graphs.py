@@ -1,4 +1,4 @@
-"""Random graphs of operators from the table: always a valid model, as accurate as eight bits allow."""
+"""Random graphs of operators from the table: the INT8 model is always valid, and as accurate as eight bits allow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant import RequantError
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
-from requant.quantize.options.options import FORMATS
+from requant.quantize.options.declared import FORMATS
 from requant.quantize.runtime.session import Runner
 from requant.transforms.ops import OPS
 from requant.transforms.qparams import Scheme
@@ -33,14 +33,14 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 OPSET = 21
 SAMPLES = 3
-LARGEST = 4096  # values of a tensor; what an operator would make larger is not built
-LONGEST = 64  # of an axis
-LEAST, MOST = 3, 15  # operators of a graph
+LARGEST = 4096  # the largest number of values of a tensor
+LONGEST = 64  # the largest length of an axis
+LEAST, MOST = 3, 15  # the largest number of operators of a graph
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A float tensor of the graph being built."""
+    """A float tensor of the generated graph."""
 
     name: str
     shape: Shape
@@ -56,7 +56,7 @@ class Tensor:
 
 @dataclass
 class Graph:
-    """A graph being built: nodes, constants, and what can be read."""
+    """A generated graph: nodes, constants, and the tensors that further nodes may read."""
 
     random: np.random.Generator
     draw: Draw
@@ -78,7 +78,7 @@ class Graph:
         return bool(self.draw(st.booleans()))
 
     def add(self, op: str, inputs: list[str], shape: Shape, domain: str = "", **attributes: Any) -> Tensor:
-        """Append a node of one output."""
+        """Append a node with one output."""
         return self.add_split(op, inputs, [shape], domain, **attributes)[0]
 
     def add_split(
@@ -95,7 +95,7 @@ class Graph:
         return self.constant(np.asarray(value, np.float32))
 
     def constant(self, array: Array) -> str:
-        """Return the name of a constant, which now and then is one that is there already, or a Constant node."""
+        """Return the name of a constant. Sometimes it is an existing constant, or a Constant node."""
         if self.number(0, 3) == 0:
             for name, other in self.constants.items():
                 if other.shape == array.shape and other.dtype == array.dtype == np.float32 and other.ndim > 1:
@@ -107,13 +107,13 @@ class Graph:
         return name
 
     def normal(self, *shape: int, scale: float = 1.0, about: float = 0.0) -> str:
-        """Return the name of a constant of normal values."""
+        """Return the name of a constant with normally distributed values."""
         return self.constant((about + scale * self.random.standard_normal(shape)).astype(np.float32))
 
     def weights(self, *shape: int, terms: int) -> str:
-        """Return the name of weights that keep the power of what they multiply: `terms` of them make a result.
+        """Return the name of weights that keep the variance if a result is a sum of `terms` products.
 
-        Now and then they are integers that a DequantizeLinear reads.
+        Sometimes the weights are integers that a DequantizeLinear reads.
         """
         if self.number(0, 15) != 7:
             return self.normal(*shape, scale=terms**-0.5)
@@ -141,7 +141,7 @@ def window(g: Graph, x: Tensor, *, dilated: bool) -> tuple[list[int], list[int],
 
 
 def slid(space: Shape, kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]) -> Shape:
-    """Return the spatial shape that a window without ceil_mode gives."""
+    """Return the spatial shape of the result of a window without ceil_mode."""
     count = len(space)
     return tuple(
         (space[i] + pads[i] + pads[count + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
@@ -206,7 +206,7 @@ def gemm(g: Graph, x: Tensor) -> Tensor | None:
 
 def matmul(g: Graph, x: Tensor) -> Tensor | None:
     terms, outputs = x.shape[-1], g.number(1, 16)
-    if x.rank > 2 and g.number(0, 2) == 0:  # a stack of matrices, one for each of the last batch axis
+    if x.rank > 2 and g.number(0, 2) == 0:  # a stack of matrices, one for each index of the last batch axis
         weight = g.weights(x.shape[-3], terms, outputs, terms=terms)
     elif g.number(0, 5) == 0:  # a vector
         return g.add("MatMul", [x.name, g.weights(terms, terms=terms)], x.shape[:-1])
@@ -257,7 +257,7 @@ def recurrent(op: str, gates: int) -> Builder:
 
 
 def with_other(op: str) -> Builder:
-    """An operator of two operands: another tensor that broadcasts, or a constant."""
+    """Append an operator with two operands; the second one is a tensor that broadcasts, or a constant."""
 
     def build(g: Graph, x: Tensor) -> Tensor | None:
         fitting = [t for t in g.tensors if t.shape and broadcasts(x.shape, t.shape)]
@@ -283,7 +283,7 @@ def broadcasts(one: Shape, other: Shape) -> bool:
 
 
 def several(op: str) -> Builder:
-    """Sum, Max or Min of one to three tensors of one shape."""
+    """Append a Sum, Max or Min of one to three tensors of the same shape."""
 
     def build(g: Graph, x: Tensor) -> Tensor:
         alike = [t for t in g.tensors if t.shape == x.shape]
@@ -469,12 +469,12 @@ def prelu(g: Graph, x: Tensor) -> Tensor:
 
 
 def gated(g: Graph, x: Tensor) -> Tensor:
-    """x * sigmoid(x)."""
+    """Append x * sigmoid(x)."""
     return g.add("Mul", [x.name, g.add("Sigmoid", [x.name], x.shape).name], x.shape)
 
 
 def gelu(g: Graph, x: Tensor) -> Tensor:
-    """x / 2 * (1 + erf(x / sqrt 2)), of which the halves stand as exporters write them."""
+    """Append x / 2 * (1 + erf(x / sqrt 2)), in one of the orders that exporters write."""
     scaled = g.add("Div", [x.name, g.scalar(2**0.5)], x.shape)
     erf = g.add("Erf", [scaled.name], x.shape)
     raised = g.add("Add", [erf.name, g.scalar(1)], x.shape)
@@ -523,7 +523,7 @@ def channel_norm(op: str) -> Builder:
 
 
 def rms_norm(g: Graph, x: Tensor) -> Tensor | None:
-    """x / sqrt(mean(x^2) + eps) * g, in its parts."""
+    """Append x / sqrt(mean(x^2) + eps) * g as several nodes."""
     if x.shape[-1] < 4:
         return None
     squares = g.add("Pow", [x.name, g.scalar(2)], x.shape)
@@ -535,16 +535,16 @@ def rms_norm(g: Graph, x: Tensor) -> Tensor | None:
 
 
 def pair(g: Graph, x: Tensor) -> Tensor:
-    """A QuantizeLinear and a DequantizeLinear, as in a model that is quantized in part."""
+    """Append a QuantizeLinear and a DequantizeLinear, as in a partly quantized model."""
     zero = g.one_of(np.uint8(128), np.uint8(0), np.int8(0))
     parameters = [g.scalar(1 / 32), g.constant(np.asarray(zero))]
     quantized = g.add("QuantizeLinear", [x.name, *parameters], x.shape)
-    g.tensors.remove(quantized)  # nobody else reads integers
+    g.tensors.remove(quantized)  # no other node reads integers
     return g.add("DequantizeLinear", [quantized.name, *parameters], x.shape)
 
 
 def either(g: Graph, x: Tensor) -> Tensor:
-    """An If around two products that read `x` and their weights from outside; which is taken does not depend on noise."""
+    """Append an If around two products that read `x` and outer weights. Noise cannot change the condition."""
     outputs, taken = g.number(1, 8), g.one_of("Less", "Greater")
     size = g.add("Abs", [x.name], x.shape)
     mean = g.add("ReduceMean", [size.name], (), keepdims=0)
@@ -563,7 +563,7 @@ def either(g: Graph, x: Tensor) -> Tensor:
 
 
 def scan(g: Graph, x: Tensor) -> Tensor | None:
-    """A Scan over the first axis that multiplies by weights from outside."""
+    """Append a Scan over the first axis that multiplies by outer weights."""
     if x.rank < 3:
         return None
     outputs = g.number(1, 8)
@@ -629,23 +629,23 @@ BUILDERS: dict[str, Builder] = {
 WEIGHTED = ["Conv", "Gemm", "MatMul"]
 FOLLOWING = [name for name in BUILDERS if name in OPS and OPS[name].kind in ("same", "arith")]
 OTHERS = [name for name in BUILDERS if name not in (*WEIGHTED, *FOLLOWING)]
-DRAWN = [WEIGHTED] * 3 + [FOLLOWING] * 2 + [OTHERS]  # as often as this, or little would be int8
+DRAWN = [WEIGHTED] * 3 + [FOLLOWING] * 2 + [OTHERS]  # products are more frequent; otherwise few operators would be int8
 
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """A model with data for it, and what is asked."""
+    """A model, its data, and the options."""
 
     model: onnx.ModelProto
     feeds: list[Feed]
     options: Options
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Let Hypothesis print the graph."""
+        """Print the graph for Hypothesis."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
-        """Return the graph with the shapes of its constants, for a failure to be read."""
+        """Return the graph with the shapes of its constants, for the message of a failure."""
         shapes = {t.name: list(t.dims) for t in self.model.graph.initializer}
         values = [f"{v.name} {axes(v)}" for v in self.model.graph.input]
         lines = [f"({', '.join(values)}) -> {[v.name for v in self.model.graph.output]}, {self.options}"]
@@ -665,7 +665,7 @@ def axes(value: onnx.ValueInfoProto) -> list[int | str]:
 
 
 def grow(g: Graph, count: int) -> None:
-    """Append operators until there are `count`, on tensors of two axes or more."""
+    """Append operators on tensors of at least two axes, until there are `count`."""
     for _ in range(4 * count):
         if g.operators >= count:
             return
@@ -683,7 +683,7 @@ def too_large(t: Tensor) -> bool:
 
 @st.composite
 def cases(draw: Draw) -> Case:
-    """Draw a graph of 3 to 15 operators, feeds of normal values, and what is asked of int8."""
+    """Draw a graph of 3 to 15 operators, feeds with normally distributed values, and options."""
     g = Graph(np.random.default_rng(draw(st.integers(0, 2**16))), draw)
     inputs = [Tensor(f"x{k}", g.one_of(*INPUTS)) for k in range(g.number(1, 2))]
     g.tensors += inputs
@@ -694,7 +694,7 @@ def cases(draw: Draw) -> Case:
 
 
 def model_of(g: Graph, inputs: list[Tensor]) -> onnx.ModelProto:
-    """Return the model: what nobody reads is an output, and now and then what somebody does."""
+    """Return the model. Tensors without readers are outputs; sometimes other tensors are outputs too."""
     read = {name for node in g.nodes for name in node.input}
     outputs = [t for t in g.tensors[len(inputs) :] if t.name not in read or g.number(0, 7) == 0]
     free, overridable = g.number(0, 3) == 2, g.number(0, 15) == 7
@@ -724,7 +724,7 @@ SCHEMES = (Scheme(), Scheme(symmetric=True), Scheme("s8"), Scheme("u8", "u8"), S
 
 
 def asked() -> st.SearchStrategy[Options]:
-    """Draw options; the usual ones as often as all others."""
+    """Draw options; half of the time the default options."""
     usual = Options(force_int8=True, seconds=0.0)
     others = st.builds(
         lambda form, scheme, isa, strategy: replace(
@@ -760,7 +760,7 @@ def near(one: dict[str, Array], other: dict[str, Array], allowed: dict[str, floa
 
 
 def check(case: Case, allowed_error: Allowed) -> Result:
-    """Quantize a graph and check what comes out."""
+    """Quantize a graph and check the result."""
     with tempfile.TemporaryDirectory() as name:
         before, after = Path(name) / "float.onnx", Path(name) / "int8.onnx"
         onnx.save(case.model, before)
@@ -780,7 +780,7 @@ def check(case: Case, allowed_error: Allowed) -> Result:
 
 
 def computed_rightly(path: Path, feeds: list[Feed], exact: dict[str, Array], allowed: dict[str, float]) -> bool:
-    """Whether the runtime's own optimisations leave a float graph what it is: some break a Transpose before a MatMul."""
+    """Whether optimizations of the runtime keep the results of a float graph: some break a Transpose before a MatMul."""
     try:
         Runner(path)(feeds[0])
     except RequantError:
@@ -789,7 +789,7 @@ def computed_rightly(path: Path, feeds: list[Feed], exact: dict[str, Array], all
 
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
-PHASES = [Phase.explicit, Phase.generate]  # shrinking takes minutes, and graphs are small as they are
+PHASES = [Phase.explicit, Phase.generate]  # shrinking takes minutes, and the graphs are small
 common = settings(derandomize=True, deadline=None, suppress_health_check=CHECKS, phases=PHASES)
 
 

@@ -1,6 +1,6 @@
-"""Real trained models with real data: what comes out is valid, loads, and is as accurate as promised.
+"""Real trained models with real data: the INT8 models are valid, load, and are as accurate as expected.
 
-The kit lies beside the repository, not in it; where it is not there these tests are skipped.
+The kit is in a folder next to the repository. Without the kit these tests are skipped.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def path_of(task: str) -> Path:
 
 
 def evaluate(task: str, *models: Path, items: int = 0) -> list[float]:
-    """Return the main figure of each model; the kit runs in a process of its own. 0 items are all there are."""
+    """Return the main metric of each model; the kit runs in a new process. 0 means all items."""
     arguments = [str(KIT), task, *map(str, models), str(items)]
     done = subprocess.run([sys.executable, "-c", FIGURES, *arguments], capture_output=True, text=True, check=True)
     return [float(figure) for figure in json.loads(done.stdout)]
 
 
 def quantize(task: str, output: Path, options: Options) -> Result:
-    """Quantize the model of a task with the task's calibration data, and assert that the output is sound."""
+    """Quantize the model of a task with its calibration data, and assert that the model is valid and loads."""
     float_model = path_of(task)
     result = quantize_model(float_model, f"{KIT / 'realkit.py'}:{task}_calib", output, options)
     onnx.checker.check_model(output, full_check=True)
@@ -68,13 +68,13 @@ def quantize(task: str, output: Path, options: Options) -> Result:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a task's INT8 model must reach.
+    """The goal of the INT8 model of a task.
 
     Attributes:
-        least: The least main figure; None for no absolute bound.
-        loss: How much worse than float it may be; None for no relative bound.
-        speedup: The least speed-up; 0 where float may come out.
-        lower: Whether a smaller figure is the better one; `loss` is then a share of the float figure.
+        least: The lowest value of the main metric; None for no absolute bound.
+        loss: The largest loss compared with float; None for no relative bound.
+        speedup: The lowest speed-up; 0 if the result may be float.
+        lower: Whether a smaller value is better; then `loss` is a share of the float value.
     """
 
     least: float | None = None
@@ -91,9 +91,9 @@ class Bound:
 def test_a_small_model_comes_out_valid_and_works(
     task: str, samples: int, items: int, loss: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a few samples and items the bounds are loose: a collapsed model is far below them."""
+    """With few samples and items the bounds are loose, but a collapsed model is far below them."""
     latency = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)  # int8 whatever the machine
+    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)  # int8 on every machine
     output = tmp_path / "int8.onnx"
     result = quantize(task, output, Options(samples=samples, place="rules"))
     assert result.int8_nodes > 0
@@ -129,6 +129,6 @@ def test_a_model_with_default_settings_is_as_accurate_and_fast_as_promised(
         assert after >= bound.least
     if bound.loss is not None:
         assert after <= before * (1 + bound.loss) if bound.lower else after >= before - bound.loss
-    # where int8 does not pay, float comes out and says so
+    # if int8 is not faster, the result is float with a verdict
     assert result.verdict or result.speedup > 1.0
     assert result.speedup >= bound.speedup

@@ -1,4 +1,4 @@
-"""The sample models and their data are what sample_models/README.md says they are."""
+"""The sample models and their data agree with sample_models/README.md."""
 
 import math
 import re
@@ -37,7 +37,7 @@ def logits(name: str, images: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 def documented(name: str) -> tuple[int, int]:
-    """Return the size in bytes and the number of test images classified correctly that the README's table states."""
+    """Return the bytes and the number of correctly classified test images from the table of the README."""
     text = (SAMPLE_MODELS / "README.md").read_text(encoding="utf-8")
     row = re.search(rf"^\| `{name}\.onnx` .*\| ([\d,]+) bytes \| (\d+) of 797 ", text, re.MULTILINE)
     assert row, f"README.md has no row for {name}.onnx"
@@ -76,10 +76,11 @@ def test_every_node_has_a_name_of_its_own(name: str) -> None:
 
 
 def rounding_bound(name: str, result: NDArray[np.float32]) -> float:
-    """Bound the difference of logits that were summed in another order.
+    """Bound the difference between logits whose sums have another order.
 
     A float32 sum of k products has a relative error of about sqrt(k) eps (Higham and Mary, 2019, A New Approach to
-    Probabilistic Rounding Error Analysis); a chain of `depth` such sums adds them up; k is the longest sum there is.
+    Probabilistic Rounding Error Analysis). The errors of a chain of `depth` sums add up. k is the length of the longest
+    sum.
     """
     depth = sum(operators(name)[op] for op in ("Conv", "Gemm", "MatMul"))
     weights = [value for key, value in initializers(name).items() if key.endswith(".weight")]
@@ -136,9 +137,9 @@ def test_batch_normalizations_follow_convolutions_and_change_what_a_fold_must_ca
         assert maker[node.input[0]] == "Conv"
         scale, bias, mean, var = (np.asarray(values[key], np.float64) for key in node.input[1:])
         assert (var > 0).all()
-        assert np.abs(var - 1).max() > 0.1  # 1 is the untrained value
-        # Mean and bias are judged together: before a 1x1 convolution that is normalised itself, a bias has no effect
-        # on the loss, so it stays near its initial 0, and so does the mean behind it.
+        assert np.abs(var - 1).max() > 0.1  # 1 is the value before training
+        # Mean and bias are checked together: before a 1x1 convolution with its own batch normalization, a bias has no
+        # effect on the loss. So it stays near its initial 0, and so does the mean after it.
         gain = scale / np.sqrt(var + onnx.helper.get_node_attr_value(node, "epsilon"))
         assert np.abs(gain - 1).max() > 0.1
         assert np.abs(bias - mean * gain).max() > 0.1

@@ -5,18 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    constant,
-    discard,
-    remove,
-    remove_if_unread,
-    take_place,
-)
+from .graph import constant, discard, remove, remove_if_unread, take_place
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
 from .plan import Unit
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, quantize, symmetric_s8
+from .reasons import GATE_RANGE, NONE, Reason
 from .writer import Writer
 
 LEVELS = 255  # steps of uint8
@@ -33,7 +28,7 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
         The number of constants that became int8.
     """
     if unit.op == "LSTM":
-        return _dynamic_lstm(node, weights)
+        return _dynamic_lstm(node, unit, weights)
     array = weights.array(node, 1)
     if node.attributes.get_int("transB", 0):
         array = np.ascontiguousarray(array.T)
@@ -68,15 +63,16 @@ def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: W
     return [stored[key, part] for part, _ in parts]
 
 
-def _dynamic_lstm(node: ir.Node, weights: WeightWriter) -> int:
+def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     """LSTM(X, W (D, 4H, I), R (D, 4H, H), ...) -> DynamicQuantizeLSTM(X, W (D, I, 4H), R (D, H, 4H), ..., scales)."""
     inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
     scales: list[ir.Value | None] = []
     for index in (1, 2):
         array = weights.array(node, index)
         directions, gates, _ = array.shape
-        params = weights.params(array.reshape(directions * gates, -1), 0)
-        stored = quantize(array.reshape(directions * gates, -1), params).reshape(array.shape).transpose(0, 2, 1)
+        rows = array.reshape(directions * gates, -1)
+        params = weights.within(unit, rows, weights.params(rows, 0), 0)
+        stored = quantize(rows, params).reshape(array.shape).transpose(0, 2, 1)
         shape = (directions, gates)
         by_gate = QParams(scale=params.scale.reshape(shape), zero_point=params.zero_point.reshape(shape))
         matrix, *parameters = _stored(node, index, np.ascontiguousarray(stored), by_gate, weights)
@@ -170,12 +166,12 @@ def integer_source(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value
     return x, scale, zero
 
 
-def gate_obstacle(node: ir.Node) -> str:
-    """Return why a HardSigmoid has no lookup form on uint8; empty if it has one."""
+def gate_obstacle(node: ir.Node) -> Reason:
+    """Return why a HardSigmoid has no lookup form on uint8; `NONE` if it has one."""
     slope, height = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     usual = slope > 0 and 1 / LEVELS <= height < 1
     usual = usual and LEVELS * height - int(LEVELS * height) <= height  # the last code is at most one step above 1
-    return "" if usual else "its alpha or beta is outside the range of the integer form"
+    return NONE if usual else GATE_RANGE
 
 
 def gate_params(node: ir.Node) -> QParams:

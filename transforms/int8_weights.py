@@ -116,7 +116,7 @@ class WeightWriter:
         lower = relieve(params, array, channel_axis, group=group)
         changed = int(np.count_nonzero(lower.scale != params.scale))
         if changed:
-            self.relieved[unit.name] = changed
+            self.relieved[unit.name] = self.relieved.get(unit.name, 0) + changed  # an LSTM has two matrices
         return lower
 
     def array(self, node: ir.Node, index: int) -> Array:

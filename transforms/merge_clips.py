@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
-    computing_graphs,
+    computing_nodes,
     constant,
     discard,
     graph_of,
@@ -42,17 +42,16 @@ def merge_clips(model: ir.Model) -> Change:
     change = Change()
     known, taken = stand_ins(model), names(model)
     opset = model.opset_imports.get("", 0)
-    for graph in computing_graphs(model):
-        for node in tuple(graph):
-            bounds = None if node.domain else _bounds(node)
-            if bounds is None:
-                continue
-            result = node.outputs[0]
-            dtype = result.dtype or known.get(result, result).dtype
-            if dtype not in CLIPPED:
-                change.skip("not-float")
-            elif _rewrite(node, bounds, (taken, opset, dtype), change):
-                change.applied += 1
+    for node in computing_nodes(model):
+        bounds = None if node.domain else _bounds(node)
+        if bounds is None:
+            continue
+        result = node.outputs[0]
+        dtype = result.dtype or known.get(result, result).dtype
+        if dtype not in CLIPPED:
+            change.skip("not-float")
+        elif _rewrite(node, bounds, (taken, opset, dtype), change):
+            change.applied += 1
     return change
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
-    computing_graphs,
+    computing_nodes,
     constant,
     derive_initializer,
     discard,
@@ -42,7 +42,7 @@ def normalize_gemm(model: ir.Model) -> Change:
     """
     change = Change()
     opset = model.opset_imports.get("", 0)
-    nodes = [node for graph in computing_graphs(model) for node in graph if node.op_type == "Gemm" and not node.domain]
+    nodes = computing_nodes(model, "Gemm")
     if opset < BROADCASTS_C or not nodes:
         return change
     taken = names(model)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, remove, unread
+from .graph import constant, remove_if_unread
 from .qparams import Array
 from .writer import Writer
 
@@ -94,8 +94,7 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer) -
     node.attributes["pads"] = ir.AttrInt64s("pads", [rows.pads[0], columns.pads[0], rows.pads[1], columns.pads[1]])
     node.attributes.pop("auto_pad", None)
     for old in (dq, weights):
-        if unread(old):
-            remove(old)
+        remove_if_unread(old)
     return True
 
 

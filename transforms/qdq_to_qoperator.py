@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .existing import is_linear
-from .graph import computing_graphs, constant, remove, sole_reader, take_place, unread
+from .graph import computing_nodes, constant, remove_if_unread, sole_reader, take_place
 from .ops import MS, OPS, only_moves
 from .qlinear import Quantized, equal_parameters
 from .qparams import QParams
@@ -32,7 +32,7 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     (``read-in-float``), or with a Relu or Clip that saturation does not replace (``clip``).
     """
     change = Change()
-    for node in [node for graph in computing_graphs(model) for node in graph]:
+    for node in computing_nodes(model):
         row = OPS.get(node.op_type)
         if node.domain or row is None or row.kind == "float" or not node.inputs:
             continue
@@ -50,8 +50,7 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
             model.opset_imports[MS] = 1
         take_place(quantize if quantize is not None else node, fused)
         for done in dict.fromkeys([last, node, *before]):
-            if done is not None and done.graph is not None and unread(done):
-                remove(done)
+            remove_if_unread(done)
         change.applied += 1
     return change
 

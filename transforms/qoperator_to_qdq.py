@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, computing_graphs, constant, discard, graph_of, names, node_name, take, take_place
+from .graph import add_initializer, computing_nodes, constant, discard, graph_of, names, node_name, take, take_place
 from .ops import MS
 from .registry import Change, LeftAlone, transform
 from .writer import FIRST_WITH_AXIS
@@ -112,7 +112,7 @@ def qoperator_to_qdq(model: ir.Model) -> Change:
     change = Change()
     domain = "" if model.opset_imports.get("", 0) >= FIRST_WITH_AXIS else MS
     pairs = _Pairs(model, domain, names(model))
-    for node in [node for graph in computing_graphs(model) for node in graph]:
+    for node in computing_nodes(model):
         form = qop_of(node)
         if form is None:
             continue

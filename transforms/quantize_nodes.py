@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN, add_functions, drop_functions
-from .graph import add_initializer, constant, names, node_name, remove, replace, take
+from .graph import add_initializer, constant, names, node_name, remove, remove_if_unread, replace, take
 from .ops import OPS, only_moves
 from .plan import Unit
 from .qlinear import Quantized
@@ -308,8 +308,8 @@ def _move_below(rewriter: _Rewriter, node: ir.Node) -> int:
 def _drop_idle_dequantizers(model: ir.Model) -> None:
     """Remove each DequantizeLinear whose result nothing reads."""
     for node in reversed(list(model.graph)):
-        if node.op_type == "DequantizeLinear" and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
-            remove(node)
+        if node.op_type == "DequantizeLinear":
+            remove_if_unread(node)
 
 
 def _type(values: object, *types: ir.TensorType) -> None:

@@ -43,6 +43,7 @@ def other(reason: Reason | str) -> Reason:
 
 CONTROL_FLOW = Reason("control-flow", "control flow runs in float; the operators in its {} are quantized")
 FUSED_GROUP = Reason("fused-group", "the runtime fuses the group into one float kernel")
+GATE_RANGE = Reason("gate-range", "its alpha or beta is outside the range of the integer form")
 GELU = Reason("gelu", "one float kernel computes it; uint8 would need several kernels")
 INTEGER = Reason("integer-already", "already computes in integers")
 LOOKUP = Reason("slow-lookup", "the integer table lookup is slower than the float kernel, alone and in a SiLU")

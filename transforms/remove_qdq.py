@@ -8,14 +8,14 @@ from .existing import is_linear, zero_point_of
 from .graph import (
     add_initializer,
     can_replace,
-    computing_graphs,
+    computing_nodes,
     constant,
     discard,
     fresh_name,
     graph_of,
     remove,
+    remove_if_unread,
     replace,
-    unread,
 )
 from .qlinear import equal_parameters
 from .qparams import QParams, dequantize
@@ -36,7 +36,7 @@ def remove_qdq(model: ir.Model) -> Change:
         because both names must stay (``graph-output``).
     """
     change = Change()
-    for node in [node for graph in computing_graphs(model) for node in graph]:
+    for node in computing_nodes(model):
         if not is_linear(node, "DequantizeLinear"):
             continue
         try:
@@ -48,9 +48,9 @@ def remove_qdq(model: ir.Model) -> Change:
         inputs = tuple(node.inputs)
         replace(node.outputs[0], source)
         remove(node)
-        if quantize is not None and quantize.op_type != "Constant" and unread(quantize):
-            inputs += tuple(quantize.inputs[1:])
-            remove(quantize)
+        if quantize is not None and quantize.op_type != "Constant":
+            parameters = tuple(quantize.inputs[1:])
+            inputs += parameters if remove_if_unread(quantize) else ()
         discard(*inputs)
         change.applied += 1
     return change

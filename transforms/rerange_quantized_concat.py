@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .existing import is_linear
-from .graph import add_initializer, computing_graphs, constant, discard, graph_of, names, take
+from .graph import add_initializer, computing_nodes, constant, discard, graph_of, names, take
 from .ops import MS, OPS, only_moves
 from .qoperator_to_qdq import qop_of
 from .qparams import INT32_MAX, QParams, asymmetric_u8
@@ -55,7 +55,7 @@ def rerange_quantized_concat(model: ir.Model) -> Change:
     """
     change = Change()
     taken = names(model)
-    for node in [node for graph in computing_graphs(model) for node in graph]:
+    for node in computing_nodes(model):
         concat = node.op_type == "QLinearConcat" and node.domain == MS
         if not concat and not (node.op_type == "Concat" and not node.domain and _is_quantized(node)):
             continue

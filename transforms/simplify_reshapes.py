@@ -10,7 +10,7 @@ import onnx_ir as ir
 from .graph import (
     add_initializer,
     can_replace,
-    computing_graphs,
+    computing_nodes,
     constant,
     discard,
     graph_of,
@@ -49,10 +49,8 @@ def simplify_reshapes(model: ir.Model) -> Change:
         progress = False
         change.skipped.clear()
         known = stand_ins(model)
-        for graph in computing_graphs(model):
-            for node in tuple(graph):
-                if node.domain or node.op_type not in RESHAPES or node.graph is not graph:
-                    continue
+        for node in computing_nodes(model, *RESHAPES):
+            if node.graph is not None:  # an earlier merge removes nodes
                 progress |= _fix_target(node, taken, change)
                 progress |= _merge(node, known, taken, change)
     return change

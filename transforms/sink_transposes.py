@@ -8,12 +8,13 @@ import onnx_ir as ir
 from .graph import (
     add_initializer,
     can_replace,
-    computing_graphs,
+    computing_nodes,
     constant,
     discard,
     graph_of,
     names,
     remove,
+    remove_if_unread,
     replace,
     sole_reader,
     take,
@@ -44,10 +45,9 @@ def sink_transposes(model: ir.Model) -> Change:
     progress = True
     while progress:  # a removed pair may bring another pair together
         progress = False
-        for graph in computing_graphs(model):
-            for node in tuple(graph):
-                if _order(node) is not None and node.graph is graph and _cancel(node, taken, change):
-                    progress = True
+        for node in computing_nodes(model, "Transpose"):
+            if _order(node) is not None and node.graph is not None and _cancel(node, taken, change):
+                progress = True
     return change
 
 
@@ -87,8 +87,7 @@ def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
     end.type, end.shape = result.type or end.type, result.shape
     replace(result, end)
     remove(last)
-    if not first.outputs[0].uses() and not first.outputs[0].is_graph_output():
-        remove(first)
+    remove_if_unread(first)
     change.applied += 1
     return True
 

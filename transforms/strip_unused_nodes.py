@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from .. import UnknownNameError
-from .graph import computing_graphs, fresh_name, inferred
+from .graph import computing_graphs, fresh_name, inferred, unread
 from .registry import Change, TransformError, transform
 
 
@@ -126,7 +126,7 @@ def _remove_unused(graph: ir.Graph) -> int:
     """
     unused = 0
     for node in reversed(graph):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+        if unread(node):
             graph.remove(node, safe=True)
             unused += 1
     for name, value in tuple(graph.initializers.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_graphs, take_place
+from .graph import computing_nodes, take_place
 from .registry import Change, transform
 
 
@@ -18,9 +18,7 @@ def sum_to_add(model: ir.Model) -> Change:
     Left alone: sums of another number of operands (``not-two``).
     """
     change = Change()
-    for node in [node for graph in computing_graphs(model) for node in graph]:
-        if node.op_type != "Sum" or node.domain:
-            continue
+    for node in computing_nodes(model, "Sum"):
         if len(node.inputs) != 2:
             change.skip("not-two")
             continue

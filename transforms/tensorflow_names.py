@@ -1,4 +1,4 @@
-"""Names of TensorFlow's graph transforms that are a part of another transform here, or do nothing in ONNX."""
+"""The table of TensorFlow transform names that run a part of another transform, or do nothing in ONNX."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def _ignored(
     reason: str, before: str, note: str = "", options: str = "", function: Callable[..., Change] = _nothing
 ) -> Name:
     """Return the row of a transform that does nothing."""
-    everything = "everything (``not-in-onnx``)."
+    everything = "all graphs (``not-in-onnx``)."
     return Name(function, f"Do nothing: {reason}", before, f"the same{note}", everything, options, ())
 
 
-DEVICE = "an ONNX node names no device; the runtime's providers decide where it runs."
-MAX_GAIN = "max_gain: The largest factor by which a channel's weights may grow."
+DEVICE = "ONNX nodes have no device; the execution providers of a session choose the device."
+MAX_GAIN = "max_gain: The largest factor by which the weights of a channel may grow."
 
 NAMES = {
     "fold_convolutionwithbias_mul": Name(
@@ -94,7 +94,7 @@ NAMES = {
     ),
     "fold_old_batch_norms": Name(
         _fold_batch_normalization,
-        "Fold a BatchNormalization into a linear operator next to it: the part of `fold_batch_norms` for one operator.",
+        "Fold a BatchNormalization into a linear operator next to it: `fold_batch_norms` for this operator only.",
         "y = BatchNormalization(Concat(Conv(x, V), Conv(x, W)), gamma, beta, mean, var)",
         "y = Concat(Conv(x, V * g[:M], c[:M]), Conv(x, W * g[M:], c[M:])),\n"
         "         g = gamma / sqrt(var + epsilon),  c = beta - mean * g",
@@ -103,7 +103,7 @@ NAMES = {
     ),
     "fold_subdivmul_batch_norms": Name(
         _fold_arithmetic,
-        "Fold Sub, Div, Mul and Add of one constant per channel into a linear operator next to them.",
+        "Fold a Sub, Div, Mul or Add with one constant per channel into a linear operator next to it.",
         "y = Add(Mul(Div(Sub(Conv(x, W, b), mean), deviation), gamma), beta)",
         "y = Conv(x, W * g, (b - mean) * g + beta),  g = gamma / deviation, shape (M,)",
         "candidates that `fold_batch_norms` leaves alone; BatchNormalization.",
@@ -118,14 +118,14 @@ NAMES = {
     ),
     "fuse_resize_pad_and_conv": Name(
         fuse_pad_and_conv,
-        "Do the same as `fuse_pad_and_conv`, also behind a Resize, which stays.",
+        "Do the same as `fuse_pad_and_conv`. A Resize before the Pad stays.",
         "t = Pad(Resize(x, s), p); y = Conv(t, W)",
         "y = Conv(Resize(x, s), W), pads p",
         "candidates that `fuse_pad_and_conv` leaves alone; the Resize: ONNX has no operator for Resize and Conv.",
     ),
     "mkl_fuse_pad_and_conv": Name(
         fuse_pad_and_conv,
-        "Do the same as `fuse_pad_and_conv`, also in a graph with quantize/dequantize pairs.",
+        "Do the same as `fuse_pad_and_conv`. The graph may have QuantizeLinear/DequantizeLinear pairs.",
         "t = Pad(DequantizeLinear(q), p); y = QuantizeLinear(Conv(t, W))",
         "y = QuantizeLinear(Conv(DequantizeLinear(q), W)), pads p",
         "candidates that `fuse_pad_and_conv` leaves alone.",
@@ -134,23 +134,23 @@ NAMES = {
     "set_device": _ignored(
         DEVICE,
         "y = Relu(x)",
-        options="device: A device; not used.\n    if_default: Whether to skip nodes that have a device; not used.",
+        options="device: A device name; not used.\n    if_default: Whether to skip nodes that have a device; not used.",
         function=_no_device,
     ),
-    "remove_control_dependencies": _ignored("ONNX nodes depend on each other by tensors alone.", "y = Relu(x)"),
+    "remove_control_dependencies": _ignored("ONNX nodes depend on each other only through tensors.", "y = Relu(x)"),
     "sparsify_gather": _ignored(
-        "ONNX has no hash tables that could replace a Gather of mostly empty rows.",
+        "ONNX has no hash table that could replace a Gather from a table of mostly zero rows.",
         "y = Gather(W, i)",
         "; ``quantize_weights`` makes the rows int8",
     ),
     "backport_concatv2": _ignored(
-        "ONNX has one Concat; ``convert_opset`` changes the version of a model.", "y = Concat(a, b)"
+        "ONNX has only one Concat operator; ``convert_opset`` changes the version of a model.", "y = Concat(a, b)"
     ),
     "backport_tensor_array_v3": _ignored(
-        "ONNX has no tensor arrays; its sequences are of one kind.", "y = SequenceAt(s, i)"
+        "ONNX has no tensor arrays, and only one kind of sequence.", "y = SequenceAt(s, i)"
     ),
     "fuse_resize_and_conv": _ignored(
-        "ONNX has no operator that resizes and convolves.",
+        "ONNX has no operator that computes a Resize and a Conv together.",
         "y = Conv(Resize(x, s), W)",
         "; `fuse_pad_and_conv` fuses a Pad",
     ),

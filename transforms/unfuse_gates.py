@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_graphs, insert_before, names, node_name, take_place
+from .graph import computing_nodes, insert_before, names, node_name, take_place
 from .registry import Change, transform
 
 SLOPE, HALF = 1 / 6, 0.5
@@ -23,9 +23,7 @@ def unfuse_gates(model: ir.Model) -> Change:
     """
     change = Change()
     taken = names(model)
-    for node in [node for graph in computing_graphs(model) for node in graph]:
-        if node.domain or node.op_type not in ("HardSwish", "Swish"):
-            continue
+    for node in computing_nodes(model, "HardSwish", "Swish"):
         hard = node.op_type == "HardSwish"
         if not hard and node.attributes.get_float("alpha", 1.0) != 1.0:
             change.skip("other-alpha")

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
-    computing_graphs,
+    computing_nodes,
     constant,
     derive_initializer,
     discard,
@@ -174,10 +174,9 @@ def unfuse_operators(model: ir.Model) -> Change:
 
 def _candidates(model: ir.Model) -> Iterator[ir.Node]:
     """Yield the fused nodes of the graph and of bodies."""
-    for graph in computing_graphs(model):
-        for node in graph:
-            if node.domain == MS and node.op_type in WRITERS and (node.op_type != "FastGelu" or _has(node, 1)):
-                yield node
+    for node in computing_nodes(model):
+        if node.domain == MS and node.op_type in WRITERS and (node.op_type != "FastGelu" or _has(node, 1)):
+            yield node
 
 
 def _has(node: ir.Node, index: int) -> bool:

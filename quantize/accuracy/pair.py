@@ -6,20 +6,23 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
+from typing import TypeAlias
 
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Array, ModelSource
 from ..model.files import Weights
-from ..runtime.session import Runner
+from ..runtime.session import Runner, Sessions
 from ..runtime.timing import Latency, interleave, latency, summary
 from .outputs import Accuracy, Outputs, Watch, compare_outputs, measure
+
+Model: TypeAlias = ModelSource | Sessions
 
 ROOM = 2**28  # bytes of samples and outputs to keep until the other model runs
 
 
 def judge_pair(
-    before: ModelSource,
-    after: ModelSource,
+    before: Model,
+    after: Model,
     samples: Iterable[Sample],
     progress: Callable[[int], None] | None = None,
     *,
@@ -43,13 +46,15 @@ def judge_pair(
         RequantError: A model cannot be loaded or run, or the labels of a sample do not fit the predictions.
     """
     if not weights.large:
-        return measure(Runner(before), Runner(after), samples, progress, watch)
+        return measure(_opened(before), _opened(after), samples, progress, watch)
     gc.collect()  # unused models are in reference cycles
     rest = iter(samples)
     head = list(islice(rest, FEW + 1))
     lean = len(head) <= FEW or weights.lumpy
     return compare_outputs(
-        _in_turns(partial(Runner, before, lean=lean), partial(Runner, after), chain(head, rest)), progress, watch
+        _in_turns(partial(Runner, _source(before), lean=lean), partial(Runner, _source(after)), chain(head, rest)),
+        progress,
+        watch,
     )
 
 
@@ -82,8 +87,8 @@ def _record(load: Callable[[], Runner], samples: Iterator[Sample]) -> list[tuple
 
 
 def time_pair(
-    before: ModelSource,
-    after: ModelSource,
+    before: Model,
+    after: Model,
     feed: Mapping[str, Array],
     *,
     weights: Weights,
@@ -108,12 +113,22 @@ def time_pair(
         RequantError: A model cannot be loaded or run.
     """
     if not weights.large:
-        runs = [partial(Runner(model, threads=threads), feed) for model in (before, after)]
+        runs = [partial(_opened(model, threads), feed) for model in (before, after)]
         return latency(*runs, batch=batch, seconds=seconds)
     gc.collect()
-    loads = (partial(Runner, before, lean=weights.lumpy), partial(Runner, after))
+    loads = (partial(Runner, _source(before), lean=weights.lumpy), partial(Runner, _source(after)))
     first, second = (interleave([partial(load(threads=threads), feed)], seconds=seconds / 2)[0] for load in loads)
     return summary(first, second, batch=batch)
+
+
+def _opened(model: Model, threads: int = 0) -> Runner:
+    """Return a model in the runtime: the open session where there is one."""
+    return model.runner(threads) if isinstance(model, Sessions) else Runner(model, threads=threads)
+
+
+def _source(model: Model) -> ModelSource:
+    """Return the model without its sessions: only one large model is loaded at any time."""
+    return model.source if isinstance(model, Sessions) else model
 
 
 def timing_note(weights: Weights) -> str | None:

@@ -1,4 +1,4 @@
-"""The frame of all commands: groups, refusals, progress, JSON on stdout."""
+"""The base of all commands: groups, errors, progress, JSON on stdout."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ import click
 from ... import RequantError
 
 PATH = click.Path(path_type=Path)
-
-
-TYPED = "requant.typed"  # under which a context keeps the command line
+TYPED, QUIET, VERBOSE = "requant.typed", "requant.quiet", "requant.verbose"
+"""Keys of the context for the command line and for the two switches."""
 
 
 class Refusal(click.ClickException):
-    """One clear line on stderr and exit code 2."""
+    """An error: one line on stderr and exit code 2."""
 
     exit_code = 2
 
@@ -33,21 +32,18 @@ class Refusal(click.ClickException):
         click.echo(f"requant: {self.format_message()}", err=True, file=file)
 
 
-QUIET, VERBOSE = "requant.quiet", "requant.verbose"  # under which a context keeps what was asked for
-
-
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Keep a switch for the whole of the command line; it may stand before a command or behind it."""
+    """Store a switch for the whole command line; it may stand before or after the command."""
     key = f"requant.{param.name}"
     ctx.meta[key] = ctx.meta.get(key, False) or value
 
 
 def talk_options() -> list[click.Parameter]:
-    """Return the switches that every command has: how much is said on stderr."""
-    say: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember}
+    """Return the switches of every command: --quiet and --verbose."""
+    settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember}
     return [
-        click.Option(["-q", "--quiet"], help="Say nothing on stderr but what is wrong.", **say),
-        click.Option(["-v", "--verbose"], help="Tell stages as they begin, and of an error where it arose.", **say),
+        click.Option(["-q", "--quiet"], help="Print only errors on stderr.", **settings),
+        click.Option(["-v", "--verbose"], help="Print each stage, and the traceback of an error.", **settings),
     ]
 
 
@@ -60,7 +56,7 @@ class Talking(click.Command):
         return [*own, *talk_options(), helping]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what it refuses is said when stderr is there again."""
+        """Run the command. With --quiet stderr is closed; an error is printed afterwards."""
         if not ctx.meta.get(QUIET):
             return super().invoke(ctx)
         with open(os.devnull, "w", encoding="utf-8") as silence, redirect_stderr(silence):
@@ -78,7 +74,7 @@ class Commands(click.Group):
         return [*own, *talk_options(), helping]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and remember what was typed: a report tells it."""
+        """Parse the command line, and keep its text for reports."""
         ctx.meta.setdefault(TYPED, shlex.join(["requant", *args]))
         return super().parse_args(ctx, args)
 
@@ -95,13 +91,13 @@ class Commands(click.Group):
             raise Refusal(f"{error.format_message()} (see '{command} --help')") from error
         except KeyboardInterrupt as interrupt:
             click.echo("; ".join(("requant: interrupted", *interrupt.args)), err=True)
-            ctx.exit(130)  # as a shell says it; 1 would say that a goal was missed
+            ctx.exit(130)  # the convention of shells; 1 means a missed goal
 
 
 @click.command(cls=Talking)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what completes commands and options in SHELL.
+    """Print the completion script of SHELL for commands and options.
 
     \b
     eval "$(requant completion bash)"       # in ~/.bashrc
@@ -110,18 +106,20 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(
+        completion_class(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source()
+    )
 
 
 def is_given(name: str) -> bool:
-    """Whether an option of the running command stands on the command line."""
+    """Return whether an option of the running command is on the command line."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def flag(name: str) -> str:
-    """Return how an option is written."""
+    """Return an option as the command line has it: ``--max-drop``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -131,12 +129,12 @@ def print_json(value: object) -> None:
 
 
 def _stages() -> Callable[[str, int, int | None], None]:
-    """Return what says on stderr which stage begins, and after how long."""
-    began, seen = time.monotonic(), set[str]()
+    """Return a progress function that prints each stage on stderr, with the seconds until it begins."""
+    began, printed = time.monotonic(), set[str]()
 
     def tell(stage: str, done: int, total: int | None) -> None:
-        if stage not in seen:
-            seen.add(stage)
+        if stage not in printed:
+            printed.add(stage)
             click.echo(f"{time.monotonic() - began:8.2f} s  {stage}", err=True)
 
     return tell
@@ -144,7 +142,7 @@ def _stages() -> Callable[[str, int, int | None], None]:
 
 @contextmanager
 def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a progress bar on stderr where that is a terminal, the stages where they are asked for, or nothing."""
+    """Show a progress bar on stderr if that is a terminal; else the stages with --verbose, or nothing."""
     if not sys.stderr.isatty():
         yield _stages() if click.get_current_context().meta.get(VERBOSE) else lambda stage, done, total: None
         return
@@ -169,12 +167,12 @@ def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        shown = {"load": bar.add_task("load", total=None)}
+        tasks = {"load": bar.add_task("load", total=None)}
 
         def show(stage: str, done: int, total: int | None) -> None:
-            if stage not in shown:  # a task of its own: rich does not take a total back
-                bar.remove_task(shown.popitem()[1])
-                shown[stage] = bar.add_task(stage, total=total)
-            bar.update(shown[stage], completed=done, total=total)
+            if stage not in tasks:  # a new task, because rich cannot unset a total
+                bar.remove_task(tasks.popitem()[1])
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
 
         yield show

@@ -6,41 +6,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..options.declared import BATCH, SYMMETRIC, WORKERS
 from .app import PATH, Talking, flag, is_given, print_json, shown_progress
 from .options import (
-    EXECUTION,
-    SOURCES,
-    execution_options,
+    click_option,
     force_option,
+    given_options,
     json_option,
     overrides_option,
-    reading_options,
+    parse_shard,
     rule_option,
     samples_option,
+    source_options,
 )
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
-    from .. import Calibration
-    from .options import Begin
+    from .. import Calibration, Options
+
+UNUSED = ("calibration", "symmetric", "overrides", "batch", "shard", *(row.name for row in WORKERS))
+"""Options without effect on a logging model and on a merge."""
 
 
 @click.command(cls=Talking)
 @click.argument("files", metavar="MODEL", type=PATH, nargs=-1)
-@click.option("--data", metavar="SRC", help=SOURCES)
-@reading_options
+@source_options()
 @click.option("-o", "--output", type=PATH, help="The range file to write.")
 @click.option("--log", type=PATH, help="The min/max log to write, of a float model or one made by insert_logging.")
-@click.option("--merge", is_flag=True, help="Merge range files, given in the place of MODEL, instead of a run.")
+@click.option("--merge", is_flag=True, help="Merge range files, given instead of MODEL; no model is run.")
 @rule_option
-@click.option("--symmetric", is_flag=True, help="Choose ranges for zero points in the middle of the type.")
+@click_option(SYMMETRIC)
 @overrides_option
 @samples_option
-@execution_options
+@click_option(BATCH, help="Samples per run.")
+@click.option(
+    "--shard", default="1/1", callback=parse_shard, metavar="I/N", help="Run only part I of N of the data; see --merge."
+)
+@given_options(WORKERS, into="workers")
 @json_option
 @force_option
 def calibrate(
@@ -51,15 +57,15 @@ def calibrate(
     merge: bool,
     calibration: str | None,
     symmetric: bool,
-    overrides: Path | None,
+    overrides: str | None,
     samples: int | None,
     batch: int,
     shard: tuple[int, int],
-    begin: Begin,
+    workers: dict[str, Any],
     as_json: bool,
     force: bool,
 ) -> None:
-    """Run MODEL over data and write what passed through it.
+    """Run MODEL over data and write the ranges of its tensors.
 
     \b
     requant calibrate model.onnx --data calib.npz -o ranges.json
@@ -68,10 +74,9 @@ def calibrate(
     requant calibrate --merge a.json b.json -o ranges.json
     requant calibrate model.onnx --data calib.npz -o ranges.json --executor dask --scheduler tcp://host:8786
 
-    A run that was interrupted goes on where it stopped when the same command is given again.
+    To resume an interrupted run, give the same command again.
     """
-    from ...calibration import save_ranges
-    from .. import Options, Scheme, calibrate_model
+    from .. import Options, Scheme
     from ..model.files import check_output
     from ..steps.calibrate import is_logging
 
@@ -92,33 +97,55 @@ def calibrate(
         _write_log(files[0], data, output, log, samples, as_json)
         return
     if output is None and (calibration is not None or symmetric or overrides is not None):
-        raise click.UsageError(
-            "--calibration, --symmetric and --overrides are for a range file; a log holds what was seen"
-        )
-    options = Options(
-        samples=samples,
-        calibration=calibration,
-        overrides=overrides,
-        scheme=Scheme(symmetric=symmetric),
-    )
-    checkpoint = targets[0].with_name(f".{targets[0].name}.checkpoint")
+        raise click.UsageError("--calibration, --symmetric and --overrides need -o; a log holds observed ranges alone")
+    options = Options(samples=samples, calibration=calibration, overrides=overrides, scheme=Scheme(symmetric=symmetric))
+    settings = {**workers, "batch": batch, "shard": shard}
+    result = _calibrated(files[0], data, options, settings, (output, log))
+    _print_ranges(result, output, log, as_json)
+
+
+def _calibrated(
+    model: Path,
+    data: str | DataSpec,
+    options: Options,
+    settings: dict[str, Any],
+    targets: tuple[Path | None, Path | None],
+) -> Calibration:
+    """Run a model over data and write the outputs.
+
+    Args:
+        model: The model.
+        data: The data.
+        options: The rule, the samples and the overrides.
+        settings: The given options `WORKERS`, the batch and the shard.
+        targets: The range file and the log to write; one of them may be None.
+    """
+    from ...calibration import save_ranges
+    from .. import calibrate_model
+    from ..options.build import open_execution
+
+    output, log = targets
+    first = next(target for target in targets if target is not None)
+    checkpoint = first.with_name(f".{first.name}.checkpoint")
     kept: list[Path] = []
-    execution = begin(targets[0], batch=batch, shard=shard, checkpoint=checkpoint, kept=kept.append)
-    with _resumable(checkpoint):
+    plain = {name: settings[name] for name in ("batch", "shard")}
+    with (
+        open_execution(settings, first, **plain, checkpoint=checkpoint, kept=kept.append) as execution,
+        _resumable(checkpoint),
+    ):
         with shown_progress() as progress:
-            found = calibrate_model(files[0], data, replace(options, execution=execution), log=log, progress=progress)
+            result = calibrate_model(model, data, replace(options, execution=execution), log=log, progress=progress)
         if output is not None:
-            save_ranges(output, found.file)
+            save_ranges(output, result.file)
         for path in kept:
             path.unlink(missing_ok=True)
-    _tell_ranges(found, output, log, as_json)
+    return result
 
 
 def _check_merge(files: tuple[Path, ...], data: object, log: Path | None) -> None:
-    """Refuse what does not go with ``--merge``."""
-    idle = ("calibration", "samples", "symmetric", "overrides", *EXECUTION)
-    if data is not None or log is not None or any(map(is_given, idle)):
-        raise click.UsageError("give --merge A B ... and -o RANGES.json alone: nothing is run")
+    """Refuse options that ``--merge`` does not use."""
+    if data is not None or log is not None or any(map(is_given, ("samples", *UNUSED))):
+        raise click.UsageError("give --merge A B ... and -o RANGES.json alone: no model is run")
     if len(files) < 2:
         raise click.UsageError("give --merge two range files or more")
 
@@ -131,14 +158,14 @@ def _merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) ->
 
     for part in files:
         check_output(output, part, force=force)
-    found = merge_ranges(files)
-    save_ranges(output, found.file)
-    _tell_ranges(found, output, None, as_json)
+    result = merge_ranges(files)
+    save_ranges(output, result.file)
+    _print_ranges(result, output, None, as_json)
 
 
 @contextmanager
 def _resumable(checkpoint: Path) -> Iterator[None]:
-    """Tell who interrupts a run that its checkpoint stands; that of another run with this output is none of its own."""
+    """Tell the user how to resume an interrupted run; checkpoints of other runs with the same output do not count."""
     before = _written(checkpoint)
     try:
         yield
@@ -149,26 +176,26 @@ def _resumable(checkpoint: Path) -> Iterator[None]:
 
 
 def _written(checkpoint: Path) -> set[tuple[str, int]]:
-    """Return the checkpoints of runs with an output, with the time of each."""
-    found = set()
+    """Return the names of all checkpoints of an output, with the time of the last change of each."""
+    checkpoints = set()
     for path in checkpoint.parent.iterdir():
         if path.name.startswith(f"{checkpoint.name}-"):
-            with suppress(FileNotFoundError):  # another run may end meanwhile
-                found.add((path.name, path.stat().st_mtime_ns))
-    return found
+            with suppress(FileNotFoundError):  # another run may remove its checkpoint meanwhile
+                checkpoints.add((path.name, path.stat().st_mtime_ns))
+    return checkpoints
 
 
 def _write_log(
     model: Path, data: str | DataSpec, output: Path | None, log: Path, samples: int | None, as_json: bool
 ) -> None:
-    """Run a logging model."""
+    """Run a logging model and write its log."""
     from .. import log_model
 
     if output is not None:
         raise click.UsageError(f"give -o RANGES.json or --log FILE, not both: {model} is a logging model")
-    idle = next((name for name in ("calibration", "symmetric", "overrides", *EXECUTION) if is_given(name)), None)
-    if idle is not None:
-        raise click.UsageError(f"{flag(idle)} would do nothing: {model} is a logging model")
+    unused = next(filter(is_given, UNUSED), None)
+    if unused is not None:
+        raise click.UsageError(f"{flag(unused)} would do nothing: {model} is a logging model")
     with shown_progress() as progress:
         lines = log_model(model, data, log, samples=samples, progress=progress)
     click.echo(f"{log}: {lines} lines", err=True)
@@ -176,9 +203,9 @@ def _write_log(
         print_json({"log": str(log), "lines": lines})
 
 
-def _tell_ranges(found: Calibration, output: Path | None, log: Path | None, as_json: bool) -> None:
-    """Say what was written, and what the data are found to be."""
-    ranges = found.file
+def _print_ranges(result: Calibration, output: Path | None, log: Path | None, as_json: bool) -> None:
+    """Print the written files and the findings about the data."""
+    ranges = result.file
     for target in (output, log):
         if target is not None:
             click.echo(f"{target}: {len(ranges.ranges)} tensors, {ranges.samples} samples", err=True)
@@ -193,10 +220,10 @@ def _tell_ranges(found: Calibration, output: Path | None, log: Path | None, as_j
                 "rule": str(ranges.rule),
                 "tensors": {name: {"lo": lo, "hi": hi} for name, (lo, hi) in ranges.ranges.items()},
                 "broken": {name: place.where for name, place in ranges.seen.broken.items()},
-                "findings": [finding.to_json() for finding in found.findings],
+                "findings": [finding.to_json() for finding in result.findings],
             }
         )
     else:
         from ..console.quantized import print_findings
 
-        print_findings(found.findings)
+        print_findings(result.findings)

@@ -3,64 +3,36 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .app import PATH, TYPED, Commands, Talking, flag, is_given, print_json, shown_progress
+from ..options.declared import BATCH, METRICS, QUANTIZE
+from .app import PATH, TYPED, Commands, Talking, print_json, shown_progress
 from .options import (
-    METRICS,
-    SOURCES,
-    WORKERS,
-    data_option,
+    click_option,
     force_option,
-    int8_options,
+    given_options,
     json_option,
-    reading_options,
+    lower_option,
     rule_option,
     samples_option,
-    search_options,
+    source_options,
     threads_option,
-    worker_options,
 )
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
-    from .. import Goal, Options
-    from ..report import Recorder
-    from .options import Begin
 
 
 @click.command(cls=Talking)
 @click.argument("model", type=PATH)
-@click.option("--data", metavar="SRC", help=f"{SOURCES} None for --ranges or --dynamic.")
-@reading_options
 @click.option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
-@int8_options
-@search_options
-@click.option(
-    "--report",
-    "reports",
-    type=PATH,
-    multiple=True,
-    metavar="FILE",
-    help="An .html page of the run, or a .json record for 'requant report'; may be repeated. See docs/report.md.",
-)
-@worker_options
+@given_options(QUANTIZE, into="values")
 @json_option
-def quantize(
-    model: Path,
-    data: str | DataSpec | None,
-    output: Path,
-    options: Options,
-    goal: Goal | None,
-    reports: tuple[Path, ...],
-    begin: Begin,
-    as_json: bool,
-) -> None:
-    """Quantize MODEL with the ranges of sample data, measure what came of it, and write it.
+def quantize(model: Path, output: Path, values: dict[str, Any], as_json: bool) -> None:
+    """Quantize MODEL with ranges from sample data, measure the result, and write it.
 
     \b
     requant quantize resnet.onnx --data calib.npz -o resnet_int8.onnx
@@ -75,49 +47,24 @@ def quantize(
     requant quantize model.onnx --data calib.npz -o out.onnx --plan edited.plan.json --force
     requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
 
-    Where INT8 is not faster here, or ruins the outputs, the simplified float model is written and the exit code is 1.
+    If INT8 is not faster on this machine, or ruins the outputs, the simplified float model is written and the exit
+    code is 1.
     """
-    from .. import quantize_model, search_model
-    from ..model.files import check_output
+    from ..project.request import Request
 
-    if data is None and options.ranges is None and options.selection.strategy not in ("dynamic", "weight-only"):
-        raise click.UsageError("give --data SRC, a sample of the model's inputs; only --ranges and --dynamic need none")
-    observing = data is not None and options.ranges is None
-    if not observing and (idle := next(filter(is_given, WORKERS), None)):
-        raise click.UsageError(f"{flag(idle)} would do nothing: no ranges are observed")
-    if observing:
-        check_output(output, model, force=options.force, external=options.external_data)
-        options = replace(options, execution=begin(output))
-    recorder = _recorder(reports, model, output, options.force)
-    look = recorder.look if recorder is not None else None
+    request = Request(
+        model=model, output=output, values=values, command=click.get_current_context().meta.get(TYPED, "")
+    )
     with shown_progress() as progress:
-        if goal is None:
-            result = quantize_model(model, data, output, options, progress, look)
-        elif data is None:
-            raise click.UsageError("a search wants --data SRC, which give the ranges and what is corrected by them")
-        else:
-            result = search_model(model, data, output, goal, options, progress, look)
-    if recorder is not None:
-        recorder.write(result)
+        result = request.run(progress)
     if as_json:
         print_json(result.to_json())
     else:
         from ..console.quantized import print_quantized
 
         print_quantized(result)
-    if result.verdict and not options.force_int8:
+    if result.verdict and not values.get("force_int8"):
         click.get_current_context().exit(1)
-
-
-def _recorder(reports: tuple[Path, ...], model: Path, output: Path, force: bool) -> Recorder | None:
-    """Return what takes down a run for its reports; None where none is asked for."""
-    if not reports:
-        return None
-    from ..placement.plan_file import plan_path
-    from ..report import Recorder, check_reports
-
-    check_reports(reports, (output, plan_path(output)), model, force=force)
-    return Recorder(reports, click.get_current_context().meta.get(TYPED, ""))
 
 
 @click.command(cls=Talking)
@@ -125,7 +72,7 @@ def _recorder(reports: tuple[Path, ...], model: Path, output: Path, force: bool)
 @click.option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
 @force_option
 def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
-    """Make a page of a run RECORD that 'requant quantize --report RUN.json' wrote, or of several side by side.
+    """Make a page from RECORDS, which 'requant quantize --report RUN.json' writes; several are shown side by side.
 
     \b
     requant report run.json -o run.html
@@ -133,18 +80,17 @@ def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
     """
     from ..report import report_runs
 
-    found = report_runs(records, output, force=force)
-    click.echo(f"{output}: {', '.join(record.name for record in found)}", err=True)
+    runs = report_runs(records, output, force=force)
+    click.echo(f"{output}: {', '.join(record.name for record in runs)}", err=True)
 
 
 @click.command(cls=Talking)
 @click.argument("float_model", metavar="FLOAT", type=PATH)
 @click.argument("int8_model", metavar="INT8", type=PATH)
-@data_option
-@reading_options
+@source_options(required=True)
 @click.option("--metric", metavar="M", help=METRICS)
-@click.option("--lower", is_flag=True, help="Of a --metric FILE.py:NAME a lower number is better.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Time runs of this many items too.")
+@lower_option
+@click_option(BATCH, help="Also time runs of N items.")
 @threads_option
 @json_option
 def compare(
@@ -169,25 +115,25 @@ def compare(
     from ..accuracy.metrics import metric_named
 
     if lower and metric is None:
-        raise click.UsageError("--lower is of a --metric")
+        raise click.UsageError("--lower needs --metric")
     chosen = None if metric is None else metric_named(metric, lower=lower)
     with shown_progress() as progress:
-        found = compare_models(
+        comparison = compare_models(
             float_model, int8_model, data, batch=batch, threads=threads, progress=progress, metric=chosen
         )
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     else:
         from ..console.quantized import print_comparison
 
-        print_comparison(found)
+        print_comparison(comparison)
 
 
 @click.command(cls=Talking)
 @click.argument("name", required=False)
 @json_option
 def ops(name: str | None, as_json: bool) -> None:
-    """Tell what becomes of each operator, or of NAME, on the installed runtime, and why.
+    """Show the int8 forms of each operator, or of NAME, on the installed runtime, with reasons.
 
     \b
     requant ops
@@ -196,18 +142,18 @@ def ops(name: str | None, as_json: bool) -> None:
     """
     from ..tools.inspect.operators import operators
 
-    found = operators(name)
+    rows = operators(name)
     if as_json:
-        print_json({facts.name: facts.to_json() for facts in found})
+        print_json({facts.name: facts.to_json() for facts in rows})
     else:
         from ..console.quantized import print_operators
 
-        print_operators(found)
+        print_operators(rows)
 
 
 @click.group(cls=Commands)
 def costs() -> None:
-    """Show, measure or forget what units cost on this machine.
+    """Show, measure or remove the costs of units on this machine.
 
     \b
     requant costs show
@@ -219,25 +165,25 @@ def costs() -> None:
 @costs.command("show")
 @json_option
 def show_costs(as_json: bool) -> None:
-    """Show the costs that were kept, by runtime, CPU and threads.
+    """Show the cached costs by runtime, CPU and threads.
 
     \b
     requant costs show --json
     """
     from ..placement.costs import kept
 
-    found = kept()
+    cached = kept()
     if as_json:
-        print_json({"costs": [each.to_json() for each in found]})
+        print_json({"costs": [each.to_json() for each in cached]})
     else:
         from ..console.quantized import print_costs
 
-        print_costs(found)
+        print_costs(cached)
 
 
 @costs.command("clear")
 def clear_costs() -> None:
-    """Forget them.
+    """Remove the cached costs.
 
     \b
     requant costs clear
@@ -249,23 +195,16 @@ def clear_costs() -> None:
 
 @costs.command("measure")
 @click.argument("model", type=PATH)
-@data_option
-@reading_options
+@source_options(required=True)
 @click.option("-o", "--output", type=PATH, required=True, help="The file of costs to write.")
 @samples_option
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run.")
+@click_option(BATCH, help="Items per run.")
 @threads_option
 @force_option
 def measure_costs(
-    model: Path,
-    data: str | DataSpec,
-    output: Path,
-    samples: int | None,
-    batch: int,
-    threads: int,
-    force: bool,
+    model: Path, data: str | DataSpec, output: Path, samples: int | None, batch: int, threads: int, force: bool
 ) -> None:
-    """Measure what the units of MODEL take here, in float and in integers, for --costs on another machine.
+    """Measure the latency of each unit of MODEL in float and in integers, for --costs on another machine.
 
     \b
     requant costs measure model.onnx --data calib.npz -o server.json
@@ -276,27 +215,26 @@ def measure_costs(
 
     check_output(output, model, force=force)
     with shown_progress() as progress:
-        found = measure_costs(model, data, Options(samples=samples, batch=batch, threads=threads), progress)
-    save(found, output)
-    click.echo(f"{output}: {len(found.rows)} units on {found.machine.cpu}", err=True)
+        measured = measure_costs(model, data, Options(samples=samples, batch=batch, threads=threads), progress)
+    save(measured, output)
+    click.echo(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
 
 
 @click.command(cls=Talking)
 @click.argument("model", type=PATH)
-@data_option
-@reading_options
+@source_options(required=True)
 @click.option(
-    "--samples", type=click.IntRange(1), default=4, show_default=True, help="Samples of each trial, picked evenly."
+    "--samples", type=click.IntRange(1), default=4, show_default=True, help="Samples of each trial, evenly spaced."
 )
 @click.option(
-    "--calibration-samples", type=click.IntRange(1), metavar="N", help="Samples that give the ranges. [default: all]"
+    "--calibration-samples", type=click.IntRange(1), metavar="N", help="Samples for the ranges. [default: all]"
 )
 @rule_option
 @click.option("--units", "only_units", is_flag=True, help="Try units only.")
 @click.option("--tensors", "only_tensors", is_flag=True, help="Try tensors only.")
-@click.option("--all", "everything", is_flag=True, help="Every row, instead of the worst.")
-@click.option("--fresh", is_flag=True, help="Make all trials anew.")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="A JSON file to write too.")
+@click.option("--all", "everything", is_flag=True, help="Show all rows, not only the worst.")
+@click.option("--fresh", is_flag=True, help="Ignore cached trials.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="A JSON file to write.")
 @json_option
 @force_option
 def sensitivity(
@@ -313,44 +251,38 @@ def sensitivity(
     as_json: bool,
     force: bool,
 ) -> None:
-    """Tell which units and tensors of MODEL lose most in integers, each tried alone, and why.
+    """Show which units and tensors of MODEL lose most accuracy in integers, each tried alone, and why.
 
     \b
     requant sensitivity model.onnx --data calib.npz
     requant sensitivity model.onnx --data folder/ --samples 8 --tensors --all
     requant sensitivity model.onnx --data calib.npz -o evidence.json --json
 
-    What was tried is kept in the user's cache folder: a run that was interrupted goes on; see docs/sensitivity.md.
+    Trials are cached in the user's cache folder, so an interrupted run can be resumed; see docs/sensitivity.md.
     """
     from .. import Options, measure_sensitivity
     from ..model.files import check_output
 
     if only_units and only_tensors:
-        raise click.UsageError("--units and --tensors each leave the other out; give one, or none for both")
+        raise click.UsageError("give only one of --units and --tensors; none of them means both")
     if as_json and everything:
-        raise click.UsageError("--all is of the tables; --json has every row")
+        raise click.UsageError("--all has no effect with --json, which has every row")
     if output is not None:
         check_output(output, model, force=force)
-    kinds = [kind for kind, asked in (("units", only_units), ("tensors", only_tensors)) if asked]
+    kinds = [kind for kind, only in (("units", only_units), ("tensors", only_tensors)) if only]
     options = Options(samples=calibration_samples, calibration=calibration)
     with shown_progress() as progress:
-        found = measure_sensitivity(
-            model,
-            data,
-            options,
-            samples=samples,
-            kinds=kinds or ("units", "tensors"),
-            fresh=fresh,
-            progress=progress,
+        result = measure_sensitivity(
+            model, data, options, samples=samples, kinds=kinds or ("units", "tensors"), fresh=fresh, progress=progress
         )
     if output is not None:
         from ...calibration.files import write_atomically
 
-        write_atomically(output, (json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n").encode())
-        click.echo(f"{output}: {len(found.units)} units, {len(found.tensors)} tensors", err=True)
+        write_atomically(output, (json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n").encode())
+        click.echo(f"{output}: {len(result.units)} units, {len(result.tensors)} tensors", err=True)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
         from ..console.sensitivity import print_sensitivity
 
-        print_sensitivity(found, everything=everything)
+        print_sensitivity(result, everything=everything)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ... import RequantError
+from ..options.declared import BATCH, SOURCES
 from .app import PATH, Talking, is_given, print_json, shown_progress
-from .options import SOURCES, force_option, json_option, lengths_options, reading_options, threads_option
+from .options import click_option, force_option, json_option, lengths_options, source_options, threads_option
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @force_option
 def view(model: Path, output: Path, opened: bool, force: bool) -> None:
-    """Make a page of the graph of MODEL, any ONNX model, float or quantized by whatever tool.
+    """Write a page with the graph of MODEL, which may be any ONNX model.
 
     \b
     requant view model.onnx -o model.html
@@ -39,22 +40,15 @@ def view(model: Path, output: Path, opened: bool, force: bool) -> None:
 @click.command(cls=Talking)
 @click.argument("model", type=PATH)
 @lengths_options
-@click.option("--data", metavar="SRC", help=f"Its first sample says how long free axes are. {SOURCES}")
-@reading_options
-@click.option("--nodes", is_flag=True, help="Every node with its multiply-accumulates and bytes; wants lengths.")
-@click.option("--print-structure", "structure", is_flag=True, help="Every node with what it reads and gives, instead.")
-@click.option("--dot", is_flag=True, help="The graph in the DOT language of Graphviz, instead.")
+@source_options(f"The first sample gives the lengths of free axes. {SOURCES}")
+@click.option("--nodes", is_flag=True, help="List all nodes with multiply-accumulates and bytes. Needs all lengths.")
+@click.option("--print-structure", "structure", is_flag=True, help="List all nodes with inputs and outputs instead.")
+@click.option("--dot", is_flag=True, help="Print the graph in the DOT language of Graphviz instead.")
 @json_option
 def inspect(
-    model: Path,
-    lengths: Lengths,
-    data: str | DataSpec | None,
-    nodes: bool,
-    structure: bool,
-    dot: bool,
-    as_json: bool,
+    model: Path, lengths: Lengths, data: str | DataSpec | None, nodes: bool, structure: bool, dot: bool, as_json: bool
 ) -> None:
-    """Tell what MODEL is made of: inputs, operators, parameters, multiply-accumulates, memory, what is in int8.
+    """Show inputs, operators, parameters, multiply-accumulates, memory and int8 share of MODEL.
 
     \b
     requant inspect model.onnx
@@ -63,34 +57,34 @@ def inspect(
     requant inspect model_int8.onnx --print-structure
     requant inspect model_int8.onnx --dot > model.dot
 
-    Nothing is run. What depends on lengths that the model leaves open is counted when they are given.
+    The model is not run. Counts that depend on free axes need their lengths: --shape, --dim or --data.
     """
     from ..console.inspected import dot_lines, print_inspection, structure_lines
     from ..tools.inspect.inspect import inspect_model
 
     if sum((structure, dot, as_json)) > 1:
-        raise click.UsageError("--print-structure, --dot and --json are forms of one answer; choose one")
-    found = inspect_model(model, lengths, data=data)
-    if nodes and (found.macs is None or found.peak_bytes is None):
-        hint = "; give --shape, --dim or --data" if found.depends else ""
-        raise RequantError(f"{model}: what a node costs {found.why_unknown()}{hint}")
+        raise click.UsageError("give only one of --print-structure, --dot and --json")
+    inspection = inspect_model(model, lengths, data=data)
+    if nodes and (inspection.macs is None or inspection.peak_bytes is None):
+        hint = "; give --shape, --dim or --data" if inspection.depends else ""
+        raise RequantError(f"{model}: the cost of a node {inspection.why_unknown()}{hint}")
     if as_json:
-        print_json(found.to_json())
+        print_json(inspection.to_json())
     elif structure or dot:
-        for line in structure_lines(found) if structure else dot_lines(found):
+        for line in structure_lines(inspection) if structure else dot_lines(inspection):
             click.echo(line)
     else:
-        print_inspection(found, nodes=nodes)
+        print_inspection(inspection, nodes=nodes)
 
 
 @click.command(cls=Talking)
 @click.argument("first", metavar="A", type=PATH)
 @click.argument("second", metavar="B", type=PATH)
-@click.option("--ignore-names", is_flag=True, help="Names of nodes, inner tensors and free axes.")
-@click.option("--ignore-order", is_flag=True, help="The order of nodes.")
-@click.option("--ignore-metadata", is_flag=True, help="Metadata, producer and documentation.")
-@click.option("--ignore-versions", is_flag=True, help="Versions of the format and of operator sets.")
-@click.option("--all", "everything", is_flag=True, help="Every difference, instead of the first of each kind.")
+@click.option("--ignore-names", is_flag=True, help="Ignore names of nodes, inner tensors and free axes.")
+@click.option("--ignore-order", is_flag=True, help="Ignore the order of nodes.")
+@click.option("--ignore-metadata", is_flag=True, help="Ignore metadata, producer and documentation.")
+@click.option("--ignore-versions", is_flag=True, help="Ignore versions of the format and of operator sets.")
+@click.option("--all", "everything", is_flag=True, help="Show every difference, not only the first of each kind.")
 @json_option
 def diff(
     first: Path,
@@ -102,72 +96,73 @@ def diff(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Tell in what the models A and B differ. Exit code 0: they are equal; 1: they differ; 2: one is no model.
+    """Show the differences of the models A and B. Exit code 0: equal; 1: different; 2: one is not a model.
 
     \b
     requant diff before.onnx after.onnx
     requant diff before.onnx after.onnx --ignore-names --ignore-order --ignore-metadata
     requant diff model.onnx model.onnx --json
 
-    Lines begin with - for what only A has, + for what only B has, ~ for what differs.
+    A line begins with - if only A has the part, with + if only B has it, and with ~ if the part differs.
     """
     from ..console.differences import difference_lines
-    from ..tools.inspect.diff import Ignored, diff_models
+    from ..tools.inspect.diff import diff_models
+    from ..tools.inspect.diff_graphs import Ignored
 
     if as_json and everything:
-        raise click.UsageError("--all is of the lines; --json has every difference")
+        raise click.UsageError("--all has no effect with --json, which has every difference")
     ignored = Ignored(ignore_names, ignore_order, ignore_metadata, ignore_versions)
-    found = diff_models(first, second, ignored)
+    differences = diff_models(first, second, ignored)
     if as_json:
-        print_json(found.to_json())
+        print_json(differences.to_json())
     else:
-        for line in difference_lines(found, everything=everything):
+        for line in difference_lines(differences, everything=everything):
             click.echo(line)
-    if not found.equal:
+    if not differences.equal:
         click.get_current_context().exit(1)
 
 
 @click.command("compile", cls=Talking)
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="The model to write: .onnx, or .ort for ORT format.")
-@click.option("--data", metavar="SRC", help=f"What to compare outputs on. {SOURCES} [default: random inputs]")
-@reading_options
+@source_options(f"Outputs are compared on these data. {SOURCES} [default: random inputs]")
 @threads_option
 @json_option
 @force_option
 def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: int, as_json: bool, force: bool) -> None:
-    """Write what ONNX Runtime makes of MODEL on this CPU: it loads faster, and computes the same.
+    """Write MODEL as ONNX Runtime optimizes it on this CPU. It loads faster and computes the same.
 
     \b
     requant compile model_int8.onnx -o model_here.onnx
     requant compile model_int8.onnx -o model_here.ort --data test.npz --json
 
-    On a machine that differs the output is refused; see docs/deploy.md.
+    Another kind of machine refuses to load the output; see docs/deploy.md.
     """
     from .. import compile_model
 
     with shown_progress() as progress:
-        found = compile_model(model, output, data, threads=threads, force=force, progress=progress)
+        compiled = compile_model(model, output, data, threads=threads, force=force, progress=progress)
     if as_json:
-        print_json(found.to_json())
+        print_json(compiled.to_json())
     else:
         from ..console.timed import print_compiled
 
-        print_compiled(found)
+        print_compiled(compiled)
 
 
 @click.command(cls=Talking)
 @click.argument("model", type=PATH)
-@click.option("--compare", "other", type=PATH, metavar="OTHER", help="A model to run in turns with it, on the same.")
-@click.option("--data", metavar="SRC", help=f"Its first sample is run. {SOURCES} [default: random inputs]")
-@reading_options
-@lengths_options
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Items per run.")
-@threads_option
-@click.option("--no-profile", is_flag=True, help="Do not tell where the time goes.")
-@click.option("--settings", is_flag=True, help="Look for the session options with which it runs fastest.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="For --settings."
+    "--compare", "other", type=PATH, metavar="OTHER", help="A second model, run alternately on the same inputs."
+)
+@source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
+@lengths_options
+@click_option(BATCH, help="Items per run.")
+@threads_option
+@click.option("--no-profile", is_flag=True, help="Do not profile the nodes.")
+@click.option("--settings", is_flag=True, help="Search the fastest session options.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Time for --settings."
 )
 @json_option
 def bench(
@@ -182,7 +177,7 @@ def bench(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Time MODEL on this machine; then, with the profiler on, tell where the time goes.
+    """Time MODEL on this machine, then profile its nodes.
 
     \b
     requant bench model.onnx --data test.npz --batch 16
@@ -191,71 +186,47 @@ def bench(
     requant bench model.onnx --settings --json
     requant bench model.onnx --settings --threads 1
 
-    Lengths that the model leaves open, but that of the batch, are to be given or taken from data.
-    With --settings, --threads says how many threads there are to be; else that is one of the settings.
+    Free axes other than the batch need lengths: --shape, --dim or --data. With --settings, --threads fixes the number
+    of threads; without it, the number of threads is one of the settings.
     """
     from ..tools.bench.bench import Load, Search, bench_model
 
     if is_given("seconds") and not settings:
-        raise click.UsageError("--seconds is for --settings, which is not given")
+        raise click.UsageError("--seconds needs --settings")
     search = Search(seconds, threads if is_given("threads") else None) if settings else None
     load = Load(batch=batch, threads=threads, lengths=lengths, profile=not no_profile)
     with shown_progress() as progress:
-        found = bench_model(model, data, load, other=other, search=search, progress=progress)
+        result = bench_model(model, data, load, other=other, search=search, progress=progress)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
         from ..console.timed import print_bench
 
-        print_bench(found)
+        print_bench(result)
 
 
 @click.command(cls=Talking)
 @click.argument("model", type=PATH)
-@click.option("--data", metavar="SRC", help=f"{SOURCES} The first sample is run. [default: random inputs]")
-@reading_options
+@source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
 @threads_option
-@click.option("--all", "everything", is_flag=True, help="Every kernel, instead of the most expensive.")
-@click.option(
-    "--verbose-format",
-    type=click.Choice(["table", "onednn"]),
-    default="table",
-    show_default=True,
-    help="onednn: one line per executed kernel, in the form of oneDNN's verbose output.",
-)
+@click.option("--all", "everything", is_flag=True, help="Show every kernel, not only the slowest ones.")
 @json_option
-def explain(
-    model: Path,
-    data: str | DataSpec | None,
-    threads: int,
-    everything: bool,
-    verbose_format: str,
-    as_json: bool,
-) -> None:
-    """Tell which kernels MODEL runs here, what each costs, and why it is not faster.
+def explain(model: Path, data: str | DataSpec | None, threads: int, everything: bool, as_json: bool) -> None:
+    """Show which kernels MODEL runs on this machine, the time of each, and why it is not faster.
 
-    MODEL is float, or quantized by whatever tool; see docs/explain.md.
+    MODEL may be float, or quantized by any tool; see docs/explain.md.
 
     \b
     requant explain model_int8.onnx --data test.npz
     requant explain theirs.onnx --threads 2 --all
-    requant explain model.onnx --verbose-format onednn
     requant explain model_int8.onnx --json
     """
     from ..tools.explain.explain import explain_model
 
-    lines = verbose_format == "onednn"
-    if as_json and lines:
-        raise click.UsageError("--json and --verbose-format onednn are two forms of one answer; choose one")
     with shown_progress() as progress:
-        found = explain_model(model, data, threads=threads, whole=not lines, progress=progress)
+        found = explain_model(model, data, threads=threads, progress=progress)
     if as_json:
         print_json(found.to_json())
-    elif lines:
-        from ..runtime.onednn_lines import verbose_lines
-
-        for line in verbose_lines(found.kernels, found.flags):
-            click.echo(line)
     else:
         from ..console.explained import print_explanation
 

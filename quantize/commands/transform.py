@@ -7,19 +7,25 @@ from pathlib import Path
 
 import click
 
+from ..options.declared import Kind, Option
 from .app import PATH, Talking, print_json, shown_progress
-from .options import external_option, force_option, json_option, names_option
+from .options import click_option, external_option, force_option, json_option
+
+CUTS = (
+    Option("inputs", Kind.NAMES, "Tensors where strip_unused_nodes cuts the graph.", default="", metavar="A,B"),
+    Option("outputs", Kind.NAMES, "Tensors that strip_unused_nodes keeps.", default="", metavar="A,B"),
+)
 
 
 @click.command(cls=Talking)
 @click.argument("source", metavar="IN", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
-@click.option("--transforms", "pipeline", metavar="'...'", help="What to do, in order.")
+@click.option("--transforms", "pipeline", metavar="'...'", help="The transforms, in order.")
 @click.option(
-    "--group", "group", metavar="'...'", help="Groups instead: simplify, 'freeze(min_max_log_file=a.log) fuse'."
+    "--group", "group", metavar="'...'", help="Groups of them instead: simplify, 'freeze(min_max_log_file=a.log) fuse'."
 )
-@names_option("--inputs", "Where strip_unused_nodes cuts the graph off.")
-@names_option("--outputs", "What strip_unused_nodes keeps.")
+@click_option(CUTS[0], show_default=False)
+@click_option(CUTS[1], show_default=False)
 @click.option(
     "--dump-dir", type=PATH, metavar="DIR", help="Write the model after each step: DIR/01_fold_constants.onnx."
 )
@@ -38,7 +44,7 @@ def transform(
     as_json: bool,
     force: bool,
 ) -> None:
-    """Rewrite the model IN by named transforms, or by groups of them, and write it to OUT.
+    """Apply transforms, or groups of them, to the model IN and write the result to OUT.
 
     \b
     requant transform in.onnx out.onnx --transforms 'fold_constants fold_batch_norms'
@@ -83,8 +89,8 @@ def transform(
 
 @click.command(cls=Talking)
 @click.argument("name", required=False)
-@click.option("--groups", is_flag=True, help="The groups, each with the pipeline that it stands for.")
-@click.option("--markdown", is_flag=True, help="All pages as one Markdown document, which docs/transforms.md is.")
+@click.option("--groups", is_flag=True, help="List the groups with their pipelines.")
+@click.option("--markdown", is_flag=True, help="Print all pages as one Markdown document: docs/transforms.md.")
 @json_option
 def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) -> None:
     """List the transforms, or describe the one called NAME.
@@ -100,20 +106,20 @@ def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) ->
 
     load_plugins()
     if sum((name is not None, groups, markdown)) > 1 or (markdown and as_json):
-        raise click.UsageError("NAME, --groups and --markdown each ask for something else; give one")
-    found = [lookup(name)] if name else [REGISTRY[key] for key in sorted(REGISTRY)]
+        raise click.UsageError("give only one of NAME, --groups and --markdown")
+    listed = [lookup(name)] if name else [REGISTRY[key] for key in sorted(REGISTRY)]
     if groups and as_json:
         print_json({group: describe_group(group) for group in sorted(GROUPS)})
     elif groups:
         for group in sorted(GROUPS):
             click.echo(f"{group}: {parse_groups(group)}")
     elif markdown:
-        click.echo(reference(found), nl=False)
+        click.echo(reference(listed), nl=False)
     elif as_json:
-        print_json({transform.name: describe(transform) for transform in found})
+        print_json({transform.name: describe(transform) for transform in listed})
     elif name:
-        click.echo(page(found[0]))
+        click.echo(page(listed[0]))
     else:
-        width = max(len(transform.name) for transform in found)
-        for transform in found:
+        width = max(len(transform.name) for transform in listed)
+        for transform in listed:
             click.echo(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")

@@ -16,7 +16,7 @@ STYLES: Mapping[Status, str] = {Status.OK: "green", Status.FAIL: "bold red", Sta
 
 
 def print_check(check: Check) -> None:
-    """Print a table of what was judged and the reasons of what fails, on stderr."""
+    """Print a table of the lines of a check on stderr, then the reasons."""
     console = Console(stderr=True, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:

@@ -1,4 +1,4 @@
-"""`Differences` for people."""
+"""`Differences` as lines of text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from ..tools.inspect.diff import Differences
 
-FIRST = 20  # of each kind and change
+FIRST = 20  # differences of each kind and change that are shown without --all
 
 
 def difference_lines(found: Differences, *, everything: bool = False) -> Iterator[str]:
-    """Write differences, a line each; of each kind no more than the first, unless all are asked for."""
+    """Yield one line per difference: the first of each kind, or with `everything` all."""
     if found.equal:
         yield "equal"
         return

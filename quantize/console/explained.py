@@ -1,4 +1,4 @@
-"""An `Explanation` for people: what ran, what it costs, why."""
+"""An `Explanation` as tables: kernels, their times, causes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..runtime.executed import Kernel
 from ..runtime.isa import Isa
 from ..tools.explain.explain import Explanation
 
-ROWS = 25  # kernels that are shown unless all are asked for
+ROWS = 25  # kernels that are shown without --all
 REASONS = 12
 SHORT_OPS = {"QuantizeLinear": "Q", "DequantizeLinear": "DQ"}
 
 
 def print_explanation(found: Explanation, *, everything: bool = False) -> None:
-    """Print what ran, most expensive first, on stdout: it is what was asked for.
+    """Print the kernels and the causes, the most expensive first, on stdout.
 
     Args:
-        found: What `explain_model` found.
-        everything: Whether to list all kernels and findings.
+        found: The result of `explain_model`.
+        everything: Whether to list all kernels and causes.
     """
     console = Console(highlight=False)
     _print_kernels(console, found, len(found.kernels) if everything else ROWS)
@@ -61,16 +61,16 @@ def _print_kernels(console: Console, found: Explanation, rows: int) -> None:
 
 
 def _node(kernel: Kernel) -> str:
-    """Write the node with what it absorbed: ``conv1 + Relu, Q, 3 DQ``."""
+    """Return the node with the operators fused into its kernel: ``conv1 + Relu, Q, 3 DQ``."""
     if kernel.node is None:
         return "(inserted by the runtime)"
     counts = Counter(SHORT_OPS.get(op, op) for op in kernel.absorbs)
     absorbed = ", ".join(op if count == 1 else f"{count} {op}" for op, count in counts.items())
-    part = f" ({kernel.run.op} of {kernel.op})" if kernel.run.node != kernel.node and _decomposed(kernel) else ""
+    part = f" ({kernel.run.op} of {kernel.op})" if kernel.run.node != kernel.node and _is_part(kernel) else ""
     return f"{kernel.node}{part}" + (f" + {absorbed}" if absorbed else "")
 
 
-def _decomposed(kernel: Kernel) -> bool:
+def _is_part(kernel: Kernel) -> bool:
     return kernel.kind == "rest" and not kernel.absorbs and kernel.run.op != kernel.op and not kernel.run.domain
 
 
@@ -93,21 +93,20 @@ def _print_summary(console: Console, found: Explanation) -> None:
     listed = ", ".join(f"{name} {_share(spent, totals.kernels)}" for name, spent in parts.items())
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}" if found.threads else "the runtime's threads"
     table.add_row("kernels", f"{totals.kernels / 1000:.3f} ms on {threads}: {listed}")
-    table.add_row("run on", escape(found.data))
+    table.add_row("inputs", escape(found.data))
     table.add_row("integer kernels", f"{found.mac_share_int8:.1%} of the multiply-accumulates")
-    table.add_row("CPU", ", ".join(found.flags) or "the system does not tell")
+    table.add_row("CPU", ", ".join(found.flags) or "unknown: the system does not list its features")
     sums = "in 32 bits, exactly" if found.exact else "in pairs in 16 bits, with saturation"
     name = Isa.VNNI if found.exact else Isa.AVX2
     table.add_row("probe", f"255 * 127 + 255 * 127 = {found.probe}: integer products are added {sums} ({name})")
-    table.add_row("instructions", escape(found.hot.note))
     console.print(table)
 
 
 def _print_reasons(console: Console, found: Explanation, most: int | None) -> None:
-    """List products in float, dearest first."""
+    """List products in float, the most expensive first."""
     nodes = sorted((node for node in found.nodes if node.reasons), key=lambda node: -node.microseconds)
     if not nodes or (not found.mac_share_int8 and len({node.reasons for node in nodes}) == 1):
-        return  # a model that is not quantized: one sentence below says it of all
+        return  # the model is not quantized: one cause below covers all products
     console.print()
     plural = "s" if len(nodes) > 1 else ""
     table = Table(title=f"{len(nodes)} product{plural} in float", box=None, title_justify="left", pad_edge=False)
@@ -122,13 +121,13 @@ def _print_reasons(console: Console, found: Explanation, most: int | None) -> No
 
 
 def _print_causes(console: Console, found: Explanation, most: int | None) -> None:
-    """List why the model is slow."""
+    """List the causes of lost time."""
     if not found.causes:
         return
     console.print()
     table = Table(title="why it is slow", box=None, title_justify="left", pad_edge=False)
     table.add_column("µs", justify="right")
-    table.add_column("what", overflow="fold")
+    table.add_column("cause", overflow="fold")
     for cause in found.causes[:most]:
         table.add_row(f"{cause.microseconds:.0f}", escape(cause.text))
     console.print(table)

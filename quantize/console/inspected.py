@@ -1,4 +1,4 @@
-"""An `Inspection` for people and for other programs: a table, the structure as text, a graph in the DOT language."""
+"""An `Inspection` as a table, as lines of text, and as a graph in the DOT language."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.table import Table
 from ..model.files import size_text
 from ..tools.inspect.inspect import Inspection, NodeFacts
 
-METADATA = 100  # characters of a value that are shown
-ROLES = {"statistic": "statistics of batch normalisation", "quantization": "scales and zero points", "other": "other"}
+METADATA = 100  # characters of a metadata value that are shown
+ROLES = {"statistic": "statistics of batch normalization", "quantization": "scales and zero points", "other": "other"}
 COLOURS = {"int8": "palegreen", "weight-only": "lightyellow", "float": "lightsalmon", "": "white"}
 
 
 def print_inspection(found: Inspection, *, nodes: bool = False) -> None:
-    """Print what `inspect_model` found, on stdout.
+    """Print an inspection on stdout.
 
     Args:
-        found: What to print.
-        nodes: Whether to list the nodes with what each costs.
+        found: The result of `inspect_model`.
+        nodes: Whether to list the nodes with their costs.
     """
     console = Console(highlight=False)
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -40,7 +40,10 @@ def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
     files = [f"{name} {size_text(size)}" for name, size in found.external.items()]
     yield "model", ", ".join([f"{found.path} {size_text(found.file_bytes)}", *files])
     opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
-    yield "format", f"IR version {found.ir_version}, operators of {opsets}; by {found.producer or 'nobody named'}"
+    yield (
+        "format",
+        f"IR version {found.ir_version}, operators of {opsets}; by {found.producer or 'an unknown producer'}",
+    )
     for title, ports in (("inputs", found.inputs), ("outputs", found.outputs)):
         for place, port in enumerate(ports):
             yield title if place == 0 else "", str(port)
@@ -62,12 +65,16 @@ def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _costs(found: Inspection) -> Iterator[tuple[str, str]]:
-    """Yield what a run costs, or why that is not known."""
+    """Yield the costs of a run, or why they are unknown."""
     why = found.why_unknown() + (": give --shape NAME=1,3,224,224, --dim AXIS=1 or --data SRC" if found.depends else "")
-    yield "macs", why if found.macs is None else f"{found.macs:,} multiply-accumulates of a run"
+    yield "macs", why if found.macs is None else f"{found.macs:,} multiply-accumulates per run"
     yield (
         "activations",
-        (found.why_unknown() if found.peak_bytes is None else f"{size_text(found.peak_bytes)} at a time (estimate)"),
+        (
+            found.why_unknown()
+            if found.peak_bytes is None
+            else f"{size_text(found.peak_bytes)} at the same time (estimate)"
+        ),
     )
     counted = found.products
     if not sum(counted.values()):
@@ -82,7 +89,7 @@ def _costs(found: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _node_table(found: Inspection) -> Table:
-    """List the nodes that compute or hold something."""
+    """List the nodes with their costs."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("MMAC", justify="right", no_wrap=True)
     table.add_column("outputs", justify="right", no_wrap=True)
@@ -103,7 +110,7 @@ def _node_table(found: Inspection) -> Table:
 
 
 def structure_lines(found: Inspection) -> Iterator[str]:
-    """Write the nodes in the order of the file: ``name (Operator): [inputs] -> [output: FLOAT [1, 64]]``."""
+    """Yield the nodes in file order: ``name (Operator): [inputs] -> [output: FLOAT [1, 64]]``."""
     for port in found.inputs:
         yield f"{port} (input)"
     for node in found.nodes:
@@ -114,45 +121,45 @@ def structure_lines(found: Inspection) -> Iterator[str]:
 
 
 def dot_lines(found: Inspection) -> Iterator[str]:
-    """Write the graph in the DOT language of Graphviz: products in integers green, in float red."""
+    """Yield the graph in the DOT language of Graphviz: integer products green, float products red."""
     yield f"digraph {_quoted(found.path)} {{"
     yield '  node [shape=box, style="filled", fillcolor=white];'
     numbers = {id(node): f"n{number}" for number, node in enumerate(found.nodes)}
     parents = {(*node.inside, node.name): numbers[id(node)] for node in found.nodes}
-    made: dict[tuple[tuple[str, ...], str], tuple[str, str]] = {}
+    sources: dict[tuple[tuple[str, ...], str], tuple[str, str]] = {}
     for number, port in enumerate(found.inputs):
-        made[(), port.name] = f"in{number}", str(port)
+        sources[(), port.name] = f"in{number}", str(port)
         yield f"  in{number} [shape=ellipse, label={_quoted(port.name)}];"
     for node in found.nodes:
         for name, kind in zip(node.outputs, node.types, strict=True):
-            made[node.inside, name] = (numbers[id(node)], f"{name}: {kind}")
+            sources[node.inside, name] = (numbers[id(node)], f"{name}: {kind}")
     for node in found.nodes:
         colour = COLOURS[node.precision]
         yield f"  {numbers[id(node)]} [label={_quoted(node.op, node.name)}, fillcolor={colour}];"
     for node in found.nodes:
         for name in dict.fromkeys(filter(None, node.inputs)):
-            if (source := _source(made, node, name)) is not None:
+            if (source := _source(sources, node, name)) is not None:
                 yield f"  {source[0]} -> {numbers[id(node)]} [label={_quoted(source[1])}];"
         if node.inside:
             yield f"  {parents[node.inside]} -> {numbers[id(node)]} [style=dotted, arrowhead=none];"
     for number, port in enumerate(found.outputs):
         yield f"  out{number} [shape=ellipse, label={_quoted(port.name)}];"
-        if ((), port.name) in made:
-            yield f"  {made[(), port.name][0]} -> out{number} [label={_quoted(str(port))}];"
+        if ((), port.name) in sources:
+            yield f"  {sources[(), port.name][0]} -> out{number} [label={_quoted(str(port))}];"
     yield "}"
 
 
-Made = Mapping[tuple[tuple[str, ...], str], tuple[str, str]]
+Sources = Mapping[tuple[tuple[str, ...], str], tuple[str, str]]
 
 
-def _source(made: Made, node: NodeFacts, name: str) -> tuple[str, str] | None:
-    """Return where a tensor comes from: the graph of the node, or one around it; None for constants."""
+def _source(sources: Sources, node: NodeFacts, name: str) -> tuple[str, str] | None:
+    """Return the node and text of a tensor in the graph of the node or around it; None for constants."""
     for depth in range(len(node.inside), -1, -1):
-        if (node.inside[:depth], name) in made:
-            return made[node.inside[:depth], name]
+        if (node.inside[:depth], name) in sources:
+            return sources[node.inside[:depth], name]
     return None
 
 
 def _quoted(*lines: str) -> str:
-    """Write a label of some lines."""
+    """Return a quoted label of several lines."""
     return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'

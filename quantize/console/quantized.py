@@ -1,4 +1,4 @@
-"""Results for people: short tables on stderr."""
+"""Results of `quantize`, `compare`, `costs` and `ops` as tables."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..result import Frontier, Result
 from ..runtime.timing import Latency
 from ..tools.inspect.operators import OperatorFacts
 
-DEAREST = 30  # units whose costs are shown
-SLOWEST = 3  # stages whose time is told
-REASONS = 12  # lines about what stayed float; the rest is counted
+ROWS = 30  # units whose costs are shown
+SLOWEST = 3  # stages whose time is shown
+REASONS = 12  # lines about float nodes; the others are counted
 
 
 def print_quantized(result: Result) -> None:
-    """Print what `quantize_model` did, what its data are found to be, and what a search tried."""
+    """Print the result of `quantize_model`, the warnings about its data, and the models of a search."""
     print_result(result)
     print_findings(result.findings)
     if result.search is not None:
@@ -36,7 +36,7 @@ def print_quantized(result: Result) -> None:
 
 
 def print_result(result: Result) -> None:
-    """Print what `quantize_model` did."""
+    """Print the result of `quantize_model`."""
     console = Console(stderr=True, highlight=False)
     table = _headless()
     total = result.int8_nodes + len(result.float_nodes)
@@ -57,7 +57,7 @@ def print_result(result: Result) -> None:
         table.add_row("16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range")
     table.add_row("size", f"{size_text(result.float_bytes)} -> {size_text(result.int8_bytes)}")
     if result.rejected is not None:
-        _accuracy_rows(table, result.rejected[0], "of the int8 model that was not kept")
+        _accuracy_rows(table, result.rejected[0], "of the rejected int8 model")
         _latency_row(table, result.rejected[1])
     console.print(table)
     _print_float_nodes(console, result)
@@ -68,7 +68,7 @@ def print_result(result: Result) -> None:
 
 
 def _effort_row(table: Table, result: Result) -> None:
-    """Say what was done for accuracy, and where the time went."""
+    """Add the effort, its corrections, and the slowest stages."""
     if not result.seconds:
         return
     spent = sorted(((took, stage) for stage, took in result.seconds.items() if took >= 1), reverse=True)
@@ -78,15 +78,15 @@ def _effort_row(table: Table, result: Result) -> None:
 
 
 def _placement_row(table: Table, result: Result) -> None:
-    """Say how it was decided what is int8, and what was foretold of it."""
+    """Add the method of placement, its trials, and the predicted time."""
     placement = result.placement
     tried = ", ".join(f"{name} {ms:.2f} ms" for name, ms in placement.tried.items())
-    foretold = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
-    table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + foretold)
+    predicted = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
+    table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + predicted)
 
 
 def print_comparison(found: Comparison) -> None:
-    """Print what `compare_models` found."""
+    """Print the result of `compare_models`."""
     console = Console(stderr=True, highlight=False)
     table = _headless()
     if found.metric is not None:
@@ -120,7 +120,7 @@ def _metric_rows(table: Table, found: Versus) -> None:
 
 
 def print_frontier(found: Frontier) -> None:
-    """Print the models that a search tried: speed against the metric, which of them are worth having, and the best."""
+    """Print the models of a search: speed-up, metric, the best model, and the models that another one dominates."""
     console = Console(stderr=True, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("speed-up", found.metric, "int8 units", "price of noise", ""):
@@ -130,23 +130,23 @@ def print_frontier(found: Frontier) -> None:
     for point in found.points:
         marks = ["best"] if point == best else []
         marks += [] if point.kept else ["misses the bar"]
-        marks += [] if point in worth else ["another is faster and better"]
+        marks += [] if point in worth else ["another model is faster and better"]
         row = (f"{point.speedup:.2f}x", f"{point.value:.6g}", str(point.int8_units), f"{point.price:.3g}")
         table.add_row(*row, ", ".join(marks))
     console.print(table)
-    more = "" if found.done else "; the time was up: the same command with --force goes on"
+    more = "" if found.done else "; the time is up: repeat the command with --force to continue"
     console.print(f"bar: {found.metric} {found.bar:.6g}, {len(found.points)} models in {found.seconds:.0f} s{more}")
     if found.same_data:
         console.print(
-            f"note: {found.same_data:.0%} of the evaluation data are calibration data too: they judge too well"
+            f"note: {found.same_data:.0%} of the evaluation data are calibration data too: the metric is too optimistic"
         )
 
 
 def print_costs(found: Sequence[Costs]) -> None:
-    """Print costs by machine, on stdout: it is what was asked for."""
+    """Print costs by machine, on stdout."""
     console = Console(highlight=False)
     if not found:
-        console.print("no costs are kept")
+        console.print("there are no stored costs")
     for costs in found:
         machine = costs.machine
         table = Table(box=None, pad_edge=False, title_justify="left")
@@ -155,28 +155,28 @@ def print_costs(found: Sequence[Costs]) -> None:
         table.add_column("unit")
         for impl in Impl:
             table.add_column(impl.value, justify="right")
-        dearest = sorted(costs.rows.items(), key=lambda item: -max(item[1].values()))
-        for key, row in dearest[:DEAREST]:
+        expensive = sorted(costs.rows.items(), key=lambda item: -max(item[1].values()))
+        for key, row in expensive[:ROWS]:
             table.add_row(key, *(f"{row[impl.value]:.1f}" if impl.value in row else "" for impl in Impl))
         console.print(table)
-        if len(dearest) > DEAREST:
-            console.print(f"and {len(dearest) - DEAREST} that take less; --json has all")
+        if len(expensive) > ROWS:
+            console.print(f"and {len(expensive) - ROWS} cheaper units; --json lists all")
 
 
 def print_operators(found: Sequence[OperatorFacts]) -> None:
-    """Print operators with their kernels, on stdout: it is what was asked for."""
+    """Print operators with their kernels, on stdout."""
     table = Table(box=None, pad_edge=False)
     for column, most in (("operator", 20), ("becomes", 16), ("kernels", 20), ("why", None)):
         table.add_column(column, overflow="fold", max_width=most)
     for facts in found:
         kernels = [*dict.fromkeys(facts.kernels.values()), *(f"{name} (not installed)" for name in facts.missing)]
-        short = [name.removeprefix(f"{MS}.") for name in kernels]  # the runtime's own domain goes without saying
+        short = [name.removeprefix(f"{MS}.") for name in kernels]  # omit the runtime's own domain
         table.add_row(facts.name.removeprefix(f"{MS}."), facts.does, "\n".join(short), facts.why)
     Console(highlight=False).print(table)
 
 
 def print_findings(found: Sequence[Finding]) -> None:
-    """Print what a run over data tells about them, and how the ranges have grown where they still do."""
+    """Print the warnings about data, with the growth of ranges that still grow."""
     console = Console(stderr=True, highlight=False)
     for finding in found:
         style = "[bold]warning:[/bold]" if finding.severity == "warning" else "note:"
@@ -186,7 +186,7 @@ def print_findings(found: Sequence[Finding]) -> None:
 
 
 def _growth(curve: Sequence[tuple[int, float]]) -> Table:
-    """Draw how ranges have grown with the samples."""
+    """Return a chart of the width of ranges by number of samples."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("samples", justify="right")
     table.add_column("width", justify="right")
@@ -197,7 +197,7 @@ def _growth(curve: Sequence[tuple[int, float]]) -> Table:
 
 
 def bar(share: float, width: int = 32) -> str:
-    """Draw a share of 1 as a bar, in eighths of a column.
+    """Return a share of 0..1 as a bar, in eighths of a column.
 
     >>> bar(0.5, 4), bar(0.3, 4)
     ('██', '█▎')
@@ -207,7 +207,7 @@ def bar(share: float, width: int = 32) -> str:
 
 
 def _headless() -> Table:
-    """A table of two columns without lines."""
+    """Return a table of two columns without lines."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -215,7 +215,7 @@ def _headless() -> Table:
 
 
 def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
-    """Add counts against labels, agreement, what it foretells, and SQNR."""
+    """Add counts against labels, agreement, predicted drop, and SQNR."""
     labelled, agreed = accuracy.labelled, accuracy.agreement_interval
     if labelled is not None:
         before, after = labelled.float_accuracy, labelled.int8_accuracy
@@ -248,14 +248,14 @@ def _latency_row(table: Table, timed: Latency) -> None:
 
 
 def _print_float_nodes(console: Console, result: Result) -> None:
-    """List what stayed float, nodes of one reason together."""
+    """List the float nodes, grouped by reason."""
     if not result.float_nodes:
         return
     table = Table(title=f"{len(result.float_nodes)} nodes stayed float", box=None, title_justify="left", pad_edge=False)
     table.add_column("nodes", justify="right")
     table.add_column("operator")
     table.add_column("why", overflow="fold")
-    table.add_column("for instance", overflow="ellipsis", no_wrap=True, max_width=28)
+    table.add_column("example", overflow="ellipsis", no_wrap=True, max_width=28)
     groups = Counter((node.operator, node.reason) for node in result.float_nodes)
     example = {(node.operator, node.reason): node.name for node in reversed(result.float_nodes)}
     for (operator, reason), count in groups.most_common(REASONS):

@@ -1,4 +1,4 @@
-"""A `Sensitivity` for people: what hurts most, and why."""
+"""A `Sensitivity` as tables: the units and tensors that cost most accuracy, and the causes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..tools.sensitivity import Sensitivity, TensorRow, UnitRow
+from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
 
-ROWS = 20  # units and tensors that are shown unless all are asked for
+ROWS = 20  # units and tensors in a table without --all
 WIDTH = 80
 
 
 def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
-    """Print units and tensors, worst first, on stdout: it is what was asked for.
+    """Print units and tensors on stdout, worst first.
 
     Args:
-        found: What `measure_sensitivity` found.
-        everything: Whether to list all rows.
+        found: The result of `measure_sensitivity`.
+        everything: Whether to print all rows.
     """
     console = Console(highlight=False)
     console.width = min(console.width, WIDTH)
@@ -38,7 +38,7 @@ def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
 
 
 def decibels_text(value: float | None) -> str:
-    """Write an SQNR.
+    """Return an SQNR as text.
 
     >>> decibels_text(12.345), decibels_text(math.inf), decibels_text(-math.inf), decibels_text(None)
     ('12.3', 'exact', 'lost', '')
@@ -49,7 +49,7 @@ def decibels_text(value: float | None) -> str:
 
 
 def _print_units(console: Console, found: Sensitivity, rows: int) -> None:
-    """List units."""
+    """Print the table of units."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), title="units, dB", title_justify="left")
     for column in ("alone", "gain"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -65,7 +65,7 @@ def _print_units(console: Console, found: Sensitivity, rows: int) -> None:
 
 
 def _print_tensors(console: Console, found: Sensitivity, rows: int) -> None:
-    """List tensors."""
+    """Print the table of tensors."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), title="tensors, dB", title_justify="left")
     for column in ("alone", "own"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -85,7 +85,7 @@ def _print_tensors(console: Console, found: Sensitivity, rows: int) -> None:
 
 
 def _gain(found: Sensitivity, row: UnitRow) -> str:
-    """Write by how much the outputs gain where a unit is left in float."""
+    """Return the gain in SQNR if a unit is left in float, as text."""
     gain = found.gain_db(row)
     if gain is None:
         return ""
@@ -93,11 +93,11 @@ def _gain(found: Sensitivity, row: UnitRow) -> str:
 
 
 def _range(row: TensorRow) -> str:
-    """Write the range of a tensor."""
+    """Return the range of a tensor as text."""
     return f"{row.lo:.3g}..{row.hi:.3g}"
 
 
 def _print_rest(console: Console, left: int) -> None:
-    """Say how many rows are not shown."""
+    """Print how many rows are left out."""
     if left > 0:
-        console.print(f"and {left} that hurt less; --all lists them")
+        console.print(f"and {left} with less noise; --all lists them")

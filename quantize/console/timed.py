@@ -1,4 +1,4 @@
-"""What was measured on one machine, for people: short tables on stderr."""
+"""Results of `requant bench` and `requant compile` as short tables on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tools.bench.settings import Settings
 
 
 def print_compiled(found: Compiled) -> None:
-    """Print what `compile_model` did."""
+    """Print the result of `compile_model`."""
     console = Console(stderr=True, highlight=False)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -24,9 +24,9 @@ def print_compiled(found: Compiled) -> None:
     table.add_row("output", f"{escape(found.output)} ({found.format})")
     cpu = ", ".join(target.cpu) or "CPU features unknown"
     table.add_row("compiled for", f"ONNX Runtime {target.runtime}, {target.machine}: {cpu}")
-    table.add_row("probes", ", ".join(found.probes) or "none: nothing in the graph depends on the CPU")
+    table.add_row("probes", ", ".join(found.probes) or "none: the graph does not depend on the CPU")
     if found.identical is None:
-        table.add_row("outputs", "not compared: no inputs are known that the model runs on; give --data")
+        table.add_row("outputs", "not compared: the model runs on no random inputs; give --data")
     elif found.identical:
         table.add_row("outputs", f"equal bit for bit on {found.samples} samples of {escape(found.data)}")
     else:
@@ -38,12 +38,12 @@ def print_compiled(found: Compiled) -> None:
         table.add_row(f"run, {found.threads or 'default'} threads", _change(found.run))
     table.add_row("size", f"{found.bytes_before / 1e6:.2f} -> {found.bytes_after / 1e6:.2f} MB")
     console.print(table)
-    console.print("load it with")
+    console.print("load the model with")
     _print_code(console, found.snippet)
 
 
 def print_bench(found: Bench) -> None:
-    """Print what `bench_model` measured."""
+    """Print the result of `bench_model`."""
     console = Console(stderr=True, highlight=False)
     threads = "the runtime's threads" if found.threads == 0 else f"{found.threads} thread(s)"
     timed, other = found.timed, found.other
@@ -52,7 +52,7 @@ def print_bench(found: Bench) -> None:
     if other is not None:
         lines += [f"{escape(other.model)}:", _times(other)]
         lines.append(
-            f"the first is {found.ratio:.2f}x as fast, minimum against minimum; medians {found.median_ratio:.2f}x"
+            f"the first model is {found.ratio:.2f}x as fast by minimum times, {found.median_ratio:.2f}x by median times"
         )
     lines.append(f"load {timed.load_ms:.1f} ms, first run {timed.first_ms:.3f} ms")
     lines += [f"note: {escape(note)}" for note in found.notes]
@@ -64,12 +64,12 @@ def print_bench(found: Bench) -> None:
 
 
 def _times(timed: Timed) -> str:
-    """Write the times of a model."""
+    """Return the times of a model as text."""
     return f"{timed.milliseconds:.3f} ms (median {timed.median_ms:.3f} ms of {timed.runs} runs)"
 
 
 def _print_profile(console: Console, found: BenchProfile) -> None:
-    """Print where the time goes."""
+    """Print the times of operators and nodes."""
     console.print(
         f"\nwith the profiler on, {found.runs} runs: {found.milliseconds:.3f} ms, kernels {found.kernels_ms:.3f} ms",
         soft_wrap=True,
@@ -94,7 +94,7 @@ def _print_profile(console: Console, found: BenchProfile) -> None:
 
 
 def _right_aligned(*columns: str) -> Table:
-    """Begin a table of numbers."""
+    """Return a table with right-aligned columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -102,7 +102,7 @@ def _right_aligned(*columns: str) -> Table:
 
 
 def _print_settings(console: Console, found: Settings) -> None:
-    """Print what was tried and what to use."""
+    """Print the tried settings, and code for the best ones."""
     table = Table(box=None, pad_edge=False)
     for column in ("option", "value"):
         table.add_column(column, no_wrap=True)
@@ -127,7 +127,7 @@ def _print_code(console: Console, code: str) -> None:
 
 
 def _change(found: Change) -> str:
-    """Write a time before and after."""
+    """Return a time before and after as text."""
     return (
         f"{found.before_ms:.3f} -> {found.after_ms:.3f} ms: {found.speedup:.2f}x "
         f"(median {found.before_median_ms:.3f} -> {found.after_median_ms:.3f} ms)"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.graph import constant, nodes_by_name
+from ...transforms.graph import constant, inferred, nodes_by_name
 from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind
 from ...transforms.ops import OPS
 from ...transforms.plan import Plan, Unit
@@ -22,6 +23,7 @@ from ..runtime.session import Runner
 from .stream import Stream
 
 WALKED = frozenset({"Conv", "Gemm", "MatMul"})
+Key: TypeAlias = tuple[object, ...]
 MEMORY = 2**30
 """Bytes of tensors that both streams may hold. Above this the number of samples is halved."""
 
@@ -93,17 +95,20 @@ def walk_layers(
     plan, float_nodes, int8_nodes = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
     units = [unit for unit in plan.units if _is_walked(job, plan, unit, float_nodes, int8_nodes)]
     visits = [_Visit.of(unit, float_nodes, int8_nodes) for unit in units]
-    floats = Stream(job.simple, feeds, [visit.node.outputs[0] for visit in visits])
-    integers = Stream(candidate.model, feeds, [visit.int8_node.outputs[0] for visit in visits])
+    types = inferred(job.simple)
+    floats = Stream(job.simple, feeds, [visit.node.outputs[0] for visit in visits], types)
+    integers = Stream(candidate.model, feeds, [visit.int8_node.outputs[0] for visit in visits], types)
     floats.plan([visit.float_input for visit in visits])
     integers.plan([visit.int8_input for visit in visits])
     scales = with_common_scales(job, plan, candidate.qparams, {})
     writer = WeightWriter(
         Writer.of(job.simple, job.scheme), job.scheme.weight_params, adjusted=scales, exact=job.no_saturation
     )
+    runners: dict[Key, Runner] = {}
     for visit in visits:
         params = candidate.qparams[plan.root(visit.unit.inputs[0])]
-        weights, product = writer.weights(visit.node, visit.unit, float(params.scale)), _product(visit.node, job.simple)
+        weights = writer.weights(visit.node, visit.unit, float(params.scale))
+        product = _product(visit.node, job.simple, runners)
         inputs = floats.take(visit.float_input)
         results = [product(x, weights.array, weights.bias) for x in inputs]
         int8_inputs = [dequantize(x, params) for x in integers.take(visit.int8_input)]
@@ -164,15 +169,23 @@ def _integer_input(int8_node: ir.Node, float_nodes: Collection[str]) -> ir.Value
     return value
 
 
-def _product(node: ir.Node, model: ir.Model) -> Callable[[Array, Array, Array | None], Array]:
-    """Return a function that computes a node from an input, weights, and a bias or None."""
-    runners: dict[bool, Runner] = {}
+def _product(
+    node: ir.Node, model: ir.Model, runners: dict[Key, Runner]
+) -> Callable[[Array, Array, Array | None], Array]:
+    """Return a function that computes a node from an input, weights, and a bias or None.
+
+    Args:
+        node: The node.
+        model: Its model.
+        runners: The open one-node models. Nodes with the same operator, attributes and ranks share one.
+    """
+    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
 
     def compute(x: Array, weights: Array, bias: Array | None) -> Array:
-        biased = bias is not None
-        if biased not in runners:
-            runners[biased] = Runner(serialize(_single_node_model(node, model, x, weights, bias)))
-        result: Array = runners[biased]({"x": x, "w": weights} | ({} if bias is None else {"b": bias}))["y"]
+        key = (node.domain, node.op_type, attributes, x.ndim, weights.ndim, None if bias is None else bias.ndim)
+        if key not in runners:
+            runners[key] = Runner(serialize(_single_node_model(node, model, x, weights, bias)))
+        result: Array = runners[key]({"x": x, "w": weights} | ({} if bias is None else {"b": bias}))["y"]
         return result
 
     return compute

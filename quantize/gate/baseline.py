@@ -1,11 +1,13 @@
-"""The baseline of a pair of models: what was measured once, and how much of it may be lost."""
+"""The baseline of a pair of models: its measurements, and the tolerances of each."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from ... import RequantError, UnknownNameError
@@ -14,7 +16,7 @@ from ..accuracy.metrics import Metric, Score
 from ..runtime.machine import Machine
 
 DEFAULTS: Mapping[str, str] = {"share": "0.005", "dB": "0.5", "": "1%"}
-"""What may be lost of a metric, by its unit, where nothing is said."""
+"""The default tolerance of a metric, by its unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,12 @@ class Tolerances:
     """How much worse than the baseline a model may be.
 
     Attributes:
-        drops: The greatest drop of each metric, against the baseline's INT8 model.
-        latency: Of the ratio of float to INT8 time, as a share, 0..1.
-        mac_share: Of the share of multiply-accumulates in integer kernels, 0..1.
-        size: Of the bytes of the file, as a share, 0..10.
-        inputs: By how much of its standard deviation the mean or the deviation of an input may differ, 0..1.
-        speedup: The least ratio of float to INT8 time on any machine; None for none.
+        drops: The greatest drop of each metric, compared with the baseline's INT8 model.
+        latency: The greatest drop of the speed-up, relative to the baseline's, 0..1.
+        mac_share: The greatest drop of the share of multiply-accumulates in integer kernels, 0..1.
+        size: The greatest growth of the file, relative to the baseline's, 0..10.
+        inputs: The greatest change of the mean or the standard deviation of an input, in standard deviations, 0..1.
+        speedup: The least ratio of float to INT8 time on any machine; None for no limit.
     """
 
     drops: Mapping[str, Allowance] = field(default_factory=dict)
@@ -38,21 +40,21 @@ class Tolerances:
     speedup: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return them by name, as they are written."""
+        """Return the tolerances by name, as the lock file has them."""
         plain = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
         return {**{name: str(drop) for name, drop in self.drops.items()}, **plain}
 
 
 LIMITS: Mapping[str, float] = {"latency": 1.0, "mac_share": 1.0, "size": 10.0, "inputs": 1.0, "speedup": 1000.0}
-"""The tolerances that are not of metrics, with the greatest value of each."""
+"""The greatest value of each tolerance that is not for a metric."""
 
 
 def tolerances(given: Mapping[str, object], metrics: Iterable[Metric]) -> Tolerances:
-    """Read tolerances by name; what is not named is at its default.
+    """Return tolerances from values by name; the others have their defaults.
 
     Args:
-        given: By name of a metric or key of `LIMITS`: a number, or a text as `parse_drop` reads it.
-        metrics: The metrics that are judged.
+        given: By name of a metric or key of `LIMITS`, a number or a text for `parse_drop`.
+        metrics: The metrics of the baseline.
 
     Raises:
         RequantError: A name is unknown, or a value is out of range.
@@ -70,20 +72,20 @@ def tolerances(given: Mapping[str, object], metrics: Iterable[Metric]) -> Tolera
 
 
 def _drop(name: str, value: object, is_share: bool) -> Allowance:
-    """Read how much of a metric may be lost."""
+    """Return the tolerance of a metric."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise RequantError(f'tolerance {name!r}: {value!r} is no drop; write 0.005 or "0.5%"')
+        raise RequantError(f'tolerance {name!r}: {value!r} is not a drop; write 0.005 or "0.5%"')
     try:
-        found = parse_drop(value if isinstance(value, str) else repr(value))
+        drop = parse_drop(value if isinstance(value, str) else repr(value))
     except RequantError as error:
         raise RequantError(f"tolerance {name!r}: {error}") from error
-    if (found.relative or is_share) and found.amount > 1:
-        raise RequantError(f"tolerance {name!r}: {found} is out of range; more than all cannot be lost")
-    return found
+    if (drop.relative or is_share) and drop.amount > 1:
+        raise RequantError(f"tolerance {name!r}: {drop} is out of range; the greatest drop is 100%")
+    return drop
 
 
 def _limit(name: str, value: object, most: float) -> float:
-    """Read a tolerance that is a number, or a text of one: ``0.1`` or ``10%``."""
+    """Return a tolerance from a number or its text: ``0.1`` or ``10%``."""
     number = _number(value)
     if number is None or not 0 <= number <= most:
         raise RequantError(f"tolerance {name!r}: {value!r} is out of range; it is a number from 0 to {most:g}")
@@ -91,7 +93,7 @@ def _limit(name: str, value: object, most: float) -> float:
 
 
 def _number(value: object) -> float | None:
-    """Return a number, or that which a text says, in percent too; None where there is none."""
+    """Return a number from a number or its text, which may be in percent; None if the value is neither."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, str):
@@ -103,7 +105,7 @@ def _number(value: object) -> float | None:
         return None
 
 
-# ------------------------------------------------------------------------------------------------- what is measured
+# ------------------------------------------------------------------------------------------------- measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,9 @@ class Scored:
     Attributes:
         metric: The metric.
         before: The score of the float model.
-        after: The score of the INT8 model, with what its items contribute.
-        drop: How much worse the second is.
-        interval: The 95 % confidence interval of the drop, paired by items; None where none is known.
+        after: The score of the INT8 model, with the contribution of each item.
+        drop: How much worse the INT8 model is.
+        interval: The 95 % confidence interval of the drop, paired by items; None if it is unknown.
     """
 
     metric: Metric
@@ -127,14 +129,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the values of an input are like.
+    """Statistics of the values of an input.
 
     Attributes:
-        mean: Their mean.
-        std: Their standard deviation.
-        least: The least of them.
-        most: The greatest of them.
-        channels: The mean of each channel, where there are a few.
+        mean: The mean.
+        std: The standard deviation.
+        least: The least value.
+        most: The greatest value.
+        channels: The mean of each channel, if there are only a few.
     """
 
     mean: float
@@ -145,15 +147,15 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the data are.
+class DataSummary:
+    """The data on which a pair of models was measured.
 
     Attributes:
-        description: In words.
-        samples: How many samples were run.
+        description: The data source in words.
+        samples: Number of samples.
         inputs: A digest of all inputs.
-        labels: A digest of all labels; empty where there are none.
-        statistics: By name of an input.
+        labels: A digest of all labels; empty without labels.
+        statistics: Statistics by name of an input.
     """
 
     description: str
@@ -163,19 +165,22 @@ class Seen:
     statistics: Mapping[str, Statistics]
 
 
+Ratio: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How many times as fast as float INT8 is, in several rounds of runs in turns.
+    """The speed-up of INT8 over float. In each of several rounds, the two models run alternately.
 
     Attributes:
-        rounds: The ratio of least times of each round.
-        float_ms: The least time of the float model.
-        int8_ms: The least time of the INT8 model.
+        rounds: The ratio of the least times of float and INT8 in each round.
+        float_ms: The least time of the float model, in milliseconds.
+        int8_ms: The least time of the INT8 model, in milliseconds.
         batch: Items per run.
-        machine: What was timed on.
+        machine: The machine.
     """
 
-    rounds: tuple[float, ...]
+    rounds: Annotated[tuple[Ratio, ...], msgspec.Meta(min_length=1)]
     float_ms: float
     int8_ms: float
     batch: int
@@ -183,19 +188,19 @@ class Speed:
 
     @property
     def ratio(self) -> float:
-        """The median of the rounds."""
+        """The median ratio."""
         return float(np.median(self.rounds))
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant that a layer computes with.
+    """A constant input of a layer.
 
     Attributes:
-        dtype: The type in which it is stored.
-        digest: Of its bytes.
-        norm: The root of the sum of squares of what it stands for; of a scale, the mean.
-        dead: How many output channels of it are zero throughout.
+        dtype: The element type in the file.
+        digest: A digest of its bytes.
+        norm: The root of the sum of squares of the real values; for scales and zero points, the mean.
+        dead: Number of output channels with zeros alone.
     """
 
     dtype: str
@@ -206,12 +211,12 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A node, and the constants that decide what it computes.
+    """A node with its constants.
 
     Attributes:
-        op: Its operator.
+        op: The operator.
         constants: By role: ``weight``, ``weight scale``, ``bias``, ``output scale``, ...
-        after: The layers whose results it reads; not kept in a lock file.
+        after: The layers whose outputs it reads; not in the lock file.
     """
 
     op: str
@@ -221,27 +226,27 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured of a pair of models.
+    """The measurements of a pair of models.
 
     Attributes:
         float_model: The fingerprint of the float model.
         int8_model: The fingerprint of the INT8 model.
-        scores: By name of a metric.
-        data: What the data were.
-        speed: How fast INT8 is; None where it was not asked for.
+        scores: The scores by name of a metric.
+        data: The data.
+        speed: The speed-up of INT8; None if it was not measured.
         mac_share: The share of multiply-accumulates in integer kernels, 0..1.
-        kernels: By operator that ran: how many, and their microseconds.
+        kernels: By operator, the number of executed kernels and their time in microseconds.
         size: Bytes of the INT8 model with its external data.
-        opset: The version of the standard operators of the INT8 model.
-        stored: By name, the bytes of the constants that are not small.
-        layers: By name of a node.
-        noise: By name of a node, the signal to noise ratio in dB of its result on a few samples, as far as it is known.
+        opset: The opset of the INT8 model.
+        stored: Bytes of each large constant by name.
+        layers: The layers by name of a node.
+        noise: The SQNR in dB of the output of a node on a few samples, by name of the node; some may be missing.
     """
 
     float_model: str
     int8_model: str
     scores: Mapping[str, Scored]
-    data: Seen
+    data: DataSummary
     speed: Speed | None
     mac_share: float
     kernels: Mapping[str, tuple[int, float]]
@@ -254,13 +259,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a pair is judged by.
+    """The measurements that a pair is compared with.
 
     Attributes:
-        measured: What was measured of it before.
-        tolerances: How much of that may be lost.
-        samples: How many samples were asked for; None for all.
-        path: Where it was read, for messages.
+        measured: The measurements.
+        tolerances: How much worse a model may be.
+        samples: The number of samples that was requested; None for all.
+        path: Path of the lock file, for messages.
     """
 
     measured: Measured

@@ -1,4 +1,4 @@
-"""What was measured against a baseline: pure functions, a line for each thing that is judged."""
+"""Compare measurements with a baseline. Pure functions; each returns a line of the check."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..accuracy.drop import Allowance, versus
 from ..accuracy.metrics import Metric
 from ..accuracy.outputs import Interval, finite
 from ..model.files import size_text
-from .baseline import Baseline, Measured, Scored, Seen, Speed, Statistics, Tolerances
+from .baseline import Baseline, DataSummary, Measured, Scored, Speed, Statistics, Tolerances
 from .measure import machines_differ
 
 
 class Status(StrEnum):
-    """What came of judging."""
+    """The result of one comparison."""
 
     OK = "ok"
     FAIL = "fail"
@@ -27,19 +27,20 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One thing that was judged.
+    """One comparison with the baseline.
 
     Attributes:
-        name: What: ``data``, a metric, ``latency``, ``mac_share``, ``size``, ``opset``, ``quantize``.
-        status: Whether it is within the tolerance; ``skip`` where it could not be judged.
-        baseline: What it was, as people write it.
-        measured: What it is.
-        tolerance: What may be lost.
-        value: What it is, as a number; None where it is none.
-        before: What it was, as a number.
-        interval: The 95 % confidence interval of the drop; None where none is known.
-        reason: Why it fails or was skipped; what should be known of it.
-        layers: The layers that changed most, of a line that fails.
+        name: A metric, or ``data``, ``latency``, ``speedup``, ``mac_share``, ``size``, ``opset``, ``layers``, or
+            ``quantize``.
+        status: Whether the value is within the tolerance; ``skip`` if it cannot be compared.
+        baseline: The value of the baseline, as text.
+        measured: The measured value, as text.
+        tolerance: The allowed loss, as text.
+        value: The measured value; None if it is not a number.
+        before: The value of the baseline; None if it is not a number.
+        interval: The 95 % confidence interval of the drop; None if it is unknown.
+        reason: Why the line fails or is skipped, or a remark.
+        layers: The layers that changed most; only for a line that fails.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Line:
     layers: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; numbers that JSON does not have are null."""
+        """Return plain JSON values; NaN and infinity are null."""
         return {
             "name": self.name,
             "status": self.status.value,
@@ -68,13 +69,13 @@ class Line:
 
 
 def judge(now: Measured, baseline: Baseline) -> list[Line]:
-    """Judge what was measured by a baseline, without saying which layers did it."""
+    """Compare measurements with a baseline; the lines do not name layers yet."""
     before, allowed = baseline.measured, baseline.tolerances
     data = data_line(now, before, allowed)
-    other = data.status is Status.FAIL
+    other_data = data.status is Status.FAIL
     lines = [data]
     for name, scored in before.scores.items():
-        lines.append(metric_line(scored, now.scores[name], allowed.drops[name], other_data=other))
+        lines.append(metric_line(scored, now.scores[name], allowed.drops[name], other_data=other_data))
     lines += speed_lines(now.speed, before.speed, allowed)
     lines.append(share_line(now.mac_share, before.mac_share, allowed.mac_share))
     lines.append(size_line(now.size, before.size, allowed.size))
@@ -86,25 +87,25 @@ def judge(now: Measured, baseline: Baseline) -> list[Line]:
 
 
 def beyond(drop: float, interval: Interval | None, allowed: float) -> bool:
-    """Tell whether a drop counts: it is more than what is allowed, and more than chance.
+    """Return whether a drop counts: it exceeds the tolerance, and its confidence interval excludes 0.
 
     Args:
         drop: How much worse the second of two models is on the same items.
-        interval: The 95 % confidence interval of that; None where none is known, and the drop alone decides.
-        allowed: The greatest drop.
+        interval: The 95 % confidence interval of the drop; without one the drop alone decides.
+        allowed: The greatest allowed drop.
     """
     return drop > allowed and (interval is None or interval[0] > 0)
 
 
 def amount(allowed: Allowance, before: float) -> float:
-    """Return the greatest drop from a score, in the metric's unit."""
+    """Return the greatest allowed drop from a score, in the metric's unit."""
     if not allowed.relative:
         return allowed.amount
     return allowed.amount * abs(before) if math.isfinite(before) else 0.0
 
 
 def metric_line(before: Scored, now: Scored, allowed: Allowance, *, other_data: bool = False) -> Line:
-    """Judge the INT8 model's score, item by item against that of the baseline's INT8 model."""
+    """Compare the INT8 model's score with that of the baseline's INT8 model, item by item."""
     metric, old, new = before.metric, before.after, now.after
     line = Line(
         name=metric.name,
@@ -116,39 +117,39 @@ def metric_line(before: Scored, now: Scored, allowed: Allowance, *, other_data: 
         before=old.value,
     )
     if other_data:
-        return _with(line, Status.SKIP, "the data are not those of the baseline")
+        return _with(line, Status.SKIP, "the data are not the data of the baseline")
     try:
-        found = versus(old, new)
-        drop, interval, method = found.drop, found.interval, found.method
-    except RequantError:  # another number of items, which a metric of the user's may have
-        drop, interval, method = metric.worse(old.value, new.value), None, "none: not of the same items"
+        result = versus(old, new)
+        drop, interval, method = result.drop, result.interval, result.method
+    except RequantError:  # the number of items differs, which is possible for a metric of the user
+        drop, interval, method = metric.worse(old.value, new.value), None, "no interval: other items"
     line = _with(line, Status.OK, "", interval=interval)
     if not drop > amount(allowed, old.value):
         return line
     if not beyond(drop, interval, amount(allowed, old.value)):
         assert interval is not None
-        ends = ", ".join(difference(metric, end) for end in interval)
-        return _with(line, Status.OK, f"a drop within chance: 95 % interval {ends}")
-    sure = f"95 % interval {' to '.join(difference(metric, end) for end in interval)}" if interval else method
-    return _with(line, Status.FAIL, f"lost {difference(metric, drop)} ({sure})")
+        ends = " to ".join(difference(metric, end) for end in interval)
+        return _with(line, Status.OK, f"the drop is not significant: 95 % interval {ends}")
+    evidence = f"95 % interval {' to '.join(difference(metric, end) for end in interval)}" if interval else method
+    return _with(line, Status.FAIL, f"lost {difference(metric, drop)} ({evidence})")
 
 
 def written(metric: Metric, value: float) -> str:
-    """Write a score: ``99.12%``, ``38.1 dB`` or ``12.345``."""
+    """Return a score as text: ``99.12%``, ``38.1 dB`` or ``12.345``."""
     if metric.unit == "share":
         return f"{value:.2%}"
     return f"{value:.1f} dB" if metric.unit == "dB" else f"{value:.5g}"
 
 
 def difference(metric: Metric, value: float) -> str:
-    """Write a difference of scores: ``0.51 points``, ``1.2 dB`` or ``0.12``."""
+    """Return a difference of scores as text: ``0.51 points``, ``1.2 dB`` or ``0.12``."""
     if metric.unit == "share":
         return f"{100 * value:.2f} points"
     return f"{value:.2f} dB" if metric.unit == "dB" else f"{value:.4g}"
 
 
 def _allowed_text(metric: Metric, allowed: Allowance) -> str:
-    """Write what may be lost of a metric."""
+    """Return the tolerance of a metric as text."""
     return str(allowed) if allowed.relative else difference(metric, allowed.amount)
 
 
@@ -156,7 +157,7 @@ def _allowed_text(metric: Metric, allowed: Allowance) -> str:
 
 
 def data_line(now: Measured, before: Measured, allowed: Tolerances) -> Line:
-    """Tell whether the data are those of the baseline; where they are not, no score can be blamed on the model."""
+    """Compare the data with those of the baseline. With other data, a lower score is not the model's fault."""
     new, old = now.data, before.data
     line = Line(
         name="data",
@@ -165,38 +166,46 @@ def data_line(now: Measured, before: Measured, allowed: Tolerances) -> Line:
         measured=_samples(new),
         tolerance=f"{allowed.inputs:.3g} std",
     )
-    moved = "; ".join(_moved(now, before, allowed))
-    told = f"; of the float model {moved}" if moved else ""
-    labels = old.labels != new.labels
-    if old.samples != new.samples:
-        return _with(line, Status.FAIL, f"other data: {new.samples} samples, where there were {old.samples}{told}")
-    unlike = "; ".join(_unlike(new, old, allowed.inputs)) if new.inputs != old.inputs else ""
-    if unlike:
-        also = " and the labels" if labels else ""
-        return _with(
-            line, Status.FAIL, f"other data or another preprocessing: the inputs{also} changed: {unlike}{told}"
-        )
-    if labels:
-        what = "there are no labels any more" if not new.labels else "the labels changed"
-        return _with(line, Status.FAIL, f"the data or labels changed, not the model: {what}{told}")
-    if moved and new.inputs != old.inputs:
-        return _with(line, Status.FAIL, f"other data or another preprocessing: of the float model {moved}")
-    if moved:
-        return _with(
-            line, Status.FAIL, f"the same data, and of the same float model {moved}: another runtime or metric"
-        )
+    problem = _data_problem(new, old, "; ".join(_moved(now, before, allowed)), allowed.inputs)
+    if problem:
+        return _with(line, Status.FAIL, problem)
     if new.inputs != old.inputs:
-        return _with(line, Status.OK, "the inputs are not the same to the bit, and alike")
+        return _with(line, Status.OK, "the inputs are not bit-identical to the baseline's, but similar")
     return line
 
 
-def _samples(seen: Seen) -> str:
-    """Say how many samples there were, with labels or without."""
+def _data_problem(new: DataSummary, old: DataSummary, moved: str, allowed: float) -> str:
+    """Return why the data are not those of the baseline; empty if they are.
+
+    Args:
+        new: The data.
+        old: The data of the baseline.
+        moved: The changed scores of the float model, which is the baseline's; empty without a change.
+        allowed: The greatest change of an input's mean or standard deviation, in standard deviations.
+    """
+    scores = f"; scores of the float model: {moved}" if moved else ""
+    labels = old.labels != new.labels
+    if old.samples != new.samples:
+        return f"other data: {new.samples} samples instead of {old.samples}{scores}"
+    changed = "; ".join(_changed_inputs(new, old, allowed)) if new.inputs != old.inputs else ""
+    if changed:
+        also = " and the labels" if labels else ""
+        return f"other data or preprocessing: the inputs{also} changed: {changed}{scores}"
+    if labels:
+        problem = "the labels changed" if new.labels else "the labels are missing"
+        return f"the data changed, not the model: {problem}{scores}"
+    if moved and new.inputs != old.inputs:
+        return f"other data or preprocessing{scores}"
+    return f"same data, but another runtime or metric{scores}" if moved else ""
+
+
+def _samples(seen: DataSummary) -> str:
+    """Return the number of samples as text, and whether they have labels."""
     return f"{seen.samples} samples" + (", labels" if seen.labels else "")
 
 
 def _moved(now: Measured, before: Measured, allowed: Tolerances) -> Iterator[str]:
-    """Yield in which metrics the float model, which is the same, has got other scores."""
+    """Yield the metrics in which the score of the float model changed."""
     for name, old in before.scores.items():
         new = now.scores[name]
         if old.metric.reference:
@@ -206,25 +215,26 @@ def _moved(now: Measured, before: Measured, allowed: Tolerances) -> Iterator[str
             yield f"{name} {written(old.metric, old.before)} -> {written(old.metric, new.before)}"
 
 
-def _unlike(new: Seen, old: Seen, most: float) -> Iterator[str]:
-    """Yield which inputs have other values, and how they differ."""
+def _changed_inputs(new: DataSummary, old: DataSummary, most: float) -> Iterator[str]:
+    """Yield the inputs whose statistics changed, with both statistics."""
     for name, one in old.statistics.items():
         two = new.statistics.get(name)
         if two is None:
-            yield f"{name} is gone"
+            yield f"{name} is missing"
         elif not _alike(one, two, most):
-            yield f"{name} mean {one.mean:.4g} -> {two.mean:.4g}, deviation {one.std:.4g} -> {two.std:.4g}" + (
-                "" if one.channels == two.channels or not one.channels else f", channels {_few(one)} -> {_few(two)}"
-            )
+            moved = one.channels and one.channels != two.channels
+            channels = f", channels {_channels(one)} -> {_channels(two)}" if moved else ""
+            yield f"{name} mean {one.mean:.4g} -> {two.mean:.4g}, deviation {one.std:.4g} -> {two.std:.4g}{channels}"
 
 
-def _few(found: Statistics) -> str:
-    """Write the means of channels."""
-    return "(" + ", ".join(f"{mean:.3g}" for mean in found.channels[:4]) + (", ...)" if found.channels[4:] else ")")
+def _channels(statistics: Statistics) -> str:
+    """Return the means of the first channels as text."""
+    more = ", ...)" if statistics.channels[4:] else ")"
+    return "(" + ", ".join(f"{mean:.3g}" for mean in statistics.channels[:4]) + more
 
 
 def _alike(one: Statistics, two: Statistics, most: float) -> bool:
-    """Tell whether two inputs have the same mean and deviation, and channels the same means."""
+    """Return whether two inputs have similar means, standard deviations and means of channels."""
     if len(one.channels) != len(two.channels):
         return False
     pairs = [(one.mean, two.mean), (one.std, two.std), *zip(one.channels, two.channels, strict=True)]
@@ -235,33 +245,33 @@ def _alike(one: Statistics, two: Statistics, most: float) -> bool:
 
 
 def floor_of(before: Speed | None, allowed: Tolerances, machine_differs: str) -> float:
-    """Return the ratio below which all rounds must be before the speed has fallen; 0 where it is not judged."""
+    """Return the least acceptable speed-up; 0 if any is acceptable."""
     own = before.ratio * (1 - allowed.latency) if before is not None and not machine_differs else 0.0
     return max(own, allowed.speedup or 0.0)
 
 
 def slower(rounds: tuple[float, ...], floor: float) -> bool:
-    """Tell whether a speed has fallen: in every round the ratio is below the floor."""
+    """Return whether the speed-up of every round is below the least acceptable one."""
     return max(rounds) < floor
 
 
 def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) -> Iterator[Line]:
-    """Judge the speed as a ratio, against the baseline on a machine of the kind, and the least that is asked for."""
+    """Compare the speed-up with the required one, and with that of a baseline from the same kind of machine."""
     if now is None:
         return
     low, high = min(now.rounds), max(now.rounds)
-    measured, among = f"{now.ratio:.2f}x", f"{len(now.rounds)} rounds of {low:.2f}x to {high:.2f}x"
+    measured, rounds = f"{now.ratio:.2f}x", f"all {len(now.rounds)} rounds ({low:.2f}x to {high:.2f}x)"
     if allowed.speedup is not None:
         slow = slower(now.rounds, allowed.speedup)
         yield Line(
             name="speedup",
             status=Status.FAIL if slow else Status.OK,
-            baseline=f"{allowed.speedup:.2f}x asked",
+            baseline=f"{allowed.speedup:.2f}x required",
             measured=measured,
             tolerance="none",
             value=now.ratio,
             before=allowed.speedup,
-            reason=f"too slow in each of {among}" if slow else "",
+            reason=f"too slow in {rounds}" if slow else "",
         )
     if before is None:
         return
@@ -278,17 +288,17 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
     if before.batch != now.batch:
         unlike = ", ".join(filter(None, (unlike, f"batch {before.batch}, here {now.batch}")))
     if unlike:
-        yield _with(line, Status.SKIP, f"the baseline is of another machine or setting: {unlike}")
+        yield _with(line, Status.SKIP, f"the baseline is from another machine or setting: {unlike}")
     elif slower(now.rounds, floor_of(before, allowed, "")):
         one, two = before.machine.runtime, now.machine.runtime
-        also = "" if one == two else f"; the baseline is of ONNX Runtime {one}, and here is {two}"
-        yield _with(line, Status.FAIL, f"slower than the baseline in each of {among}{also}")
+        also = "" if one == two else f"; the baseline is from ONNX Runtime {one}, this is {two}"
+        yield _with(line, Status.FAIL, f"slower than the baseline in {rounds}{also}")
     else:
         yield line
 
 
 def share_line(now: float, before: float, allowed: float) -> Line:
-    """Judge the share of multiply-accumulates in integer kernels."""
+    """Compare the share of multiply-accumulates in integer kernels."""
     fails = before - now > allowed
     return Line(
         name="mac_share",
@@ -298,12 +308,12 @@ def share_line(now: float, before: float, allowed: float) -> Line:
         tolerance=f"{100 * allowed:.3g} points",
         value=now,
         before=before,
-        reason="fewer products are of integers" if fails else "",
+        reason="fewer multiply-accumulates ran in integer kernels" if fails else "",
     )
 
 
 def size_line(now: int, before: int, allowed: float) -> Line:
-    """Judge the bytes of the INT8 model."""
+    """Compare the size of the INT8 model in bytes."""
     fails = now > before * (1 + allowed)
     return Line(
         name="size",
@@ -318,7 +328,7 @@ def size_line(now: int, before: int, allowed: float) -> Line:
 
 
 def opset_line(now: int, before: int) -> Line:
-    """Judge the version of the standard operators: an older one is a step back."""
+    """Compare the opset; an older one fails."""
     fails = now < before
     return Line(
         name="opset",
@@ -328,26 +338,26 @@ def opset_line(now: int, before: int) -> Line:
         tolerance="none",
         value=now,
         before=before,
-        reason=f"the INT8 model is of an older opset: {before} -> {now}" if fails else "",
+        reason=f"the INT8 model has an older opset: {before} -> {now}" if fails else "",
     )
 
 
 def layers_line(now: Measured, before: Measured) -> Line:
-    """Tell whether a weight or a bias is gone, or zero, or has channels that are: no quantization does that.
+    """Compare the layers. A removed or zero weight, bias or channel fails, because quantization never causes it.
 
-    What was measured on a few thousand items may not show it.
+    The metrics may not show it on a few thousand items.
     """
     lost = {} if now.int8_model == before.int8_model else dict(_lost(now, before))
     same = now.int8_model == before.int8_model
     names = () if same else dict.fromkeys((*now.layers, *before.layers))
-    others = sum(now.layers.get(name) != before.layers.get(name) for name in names)
+    changed = sum(now.layers.get(name) != before.layers.get(name) for name in names)
     return Line(
         name="layers",
         status=Status.FAIL if lost else Status.OK,
         baseline=f"{len(before.layers)}",
-        measured=f"{others} changed" if others else "the same",
+        measured=f"{changed} changed" if changed else "the same",
         tolerance="none",
-        reason="constants are gone or zero: " + ", ".join(f"{role} of {name}" for name, role in lost.items())
+        reason="constants are missing or zero: " + ", ".join(f"{role} of {name}" for name, role in lost.items())
         if lost
         else "",
         layers=tuple(lost),
@@ -355,7 +365,7 @@ def layers_line(now: Measured, before: Measured) -> Line:
 
 
 def _lost(now: Measured, before: Measured) -> Iterator[tuple[str, str]]:
-    """Yield layers with what they have lost; a bias that is gone may be added by a node that is new behind it."""
+    """Yield layers and their missing or zero constants; a removed bias is no loss if a new node reads the layer."""
     behind = {each for name, layer in now.layers.items() if name not in before.layers for each in layer.after}
     for name, old in before.layers.items():
         new = now.layers.get(name)
@@ -370,5 +380,5 @@ def _lost(now: Measured, before: Measured) -> Iterator[tuple[str, str]]:
 
 
 def _with(line: Line, status: Status, reason: str, **more: Any) -> Line:
-    """Return a line with what came of it."""
+    """Return a line with its result."""
     return replace(line, status=status, reason=reason, **more)

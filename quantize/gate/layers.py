@@ -1,4 +1,4 @@
-"""What each layer of a model computes with, and how far its tensors are from those of the float model."""
+"""The constants of each layer of a model, and the SQNR of its tensors against the float model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from ...calibration.session import Array, Feed, ModelSource, describe, open_sess
 from ...transforms.graph import computing_graphs, constant
 from ..accuracy.outputs import decibels, is_float, powers
 from ..model.files import PathLike, Weights, load_model, serialize
+from ..model.shown import show_tensors
 from .baseline import Constant, Layer
 
 LINEAR = ("QuantizeLinear", "DequantizeLinear")
 DIGITS = 16
-"""Hex digits of a digest."""
+"""Number of hex digits of a digest."""
 LISTED = 1024
-"""Bytes of a constant below which its size is of no matter."""
+"""Constants with fewer bytes are not listed."""
 SAMPLES = 4
-"""Samples on which tensors are compared."""
+"""Number of samples on which tensors are compared."""
 PRODUCTS = ("Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul")
 INPUT = {1: "input scale", 2: "input zero point"}
 WEIGHT_ZERO, OUT, OUT_ZERO = "weight zero point", "output scale", "output zero point"
@@ -39,29 +40,29 @@ ROLES: Mapping[str, Mapping[int, str]] = {
     "ConvInteger": {1: "weight"},
     **{op: {1: "weight", 2: "recurrence", 3: "bias"} for op in ("LSTM", "GRU", "RNN")},
 }
-"""What the inputs of operators are called."""
+"""The roles of the inputs by operator."""
 
 
 def layers_of(model: ir.Model) -> dict[str, Layer]:
-    """Return the nodes of a model, but those that quantize or dequantize, with the constants that decide about them.
+    """Return the layers of a model: its nodes with their constants, without QuantizeLinear and DequantizeLinear.
 
-    What quantizes the result of a node is a part of it; what quantizes an input of the model is a row of its own, by
-    the name of that input.
+    The scale and zero point of a node's output belong to the layer. Those of a model input are a layer with the name
+    of the input.
     """
-    found: dict[str, Layer] = {}
+    layers: dict[str, Layer] = {}
     for graph in computing_graphs(model):
         for value in graph.inputs:
             if (scales := _quantized_by(value)) and value.name:
-                found[value.name] = Layer("input", scales)
+                layers[value.name] = Layer("input", scales)
         for node in graph:
             name = _row_name(node)
             if node.op_type not in LINEAR and name:
-                found[name] = Layer(node.op_type, dict(_constants(node)), tuple(dict.fromkeys(_before(node))))
-    return found
+                layers[name] = Layer(node.op_type, dict(_constants(node)), tuple(dict.fromkeys(_before(node))))
+    return layers
 
 
 def _before(node: ir.Node) -> Iterator[str]:
-    """Yield the rows of the nodes and inputs that a node reads, with nothing but conversions in between."""
+    """Yield the layers that a node reads, directly or through QuantizeLinear and DequantizeLinear."""
     for value in node.inputs:
         maker = None if value is None else value.producer()
         while maker is not None and maker.op_type in LINEAR:
@@ -74,12 +75,12 @@ def _before(node: ir.Node) -> Iterator[str]:
 
 
 def _row_name(node: ir.Node) -> str:
-    """Return what a node is called, or by its first result where it has no name."""
+    """Return the name of a node, or of its first output if the node has no name."""
     return node.name or str(node.outputs[0].name if node.outputs else "")
 
 
 def _constants(node: ir.Node) -> Iterator[tuple[str, Constant]]:
-    """Yield what is constant of a node by role."""
+    """Yield the constants of a node by role."""
     roles = ROLES.get(node.op_type, {})
     axis = _channel_axis(node)
     for place, value in enumerate(node.inputs):
@@ -97,7 +98,7 @@ def _constants(node: ir.Node) -> Iterator[tuple[str, Constant]]:
 
 
 def _quantized_by(value: ir.Value) -> dict[str, Constant]:
-    """Return the scale and the zero point that a value is quantized by, where it is."""
+    """Return the scale and zero point of a value that is quantized; nothing for other values."""
     for reader in value.consumers():
         if reader.op_type == "QuantizeLinear" and (scale := constant(reader.inputs[1])) is not None:
             point = constant(reader.inputs[2]) if len(reader.inputs) > 2 else None
@@ -107,19 +108,19 @@ def _quantized_by(value: ir.Value) -> dict[str, Constant]:
 
 
 def _channel_axis(node: ir.Node) -> int:
-    """Return the axis of output channels of a node's weight."""
+    """Return the axis of the output channels in a node's weight."""
     if node.op_type in ("Gemm", "QGemm"):
         return 0 if node.attributes.get_int("transB", 0) else 1
     return 1 if node.op_type == "ConvTranspose" else 0 if "Conv" in node.op_type else -1
 
 
 def _stored(tensor: ir.TensorProtocol, scale: ir.TensorProtocol, maker: ir.Node, axis: int) -> Constant:
-    """Describe a constant that is dequantized."""
+    """Return a dequantized constant."""
     values, steps = tensor.numpy(), np.asarray(scale.numpy(), np.float64)
     point = constant(maker.inputs[2]) if len(maker.inputs) > 2 else None
     along = maker.attributes.get_int("axis", 1) % values.ndim if values.ndim > 1 else 0
     wide = values.astype(np.float64)
-    if steps.size == 1 or (steps.ndim == 1 and values.ndim and steps.size == values.shape[along]):  # not by blocks
+    if steps.size == 1 or (steps.ndim == 1 and values.ndim and steps.size == values.shape[along]):  # not blockwise
         wide -= _along(np.zeros(()) if point is None else np.asarray(point.numpy(), np.float64), wide.ndim, along)
         wide *= _along(steps, wide.ndim, along)
     return Constant(_type(tensor), _digest(values), _norm(wide), _dead(wide, axis))
@@ -131,7 +132,7 @@ def _along(values: Array, rank: int, axis: int) -> Array:
 
 
 def _plain(tensor: ir.TensorProtocol, axis: int) -> Constant:
-    """Describe a constant."""
+    """Return a constant with its values."""
     values = tensor.numpy()
     number = values.dtype.kind in "biuf"
     return Constant(
@@ -140,32 +141,32 @@ def _plain(tensor: ir.TensorProtocol, axis: int) -> Constant:
 
 
 def _scale(tensor: ir.TensorProtocol) -> Constant:
-    """Describe scales or zero points."""
+    """Return a constant with the mean of scales or zero points."""
     values = tensor.numpy()
     return Constant(_type(tensor), _digest(values), float(np.mean(values, dtype=np.float64)) if values.size else 0.0)
 
 
 def _type(tensor: ir.TensorProtocol) -> str:
-    """Return the name of the type in which a constant is stored."""
+    """Return the name of an element type."""
     return ir.DataType(tensor.dtype).name.lower()
 
 
 def _digest(values: Array) -> str:
     """Return a digest of an array."""
-    made = hashlib.blake2b(repr(values.shape).encode(), digest_size=DIGITS // 2)
-    made.update(np.ascontiguousarray(values).tobytes())
-    return made.hexdigest()
+    digest = hashlib.blake2b(repr(values.shape).encode(), digest_size=DIGITS // 2)
+    digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
 
 
 def _norm(values: Array) -> float:
-    """Return the root of the sum of squares; 0 where that is no number."""
+    """Return the root of the sum of squares; 0 if it is not finite."""
     flat = values.reshape(-1).astype(np.float64)
-    found = float(np.sqrt(np.dot(flat, flat)))
-    return found if np.isfinite(found) else 0.0
+    norm = float(np.sqrt(np.dot(flat, flat)))
+    return norm if np.isfinite(norm) else 0.0
 
 
 def _dead(values: Array, axis: int) -> int:
-    """Count the channels of a weight that are zero throughout."""
+    """Return the number of channels with zeros alone."""
     if values.ndim < 2:
         return 0
     rest = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
@@ -173,7 +174,7 @@ def _dead(values: Array, axis: int) -> int:
 
 
 def stored_bytes(model: ir.Model) -> dict[str, int]:
-    """Return the bytes of each constant that is not small, by name."""
+    """Return the bytes of each constant with at least `LISTED` bytes, by name."""
     sizes = {
         str(value.name): value.const_value.nbytes
         for graph in model.graphs()
@@ -184,7 +185,7 @@ def stored_bytes(model: ir.Model) -> dict[str, int]:
 
 
 def opset_of(model: ir.Model) -> int:
-    """Return the version of the standard operators."""
+    """Return the opset of a model."""
     return model.opset_imports.get("", 0)
 
 
@@ -192,11 +193,10 @@ def opset_of(model: ir.Model) -> int:
 
 
 def tensor_noise(float_model: PathLike, int8_model: PathLike, samples: Iterable[Sample]) -> dict[str, float]:
-    """Return how far the results of nodes are from those of the float model, in dB.
+    """Return the SQNR of the outputs of nodes against the float model, in dB, by name of the node.
 
-    Only tensors of one name in both models are compared. One that is quantized is taken behind its DequantizeLinear.
-    Nothing is optimised away, so that the graph says what is compared. Of models whose weights are too large to be
-    twice in memory nothing is said.
+    Tensors with the same name in both models are compared; a quantized tensor after its DequantizeLinear. The runtime
+    optimizes nothing, so that all tensors exist. Models whose weights do not fit twice in memory have no result.
 
     Args:
         float_model: Path of the float model.
@@ -204,27 +204,30 @@ def tensor_noise(float_model: PathLike, int8_model: PathLike, samples: Iterable[
         samples: Samples; the first `SAMPLES` are run.
 
     Raises:
-        RequantError: A model cannot be loaded or run.
+        RequantError: A model cannot be loaded, or fails.
     """
     models = [load_model(path) for path in (float_model, int8_model)]
     if Weights.of(models[0]).large:
         return {}
-    made = [_made(model) for model in models]
-    common = {name: shown for name, (_, shown) in made[1].items() if name in made[0]}
-    runs = [_runner(_showing(model, names)) for model, names in zip(models, (common, common.values()), strict=True)]
+    outputs = [_node_outputs(model) for model in models]
+    common = {name: dequantized for name, (_, dequantized) in outputs[1].items() if name in outputs[0]}
+    runs = [
+        _runner(serialize(show_tensors(model, names)))
+        for model, names in zip(models, (common, common.values()), strict=True)
+    ]
     sums: dict[str, tuple[float, float]] = {}
     for sample in islice(samples, SAMPLES):
         before, after = (run(sample.feed) for run in runs)
-        for name, shown in common.items():
-            if is_float(before[name]) and is_float(after[shown]):
-                signal, noise = powers(before[name], after[shown])
+        for name, dequantized in common.items():
+            if is_float(before[name]) and is_float(after[dequantized]):
+                signal, noise = powers(before[name], after[dequantized])
                 old = sums.get(name, (0.0, 0.0))
                 sums[name] = (old[0] + signal, old[1] + noise)
-    return {made[1][name][0]: decibels(*both) for name, both in sums.items()}
+    return {outputs[1][name][0]: decibels(*both) for name, both in sums.items()}
 
 
 def _runner(model: ModelSource) -> Callable[[Feed], dict[str, Array]]:
-    """Return a model as a function of a feed; nothing of it is optimised away."""
+    """Return a model as a function of a feed; the runtime optimizes nothing."""
     session = open_session(model, optimize=False)
     names = [output.name for output in session.get_outputs()]
 
@@ -237,10 +240,10 @@ def _runner(model: ModelSource) -> Callable[[Feed], dict[str, Array]]:
     return run
 
 
-def _made(model: ir.Model) -> dict[str, tuple[str, str]]:
-    """Return by tensor of the main graph the node that makes it, and the tensor that stands for it behind a pair."""
+def _node_outputs(model: ir.Model) -> dict[str, tuple[str, str]]:
+    """Return the node and the dequantized name of each tensor of the main graph by name."""
     return {
-        value.name: (_row_name(node), _behind(value))
+        value.name: (_row_name(node), _dequantized_name(value))
         for node in model.graph
         if node.op_type not in LINEAR
         for value in node.outputs
@@ -248,20 +251,11 @@ def _made(model: ir.Model) -> dict[str, tuple[str, str]]:
     }
 
 
-def _behind(value: ir.Value) -> str:
-    """Return the name of a value, or of what comes out of its QuantizeLinear and DequantizeLinear."""
+def _dequantized_name(value: ir.Value) -> str:
+    """Return the name of a value; of a quantized one, that of its DequantizeLinear's output."""
     for quantize in value.consumers():
         if quantize.op_type == "QuantizeLinear":
             for reader in quantize.outputs[0].consumers():
                 if reader.op_type == "DequantizeLinear" and reader.outputs[0].name:
                     return reader.outputs[0].name
     return str(value.name)
-
-
-def _showing(model: ir.Model, names: Iterable[str]) -> ModelSource:
-    """Return a model with further outputs."""
-    copy = model.clone()
-    there = {value.name for value in copy.graph.outputs}
-    values = {value.name: value for node in copy.graph for value in node.outputs}
-    copy.graph.outputs.extend(values[name] for name in names if name not in there and name in values)
-    return serialize(copy)

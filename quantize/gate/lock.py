@@ -1,4 +1,4 @@
-"""The lock file: a baseline as JSON that a review can read, written whole and read with suspicion."""
+"""The lock file: a baseline as JSON. It can be reviewed, and is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -7,24 +7,74 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
 from ... import RequantError
+from ...calibration.decoding import Natural, convert, convert_rows, load_json
 from ...calibration.files import write_atomically
 from ...calibration.session import Array
 from ..accuracy.metrics import Score, metric_named
-from ..runtime.machine import Machine
-from .baseline import Baseline, Constant, Layer, Measured, Scored, Seen, Speed, Statistics, tolerances
+from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances
 
 FORMAT = "requant.lock"
 VERSION = 1
+MALFORMED = "malformed, --update writes a new one"
 PLAIN = ("float_model", "int8_model", "mac_share", "size", "opset")
+"""Attributes of `Measured` that are written as they are."""
+Number: TypeAlias = float | Literal["inf", "-inf", "nan"]
+"""A number, or the text of one that JSON lacks."""
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """An array in the file: its bytes, deflated and in base 64."""
+
+    type: Literal["<f8", "<i8"]
+    shape: tuple[Natural, ...]
+    data: bytes
+
+
+class ScoredRow(msgspec.Struct, frozen=True, rename={"before": "float", "after": "int8"}):
+    """The scores in a metric, as the file has them."""
+
+    higher_is_better: bool
+    before: Number
+    after: Number
+    drop: Number
+    interval: tuple[Number, Number] | None
+    items: Packed | None
+    rows: Packed | None
+
+
+class Document(msgspec.Struct, frozen=True):
+    """The file. Mappings with a row per line are converted row by row, so that errors name the row."""
+
+    tolerances: dict[str, object]
+    samples: Natural | None
+    float_model: str
+    int8_model: str
+    mac_share: float
+    size: Natural
+    opset: int
+    metrics: dict[str, object]
+    data: DataSummary
+    latency: Speed | None
+    kernels: dict[str, object]
+    stored: dict[str, object]
+    layers: dict[str, object]
+    noise: dict[str, Number]
+
+
+class LayerRow(msgspec.Struct, frozen=True, array_like=True):
+    """A layer, as the file has it: the operator, and by role the attributes of a `Constant`."""
+
+    op: str
+    constants: dict[str, tuple[str, str, float, Natural]]
 
 
 def save_baseline(path: str | os.PathLike[str], baseline: Baseline) -> None:
@@ -43,21 +93,17 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     """Read a lock file.
 
     Raises:
-        RequantError: It is missing, malformed, of a newer version, or a tolerance in it is out of range.
+        RequantError: It is missing, malformed, of another version, or a tolerance in it is out of range.
     """
     name = os.fspath(path)
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RequantError(f"{name}: no such baseline; --update measures and writes it") from error
-    except OSError as error:
-        raise RequantError(f"{name}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8 or JSON; the message has the line
-        raise RequantError(f"{name}: cannot be read: {' '.join(str(error).split())}") from error
+    if not Path(path).exists():
+        raise RequantError(f"{name}: no such baseline; --update measures and writes it")
+    document = load_json(path, "baseline")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise RequantError(f'{name}: no baseline of requant: an object with "format": "{FORMAT}" is wanted')
+        raise RequantError(f'{name}: not a baseline: an object with "format": "{FORMAT}" is expected')
     if document.get("version") != VERSION:
-        raise RequantError(f"{name}: of version {document.get('version')!r}, and this is for {VERSION}; --update")
+        version = document.get("version")
+        raise RequantError(f"{name}: baseline of version {version!r}; this program reads {VERSION}: --update")
     try:
         return _baseline(document, name)
     except RequantError as error:
@@ -65,10 +111,10 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, before any long work.
+    """Refuse outputs that cannot be written, before any long work.
 
     Raises:
-        RequantError: A path is a folder, is in none, or may not be written.
+        RequantError: A path is a folder, its folder does not exist, or the folder is read-only.
     """
     for path in paths:
         if path is None:
@@ -82,26 +128,28 @@ def check_writable(*paths: Path | None) -> None:
             raise RequantError(f"{path}: cannot write to {str(folder)!r}")
 
 
+# ------------------------------------------------------------------------------------------------------------ write
+
+
 def _document(baseline: Baseline) -> dict[str, Any]:
     """Return a baseline as plain JSON values."""
-    found = baseline.measured
-    plain = {name: getattr(found, name) for name in PLAIN}
+    measured = baseline.measured
     return {
         "format": FORMAT,
         "version": VERSION,
         "tolerances": baseline.tolerances.to_json(),
         "samples": baseline.samples,
-        **plain,
-        "metrics": {name: _scored_json(scored) for name, scored in found.scores.items()},
-        "data": asdict(found.data),
-        "latency": None if found.speed is None else asdict(found.speed),
-        "kernels": found.kernels,
-        "stored": found.stored,
+        **{name: getattr(measured, name) for name in PLAIN},
+        "metrics": {name: _scored_json(scored) for name, scored in measured.scores.items()},
+        "data": asdict(measured.data),
+        "latency": None if measured.speed is None else asdict(measured.speed),
+        "kernels": measured.kernels,
+        "stored": measured.stored,
         "layers": {
             name: [layer.op, {role: [*asdict(each).values()] for role, each in layer.constants.items()}]
-            for name, layer in found.layers.items()
+            for name, layer in measured.layers.items()
         },
-        "noise": {name: _written(value) for name, value in found.noise.items()},
+        "noise": {name: _number(value) for name, value in measured.noise.items()},
     }
 
 
@@ -110,17 +158,17 @@ def _scored_json(scored: Scored) -> dict[str, Any]:
     after = scored.after
     return {
         "higher_is_better": scored.metric.higher_is_better,
-        "float": _written(scored.before),
-        "int8": _written(after.value),
-        "drop": _written(scored.drop),
-        "interval": scored.interval and [*map(_written, scored.interval)],
-        "items": None if after.parts is None else _packed(after.parts),
-        "rows": None if after.rows is None else _packed(after.rows),
+        "float": _number(scored.before),
+        "int8": _number(after.value),
+        "drop": _number(scored.drop),
+        "interval": scored.interval and [*map(_number, scored.interval)],
+        "items": None if after.parts is None else pack(after.parts),
+        "rows": None if after.rows is None else pack(after.rows),
     }
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    """Return JSON with a row of a table per line, so that a change of the file can be read."""
+    """Return JSON with one row of a table per line, so that a change of the file can be reviewed."""
     lines = []
     for key, value in document.items():
         if isinstance(value, Mapping) and value:
@@ -131,13 +179,13 @@ def _text(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
-def _written(value: float) -> float | str:
-    """Return a number, or a text where JSON has no number for it."""
+def _number(value: float) -> float | str:
+    """Return a number, or its text if JSON lacks it."""
     return value if math.isfinite(value) else str(value)
 
 
-def _packed(array: Array) -> dict[str, Any]:
-    """Return an array as JSON: its shape, and its bytes deflated and in base 64."""
+def pack(array: Array) -> dict[str, Any]:
+    """Return an array as the plain JSON values of a `Packed`, in 64-bit floats or integers."""
     data = np.ascontiguousarray(array, "<f8" if array.dtype.kind == "f" else "<i8")
     return {
         "type": data.dtype.str,
@@ -146,113 +194,50 @@ def _packed(array: Array) -> dict[str, Any]:
     }
 
 
-def _unpacked(found: object, where: str) -> Array | None:
-    """Return the array of `_packed`."""
-    if found is None:
+# ------------------------------------------------------------------------------------------------------------- read
+
+
+def unpack(packed: Packed | None, place: str) -> Array | None:
+    """Return the array of `pack`; None for None.
+
+    Raises:
+        RequantError: The bytes are not deflated, or do not fit the shape.
+    """
+    if packed is None:
         return None
+    size = 8 * math.prod(packed.shape)  # never unpack more, even if the file holds more
     try:
-        if not isinstance(found, dict) or found["type"] not in ("<f8", "<i8"):
-            raise ValueError(found)
-        size = 8 * math.prod(map(int, found["shape"]))  # no more is unpacked, whatever there is
-        raw = zlib.decompressobj().decompress(base64.b64decode(found["data"], validate=True), size + 1)
-        return np.frombuffer(raw, found["type"]).reshape(found["shape"])
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise RequantError(f"{where}: malformed; --update writes it anew") from error
+        raw = zlib.decompressobj().decompress(packed.data, size + 1)
+        return np.frombuffer(raw, packed.type).reshape(packed.shape)
+    except (ValueError, OverflowError, zlib.error) as error:
+        raise RequantError(f"{place}: the array is damaged: {error}") from error
 
 
-def _baseline(document: Mapping[str, Any], name: str) -> Baseline:
-    """Read a whole document."""
-    scores = {key: _scored(key, row) for key, row in _table(document, "metrics").items()}
-    given = _table(document, "tolerances")
-    latency = document.get("latency")
-    with _reading("the baseline"):
-        plain: dict[str, Any] = {
-            "float_model": str(document["float_model"]),
-            "int8_model": str(document["int8_model"]),
-            "mac_share": float(document["mac_share"]),
-            "size": int(document["size"]),
-            "opset": int(document["opset"]),
-            "samples": None if document["samples"] is None else int(document["samples"]),
-        }
-    samples = plain.pop("samples")
+def _baseline(document: object, name: str) -> Baseline:
+    """Return the baseline of a document from a file of this name."""
+    read = convert(document, Document, MALFORMED)
+    rows = convert_rows(read.metrics, ScoredRow, f"{MALFORMED}: metrics")
+    scores = {key: _scored(key, row, f"{MALFORMED}: metrics {key!r}") for key, row in rows.items()}
     measured = Measured(
-        **plain,
+        **{key: getattr(read, key) for key in PLAIN},
         scores=scores,
-        data=_seen(_table(document, "data")),
-        speed=None if latency is None else _speed(latency),
-        kernels=_rows(document, "kernels", lambda row: (int(row[0]), float(row[1]))),
-        stored=_rows(document, "stored", int),
-        layers=_rows(document, "layers", _layer),
-        noise=_rows(document, "noise", float),
+        data=read.data,
+        speed=read.latency,
+        kernels=convert_rows(read.kernels, tuple[int, float], f"{MALFORMED}: kernels"),
+        stored=convert_rows(read.stored, int, f"{MALFORMED}: stored"),
+        layers={
+            key: Layer(layer.op, {role: Constant(*row) for role, row in layer.constants.items()})
+            for key, layer in convert_rows(read.layers, LayerRow, f"{MALFORMED}: layers").items()
+        },
+        noise={key: float(value) for key, value in read.noise.items()},
     )
-    metrics = [scored.metric for scored in scores.values()]
-    return Baseline(measured, tolerances(given, metrics), samples, name)
+    allowed = tolerances(read.tolerances, [scored.metric for scored in scores.values()])
+    return Baseline(measured, allowed, read.samples, name)
 
 
-def _table(document: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an object inside the document."""
-    found = document.get(key)
-    if not isinstance(found, dict):
-        raise RequantError(f"{key}: an object is wanted, not {type(found).__name__}")
-    return found
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """Turn what reading a malformed value raises into one line that says where it is."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise RequantError(f"{where}: malformed ({what}); --update writes it anew") from error
-
-
-def _rows(document: Mapping[str, Any], key: str, read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Read the rows of a table."""
-    found = {}
-    for name, row in _table(document, key).items():
-        with _reading(f"{key}, {name!r}"):
-            found[name] = read(row)
-    return found
-
-
-def _scored(name: str, row: Any) -> Scored:
-    """Read the scores in a metric."""
-    where = f"metrics, {name!r}"
-    with _reading(where):
-        metric = metric_named(name, lower=not row["higher_is_better"])
-        before, after, drop = (float(row[key]) for key in ("float", "int8", "drop"))
-        ends = row["interval"]
-        interval = None if ends is None else (float(ends[0]), float(ends[1]))
-        parts, rows = (_unpacked(row[key], where) for key in ("items", "rows"))
-    return Scored(metric, before, Score(metric, after, parts, rows), drop, interval)
-
-
-def _seen(row: Mapping[str, Any]) -> Seen:
-    """Read what the data were."""
-    with _reading("data"):
-        statistics = {
-            name: Statistics(**{**values, "channels": tuple(map(float, values["channels"]))})
-            for name, values in row["statistics"].items()
-        }
-        inputs, labels = (str(row[key]) for key in ("inputs", "labels"))
-        return Seen(str(row["description"]), int(row["samples"]), inputs, labels, statistics)
-
-
-def _speed(row: Mapping[str, Any]) -> Speed:
-    """Read how fast INT8 was."""
-    with _reading("latency"):
-        rounds = tuple(map(float, row["rounds"]))
-        if not rounds or not all(math.isfinite(ratio) and ratio > 0 for ratio in rounds):
-            raise ValueError("rounds must be numbers above 0")
-        machine = Machine(**{each.name: row["machine"][each.name] for each in fields(Machine)})
-        return Speed(rounds, float(row["float_ms"]), float(row["int8_ms"]), int(row["batch"]), machine)
-
-
-def _layer(row: Any) -> Layer:
-    """Read a layer."""
-    op, constants = row
-    return Layer(
-        str(op),
-        {role: Constant(str(d), str(h), float(norm), int(dead)) for role, (d, h, norm, dead) in constants.items()},
-    )
+def _scored(name: str, row: ScoredRow, place: str) -> Scored:
+    """Return the scores in a metric."""
+    metric = metric_named(name, lower=not row.higher_is_better)
+    score = Score(metric, float(row.after), unpack(row.items, place), unpack(row.rows, place))
+    interval = None if row.interval is None else (float(row.interval[0]), float(row.interval[1]))
+    return Scored(metric, float(row.before), score, float(row.drop), interval)

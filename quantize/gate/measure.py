@@ -1,4 +1,4 @@
-"""What the gate judges of a pair of models, measured."""
+"""Measure a pair of models for the gate: scores, data, speed, kernels, size."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ from ..runtime.profile import KernelRun, executed, integer_share
 from ..runtime.progress import Progress
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
-from .baseline import Measured, Scored, Seen, Speed, Statistics
+from .baseline import DataSummary, Measured, Scored, Speed, Statistics
 from .layers import opset_of
 
 ROUNDS = 5
 AGAIN = 2
-"""How often a speed that would fail is measured again."""
+"""How often a failing speed is measured again."""
 KEPT = 2**18
-"""Numbers that are kept of the items of a metric; more items are added up."""
+"""The most numbers of a metric's items in a lock file; more items are summed in blocks."""
 BLOCKS = 4096
+"""The most blocks of summed items."""
 CHANNELS = 16
+"""The most channels of an input whose means are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two models that are loaded and understood.
+    """Two loaded models and their data.
 
     Attributes:
         float_path: Path of the float model.
@@ -49,7 +51,7 @@ class Pair:
         float_model: The float model.
         int8_model: The INT8 model.
         source: The data.
-        first: Its first sample.
+        first: The first sample.
     """
 
     float_path: Path
@@ -61,7 +63,7 @@ class Pair:
 
     @property
     def weights(self) -> Weights:
-        """The size of the float model."""
+        """The weights of the float model."""
         return Weights.of(self.float_model)
 
 
@@ -70,10 +72,10 @@ class Timing:
     """How the speed is measured.
 
     Attributes:
-        seconds: How long one measurement takes; 0 for none.
+        seconds: Duration of one measurement; 0 for no measurement.
         batch: Items per run.
-        threads: Threads inside one operator; 0 leaves the choice to the runtime.
-        floor: The ratio below which all rounds must be before the speed has fallen; it is then measured again.
+        threads: Threads inside one operator; with 0 the runtime chooses.
+        floor: The least acceptable speed-up. If all rounds are below it, the speed is measured again.
     """
 
     seconds: float
@@ -83,7 +85,7 @@ class Timing:
 
 
 def usual_metrics(model: Path, first: Sample) -> list[Metric]:
-    """Return the metrics that suit a model and its data: agreement, SQNR, and top-1 where there are labels.
+    """Return the default metrics of a model and its data: agreement, SQNR, and top-1 with labels.
 
     Raises:
         RequantError: The float model does not run on the first sample.
@@ -94,8 +96,8 @@ def usual_metrics(model: Path, first: Sample) -> list[Metric]:
     if classes is not None:
         names.insert(0, "agreement")
         label = first.label
-        found = np.zeros(0) if label is None else np.asarray(label)
-        if found.dtype.kind in "iu" and found.size == np.prod(classes.shape[:-1]):
+        labels = np.zeros(0) if label is None else np.asarray(label)
+        if labels.dtype.kind in "iu" and labels.size == np.prod(classes.shape[:-1]):
             names.insert(0, "top1")
     return [METRICS[name] for name in names]
 
@@ -105,14 +107,14 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
 
     Args:
         pair: The models and the data.
-        metrics: What both are scored in.
+        metrics: The metrics.
         timing: How the speed is measured.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: A model cannot be run, the labels do not fit, or a metric fails.
+        RequantError: A model fails, the labels do not fit, or a metric fails.
     """
-    scores, seen = _scores(pair, metrics, progress)
+    scores, data = _scores(pair, metrics, progress)
     progress("inspect", 0, None)
     runs = executed(serialize(pair.int8_model), pair.first.feed, threads=timing.threads)
     speed = speed_of(pair, timing, progress) if timing.seconds > 0 else None
@@ -120,7 +122,7 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
         float_model=fingerprint(pair.float_model),
         int8_model=fingerprint(pair.int8_model),
         scores=scores,
-        data=seen,
+        data=data,
         speed=speed,
         mac_share=integer_share(runs),
         kernels=_kernels(runs),
@@ -130,21 +132,21 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
 
 
 def _kernels(runs: Sequence[KernelRun]) -> dict[str, tuple[int, float]]:
-    """Count the kernels that ran, and their microseconds, by operator."""
-    found: dict[str, tuple[int, float]] = {}
+    """Return the number of executed kernels and their microseconds by operator, slowest first."""
+    kernels: dict[str, tuple[int, float]] = {}
     for run in runs:
-        count, spent = found.get(run.op, (0, 0.0))
-        found[run.op] = (count + 1, round(spent + run.microseconds, 1))
-    return dict(sorted(found.items(), key=lambda row: -row[1][1]))
+        count, spent = kernels.get(run.op, (0, 0.0))
+        kernels[run.op] = (count + 1, round(spent + run.microseconds, 1))
+    return dict(sorted(kernels.items(), key=lambda row: -row[1][1]))
 
 
 # ------------------------------------------------------------------------------------------------------- accuracy
 
 
-def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[dict[str, Scored], Seen]:
-    """Score both models in one pass over the data, and say what the data were."""
+def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[dict[str, Scored], DataSummary]:
+    """Score both models in one pass over the data; return the scores and a description of the data."""
     scorers = [(metric, Scorer(metric), Scorer(metric)) for metric in metrics if not _runs_itself(metric)]
-    watched = _Watched()
+    summarizer = _Summarizer()
 
     def watch(before: Outputs, after: Outputs, sample: Sample) -> None:
         for metric, one, two in scorers:
@@ -157,21 +159,21 @@ def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[
     def tell(done: int) -> None:
         progress("compare", done, pair.source.length)
 
-    samples = watched.passing(pair.source)
+    samples = summarizer.passing(pair.source)
     judge_pair(pair.float_path, pair.int8_path, samples, tell, weights=pair.weights, watch=watch)
-    found = {}
+    scores = {}
     for metric, one, two in scorers:
         after = two.result()
-        found[metric.name] = scored(of_reference(after) if metric.reference else one.result(), after)
+        scores[metric.name] = scored(of_reference(after) if metric.reference else one.result(), after)
     for metric in filter(_runs_itself, metrics):
         progress(metric.name, 0, None)
         both = [score(metric, path, pair.source) for path in (pair.float_path, pair.int8_path)]
-        found[metric.name] = scored(*both)
-    return {metric.name: found[metric.name] for metric in metrics}, watched.result(pair.source.description)
+        scores[metric.name] = scored(*both)
+    return {metric.name: scores[metric.name] for metric in metrics}, summarizer.result(pair.source.description)
 
 
 def _runs_itself(metric: Metric) -> bool:
-    """Tell whether a metric is a function that runs a model."""
+    """Return whether a metric is a function that runs the model itself."""
     return metric.own is not None and metric.own.takes_model
 
 
@@ -179,22 +181,22 @@ def scored(before: Score, after: Score) -> Scored:
     """Return the scores of a pair.
 
     Raises:
-        RequantError: They are of different metrics or data.
+        RequantError: The scores are of different metrics or data.
     """
-    found = versus(before, after)
-    return Scored(found.metric, before.value, bounded(after), found.drop, found.interval)
+    drop = versus(before, after)
+    return Scored(drop.metric, before.value, bounded(after), drop.drop, drop.interval)
 
 
-def bounded(found: Score) -> Score:
-    """Return a score of which not more than `KEPT` numbers are kept: items are added up, or forgotten."""
-    if found.parts is None or found.parts.size <= KEPT:
-        return found
-    if not found.metric.sums:
-        return replace(found, parts=None, rows=None)
-    parts = found.parts if found.rows is None else by_row(found.parts, found.rows)[0]
+def bounded(result: Score) -> Score:
+    """Return a score with at most `KEPT` numbers; more items are summed in blocks, or dropped."""
+    if result.parts is None or result.parts.size <= KEPT:
+        return result
+    if not result.metric.sums:
+        return replace(result, parts=None, rows=None)
+    parts = result.parts if result.rows is None else by_row(result.parts, result.rows)[0]
     count = min(BLOCKS, len(parts), max(1, KEPT // parts.shape[1]))
     starts = np.arange(count) * len(parts) // count
-    return replace(found, parts=np.add.reduceat(parts, starts, axis=0), rows=None)
+    return replace(result, parts=np.add.reduceat(parts, starts, axis=0), rows=None)
 
 
 # ------------------------------------------------------------------------------------------------------- the data
@@ -213,7 +215,7 @@ class _Sums:
     each: int = 0
 
     def add(self, values: Array) -> None:
-        """Take an array into account."""
+        """Add an array."""
         wide = values.astype(np.float64)
         self.count += wide.size
         self.total += float(wide.sum())
@@ -227,15 +229,15 @@ class _Sums:
                 self.each += wide.size // len(sums)
 
     def result(self) -> Statistics:
-        """Return what the sums say."""
+        """Return the statistics."""
         mean = self.total / self.count
         std = float(np.sqrt(max(0.0, self.squares / self.count - mean * mean)))
         channels = tuple(float(total / self.each) for total in self.channels)
         return Statistics(mean, std, self.least, self.most, channels)
 
 
-class _Watched:
-    """Looks at samples as they pass."""
+class _Summarizer:
+    """Digests and statistics of the samples that `passing` yields."""
 
     def __init__(self) -> None:
         self._inputs, self._labels = (hashlib.blake2b(digest_size=16) for _ in range(2))
@@ -256,15 +258,15 @@ class _Watched:
                 _add(self._labels, "", np.asarray(sample.label).reshape(-1))
             yield sample
 
-    def result(self, description: str) -> Seen:
-        """Return what the data were."""
+    def result(self, description: str) -> DataSummary:
+        """Return the description of the data."""
         labels = self._labels.hexdigest() if self._labelled else ""
         statistics = {name: sums.result() for name, sums in self._sums.items()}
-        return Seen(description, self._samples, self._inputs.hexdigest(), labels, statistics)
+        return DataSummary(description, self._samples, self._inputs.hexdigest(), labels, statistics)
 
 
 def _add(digest: hashlib.blake2b, name: str, array: Array) -> None:
-    """Take an array into account; that integers are wider or narrower does not matter."""
+    """Add an array to a digest; the width of integers does not change the digest."""
     kind = array.dtype.kind
     digest.update(f"{name} {kind} {array.shape} ".encode())
     if kind not in "biuf":
@@ -277,32 +279,32 @@ def _add(digest: hashlib.blake2b, name: str, array: Array) -> None:
 
 
 def speed_of(pair: Pair, timing: Timing, progress: Progress) -> Speed:
-    """Return how many times as fast as float INT8 is, in rounds of runs in turns.
+    """Return the speed-up of INT8 over float, in rounds of alternating runs.
 
-    Where all rounds are below the floor they are measured again, up to `AGAIN` times, and all count: another program
-    that takes the machine slows both models, but not in every round to the same part.
+    If all rounds are below the floor, further rounds are measured, up to `AGAIN` times. All rounds count: another
+    program slows both models, but not equally in every round.
 
     Raises:
-        RequantError: A model cannot be run, or no batch of this size can be fed.
+        RequantError: A model fails, or does not accept this batch.
     """
     sample = pair.first if timing.batch == 1 else stacked(pair.source, timing.batch)
     run = _rounds(pair, timing, sample)
-    found: list[tuple[float, float]] = []
+    rounds: list[tuple[float, float]] = []
     for attempt in range(1 + AGAIN):
         progress("time" if attempt == 0 else "time again", attempt, 1 + AGAIN)
-        found += [run() for _ in range(ROUNDS)]
-        if max(before / after for before, after in found) >= timing.floor:
+        rounds += [run() for _ in range(ROUNDS)]
+        if max(before / after for before, after in rounds) >= timing.floor:
             break
-    before, after = (min(times) for times in zip(*found, strict=True))
-    ratios = tuple(round(one / two, 4) for one, two in found)
+    before, after = (min(times) for times in zip(*rounds, strict=True))
+    ratios = tuple(round(one / two, 4) for one, two in rounds)
     return Speed(ratios, 1e3 * before, 1e3 * after, timing.batch, Machine.here(timing.threads))
 
 
 def _rounds(pair: Pair, timing: Timing, sample: Sample) -> Callable[[], tuple[float, float]]:
-    """Return what times one round: the least seconds of both models."""
+    """Return a function that times one round: the least seconds of each model."""
     seconds = timing.seconds / ROUNDS
     paths = (pair.float_path, pair.int8_path)
-    if pair.weights.large:  # which are not in memory together
+    if pair.weights.large:  # the models do not fit in memory together
 
         def alone() -> tuple[float, float]:
             found = time_pair(
@@ -321,6 +323,6 @@ def _rounds(pair: Pair, timing: Timing, sample: Sample) -> Callable[[], tuple[fl
 
 
 def machines_differ(one: Machine, two: Machine) -> str:
-    """Say why the speeds on two machines are not comparable; empty where they are, if by another runtime."""
+    """Return why speed-ups on two machines are not comparable; empty if they are. The runtime may differ."""
     pairs: Mapping[str, tuple[object, object]] = {"CPU": (one.cpu, two.cpu), "threads": (one.threads, two.threads)}
     return ", ".join(f"{name} {a}, here {b}" for name, (a, b) in pairs.items() if a != b)

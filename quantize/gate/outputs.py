@@ -1,4 +1,4 @@
-"""What came of a check, for people, for CI servers, and for code review: table, JUnit XML, Markdown, annotations."""
+"""The result of a check as JUnit XML, Markdown and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from .judge import Line, Status
 from .run import Check
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
-"""The environment variable that names the file of a job's summary on GitHub."""
-ACTIONS = "GITHUB_ACTIONS"
-"""The environment variable that is ``true`` in a job on GitHub."""
+"""The environment variable with the path of the summary of a GitHub job."""
 MARKS: Mapping[Status, str] = {Status.OK: "✓", Status.FAIL: "✗", Status.SKIP: "–"}  # noqa: RUF001
 
 COLUMNS = ("", "check", "baseline", "now", "tolerance")
 
 
 def verdict(check: Check) -> str:
-    """Return what came of a check in one sentence."""
+    """Return the result of a check in one sentence."""
     if check.updated:
         return f"{check.baseline}: written"
     count = len(check.findings)
@@ -31,7 +29,7 @@ def verdict(check: Check) -> str:
 
 
 def junit(check: Check) -> bytes:
-    """Return JUnit XML: a test case for each line, skipped or failed with its reason."""
+    """Return JUnit XML with a test case for each line of the check."""
     counts = {status: sum(line.status is status for line in check.lines) for status in Status}
     totals = {
         "name": "requant check",
@@ -58,17 +56,17 @@ def junit(check: Check) -> bytes:
 
 
 def _numbers(line: Line) -> str:
-    """Return what was and what is."""
+    """Return the value of the baseline, the measured one, and the tolerance."""
     return f"{line.baseline} -> {line.measured} (tolerance {line.tolerance})"
 
 
 def _printable(text: str) -> str:
-    """Return a text without the characters that XML cannot hold."""
+    """Return a text with ``?`` for characters that XML does not allow."""
     return "".join(char if char in "\n\t" or char.isprintable() else "?" for char in text)
 
 
 def markdown(check: Check) -> str:
-    """Return a section of GitHub's Markdown: the verdict, the table, and what fails with the layers that changed."""
+    """Return a section of GitHub Markdown: the verdict, the table, and the reasons with the layers."""
     sign = "✅" if check.ok else "❌"
     rows = [
         f"### {sign} {_cell(verdict(check))}",
@@ -79,9 +77,9 @@ def markdown(check: Check) -> str:
     for line in check.lines:
         cells = (line.name, line.baseline, line.measured, line.tolerance)
         rows.append(f"| {MARKS[line.status]} | " + " | ".join(map(_cell, cells)) + " |")
-    told = [line for line in check.lines if line.reason]
-    rows += [""] if told else []
-    for line in told:
+    explained = [line for line in check.lines if line.reason]
+    rows += [""] if explained else []
+    for line in explained:
         strong = f"**{_cell(line.name)}**" if line.status is Status.FAIL else _cell(line.name)
         rows.append(f"- {strong}: {_cell(line.reason)}")
         rows += [f"  - `{layer.replace('`', '')}`" for layer in line.layers]
@@ -89,31 +87,31 @@ def markdown(check: Check) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text that Markdown shows as it is."""
+    """Return a text without Markdown syntax."""
     for char in "\\`*_[]<>|":
         text = text.replace(char, f"\\{char}")
     return " ".join(text.split())
 
 
 def github_lines(check: Check) -> Iterator[str]:
-    """Yield a workflow command of GitHub for each finding, which shows it at the top of the job."""
+    """Yield a GitHub workflow command for each finding; GitHub shows them at the top of the job."""
     for line in check.findings:
         message = "; ".join((f"{line.baseline} -> {line.measured}", line.reason, *line.layers))
         yield f"::error title={_escaped(f'requant check: {line.name}', ':,')}::{_escaped(message)}"
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """Return a text as a workflow command takes it: what would end it is written as ``%0A``."""
+    """Return a text with the special characters of workflow commands escaped: a newline is ``%0A``."""
     return "".join(f"%{ord(char):02X}" if char in f"%\r\n{more}" else char for char in text)
 
 
 def write_outputs(
     check: Check, junit_path: Path | None, markdown_path: Path | None, environment: Mapping[str, str]
 ) -> None:
-    """Write the files that were asked for, and append to the summary of the job where there is one.
+    """Write the requested files, and append to the summary of the job if there is one.
 
     Raises:
-        RequantError: One cannot be written.
+        RequantError: A file cannot be written.
     """
     for path, text in ((junit_path, junit(check)), (markdown_path, markdown(check).encode())):
         if path is not None:

@@ -1,8 +1,7 @@
-"""A pytest plugin: the fixture ``requant_check``, and ``--requant-update``, which writes baselines."""
+"""A pytest plugin: the fixture ``requant_check``, and the option ``--requant-update`` to write baselines."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,26 +15,27 @@ UPDATE = "--requant-update"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the option."""
-    group = parser.getgroup("requant", "INT8 models against their baselines")
-    group.addoption(UPDATE, action="store_true", help="write the baselines that requant_check judges by")
+    group = parser.getgroup("requant", "INT8 models and their baselines")
+    group.addoption(UPDATE, action="store_true", help="write the baselines of requant_check")
 
 
 @pytest.fixture(scope="session")
 def requant_check(request: pytest.FixtureRequest) -> Callable[..., Check]:
-    """Return what checks a pair of models, or a requant.toml, and fails the test with the reasons.
+    """Return a function that checks a pair of models, or a requant.toml, and fails the test with the reasons.
 
-    It is called with the path of a ``requant.toml``, or with the arguments of `requant.quantize.check`: the float
-    model, the INT8 model, the data, the baseline and, by name, the attributes of `requant.quantize.CheckOptions`.
-    It returns the `requant.quantize.Check`. With ``fail=False`` the test decides itself what to make of it.
+    Its arguments are the path of a ``requant.toml`` and, by name, keys of the table ``[check]``; or those of
+    `requant.quantize.check`: the float model, the INT8 model, the data, the baseline and, by name, the attributes of
+    `requant.quantize.CheckOptions`. It returns the `requant.quantize.Check`. With ``fail=False`` the test does not
+    fail.
     """
     update = bool(request.config.getoption(UPDATE))
 
     def checked(*arguments: Any, fail: bool = True, **options: Any) -> Check:
         __tracebackhide__ = True
         if len(arguments) == 1:
-            from .project import asked_project, check_project
+            from .. import check_project
 
-            found = check_project(asked_project(os.fspath(arguments[0]), options), update=update)
+            found = check_project(*arguments, update=update, overrides=options)
         else:
             from .run import CheckOptions, check
 

@@ -1,4 +1,4 @@
-"""`check`: a pair of models against its baseline, with the layers that explain what was lost."""
+"""`check`: compare a pair of models with its baseline, and name the layers that explain a loss."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What may be asked of `check`.
+    """The options of `check`.
 
     Attributes:
-        metrics: What both models are scored in: names, see `metric_named`. None given, those
-            of the baseline; without one, agreement, SQNR, and top-1 where there are labels.
-        lower: Of functions among the metrics a lower number is better.
-        tolerances: How much may be lost, by name of a metric or key of `LIMITS`; what is not named is as in the
-            baseline.
-        samples: How many samples are run, picked evenly; None for as many as for the baseline, or all.
+        metrics: Names of metrics, see `metric_named`. Empty: the metrics of the baseline; without a baseline,
+            agreement, SQNR, and top-1 if the data have labels.
+        lower: Lower values of metrics that are functions are better.
+        tolerances: Tolerances by name of a metric or key of `LIMITS`; the others are those of the baseline.
+        samples: Number of samples, evenly spaced in the data; None for as many as for the baseline, or all.
         batch: Items per run while the latency is measured; None for as many as for the baseline, or 1.
-        threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime, None for as many as
-            for the baseline, or 1.
-        seconds: How long the latency is measured; 0 for not at all.
+        threads: Threads inside one operator while the latency is measured; with 0 the runtime chooses; None for as
+            many as for the baseline, or 1.
+        seconds: Duration of the latency measurement; 0 for none.
     """
 
     metrics: Sequence[str] = ()
@@ -58,13 +57,13 @@ class CheckOptions:
     seconds: float = 2.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done.
+        """Refuse values that are out of range.
 
         Raises:
             RequantError: A number is out of range.
         """
         if isinstance(self.metrics, str):
-            raise RequantError(f"metrics are a sequence of names, not the text {self.metrics!r}")
+            raise RequantError(f"metrics must be a sequence of names, not the text {self.metrics!r}")
         for name, number in (("samples", self.samples), ("batch", self.batch)):
             if number is not None and number < 1:
                 raise RequantError(f"{name} must be at least 1, not {number}")
@@ -75,16 +74,16 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
         float_model: Path of the float model.
         int8_model: Path of the INT8 model.
         baseline: Path of the baseline.
-        lines: What was judged.
-        measured: What was measured.
-        updated: Whether the baseline was written instead of judged by.
-        quantized: What `requant quantize --json` said, where quantizing was a part of it.
+        lines: The comparisons.
+        measured: The measurements.
+        updated: Whether the baseline was written; nothing can fail then.
+        quantized: `Result.to_json` of the quantization, if the check quantized the model.
     """
 
     float_model: str
@@ -97,7 +96,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing fails."""
+        """Whether no line fails."""
         return not self.findings
 
     @property
@@ -106,12 +105,12 @@ class Check:
         return tuple(line for line in self.lines if line.status is Status.FAIL)
 
     def __str__(self) -> str:
-        """Return a line of text for each finding, or that there is none."""
-        told = [
+        """Return a line of text for each finding, or the verdict without findings."""
+        texts = [
             f"{line.name}: {line.baseline} -> {line.measured}: {'; '.join((line.reason, *line.layers))}"
             for line in self.findings
         ]
-        return "\n".join(told) or f"{self.int8_model}: as good as {self.baseline} says"
+        return "\n".join(texts) or f"{self.int8_model}: as good as {self.baseline}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -136,19 +135,19 @@ def check(
     options: CheckOptions | None = None,
     progress: Progress = silent,
 ) -> Check:
-    """Measure a pair of models and judge it by its baseline, or write that.
+    """Measure a pair of models and compare it with its baseline, or write the baseline.
 
     Args:
         float_model: Path of the float model.
-        int8_model: Path of the INT8 model that was made of it.
-        data: A data source, with labels where a metric wants them; other than what gave the ranges.
+        int8_model: Path of the INT8 model that was made from it.
+        data: A data source, with labels if a metric needs them. Do not use the calibration data.
         baseline: Path of the lock file.
-        update: Write the baseline; its tolerances and metrics stay where no others are given.
+        update: Write the baseline. It keeps its metrics and tolerances unless others are given.
         options: See `CheckOptions`.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: A model, the data or the baseline cannot be used, the baseline is of another float model, or a
+        RequantError: A model, the data or the baseline cannot be used, the baseline is for another float model, or a
             metric fails.
     """
     return judged(ready(float_model, data, baseline, update=update, options=options), int8_model, progress)
@@ -156,20 +155,20 @@ def check(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A check of which all that needs no INT8 model is known to be right.
+    """A check before there is an INT8 model; everything else is loaded and validated.
 
     Attributes:
         float_path: Path of the float model.
         float_model: The float model.
         source: The data.
-        first: Their first sample.
+        first: The first sample.
         baseline: Path of the lock file.
-        old: What is in it; None where it is to be written for the first time.
-        metrics: What both models are scored in.
-        allowed: How much may be lost.
-        samples: How many samples were asked for; None for all.
+        old: The baseline in the lock file; None if there is no file yet.
+        metrics: The metrics.
+        allowed: The tolerances.
+        samples: Number of samples; None for all.
         update: Whether the baseline is written.
-        asked: What else was asked for.
+        options: The options of the check.
     """
 
     float_path: Path
@@ -182,15 +181,17 @@ class Ready:
     allowed: Tolerances
     samples: int | None
     update: bool
-    asked: CheckOptions
+    options: CheckOptions
 
     @property
     def timing(self) -> Timing:
         """How the speed is measured."""
         before = None if self.old is None else self.old.measured.speed
         batch, threads = (1, 1) if before is None else (before.batch, before.machine.threads)
-        own = (self.asked.batch, self.asked.threads)
-        return Timing(self.asked.seconds, batch if own[0] is None else own[0], threads if own[1] is None else own[1])
+        own = self.options
+        return Timing(
+            own.seconds, batch if own.batch is None else own.batch, threads if own.threads is None else own.threads
+        )
 
 
 def ready(
@@ -201,26 +202,26 @@ def ready(
     update: bool = False,
     options: CheckOptions | None = None,
 ) -> Ready:
-    """Refuse what can be refused before there is an INT8 model; see `check`.
+    """Load and validate everything except the INT8 model; see `check`.
 
     Raises:
         RequantError: The float model, the data, the baseline, a metric or a tolerance cannot be used.
     """
-    asked = options or CheckOptions()
+    options = options or CheckOptions()
     old = None if update and not Path(baseline).exists() else load_baseline(baseline)
     if update:
         check_writable(Path(baseline))
     model = load_model(float_model)
     if old is not None and not update and fingerprint(model) != old.measured.float_model:
         raise RequantError(
-            f"{old.path}: the baseline of another float model than {os.fspath(float_model)}; --update writes one of it"
+            f"{old.path}: the baseline of another float model than {os.fspath(float_model)}; --update replaces it"
         )
-    samples = asked.samples if asked.samples is not None or old is None else old.samples
+    samples = options.samples if options.samples is not None or old is None else old.samples
     source = open_data(float_model, data, samples)
     first = next(iter(source))
-    metrics = _metrics(asked, old, Path(float_model), first, update=update)
+    metrics = _metrics(options, old, Path(float_model), first, update=update)
     kept = {} if old is None else _known(old.tolerances.to_json(), old, metrics)
-    allowed = tolerances({**kept, **asked.tolerances}, metrics)
+    allowed = tolerances({**kept, **options.tolerances}, metrics)
     for metric in metrics:
         check_label(metric, first)
     return Ready(
@@ -234,82 +235,82 @@ def ready(
         allowed=allowed,
         samples=samples,
         update=update,
-        asked=asked,
+        options=options,
     )
 
 
-def judged(found: Ready, int8_model: PathLike, progress: Progress = silent) -> Check:
-    """Measure an INT8 model and judge it, or write the baseline; see `check`.
+def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -> Check:
+    """Measure the INT8 model and compare it with the baseline, or write the baseline; see `check`.
 
     Raises:
-        RequantError: The INT8 model cannot be loaded or run, is not of the float model, or a metric fails.
+        RequantError: The INT8 model cannot be loaded, fails, or has other inputs; or a metric fails.
     """
     pair = Pair(
-        float_path=found.float_path,
+        float_path=prepared.float_path,
         int8_path=Path(int8_model),
-        float_model=found.float_model,
+        float_model=prepared.float_model,
         int8_model=load_model(int8_model),
-        source=found.source,
-        first=found.first,
+        source=prepared.source,
+        first=prepared.first,
     )
-    common_inputs(found.float_path, int8_model)
-    if found.update or found.old is None:
-        now = _whole(pair, measure_pair(pair, found.metrics, found.timing, progress), progress)
-        made = Baseline(now, found.allowed, found.samples, os.fspath(found.baseline))
-        save_baseline(found.baseline, made)
-        lines = judge(now, made)
+    common_inputs(prepared.float_path, int8_model)
+    if prepared.update or prepared.old is None:
+        now = _whole(pair, measure_pair(pair, prepared.metrics, prepared.timing, progress), progress)
+        baseline = Baseline(now, prepared.allowed, prepared.samples, os.fspath(prepared.baseline))
+        save_baseline(prepared.baseline, baseline)
+        lines = judge(now, baseline)
     else:
-        old = found.old.measured
-        before = replace(old, scores={metric.name: old.scores[metric.name] for metric in found.metrics})
-        by = replace(found.old, measured=before, tolerances=found.allowed)
-        timing = replace(found.timing, floor=_floor(by, found.timing))
-        now, lines = _lines(pair, measure_pair(pair, found.metrics, timing, progress), by, progress)
+        old = prepared.old.measured
+        before = replace(old, scores={metric.name: old.scores[metric.name] for metric in prepared.metrics})
+        by = replace(prepared.old, measured=before, tolerances=prepared.allowed)
+        timing = replace(prepared.timing, floor=_floor(by, prepared.timing))
+        now, lines = _lines(pair, measure_pair(pair, prepared.metrics, timing, progress), by, progress)
     return Check(
-        float_model=os.fspath(found.float_path),
+        float_model=os.fspath(prepared.float_path),
         int8_model=os.fspath(int8_model),
-        baseline=os.fspath(found.baseline),
+        baseline=os.fspath(prepared.baseline),
         lines=tuple(lines),
         measured=now,
-        updated=found.update,
+        updated=prepared.update,
     )
 
 
-def _metrics(asked: CheckOptions, old: Baseline | None, model: Path, first: Sample, *, update: bool) -> list[Metric]:
-    """Return what both models are scored in.
+def _metrics(options: CheckOptions, old: Baseline | None, model: Path, first: Sample, *, update: bool) -> list[Metric]:
+    """Return the metrics of a check.
 
     Raises:
-        RequantError: There is no such metric, or the baseline has no score in it.
+        RequantError: A metric does not exist, or the baseline has no score in it.
     """
-    if asked.lower and not any(":" in name for name in asked.metrics):
-        raise RequantError("lower is of a metric FILE.py:NAME, which is not given")
-    if not asked.metrics:
+    if options.lower and not any(":" in name for name in options.metrics):
+        raise RequantError("lower needs a metric FILE.py:NAME")
+    if not options.metrics:
         return usual_metrics(model, first) if old is None else [row.metric for row in old.measured.scores.values()]
-    found = [metric_named(name, lower=asked.lower and ":" in name) for name in dict.fromkeys(asked.metrics)]
+    metrics = [metric_named(name, lower=options.lower and ":" in name) for name in dict.fromkeys(options.metrics)]
     if not update and old is not None:
-        missing = next((metric.name for metric in found if metric.name not in old.measured.scores), None)
+        missing = next((metric.name for metric in metrics if metric.name not in old.measured.scores), None)
         if missing is not None:
             has = ", ".join(old.measured.scores)
-            raise RequantError(f"{old.path}: has no score in {missing}, but in {has}; --update --metric {missing}")
-    return found
+            raise RequantError(f"{old.path}: has scores in {has}, not in {missing}; --update --metric {missing}")
+    return metrics
 
 
-def _known(given: Mapping[str, object], old: Baseline, metrics: Sequence[Metric]) -> dict[str, object]:
-    """Return tolerances without those of metrics that are not judged now."""
+def _known(values: Mapping[str, object], old: Baseline, metrics: Sequence[Metric]) -> dict[str, object]:
+    """Return tolerances without those of metrics that this check does not use."""
     names = {metric.name for metric in metrics}
-    return {name: value for name, value in given.items() if name not in old.measured.scores or name in names}
+    return {name: value for name, value in values.items() if name not in old.measured.scores or name in names}
 
 
 def _floor(baseline: Baseline, timing: Timing) -> float:
-    """Return the ratio below which a measurement of the speed is made again."""
+    """Return the speed-up below which the speed is measured again."""
     speed = baseline.measured.speed
-    unlike = "" if speed is None else machines_differ(speed.machine, Machine.here(timing.threads))
+    difference = "" if speed is None else machines_differ(speed.machine, Machine.here(timing.threads))
     if speed is not None and speed.batch != timing.batch:
-        unlike = "batch"
-    return floor_of(speed, baseline.tolerances, unlike)
+        difference = "batch"
+    return floor_of(speed, baseline.tolerances, difference)
 
 
 def _lines(pair: Pair, now: Measured, baseline: Baseline, progress: Progress) -> tuple[Measured, list[Line]]:
-    """Judge what was measured; where something fails, look which layers are others."""
+    """Compare measurements with the baseline; if a line fails, find the layers that changed."""
     same = now.int8_model == baseline.measured.int8_model
     now = replace(now, layers=layers_of(pair.int8_model), stored=stored_bytes(pair.int8_model)) if not same else now
     lines = judge(now, baseline)
@@ -321,9 +322,9 @@ def _lines(pair: Pair, now: Measured, baseline: Baseline, progress: Progress) ->
 
 
 def _whole(pair: Pair, now: Measured, progress: Progress) -> Measured:
-    """Return what was measured with what is known of the layers."""
+    """Return the measurements with those of the layers."""
     progress("layers", 0, None)
     noise: Mapping[str, float] = {}
-    with suppress(RequantError):  # a tensor that cannot be an output; the layers are told without their noise
+    with suppress(RequantError):  # a tensor that cannot be an output: the layers get no SQNR
         noise = tensor_noise(pair.float_path, pair.int8_path, pair.source)
     return replace(now, stored=stored_bytes(pair.int8_model), layers=layers_of(pair.int8_model), noise=noise)

@@ -20,21 +20,21 @@ DUMP = re.compile(r"[0-9]{2,}_(\w+)\.onnx(\.data)?")
 def begin_dumps(
     folder: PathLike, pipeline: Pipeline, source: PathLike, target: PathLike, *, force: bool
 ) -> Callable[[StepResult, ir.Model], None]:
-    """Return what writes the model after each step into a folder, for `transforms.run` to call.
+    """Return a function that writes the model after each step to a folder; `transforms.run` calls it.
 
-    A step whose error is ignored keeps its number and writes nothing. Weights of more than one ONNX message can hold
-    go into a file beside each model.
+    A step with an ignored error keeps its number and writes nothing. Weights that exceed one ONNX message go to a file
+    beside each model.
 
     Args:
-        folder: Where to write; it is made if only its parent is there.
+        folder: The folder; it is created if its parent exists.
         pipeline: The steps.
-        source: The model that they start from.
-        target: Where the result goes.
-        force: Whether dumps that are there may be removed.
+        source: The file of the first model.
+        target: The file of the last model.
+        force: Whether existing dumps may be removed.
 
     Raises:
-        RequantError: The folder cannot be written to, or it holds dumps and `force` is not set, or the input, or the
-            output would.
+        RequantError: The folder cannot be written to; it holds dumps and `force` is not set; or a dump would
+            overwrite the input or the output.
     """
     place = Path(folder)
     _make(place)
@@ -45,7 +45,7 @@ def begin_dumps(
         check_output(path, source, force=True)
     old = [path for path in sorted(place.iterdir()) if _is_dump(path)]
     if old and not force:
-        raise RequantError(f"{folder}: holds {len(old)} dumps already, {old[0].name!r} first; --force removes them")
+        raise RequantError(f"{folder}: holds {len(old)} dumps already, such as {old[0].name!r}; --force removes them")
     if any(path.exists() and path.samefile(source) for path in old if Path(source).exists()):
         raise RequantError(f"{folder}: holds the input {os.fspath(source)!r} among its dumps; choose another folder")
     for path in old:
@@ -61,7 +61,7 @@ def begin_dumps(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder if need be, and see that files can be made in it."""
+    """Create a folder if it does not exist, and check that files can be written to it."""
     try:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -73,6 +73,6 @@ def _make(folder: Path) -> None:
 
 
 def _is_dump(path: Path) -> bool:
-    """Whether a file has the name of a dump."""
+    """Return whether a file has the name of a dump."""
     match = DUMP.fullmatch(path.name)
     return match is not None and match[1] in REGISTRY and path.is_file()

@@ -1,4 +1,4 @@
-"""Models on disk: loaded with clear errors, written whole or not at all, large weights one at a time."""
+"""Load and save models: clear errors, complete files or none, large weights one at a time."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ from ...transforms.tensors import external_tensors, load_tensors, tensors
 from ..runtime.compiled_for import refuse_foreign
 from .raw_weights import MalformedError, with_weights, without_weights
 
-PROTOBUF_LIMIT = 2**31 - 2**20  # what protobuf can hold in one message, less the graph itself
-SMALL = 2**10  # bytes of a tensor that shape inference may want to see, and that is always stored inside the model
-INSIDE = 2**26  # bytes of weights that a model in memory holds itself: four copies exist while a session opens
-APART = 2**16  # bytes of a tensor from which on it is read where it lies in a large file, and written by itself
-ALIGNMENT = 64  # bytes; a vector register's worth, so that a mapped tensor can be computed on as it is
+PROTOBUF_LIMIT = 2**31 - 2**20  # bytes of weights in one protobuf message, with room for the graph
+SMALL = 2**10  # smaller tensors are stored inside the model, because shape inference may read them
+INSIDE = 2**26  # bytes of weights inside a model in memory: four copies exist while a session opens
+APART = 2**16  # tensors of so many bytes stay in a large file, and are written one at a time
+ALIGNMENT = 64  # bytes of a vector register, so that kernels can compute on a mapped tensor
 
 PathLike = str | os.PathLike[str]
 
 
 def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
-    """Read an ONNX model; tensors in external files stay there until they are needed.
+    """Read an ONNX model. Tensors in external files are read when they are used.
 
     Args:
         path: The file.
-        in_place: Whether the large weights of a large file stay in it too, as if it were a file of external data.
+        in_place: Whether the large weights of a large file also stay in the file.
 
     Raises:
-        RequantError: No such file, not a whole ONNX model, compiled for another machine, or an external data file is
-            missing, too short or outside the model's folder.
+        RequantError: The file does not exist, is not a complete ONNX model, or is compiled for another machine; or an
+            external data file is missing, too short or outside the model's folder.
     """
     file = Path(path)
     if not file.is_file():
         raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
     try:
-        with quiet():  # what onnx-ir would log is found, and said with the file's name, when the model is verified
+        with quiet():  # the verification of the model reports what onnx-ir would log
             proto = _in_place(file) if in_place and _can_stay(file) else onnx.load_model(file, load_external_data=False)
             _make_dense(proto.graph)
             model = ir.from_proto(proto)
-    except Exception as error:  # protobuf and onnx_ir raise nothing in common
+    except Exception as error:  # protobuf and onnx_ir have no common exception class
         inmost: BaseException = error
         while inmost.__context__ is not None:
             inmost = inmost.__context__
         if isinstance(inmost, NotImplementedError) and "Map types" in str(inmost):
             raise RequantError(
-                f"{path}: has a tensor of a map type, as ZipMap gives, which cannot be read; "
+                f"{path}: has a tensor of a map type, as ZipMap returns, which requant cannot read; "
                 "export the model without it (skl2onnx: options={'zipmap': False})"
             ) from error
         reason = " ".join(str(inmost).split())[:200]
@@ -81,7 +81,7 @@ def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
 
 @contextmanager
 def about(path: PathLike) -> Iterator[None]:
-    """Let what is wrong inside a model say of which file it is."""
+    """Add the path to errors of the verification."""
     try:
         yield
     except VerifyError as error:
@@ -89,7 +89,7 @@ def about(path: PathLike) -> Iterator[None]:
 
 
 def _can_stay(file: Path) -> bool:
-    """Whether weights can stay in a model: it is large, and no link, which `_check_external` would not follow."""
+    """Return whether weights can stay in a file: it is large, and it is no link (see `_check_external`)."""
     status = file.stat()
     return status.st_size > INSIDE and status.st_nlink == 1 and not file.is_symlink()
 
@@ -99,7 +99,7 @@ def _in_place(file: Path) -> onnx.ModelProto:
     with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             small, cuts = without_weights(data, APART)
-        except MalformedError:  # protobuf says what is wrong, or can read it all the same
+        except MalformedError:  # protobuf reports the error, or can read the file
             small, cuts = data[:], []
     proto: onnx.ModelProto = onnx.ModelProto.FromString(small)
     for cut in cuts:
@@ -111,11 +111,11 @@ def _in_place(file: Path) -> onnx.ModelProto:
 
 
 def _make_dense(graph: onnx.GraphProto) -> None:
-    """Write sparse initializers as dense ones, in place: onnx-ir has no sparse tensors."""
+    """Replace sparse initializers with dense ones, in place: onnx-ir has no sparse tensors."""
     for sparse in graph.sparse_initializer:
         values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
         dense = np.zeros(tuple(sparse.dims), values.dtype)
-        if indices.ndim == 1:  # places in the flat array; else one row of coordinates for each value
+        if indices.ndim == 1:  # positions in the flat array; otherwise one row of coordinates for each value
             dense.reshape(-1)[indices] = values
         else:
             dense[tuple(indices.T)] = values
@@ -128,7 +128,7 @@ def _make_dense(graph: onnx.GraphProto) -> None:
 
 
 def _check_external(path: PathLike, tensor: ir.ExternalTensor) -> None:
-    """Refuse a tensor whose data file is outside the model's folder, is not there, or ends too early."""
+    """Refuse a tensor whose data file is outside the model's folder, missing or too short."""
     name, location = f"external data of {tensor.name!r}", os.fspath(tensor.location)
     folder = os.path.realpath(tensor.base_dir)
     file = os.path.realpath(os.path.join(folder, location.replace("\0", "?")))
@@ -139,44 +139,45 @@ def _check_external(path: PathLike, tensor: ir.ExternalTensor) -> None:
     if not os.path.isfile(file):
         raise RequantError(f"{path}: {name} is missing: no file {location!r} beside the model")
     status, start = os.stat(file), tensor.offset or 0
-    if status.st_nlink > 1:  # a link of this kind does not show that the file belongs elsewhere
+    if status.st_nlink > 1:  # a hard link does not show that the file belongs to another folder
         raise RequantError(
             f"{path}: {name} is in {location!r}, which has other hard links; put a copy beside the model"
         )
     if start < 0 or (tensor.length is not None and tensor.length != tensor.nbytes):
         raise RequantError(
-            f"{path}: {name} is said to be {tensor.length} bytes at {start} of {location!r}; "
-            f"its type and shape want {tensor.nbytes}"
+            f"{path}: {name} is recorded as {tensor.length} bytes at {start} of {location!r}, "
+            f"but its type and shape need {tensor.nbytes}"
         )
     if status.st_size < start + tensor.nbytes:
         raise RequantError(
-            f"{path}: external data file {location!r} ends before {tensor.name!r} does "
-            f"({start + tensor.nbytes} bytes wanted)"
+            f"{path}: external data file {location!r} ends inside {tensor.name!r}: "
+            f"{start + tensor.nbytes} bytes are needed"
         )
 
 
 def side_file(path: PathLike) -> Path:
-    """Return where the weights of a model go that are not stored inside it: ``<name>.data`` beside it."""
-    target = Path(os.path.realpath(path))  # a link keeps pointing where it did
+    """Return the file for weights outside a model: ``<name>.data`` beside it."""
+    target = Path(os.path.realpath(path))  # a link stays a link
     return target.with_name(f"{target.name}.data")
 
 
 def check_output(path: PathLike, source: PathLike, *, force: bool, external: bool = False) -> None:
-    """Refuse an output path before any long work.
+    """Refuse a bad output path before any long work.
 
     Args:
         path: The file to write.
-        source: The model that it is made of.
+        source: The input model.
         force: Whether an existing file may be overwritten.
-        external: Whether weights go into `side_file`; those of a source that is too large for one file may in any case.
+        external: Whether weights go to `side_file`; if the source is too large for one file, they may go there anyway.
 
     Raises:
-        RequantError: It is the input or its data, it exists and `force` is not set, or its folder cannot be written to.
+        RequantError: The path is the input or its data, the file exists and `force` is not set, or the folder cannot be
+            written to.
     """
     target = Path(path)
     try:
         exists = target.exists()
-    except OSError as error:  # a name that the file system refuses
+    except OSError as error:  # the file system refuses the name
         raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
     if exists and Path(source).exists() and target.samefile(source):
         raise RequantError(f"{path}: the output is the input; choose another path")
@@ -196,7 +197,7 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
 
 
 def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> None:
-    """Refuse an output that would overwrite the input's data, or any file that is not meant."""
+    """Refuse an output that would overwrite the input's data or another file."""
     side = side_file(target)
     if not target.exists() and not side.exists():
         return
@@ -215,28 +216,28 @@ def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> N
 
 
 def _data_files(path: Path) -> list[Path]:
-    """Return the files outside a model that hold its tensors; none where it is not a model."""
+    """Return the external data files of a model; none if the file is not a model."""
     try:
         with quiet():
             model = ir.load(path, format="protobuf")
-    except Exception:  # noqa: BLE001 - not a model, for any reason; who needs one will say what is wrong
+    except Exception:  # noqa: BLE001 - not a model; loading it reports the reason
         return []
     files = {Path(path.parent, os.fspath(tensor.location)) for tensor in external_tensors(model)}
     return sorted(file for file in files if file.is_file())
 
 
 def size_on_disk(path: PathLike) -> int:
-    """Return the bytes of a model, its external data files included."""
+    """Return the bytes of a model, including its external data files."""
     return sum(file.stat().st_size for file in (Path(path), *_data_files(Path(path))))
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much memory a model takes.
+    """The memory of a model's weights.
 
     Attributes:
         total: Bytes of all tensors.
-        largest: Bytes of the largest one, of which a second copy exists while the runtime packs it.
+        largest: Bytes of the largest tensor; a second copy exists while the runtime packs it.
     """
 
     total: int
@@ -255,15 +256,15 @@ class Weights:
 
     @property
     def lumpy(self) -> bool:
-        """Whether packing takes more than a fifth above the size of the model."""
+        """Whether packing needs more than 20 % of the size of the model in addition."""
         return self.large and 5 * self.largest > self.total
 
 
 @contextmanager
 def staging(output: PathLike | None = None) -> Iterator[Path]:
-    """Make a hidden folder for large weights of models in work, beside `output`, and remove it afterwards.
+    """Make a hidden folder beside `output` for large weights of temporary models, and remove it afterwards.
 
-    The file system of the output has the room, which that of temporary files, often in memory, may not have.
+    The file system of the output has room for weights. The one of temporary files is often in memory.
 
     Raises:
         RequantError: It cannot be made.
@@ -278,18 +279,18 @@ def staging(output: PathLike | None = None) -> Iterator[Path]:
 
 
 def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
-    """Return a model as the runtime opens it, without a copy of large weights.
+    """Return a model in the form that the runtime opens, without a copy of large weights.
 
-    What lies in files stays there. The runtime reads external data of one folder only: that which holds most of it.
-    What is elsewhere or in memory becomes part of the bytes or, when that is more than `INSIDE`, is moved with all
-    other weights into a file in `folder`: `model` and its later clones then read it from there, and the memory is free.
+    The runtime reads external data of one folder, here the folder with most bytes; these weights stay there. Other
+    weights become part of the bytes. If these are more than `INSIDE`, they move to a file in `folder`, which `model`
+    and its later clones then read; this frees the memory.
 
     Args:
-        model: The model; it computes the same afterwards.
-        folder: Where weights may be put, from `staging`; None keeps them in memory.
+        model: The model; it still computes the same.
+        folder: A folder for weights, from `staging`; None keeps them in memory.
 
     Raises:
-        RequantError: The bytes are more than one ONNX message can hold, or the file cannot be written.
+        RequantError: The bytes exceed one ONNX message, or the file cannot be written.
     """
     for tensor in external_tensors(model):
         release(tensor)
@@ -309,37 +310,37 @@ def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
 
 
 def _move(weights: Sequence[ir.Value], folder: Path) -> None:
-    """Put initializers into a new file in `folder` and let them refer to it."""
+    """Write initializers to a new file in `folder` and make them refer to the file."""
     tensors = [_tensor(value) for value in weights]
     try:
         with open(folder / f"{secrets.token_hex(4)}.data", "xb") as file:
             offsets = _write_side(file, tensors)
     except OSError as error:
-        raise RequantError(f"{folder}: weights cannot be put there: {error.strerror}") from error
+        raise RequantError(f"{folder}: weights cannot be written there: {error.strerror}") from error
     _refer(weights, Path(file.name), offsets)
     del tensors
-    gc.collect()  # clones of the model that are no longer used, but are cycles, would keep the weights
+    gc.collect()  # unused clones of the model are reference cycles, and would keep the weights
 
 
 def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> int:
-    """Write a model, and return its bytes; it appears whole or not at all.
+    """Write a model completely or not at all, and return its size in bytes.
 
-    Weights are written one at a time. A model that holds its weights itself is one message, of at most 2 GB.
+    Weights are written one at a time. A model that contains its weights is one message of at most 2 GB.
 
     Args:
         model: The model; it does not change.
-        path: Where it is written.
-        external: Whether weights go into `side_file`; those that one ONNX message cannot hold do in any case, and those
-            that `externalize_weights` has marked. A model and side file that are there already are both set aside
-            before the new ones take their names.
+        path: The file to write.
+        external: Whether weights go to `side_file`. Weights that exceed one ONNX message, and weights that
+            `externalize_weights` has marked, always go there. An old model and its side file are moved away before the
+            new files take their names.
 
     Raises:
-        RequantError: It cannot be written; what was there before is untouched.
+        RequantError: The model cannot be written; existing files are unchanged.
     """
     target = Path(os.path.realpath(path))
     taken = {target, side_file(target)}
     if any(Path(os.path.realpath(tensor.path)) in taken for tensor in external_tensors(model)):
-        raise RequantError(f"{path}: the model's own weights lie there; choose another path")
+        raise RequantError(f"{path}: the file holds weights of this model; choose another path")
     copy = model.clone()
     least = external_threshold(copy)
     copy.metadata_props.pop(EXTERNAL, None)
@@ -353,7 +354,7 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
 
 
 def _save_whole(copy: ir.Model, target: Path) -> int:
-    """Write a model that holds its weights itself, and return its bytes: those of ``SerializeToString``."""
+    """Write a model with its weights inside, the bytes of ``SerializeToString``, and return its size."""
     apart = [
         (value, value.const_value)
         for value in copy.graph.initializers.values()
@@ -384,14 +385,14 @@ def _save_whole(copy: ir.Model, target: Path) -> int:
 
 
 def _stand_in(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """Return what stands for a weight in a message that is written without it."""
+    """Return a placeholder for a weight in a message without it."""
     shape = ir.Shape(tensor.shape.numpy())
     name, said = str(value.name), tensor.doc_string
     return ir.ExternalTensor("", 0, tensor.nbytes, ir.DataType(tensor.dtype), shape=shape, name=name, doc_string=said)
 
 
 def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int:
-    """Write a model and its side file, and return their bytes; no moment shows the one with another's of the other."""
+    """Write a model and its side file, and return their size; a new file never stands beside an old one."""
     side = side_file(target)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
         fresh, old = Path(name), Path(name) / "old"
@@ -410,7 +411,7 @@ def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int
 
 
 def _exchange(places: Sequence[Path], fresh: Path, old: Path) -> None:
-    """Move files of a folder to their places, and what is there to `old`; or, where that fails, nothing."""
+    """Move new files to their places, and existing files to `old`; if this fails, undo it."""
     before = [place for place in places if place.exists()]
     try:
         for place in reversed(before):
@@ -427,7 +428,7 @@ def _exchange(places: Sequence[Path], fresh: Path, old: Path) -> None:
 
 
 def _weights(model: ir.Model, least: int = SMALL) -> list[ir.Value]:
-    """Return the initializers of at least so many bytes, in bodies too, which may be stored outside the model."""
+    """Return the initializers of at least `least` bytes, also in bodies; they may be stored outside the model."""
     values = (value for graph in model.graphs() for value in graph.initializers.values())
     return [
         value
@@ -445,23 +446,23 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
 
 
 def _home(tensor: ir.TensorProtocol | None) -> Path | None:
-    """Return the folder relative to which a tensor's location is; None when it is in memory."""
+    """Return the folder of a tensor's external data; None for a tensor in memory."""
     return Path(tensor.base_dir).absolute() if isinstance(tensor, ir.ExternalTensor) else None
 
 
 def _write_side(file: BinaryIO, tensors: Iterable[ir.TensorProtocol]) -> list[int]:
-    """Write the bytes of tensors, one at a time, and return where each begins."""
+    """Write the bytes of tensors, one at a time, and return their offsets."""
     offsets = []
     for tensor in tensors:
         offsets.append(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
-        file.seek(offsets[-1])  # what is skipped reads as zeros
+        file.seek(offsets[-1])  # the gap is filled with zeros
         _write_tensor(file, tensor)
     file.flush()
     return offsets
 
 
 def _write_tensor(file: BinaryIO, tensor: ir.TensorProtocol) -> None:
-    """Write the bytes of a tensor where the file stands; what comes from a file does not pass through memory."""
+    """Write the bytes of a tensor at the file position; external data are copied from file to file."""
     if isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor, ir.Tensor)):
         tensor.tofile(file)
     else:
@@ -469,7 +470,7 @@ def _write_tensor(file: BinaryIO, tensor: ir.TensorProtocol) -> None:
 
 
 def _refer(weights: Iterable[ir.Value], file: Path, offsets: Iterable[int]) -> None:
-    """Let initializers be the data in a file."""
+    """Make initializers refer to the data in a file."""
     for value, offset in zip(weights, offsets, strict=True):
         tensor = _tensor(value)
         value.const_value = ir.ExternalTensor(
@@ -485,7 +486,7 @@ def _refer(weights: Iterable[ir.Value], file: Path, offsets: Iterable[int]) -> N
 
 
 def size_text(count: int) -> str:
-    """Write a number of bytes: ``1.82 MB``."""
+    """Return a number of bytes as text: ``1.82 MB``."""
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= least:
             return f"{count / least:.2f} {unit}"

@@ -1,4 +1,4 @@
-"""What an emitted model says of how it was made."""
+"""The metadata of an emitted model: how it was made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def describe_origin(
     """Record in ``metadata_props`` the version, the pipeline, the fingerprint of the ranges and the options.
 
     The keys are ``requant.version``, ``requant.pipeline``, ``requant.ranges`` (absent without ranges) and
-    ``requant.options`` (JSON, without what is at its default).
+    ``requant.options`` (JSON, without defaults).
     """
     props = model.metadata_props
     props[METADATA_KEY] = " ".join([props.get(METADATA_KEY, ""), *steps]).strip()

@@ -1,7 +1,7 @@
-"""Large weights of an ONNX file where they lie in it: read without a copy, and written without one.
+"""Read and write the large weights of an ONNX file without a copy in memory.
 
 An ONNX file is one protobuf message: https://protobuf.dev/programming-guides/encoding. Its weights are the field
-``raw_data`` of the tensors in ``graph.initializer``. What stands around them is small.
+``raw_data`` of the tensors in ``graph.initializer``. The rest is small.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field is encoded
 
 
 class MalformedError(ValueError):
-    """Bytes that are no message, or one that is written in an unusual way."""
+    """Bytes that are no message, or a message with an unusual encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Field:
 
     Attributes:
         number: Its number.
-        kind: How it is encoded.
-        start: Where its tag begins.
-        body: Where its value begins.
-        end: Where it ends.
+        kind: Its encoding.
+        start: Offset of its tag.
+        body: Offset of its value.
+        end: Offset after its last byte.
     """
 
     number: int
@@ -42,12 +42,12 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Weights that were left out of a message.
+    """Weights that were cut out of a message.
 
     Attributes:
-        index: Which of the graph's initializers they are of.
-        offset: Where they begin in the file.
-        length: How many bytes they are.
+        index: The index of their initializer in the graph.
+        offset: Their offset in the file.
+        length: Their length in bytes.
     """
 
     index: int
@@ -59,7 +59,7 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
     """Yield the fields of the message between two offsets; values of strings and messages are not read.
 
     Raises:
-        MalformedError: It is no message.
+        MalformedError: The bytes are no message.
     """
     at = start
     while at < end:
@@ -73,7 +73,7 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
         elif kind in (FIXED64, FIXED32):
             after = body + (8 if kind == FIXED64 else 4)
         else:
-            raise MalformedError(f"field {number} at {at} is of a kind that ONNX has not")
+            raise MalformedError(f"field {number} at {at} has an encoding that ONNX does not use")
         if after > end or number == 0:
             raise MalformedError(f"field {number} at {at} is longer than its message")
         yield Field(number, kind, at, body, after)
@@ -81,7 +81,7 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
 
 
 def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
-    """Read an integer of seven bits a byte, the lowest first; return it and where it ends."""
+    """Read an integer with seven bits per byte, the lowest first; return it and the offset after it."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= end:
@@ -95,7 +95,7 @@ def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
 
 
 def _written(value: int) -> bytes:
-    """Write an integer of seven bits a byte."""
+    """Return an integer as bytes, with seven bits per byte."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -105,10 +105,10 @@ def _written(value: int) -> bytes:
 
 
 def without_weights(data: Buffer, least: int) -> tuple[bytes, list[Cut]]:
-    """Return a model without the weights of at least so many bytes, and where these are.
+    """Return a model without the weights of at least `least` bytes, and the positions of these weights.
 
     Raises:
-        MalformedError: The bytes are no model, or one of several graphs, which readers merge.
+        MalformedError: The bytes are no model, or a model with several graphs, which readers merge.
     """
     graphs = [field for field in fields(data, 0, len(data)) if field.number == GRAPH]
     if len(graphs) != 1 or graphs[0].kind != BYTES:
@@ -137,19 +137,19 @@ def without_weights(data: Buffer, least: int) -> tuple[bytes, list[Cut]]:
 
 
 def _message(number: int, length: int) -> bytes:
-    """Write what stands before the bytes of a string or a message."""
+    """Return the tag and the length before the bytes of a string or a message."""
     return _written(number << 3 | BYTES) + _written(length)
 
 
 def with_weights(data: bytes, lengths: Sequence[int | None]) -> Iterator[bytes | int]:
-    """Yield the parts of a model that was written without some weights, as if it had been written with them.
+    """Yield the parts of a model, with places for weights that its bytes lack.
 
     Args:
-        data: The model; in it each initializer that lacks its weights has no data at all.
-        lengths: Of each initializer how many bytes of weights it lacks; None where it lacks none.
+        data: The model; an initializer without weights has no data at all.
+        lengths: The bytes of weights that each initializer lacks; None if it lacks none.
 
     Yields:
-        Bytes to write, and in between the index of the initializer whose weights are to be written there.
+        Bytes to write, and between them the index of the initializer whose weights to write there.
     """
     (graph,) = (field for field in fields(data, 0, len(data)) if field.number == GRAPH)
     initializers = [field for field in fields(data, graph.body, graph.end) if field.number == INITIALIZER]

@@ -1,4 +1,4 @@
-"""Lengths of free axes, as a user gives them or as data have them, and the shapes of all tensors that follow."""
+"""Lengths of free axes, from options or data, and the shapes of all tensors."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from ... import RequantError, UnknownNameError
-from ...calibration.session import DTYPES, Array, open_session
+from ...calibration.session import Array
 from ...transforms.fold_constants import fold_constants
 from ...transforms.graph import LARGE, constant, inferred, quiet
 from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY
-from .files import serialize
+from .types import runtime_types
 
 Shape: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = tuple[int | str | None, ...]
-"""Lengths, names of free axes, None for one without."""
+"""Lengths of axes, names of free axes, None for a free axis without a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What is known of the free axes of a model's inputs.
+    """Lengths of the free axes of a model's inputs.
 
     Attributes:
         shapes: Whole shapes, by input.
-        dims: Lengths, by the name that the model gives an axis.
+        dims: Lengths, by the name of an axis in the model.
     """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether anything is given."""
+        """Whether any length is given."""
         return bool(self.shapes or self.dims)
 
     @classmethod
@@ -52,33 +52,33 @@ def parse_lengths(shapes: Iterable[str], dims: Iterable[str]) -> Lengths:
     Lengths(shapes={'x': (1, 3)}, dims={'batch': 2})
 
     Raises:
-        RequantError: A text is of another form, or a name is given twice.
+        RequantError: A text has another form, or a name has two different values.
     """
     found: dict[str, Shape] = {}
     for text in shapes:
         name, equals, lengths = text.rpartition("=")
         parts = [part.strip() for part in lengths.split(",")] if lengths.strip() else []
         if not equals or not name or not all(part.isdecimal() for part in parts):
-            raise RequantError(f"{text!r} is no shape of an input; write for instance input=1,3,224,224")
+            raise RequantError(f"{text!r} is not the shape of an input; write it as input=1,3,224,224")
         if found.setdefault(name, tuple(map(int, parts))) != tuple(map(int, parts)):
             raise RequantError(f"input {name!r} is given two shapes")
     named: dict[str, int] = {}
     for text in dims:
         name, equals, length = text.rpartition("=")
         if not equals or not name or not length.strip().isdecimal():
-            raise RequantError(f"{text!r} is no length of an axis; write for instance batch=1")
+            raise RequantError(f"{text!r} is not the length of an axis; write it as batch=1")
         if named.setdefault(name, int(length)) != int(length):
             raise RequantError(f"axis {name!r} is given two lengths")
     return Lengths(found, named)
 
 
 def inputs_of(model: ir.Model) -> tuple[ir.Value, ...]:
-    """Return the inputs that a caller must feed: an initializer among the inputs has a value already."""
+    """Return the inputs that a caller must feed; inputs that are initializers have a default value."""
     return tuple(value for value in model.graph.inputs if not value.is_initializer())
 
 
 def bind(model: ir.Model, lengths: Lengths) -> dict[str, int]:
-    """Give the inputs of a model their lengths, in place, and return the lengths by the names of the axes.
+    """Set the lengths of the inputs of a model, in place, and return the lengths by axis name.
 
     Raises:
         RequantError: As `resolve`.
@@ -93,16 +93,15 @@ def bind(model: ir.Model, lengths: Lengths) -> dict[str, int]:
 
 
 def resolve(inputs: Mapping[str, Axes | None], lengths: Lengths) -> tuple[dict[str, Axes | None], dict[str, int]]:
-    """Return the axes of inputs with what is known of their lengths, and the lengths by the names of the axes.
+    """Return the axes of inputs with the given lengths, and the lengths by axis name.
 
     Args:
-        inputs: Of each input the lengths of its axes, the name where that is free, None where it has none; None where
-            not even the rank is known.
-        lengths: What is given.
+        inputs: The axes of each input; None for an unknown rank.
+        lengths: The given lengths.
 
     Raises:
-        RequantError: There is no such input or axis, an input has another rank or a fixed axis of another length, or
-            two axes of one name get two lengths.
+        RequantError: An input or axis does not exist, an input has another rank or a fixed axis of another length, or
+            two axes of the same name have different lengths.
     """
     for name in lengths.shapes:
         if name not in inputs:
@@ -127,27 +126,27 @@ def _plain(axis: int | ir.SymbolicDim) -> int | str | None:
 
 
 def _length(axis: int | str | None, dims: Mapping[str, int]) -> int | str | None:
-    """Return the length of an axis where it is known, else its name."""
+    """Return the length of an axis, or its name if the length is unknown."""
     return dims.get(axis, axis) if isinstance(axis, str) else axis
 
 
 def _match(name: str, axes: Axes | None, shape: Shape, dims: dict[str, int]) -> None:
-    """Check a shape against what the model says, and take the lengths of its named axes into `dims`."""
+    """Check a shape against the axes in the model, and add the lengths of its named axes to `dims`."""
     if axes is None:
         return
     wanted = ", ".join("?" if axis is None else str(axis) for axis in axes)
     given = ", ".join(map(str, shape))
     if len(axes) != len(shape):
-        raise RequantError(f"input {name!r} is of shape ({wanted}), not of ({given})")
+        raise RequantError(f"input {name!r} has the shape ({wanted}), not ({given})")
     for axis, length in zip(axes, shape, strict=True):
         if isinstance(axis, int) and axis != length:
-            raise RequantError(f"input {name!r} is of shape ({wanted}), which ({given}) is not")
+            raise RequantError(f"input {name!r} has the shape ({wanted}), which ({given}) does not fit")
         if isinstance(axis, str) and dims.setdefault(axis, length) != length:
-            raise RequantError(f"axis {axis!r} of input {name!r} would be {length} and {dims[axis]} long")
+            raise RequantError(f"axis {axis!r} of input {name!r} has two lengths, {length} and {dims[axis]}")
 
 
 def free_axes(model: ir.Model) -> tuple[str, ...]:
-    """Return what the lengths of the inputs still depend on: names of axes, or ``"axis 0 of 'x'"`` of one without."""
+    """Return the free axes of the inputs: their names, or ``"axis 0 of 'x'"`` for an axis without a name."""
     return open_axes(
         {
             str(value.name): None if value.shape is None else tuple(map(_plain, value.shape))
@@ -158,7 +157,7 @@ def free_axes(model: ir.Model) -> tuple[str, ...]:
 
 
 def open_axes(inputs: Mapping[str, Axes | None]) -> tuple[str, ...]:
-    """Return which axes have no length, by name or place."""
+    """Return the axes without a length, by name or position."""
     found: dict[str, None] = {}
     for name, axes in inputs.items():
         if axes is None:
@@ -171,11 +170,11 @@ def open_axes(inputs: Mapping[str, Axes | None]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A model whose tensors have the types and shapes that can be inferred.
+    """A model with inferred types and shapes.
 
     Attributes:
-        model: The model, its functions inlined and its constants initializers.
-        steps: How often the body of each Loop and Scan runs, at most; None where that is not known.
+        model: The model, with inlined functions, and with constants as initializers.
+        steps: The maximum number of runs of the body of each Loop and Scan; None if unknown.
     """
 
     model: ir.Model
@@ -183,18 +182,18 @@ class Shaped:
 
 
 def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Shaped:
-    """Return a copy without calls of functions whose tensors have every type and shape that can be inferred.
+    """Return a copy with inlined functions and with all types and shapes that can be inferred.
 
-    What the model says of inner tensors is believed only where nothing can be inferred. Weights stay where they are:
-    only small constants are read, which shapes may be computed from.
+    Recorded shapes of inner tensors count only where inference finds none. Only small constants are read, because
+    shapes may be computed from them.
 
     Args:
         model: The model; it does not change.
         lengths: Lengths of its inputs' free axes.
-        ask_runtime: Whether ONNX Runtime is asked about operators that onnx does not know; it loads the model.
+        ask_runtime: Whether ONNX Runtime infers the operators that onnx does not know; it loads the model.
 
     Raises:
-        RequantError: `lengths` do not fit the model.
+        RequantError: `lengths` does not fit the model.
     """
     copy = model.clone()
     inline_functions(copy)
@@ -207,19 +206,19 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
     for value in [value for graph in copy.graphs() if graph is not copy.graph for value in graph.inputs]:
         if value.shape is not None:
             value.shape = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
-    said: dict[ir.Value, ir.Shape] = {}
+    recorded: dict[ir.Value, ir.Shape] = {}
     for value in _results(copy):
         if value.shape is not None:
-            said[value] = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
+            recorded[value] = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
             value.shape = None
     _infer(copy)
-    told = ask_runtime and _ask_runtime(copy)
-    for value, shape in said.items():
+    changed = ask_runtime and _infer_with_runtime(copy)
+    for value, shape in recorded.items():
         finer = _finer(value.shape, shape)
-        told = told or finer != value.shape
+        changed = changed or finer != value.shape
         value.shape = finer
     steps = _steps(copy)
-    if told or steps:
+    if changed or steps:
         _infer(copy)
     if not free_axes(copy) and any(not _known(value) for value in _results(copy)):
         _shapes_of_folded(copy)
@@ -227,14 +226,14 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
 
 
 def fed_shapes(model: ir.Model, feed: Mapping[str, Array]) -> dict[str, Shape]:
-    """Return the shapes of tensors for inputs as a feed has them, as far as they can be inferred."""
+    """Return the shapes of tensors for the inputs of a feed, as far as they can be inferred."""
     fed = model.clone()
     for value in fed.graph.inputs:
         array = feed.get(str(value.name))
         value.shape = value.shape if array is None else ir.Shape(array.shape)
     for node in fed.graph:
         for value in node.outputs:
-            value.shape = None  # with free axes, that of the feed does not reach
+            value.shape = None  # recorded free axes would stay free
     found = {}
     for name, value in inferred(fed).items():
         if value.shape is not None and all(isinstance(axis, int) for axis in value.shape):
@@ -243,7 +242,7 @@ def fed_shapes(model: ir.Model, feed: Mapping[str, Array]) -> dict[str, Shape]:
 
 
 def _results(model: ir.Model) -> list[ir.Value]:
-    """Return what the nodes of a model give, in bodies too."""
+    """Return the outputs of all nodes, also in bodies."""
     return [value for graph in model.graphs() for node in graph for value in node.outputs]
 
 
@@ -252,7 +251,7 @@ def _known(value: ir.Value) -> bool:
 
 
 def _folded(model: ir.Model) -> ir.Model:
-    """Return a copy in which what is computed from shapes is constant; nodes that read a large weight stay."""
+    """Return a copy with folded constants and shapes; nodes that read a large weight stay."""
     plain = model.clone()
     reads = [node for node in plain.graph.all_nodes() if any(_is_large(value) for value in node.inputs)]
     fold_constants(plain, exclude_node=tuple(str(node.name) for node in reads if node.name))
@@ -265,7 +264,7 @@ def _is_large(value: ir.Value | None) -> bool:
 
 
 def _shapes_of_folded(model: ir.Model) -> None:
-    """Give tensors the shapes that are known once what is computed from shapes is constant."""
+    """Set the shapes that are known after constants and shapes are folded."""
     plain = _folded(model)
     _infer(plain)
     for graph, other in zip(model.graphs(), plain.graphs(), strict=False):
@@ -278,7 +277,7 @@ def _shapes_of_folded(model: ir.Model) -> None:
 
 
 def _steps(model: ir.Model) -> dict[ir.Node, int | None]:
-    """Return how often bodies run, and let the results that a Loop stacks be of that length."""
+    """Return how often bodies run, and set this length in the stacked outputs of a Loop."""
     loops = [node for node in model.graph.all_nodes() if not node.domain and node.op_type in ("Loop", "Scan")]
     found: dict[ir.Node, int | None] = {}
     folded: dict[str | None, ir.Value | None] = {}
@@ -294,7 +293,7 @@ def _steps(model: ir.Model) -> dict[ir.Node, int | None]:
         carried = len(node.inputs) - 2
         body = node.attributes["body"].as_graph()
         for value, result in zip(node.outputs[:carried], body.outputs[1:], strict=False):
-            if value.shape is None:  # onnx does not know that it stays the same in every step
+            if value.shape is None:  # onnx does not assume the same shape in every step
                 value.shape = result.shape
         for value in node.outputs[carried:] if found[node] is not None else ():
             if value.shape is not None:
@@ -303,7 +302,7 @@ def _steps(model: ir.Model) -> dict[ir.Node, int | None]:
 
 
 def _scanned(node: ir.Node) -> int | None:
-    """Return the length of the axis that a Scan of opset 9 or later goes along."""
+    """Return the length of the axis over which a Scan of opset 9 or later iterates."""
     count = node.attributes.get_int("num_scan_inputs", 0)
     value = node.inputs[len(node.inputs) - count] if count else None
     axis = next(iter(node.attributes.get_ints("scan_input_axes", [0])))
@@ -317,7 +316,7 @@ def _infer(model: ir.Model) -> None:
 
 
 def _finer(found: ir.Shape | None, said: ir.Shape) -> ir.Shape:
-    """Return a shape with the lengths that were found, and those that the model says where none were."""
+    """Return the inferred shape, with recorded lengths for unknown axes."""
     if found is None or len(found) != len(said):
         return said if found is None else found
     return ir.Shape(
@@ -325,10 +324,10 @@ def _finer(found: ir.Shape | None, said: ir.Shape) -> ir.Shape:
     )
 
 
-def _ask_runtime(model: ir.Model) -> bool:
-    """Give tensors of the main graph that onnx knows no lengths of those that ONNX Runtime infers; tell if any.
+def _infer_with_runtime(model: ir.Model) -> bool:
+    """Set the shapes that onnx does not infer, and ONNX Runtime does, in the main graph; return whether there are any.
 
-    Nothing is run.
+    A model that the runtime refuses keeps its unknown shapes.
     """
     open_axes = bool(free_axes(model))
     values = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
@@ -338,25 +337,13 @@ def _ask_runtime(model: ir.Model) -> bool:
         if (value.shape is None or (not open_axes and not value.shape.is_static()))
         and (value.type is None or isinstance(value.type, ir.TensorType))
     ]
-    if not unknown:
-        return False
-    copy = model.clone()
-    outputs = {str(value.name) for value in copy.graph.outputs}
-    produced = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
-    copy.graph.outputs.extend(produced[name] for name in unknown if name not in outputs)
-    try:
-        session = open_session(serialize(copy), optimize=False, lean=True)
-    except RequantError:  # of another domain, or too large in memory: what is unknown stays so
-        return False
     changed = False
-    for output in session.get_outputs():
-        if output.name in unknown and output.type in DTYPES:
-            value = values[output.name]
-            if value.dtype is None and output.type != "tensor(string)":
-                value.dtype = ir.DataType.from_numpy(DTYPES[output.type])
-            if output.shape:  # of a tensor of unknown rank the runtime says what it says of a scalar
-                shape = ir.Shape([axis if isinstance(axis, (int, str)) else None for axis in output.shape])
-                finer = _finer(value.shape, shape)
-                changed = changed or finer != value.shape
-                value.shape = finer
+    for name, found in runtime_types(model, unknown).items():
+        value = values[name]
+        if value.dtype is None and found.dtype is not None:
+            value.dtype = found.dtype
+        if found.axes:
+            finer = _finer(value.shape, ir.Shape(found.axes))
+            changed = changed or finer != value.shape
+            value.shape = finer
     return changed

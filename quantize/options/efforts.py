@@ -1,4 +1,4 @@
-"""What makes an INT8 model more accurate after it is decided what is int8, and which effort takes which of it."""
+"""The efforts for accuracy, and the corrections of each effort."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Effort:
     """How much is done for accuracy.
 
     Attributes:
-        summary: What it does, in a line.
-        rule: The range rule, where none is asked for.
-        seconds: About how long it may be looked what each tensor alone does to the outputs, by built-in costs; 0 for
-            only where a model comes out ruined.
-        operations: About how many multiplications learned rounding may make; what is over is rounded plainly. Not
-            seconds, so that the same model comes out everywhere.
-        least_db: A tensor that alone leaves less, and stands out, stays float, in dB.
-        exchange: The share of the float model's run time that all noise together is worth.
+        summary: Its work, in a line.
+        rule: The default range rule.
+        seconds: The estimated time limit for trials of single tensors, by built-in costs; 0: trials only if the INT8
+            model has ruined outputs.
+        operations: The estimated limit of multiplications for learned rounding; weights beyond it are rounded to
+            nearest. It is not in seconds, so that every machine makes the same model.
+        least_db: An outlier among the tensors stays float if it alone leaves less SQNR than this, in dB.
+        exchange: The share of the float model's run time that the noise of all tensors together costs.
     """
 
     summary: str
@@ -33,23 +33,23 @@ class Effort:
 
 EFFORTS: Mapping[str, Effort] = {
     "low": Effort(
-        "minmax ranges, biases by mean inputs; tensors alone where the model comes out ruined", "minmax", 0, 0, 20, 0
+        "minmax ranges; bias correction; single tensors tried only if the outputs are ruined", "minmax", 0, 0, 20, 0
     ),
     "medium": Effort(
-        "the best rule per tensor; each tensor alone; weights and biases layer by layer", "auto", 20, 2e12, 26, 0.02
+        "best rule per tensor; single tensors tried; weights and biases layer by layer", "auto", 20, 2e12, 26, 0.02
     ),
-    "high": Effort("as medium, on more of the model, and noise counts more against speed", "auto", 120, 1e14, 32, 0.2),
+    "high": Effort("as medium, for more of the model, and noise counts more", "auto", 120, 1e14, 32, 0.2),
 }
 """By name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A way to make an INT8 model more accurate.
+    """A step that makes an INT8 model more accurate.
 
     Attributes:
-        summary: What it does, in a line.
-        efforts: The efforts that it is a part of.
+        summary: Its work, in a line.
+        efforts: The efforts that include it.
     """
 
     summary: str
@@ -58,25 +58,25 @@ class Correction:
 
 CORRECTIONS: Mapping[str, Correction] = {
     "results": Correction(
-        "ranges of what only an activation function reads, by the error of its result", ("medium", "high")
+        "ranges of inputs of activation functions, by the error of the function's output", ("medium", "high")
     ),
-    "equalize": Correction("channels scaled between layers, so that all channels use the steps of a range", ("high",)),
-    "means": Correction("biases by what rounded weights take from the mean input of each channel", tuple(EFFORTS)),
-    "bias": Correction("biases layer by layer, on what the integer layers before give", ("medium", "high")),
-    "rounding": Correction("weights rounded up or down by what is best for the layer's result", ("medium", "high")),
+    "equalize": Correction("channels scaled between layers, so that ranges lose few steps", ("high",)),
+    "means": Correction("biases corrected for the error of rounded weights on mean inputs", tuple(EFFORTS)),
+    "bias": Correction("biases corrected layer by layer, on outputs of the integer layers", ("medium", "high")),
+    "rounding": Correction("weights rounded up or down for the least error of the layer", ("medium", "high")),
 }
-"""By name, in the order in which they are done."""
+"""By name, in the order of execution."""
 
 
 ADJUSTING = frozenset({"bias", "rounding"})
-"""Those that go through the model layer by layer."""
+"""The corrections that go through the model layer by layer."""
 
 
 def chosen(effort: str, named: tuple[str, ...] | None) -> frozenset[str]:
-    """Return the corrections of an effort, or those that are named.
+    """Return the named corrections, or those of an effort.
 
     Raises:
-        UnknownNameError: There is no such correction.
+        UnknownNameError: A correction does not exist.
     """
     if named is None:
         return frozenset(name for name, row in CORRECTIONS.items() if effort in row.efforts)

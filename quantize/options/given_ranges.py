@@ -1,4 +1,4 @@
-"""What the user supplies instead of data or on top of them: a range file or a log, and overrides."""
+"""Ranges that the user gives: a range file or a min/max log, and overrides."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .options import Options
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
-    """What was supplied.
+class GivenRanges:
+    """The ranges and overrides of the user.
 
     Attributes:
-        ranges: The ranges; None when they are taken from data.
-        source: Where the ranges are from, for messages.
-        overrides: The user's own word on tensors.
-        rule: The rule that chooses ranges, or has chosen them; None for a log.
+        ranges: The ranges; None if data give them.
+        source: The origin of the ranges, for messages.
+        overrides: The overrides of single tensors.
+        rule: The rule that chooses the ranges, or chose those of the file; None for a log.
     """
 
     ranges: RangeFile | Log | None
@@ -38,31 +38,34 @@ class Supply:
 
     @property
     def calibration(self) -> str:
-        """What chose the ranges, in a word."""
+        """The rule of the ranges as text, or ``log``."""
         return "log" if self.rule is None else str(self.rule)
 
     @property
     def description(self) -> str:
-        """The ranges in words; empty when they are taken from data."""
+        """The ranges in words; empty if data give them."""
         if isinstance(self.ranges, RangeFile):
             return f"{self.source}: {self.ranges.samples} samples of {self.ranges.data.description}"
         return self.source if self.ranges is not None else ""
 
     def is_of(self, original: ir.Model) -> bool:
-        """Whether the ranges are of this model, as far as can be told before it is simplified."""
+        """Return whether the ranges are for this model, judged by its fingerprint before simplification."""
         return not isinstance(self.ranges, RangeFile) or self.ranges.model == fingerprint(original)
 
     def refuse(self, path: str | os.PathLike[str], simple: ir.Model, tensors: Iterable[str]) -> RequantError:
-        """Return the error that tells how the ranges' model differs from this one."""
-        theirs = self.ranges.digests if isinstance(self.ranges, RangeFile) else {}
-        found = differences(simple, theirs, tensors)
-        return RequantError(f"{self.source}: ranges of another model than {path} ({found}); calibrate this one")
+        """Return an error that names differences between the model of the ranges and this one."""
+        digests = self.ranges.digests if isinstance(self.ranges, RangeFile) else {}
+        difference = differences(simple, digests, tensors)
+        return RequantError(f"{self.source}: ranges of another model than {path} ({difference}); calibrate this one")
 
     def check(self, *models: ir.Model) -> None:
-        """Refuse names of tensors that none of these models, which are one in different forms, has.
+        """Refuse names of tensors that no form of the model has.
+
+        Args:
+            models: The model before and after simplification.
 
         Raises:
-            RequantError: There is one; the message lists near names.
+            RequantError: A name is unknown; the message lists similar names.
         """
         known = {name for model in models for name in tensor_names(model)}
         self.overrides.check(known)
@@ -70,7 +73,7 @@ class Supply:
             self.ranges.check(known)
 
     def remarks(self, simple: ir.Model, scheme: Scheme) -> list[str]:
-        """Say what of it is not as the user may think."""
+        """Return notes on ranges and overrides that have less effect than the user may expect."""
         known = tensor_names(simple)
         notes = self._precision_note(scheme)
         if isinstance(self.ranges, RangeFile) and self.ranges.data.shards:
@@ -85,52 +88,52 @@ class Supply:
         return notes
 
     def _precision_note(self, scheme: Scheme) -> list[str]:
-        """Say that the ranges were chosen for other integers, where that matters."""
+        """Return a note if the ranges were chosen for other integer types and the rule depends on them."""
         if not isinstance(self.ranges, RangeFile) or not self.ranges.rule.needs_precision:
             return []
         if self.ranges.precision == precision_of(scheme):
             return []
         rule = self.ranges.rule
-        return [f"{self.source}: the ranges were chosen for other zero points; --calibration '{rule}' chooses anew"]
+        return [f"{self.source}: the ranges were chosen for other zero points; --calibration '{rule}' chooses new ones"]
 
 
-def load_supply(options: Options) -> Supply:
-    """Read the files that the options name.
+def load_given_ranges(options: Options) -> GivenRanges:
+    """Read the ranges and overrides of the options.
 
     Raises:
-        RequantError: One cannot be read, or its ranges cannot be chosen as asked.
+        RequantError: A file cannot be read, or the rule cannot choose from its ranges.
     """
     overrides = read_overrides(options.overrides)
-    asked = None if options.calibration is None else parse_rule(options.calibration)
+    rule = None if options.calibration is None else parse_rule(options.calibration)
     if options.ranges is None:
-        return Supply(None, "", overrides, asked or parse_rule(EFFORTS[options.effort].rule))
+        return GivenRanges(None, "", overrides, rule or parse_rule(EFFORTS[options.effort].rule))
     if isinstance(options.ranges, RangeFile):
-        return _of_file(options.ranges, "ranges", overrides, asked, options.scheme)
+        return _of_file(options.ranges, "ranges", overrides, rule, options.scheme)
     source = os.fspath(options.ranges)
     if not is_log(options.ranges):
-        return _of_file(load_ranges(options.ranges), source, overrides, asked, options.scheme)
+        return _of_file(load_ranges(options.ranges), source, overrides, rule, options.scheme)
     ruled = next((name for name, override in overrides.tensors.items() if override.rule is not None), None)
     if ruled is not None:
         raise RequantError(
-            f"{overrides.source}: tensor {ruled!r}: no rule can choose from the log {source}; give a range"
+            f"{overrides.source}: tensor {ruled!r}: a rule cannot choose from the log {source}; give a range"
         )
-    if asked is not None:
-        raise RequantError(f"{source}: a log holds ranges alone, from which the rule {asked} cannot choose")
-    return Supply(load_log(options.ranges), source, overrides, None)
+    if rule is not None:
+        raise RequantError(f"{source}: a log has no statistics for the rule {rule}; leave out --calibration")
+    return GivenRanges(load_log(options.ranges), source, overrides, None)
 
 
-def _of_file(file: RangeFile, source: str, overrides: Overrides, asked: Rule | None, scheme: Scheme) -> Supply:
-    """Return the ranges of a file, chosen anew where that is asked for, and with overrides."""
+def _of_file(file: RangeFile, source: str, overrides: Overrides, rule: Rule | None, scheme: Scheme) -> GivenRanges:
+    """Return the ranges of a file with overrides; a rule chooses them again."""
     try:
-        file = file if asked is None else file.choose(asked, precision_of(scheme))
+        file = file if rule is None else file.choose(rule, precision_of(scheme))
         file = file.overridden(overrides)
     except RequantError as error:
         raise RequantError(f"{source}: {error}") from error
-    return Supply(file, source, file.overrides, file.rule)
+    return GivenRanges(file, source, file.overrides, file.rule)
 
 
 def read_overrides(overrides: Overrides | str | os.PathLike[str] | None) -> Overrides:
-    """Return overrides, from a file where they are named by its path.
+    """Return overrides; a path is read.
 
     Raises:
         RequantError: The file cannot be read.
@@ -141,12 +144,12 @@ def read_overrides(overrides: Overrides | str | os.PathLike[str] | None) -> Over
 
 
 def precision_of(scheme: Scheme) -> Precision:
-    """Return what ranges of activations are chosen for."""
+    """Return the precision for which ranges of activations are chosen."""
     return Precision(symmetric=scheme.symmetric)
 
 
 def tensor_names(model: ir.Model) -> set[str]:
-    """Return the names of all tensors of the graph and of the bodies in it."""
+    """Return the names of all tensors of the graph and of its subgraphs."""
     values = (
         value
         for graph in model.graphs()

@@ -1,4 +1,4 @@
-"""What may be asked of `quantize_model`."""
+"""The options of `quantize_model`."""
 
 from __future__ import annotations
 
@@ -12,44 +12,42 @@ from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
 from ...transforms.qparams import Scheme
+from .declared import FORMATS, PLACES, TARGETS
 from .efforts import EFFORTS, chosen
 from .selection import Selection
-
-FORMATS = ("qdq", "qoperator")
-TARGETS = ("auto", "vnni", "avx2")
-PLACES = ("measured", "estimated", "rules", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What may be asked of `quantize_model`.
+    """The options of `quantize_model`.
 
     Attributes:
-        samples: How many samples calibrate, picked evenly; None for all.
+        samples: Number of calibration samples, evenly spaced in the data; None for all.
         batch: Items per run while the latency is measured.
-        calibration: Range rule, a key of `RULES`, or ``percentile(99.99)``; None for that of the effort or,
-            of a range file, for the ranges as they were chosen.
-        ranges: A range file, or a min/max log, whose ranges are used; data then only measure.
-        overrides: A file with the user's own ranges of single tensors, which win, or what it holds.
-        execution: How the model is run over the data to calibrate.
-        format: ``qdq``, or ``qoperator`` for the fused operators.
-        selection: Which nodes and operators may become int8, and how.
+        calibration: Range rule, a key of `RULES` or ``percentile(99.99)``. None: the rule of the effort; with a range
+            file, the ranges as the file has them.
+        ranges: A range file or a min/max log with the ranges to use; the data then only measure the result.
+        overrides: The user's own ranges of single tensors, or a file of them; they replace all other ranges.
+        execution: How the model is run over the calibration data.
+        format: ``qdq``, or ``qoperator`` for fused operators.
+        selection: Which nodes and operators may become int8, and in which form.
         scheme: Integer types of activations and weights.
-        isa: The target: ``vnni`` adds products of 8 bits exactly, ``avx2`` in 16 bits; ``auto`` is this machine.
-        portable: The model is for other runtimes than ONNX Runtime too: placed by rules, in standard operators, with
-            pairs only on what integer operators read; how fast it is in ONNX Runtime decides nothing.
-        place: What decides where int8 pays: ``measured`` on this machine, ``estimated`` by built-in or given costs,
-            ``rules`` per operator; or ``all`` for whatever has an integer kernel.
-        costs: A file of costs, measured on the machine that the model is for; places by them.
-        plan: A plan file; what it names is done as it says.
-        noise_weight: Microseconds that a unit of noise as strong as its result is worth.
-        effort: How much is done for accuracy: ``low``, ``medium`` or ``high``, see `CORRECTIONS`.
-        corrections: Keys of `CORRECTIONS`, instead of those of the effort.
-        external_data: Whether the weights go into one file beside the output; above 2 GB they do anyway.
-        force_int8: Write the INT8 model even where it is not worth having.
-        threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
+        isa: The target CPU: ``vnni`` sums products of 8-bit integers exactly, ``avx2`` sums pairs in 16 bits, which can
+            saturate; ``auto`` is this machine.
+        portable: Write a model for other runtimes than ONNX Runtime too: standard operators, QDQ pairs only at inputs
+            of integer operators, placed by rules. The latency in ONNX Runtime decides nothing.
+        place: What decides which operators become int8: ``measured`` on this machine, ``estimated`` by built-in or
+            given costs, ``rules`` per operator, or ``all`` for every operator with an integer kernel.
+        costs: A file of costs that were measured on the target machine; implies placement by these costs.
+        plan: A plan file that decides the units that it names.
+        noise_weight: Microseconds of latency that one unit of noise costs; noise as strong as the signal is one unit.
+        effort: How much is done for accuracy, a key of `EFFORTS`.
+        corrections: Keys of `CORRECTIONS` that replace those of the effort.
+        external_data: Write the weights to one file beside the output; above 2 GB this always happens.
+        force_int8: Write the INT8 model even if it is not worth having.
+        threads: Threads inside one operator while the latency is measured; with 0 the runtime chooses.
         force: Overwrite an existing output.
-        seconds: How long the latency of the two models is measured.
+        seconds: Duration of the latency measurement of the two models.
     """
 
     samples: int | None = None
@@ -76,44 +74,48 @@ class Options:
     seconds: float = 3.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done.
+        """Refuse values that are unknown, out of range, or contradict each other.
 
         Raises:
-            RequantError: An unknown format, target or rule, or a number out of range.
+            RequantError: There is one.
         """
-        named = (
+        self._check_values()
+        if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
+            raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
+        if self.costs is not None and (self.place in ("rules", "all") or self.plan is not None):
+            raise RequantError("costs have no effect with the placements rules and all, or with a plan")
+        if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
+            raise RequantError("--portable needs --format qdq, and no --costs, --place estimated or --place all")
+        chosen(self.effort, self.corrections)
+        if self.calibration is not None:
+            parse_rule(self.calibration)
+
+    def _check_values(self) -> None:
+        """Refuse unknown names and numbers out of range."""
+        names = (
             ("format", self.format, FORMATS),
             ("instruction set", self.isa, TARGETS),
             ("placement", self.place, PLACES),
             ("effort", self.effort, tuple(EFFORTS)),
         )
-        for kind, name, known in named:
+        for noun, name, known in names:
             if name not in known:
-                raise RequantError(f"no {kind} {name!r}; there are: {', '.join(known)}")
-        for name, number in (("samples", self.samples), ("batch", self.batch)):
+                raise RequantError(f"no {noun} {name!r}; there are: {', '.join(known)}")
+        for noun, number in (("samples", self.samples), ("batch", self.batch)):
             if number is not None and number < 1:
-                raise RequantError(f"{name} must be at least 1, not {number}")
+                raise RequantError(f"{noun} must be at least 1, not {number}")
         if self.threads < 0:
-            raise RequantError(f"threads must be 0 (the runtime's choice) or more, not {self.threads}")
-        if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
-            raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
+            raise RequantError(f"threads must be 0 (the runtime chooses) or more, not {self.threads}")
         if not 0 <= self.noise_weight < float("inf"):
-            raise RequantError(f"the weight of noise must be 0 or more, not {self.noise_weight}")
-        if self.costs is not None and (self.place in ("rules", "all") or self.plan is not None):
-            raise RequantError("costs decide nothing with the placements rules and all, or with a plan")
-        if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
-            raise RequantError("a portable model has pairs, and is placed by rules: not by costs, and not all of it")
-        chosen(self.effort, self.corrections)
-        if self.calibration is not None:
-            parse_rule(self.calibration)
+            raise RequantError(f"the price of noise must be 0 or more, not {self.noise_weight}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what shapes the model, as plain JSON values, without what is at its default, or in other files."""
-        asked, plain = self._shaping(), Options()._shaping()
-        return {name: value for name, value in asked.items() if value != plain[name]}
+        """Return the options that shape the model and are not at their default, as plain JSON values; without files."""
+        values, defaults = self._shaping(), Options()._shaping()
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
     def _shaping(self) -> dict[str, Any]:
-        """Return what shapes the model, as plain JSON values."""
+        """Return the options that shape the model, as plain JSON values."""
         selection = {
             name: sorted(value) if isinstance(value, frozenset) else value
             for name, value in asdict(self.selection).items()

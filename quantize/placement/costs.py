@@ -1,103 +1,102 @@
-"""Measured costs of units, kept from run to run: by runtime, CPU, threads, and what a unit computes."""
+"""Measured costs of units. A cache keeps them by runtime, CPU, number of threads, and signature of the unit."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import onnx_ir as ir
 
 from ... import RequantError
+from ...calibration.decoding import convert_rows, load_document
 from ...calibration.files import write_atomically
 from ...transforms.plan import Impl, Unit
 from ..runtime.machine import Machine, folder
 
 SCHEMA = 1
+Microseconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+Rows = Mapping[str, Mapping[str, float]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Costs:
     """Microseconds by unit signature and implementation.
 
     Attributes:
-        machine: What they are of.
+        machine: The machine on which they were measured.
         rows: By `signature` and implementation.
     """
 
     machine: Machine
-    rows: dict[str, dict[str, float]] = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
 
     def of(self, key: str, impl: Impl) -> float | None:
-        """Return what a unit of this signature takes, None where that was not measured."""
+        """Return the cost of a unit with this signature; None if it was not measured."""
         return self.rows.get(key, {}).get(impl.value)
 
-    def put(self, key: str, impl: Impl, microseconds: float) -> None:
-        """Remember what a unit takes: the least, as of any time that something else may lengthen."""
-        row = self.rows.setdefault(key, {})
-        row[impl.value] = min(round(microseconds, 3), row.get(impl.value, float("inf")))
+    def with_times(self, times: Iterable[tuple[str, str, float]]) -> Costs:
+        """Return costs with more measurements; the least time of a signature and implementation counts.
+
+        Args:
+            times: Signatures, implementations and microseconds.
+        """
+        rows = {key: dict(row) for key, row in self.rows.items()}
+        for key, impl, microseconds in times:
+            row = rows.setdefault(key, {})
+            row[str(impl)] = min(round(microseconds, 3), row.get(impl, math.inf))
+        return Costs(self.machine, rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values."""
-        machine = {"runtime": self.machine.runtime, "cpu": self.machine.cpu, "threads": self.machine.threads}
-        return {"schema": SCHEMA, **machine, "costs": self.rows}
+        """Return the content of a costs file as plain JSON values."""
+        return {"schema": SCHEMA, **asdict(self.machine), "costs": self.rows}
 
-    @classmethod
-    def from_json(cls, found: Any, where: str) -> Costs:
-        """Read what `to_json` made.
 
-        Raises:
-            RequantError: It is none.
-        """
-        try:
-            if found["schema"] != SCHEMA:
-                raise RequantError(f"{where}: costs of schema {found['schema']!r}; this version reads {SCHEMA}")
-            machine = Machine(str(found["runtime"]), str(found["cpu"]), int(found["threads"]))
-            rows = {
-                str(key): {Impl(impl).value: float(value) for impl, value in row.items()}
-                for key, row in found["costs"].items()
-            }
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise RequantError(f"{where}: no file of costs: {type(error).__name__}: {error}") from error
-        if any(not 0 <= value < float("inf") for row in rows.values() for value in row.values()):
-            raise RequantError(f"{where}: costs must be finite and not negative")
-        return cls(machine, rows)
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A costs file as it is decoded."""
+
+    runtime: str
+    cpu: str
+    threads: int
+    costs: dict[str, Any]
 
 
 def path_of(machine: Machine) -> Path:
-    """Return the file of a machine's costs."""
+    """Return the cache file of a machine's costs."""
     return folder() / f"costs-{machine.key}.json"
 
 
 def load(machine: Machine) -> Costs:
-    """Return the costs that are kept of a machine; none where there is no file, or one that cannot be read."""
-    path = path_of(machine)
+    """Return the cached costs of a machine; none if there is no file, or if it cannot be read."""
     try:
-        return Costs.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, ValueError, RequantError):
+        return read(path_of(machine))
+    except RequantError:
         return Costs(machine)
 
 
 def read(path: str | os.PathLike[str]) -> Costs:
-    """Read costs that were measured elsewhere.
+    """Read a costs file.
 
     Raises:
-        RequantError: The file cannot be read, or holds no costs.
+        RequantError: The file cannot be read, or is not a costs file.
     """
-    try:
-        return Costs.from_json(json.loads(Path(path).read_text(encoding="utf-8")), os.fspath(path))
-    except OSError as error:
-        raise RequantError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RequantError(f"{os.fspath(path)}: no JSON: {error}") from error
+    file = load_document(path, _File, "costs file", SCHEMA)
+    rows = convert_rows(file.costs, dict[Impl, Microseconds], f"{os.fspath(path)}: costs of")
+    known = {key: {impl.value: cost for impl, cost in row.items()} for key, row in rows.items()}
+    return Costs(Machine(file.runtime, file.cpu, file.threads), known)
 
 
 def save(costs: Costs, path: str | os.PathLike[str]) -> None:
-    """Write costs, whole or not at all.
+    """Write a costs file, whole or not at all.
 
     Raises:
         RequantError: The file cannot be written.
@@ -111,33 +110,26 @@ def save(costs: Costs, path: str | os.PathLike[str]) -> None:
 
 
 def keep(costs: Costs) -> None:
-    """Add costs to those that are kept of the machine; where they cannot be kept, they are not.
+    """Add costs to the cache of their machine; a cache that cannot be written is ignored.
 
-    Of two that do so at once, one may lose; it is measured again.
+    If two processes write at once, the costs of one may be lost, and are measured again.
     """
-    merged = load(costs.machine)
-    for key, row in costs.rows.items():
-        for impl, microseconds in row.items():
-            merged.put(key, Impl(impl), microseconds)
-    try:
-        save(merged, path_of(costs.machine))
-    except RequantError:
-        return
+    times = ((key, impl, cost) for key, row in costs.rows.items() for impl, cost in row.items())
+    with suppress(RequantError):
+        save(load(costs.machine).with_times(times), path_of(costs.machine))
 
 
 def kept() -> list[Costs]:
-    """Return the costs that are kept of any machine."""
+    """Return the cached costs of every machine."""
     found = []
     for path in sorted(folder().glob("costs-*.json")):
-        try:
+        with suppress(RequantError):
             found.append(read(path))
-        except RequantError:
-            continue
     return found
 
 
 def clear() -> int:
-    """Forget all costs; return how many files there were."""
+    """Remove all cached costs; return the number of files."""
     files = list(folder().glob("costs-*.json"))
     for path in files:
         path.unlink(missing_ok=True)
@@ -145,25 +137,25 @@ def clear() -> int:
 
 
 def signature(unit: Unit, nodes: Mapping[str, ir.Node], shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return a digest of what a unit computes: operators, attributes, shapes; no names and no values.
+    """Return a digest of a unit's operators, attributes and shapes, without names and values.
 
     Args:
         unit: The unit.
         nodes: The nodes of the model by name.
-        shapes: The shape of each tensor in the run that is timed, as far as it is known.
+        shapes: Shapes by tensor in the run that is timed, as far as they are known.
     """
     parts = [_node_text(nodes[name], shapes) for name in unit.nodes]
     return f"{unit.op}-{hashlib.blake2b(' '.join(parts).encode(), digest_size=8).hexdigest()}"
 
 
 def _node_text(node: ir.Node, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return what distinguishes a node's kernel."""
+    """Return the operator of a node with the shapes of its operands and its attributes."""
     attributes = sorted(f"{name}={attribute.value}" for name, attribute in node.attributes.items())
     return f"{node.domain}:{node.op_type}({', '.join(_operand(node.inputs, shapes))}){attributes}"
 
 
 def _operand(values: Iterable[ir.Value | None], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the shapes of operands, with how constants differ from activations."""
+    """Return the shapes of operands; a constant is marked, because its kernel may differ."""
     found = []
     for value in values:
         if value is None:

@@ -1,4 +1,4 @@
-"""Built-in costs: what a kernel takes where nothing was measured."""
+"""Built-in costs: the estimated time of a kernel that was not measured."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...transforms.graph import constant
 from ...transforms.ops import GATE, OPS
 from ...transforms.plan import Impl, Unit
 
-LAUNCH = 2.0  # microseconds of any kernel, however little it has to do
+LAUNCH = 2.0  # microseconds of the smallest kernel
 CONVERTED = 0.25e-3  # microseconds per element of a QuantizeLinear or a DequantizeLinear
-TURNED = 0.3e-3  # the same of a change of layout
-IMAGE = 4  # the rank of what changes its layout between float and integer convolutions
+TURNED = 0.3e-3  # microseconds per element of a change of layout
+IMAGE = 4  # tensors of this rank change their layout between float and integer convolutions
 PRODUCTS = {Impl.FLOAT: 1 / 60e3, Impl.DYNAMIC: 1 / 130e3, Impl.WEIGHT: 1 / 60e3, Impl.U8_FLOAT: 1 / 200e3}
 PRODUCTS |= {Impl.U8: 1 / 200e3, Impl.U8_GEMM: 1 / 200e3}
 """Microseconds per multiply-accumulate of one thread with VNNI."""
-DEPTHWISE = 8.0  # how much longer a product of a convolution takes that has few per output
+DEPTHWISE = 8.0  # factor on the time of a product in a convolution with fewer than FEW products per output
 FEW = 32
 ELEMENTS: Mapping[str, tuple[float, float]] = {
     "Add": (0.3e-3, 0.21e-3),
@@ -32,15 +32,15 @@ ELEMENTS: Mapping[str, tuple[float, float]] = {
     "MaxPool": (0.5e-3, 0.3e-3),
     "LeakyRelu": (0.35e-3, 0.33e-3),
 }
-"""Microseconds per element in float and in uint8; of other operators `OTHERS`."""
+"""Microseconds per element in float and in uint8; `OTHERS` for other operators."""
 OTHERS = (0.3e-3, 0.15e-3)
 
 
 def runs_in(seconds: float, units: Iterable[Unit], nodes: Mapping[str, ir.Node], sizes: Mapping[str, int]) -> float:
-    """Return about how often a float model runs in some time: by built-in costs, so that it is as often everywhere.
+    """Return the estimated number of runs of a float model in some time. Built-in costs make it equal on all machines.
 
     Args:
-        seconds: The time.
+        seconds: The time, in seconds.
         units: The units of the model.
         nodes: Its nodes by name.
         sizes: Elements by tensor, as far as they are known.
@@ -50,7 +50,7 @@ def runs_in(seconds: float, units: Iterable[Unit], nodes: Mapping[str, ir.Node],
 
 
 def estimate(unit: Unit, nodes: Mapping[str, ir.Node], sizes: Mapping[str, int], impl: Impl) -> float:
-    """Return about how many microseconds a unit takes on one thread.
+    """Return the estimated time of a unit on one thread, in microseconds.
 
     Args:
         unit: The unit.
@@ -74,5 +74,5 @@ def estimate(unit: Unit, nodes: Mapping[str, ir.Node], sizes: Mapping[str, int],
 
 
 def conversion(elements: int, rank: int) -> float:
-    """Return what a QuantizeLinear or a DequantizeLinear takes, with the change of layout of an image around it."""
+    """Return the estimated time of a QuantizeLinear or a DequantizeLinear, with the change of layout of an image."""
     return LAUNCH + elements * (CONVERTED + (TURNED if rank == IMAGE else 0.0))

@@ -1,4 +1,4 @@
-"""Which convolutions of a job are joined into one, and what that asks of their weights."""
+"""Find the convolutions of a job that are joined into one, and give their weights common scales."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..job import Job
 def sums_of(job: Job, plan: Plan) -> tuple[Sum, ...]:
     """Return the sums of two convolutions in a plan that one convolution computes.
 
-    A target that adds in 16 bits has none: other products would be neighbours. Nor is one whose operands have ranges
-    of the user's, which a sum without rounding in between would not keep.
+    There are none for a target that adds in 16 bits, because other products would be added in pairs. A sum is left out
+    if the user gives the range of an operand: one convolution does not round the operands.
     """
     if not job.no_saturation or job.scheme.weight != "s8":
         return ()
@@ -26,13 +26,13 @@ def sums_of(job: Job, plan: Plan) -> tuple[Sum, ...]:
 def with_common_scales(
     job: Job, plan: Plan, qparams: Mapping[str, QParams], adjusted: Mapping[str, Adjustment]
 ) -> dict[str, Adjustment]:
-    """Return adjustments with which the weights of convolutions that are joined have scales in common.
+    """Return adjustments that give the weights of joined convolutions common scales.
 
     Args:
         job: The job.
-        plan: What of it becomes int8.
+        plan: The plan.
         qparams: Scale and zero point by tensor.
-        adjusted: What else is adjusted, by unit.
+        adjusted: The other adjustments, by unit.
     """
     scales = common_scales(job.simple, plan, sums_of(job, plan), qparams, job.scheme)
     least = {name: replace(adjusted.get(name, Adjustment()), least=scale) for name, scale in scales.items()}

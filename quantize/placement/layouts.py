@@ -1,4 +1,4 @@
-"""What the runtime's blocked layout costs float convolutions whose neighbours do not share it."""
+"""The cost of the runtime's blocked layout, where the neighbours of a float convolution need the plain layout."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass, field
 from ...transforms.plan import Unit
 from ..runtime.attribution import Spent
 
-BLOCK = 16  # channels to which the layout pads
+BLOCK = 16  # the blocked layout pads channels to a multiple of this
 INTO, OUT_OF = "ReorderInput", "ReorderOutput"
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
-    """What changes of layout took in the float model, shared among the convolutions that asked for them.
+class LayoutCosts:
+    """The time of the changes of layout in the float model, shared among the convolutions that cause them.
 
-    Between a float convolution and a neighbour that wants the plain layout, as the activation of a SiLU, both in float,
-    there is a change of layout. It counts as a part of the convolution; where the neighbour is in integers instead, the
-    conversion between the two has a change of layout in its price already, and so is cheaper by it.
+    A change of layout runs between a float convolution and a float neighbour that needs the plain layout, such as the
+    activation of a SiLU. It counts as a part of the convolution. Where the neighbour is int8, the estimate of the
+    conversion between the two includes a change of layout already, and the conversion costs that much less.
 
     Attributes:
-        input: By tensor that a float convolution reads, in microseconds.
-        output: By tensor that it writes.
-        readers: By tensor, how many convolutions read it, which share its change of layout.
+        input: Microseconds by tensor that a float convolution reads.
+        output: Microseconds by tensor that a float convolution writes.
+        readers: The number of convolutions that read a tensor, and share its change of layout.
     """
 
     input: Mapping[str, float] = field(default_factory=dict)
@@ -33,14 +33,14 @@ class Turned:
     readers: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, unit: Unit) -> float:
-        """Return what a unit costs more in float; 0 for what is no convolution."""
+        """Return the time of the changes of layout around a float convolution; 0 for other operators."""
         if unit.op != "Conv":
             return 0.0
         read = self.input.get(unit.inputs[0], 0.0) / self.readers.get(unit.inputs[0], 1)
         return read + sum(self.output.get(tensor, 0.0) for tensor in unit.outputs)
 
 
-def turned_by(units: Iterable[Unit], shapes: Mapping[str, Shape], whole: Spent) -> Turned:
+def layout_costs(units: Iterable[Unit], shapes: Mapping[str, Shape], whole: Spent) -> LayoutCosts:
     """Share the changes of layout in a profile of the float model among its convolutions, by shapes.
 
     Args:
@@ -51,11 +51,11 @@ def turned_by(units: Iterable[Unit], shapes: Mapping[str, Shape], whole: Spent) 
     convs = [unit for unit in units if unit.op == "Conv"]
     read = Counter(unit.inputs[0] for unit in convs)
     written = {tensor for unit in convs for tensor in unit.outputs}
-    return Turned(_shared(read, shapes, whole, INTO), _shared(written, shapes, whole, OUT_OF), read)
+    return LayoutCosts(_shared(read, shapes, whole, INTO), _shared(written, shapes, whole, OUT_OF), read)
 
 
 def _shared(tensors: Iterable[str], shapes: Mapping[str, Shape], whole: Spent, op: str) -> dict[str, float]:
-    """Return what each tensor has of the time of one operator: tensors of one shape have equal parts."""
+    """Return each tensor's part of the time of one operator: tensors of one shape have equal parts."""
     took: dict[Shape, float] = defaultdict(float)
     for (kernel, shape), microseconds in whole.turned.items():
         if kernel == op:
@@ -66,5 +66,5 @@ def _shared(tensors: Iterable[str], shapes: Mapping[str, Shape], whole: Spent, o
 
 
 def _blocked(shape: Shape) -> Shape:
-    """Return a shape whose channels fill whole blocks."""
+    """Return a shape with its channels padded to whole blocks."""
     return (shape[0], -(-shape[1] // BLOCK) * BLOCK, *shape[2:]) if len(shape) > 1 else shape

@@ -1,8 +1,8 @@
-"""The cheapest placement, exactly: a minimum cut over the domains of units and tensors.
+"""The placement with the least cost: a minimum cut over the domains of units and tensors.
 
-Every unit chooses whether it reads uint8 and whether it writes uint8; every tensor pays for a QuantizeLinear once if it
-is written in float and anyone reads it in uint8, and for a DequantizeLinear once in the other case. Such a sum of terms
-of two binary variables, none of which prefers its variables to differ, is minimised by a minimum s-t cut
+Two binary variables of a unit say whether it reads uint8 and whether it writes uint8. A tensor costs one QuantizeLinear
+if it is written in float and any unit reads it in uint8, and one DequantizeLinear in the opposite case. The cost is a
+sum of submodular terms of two binary variables; a minimum s-t cut minimises it
 (Kolmogorov and Zabih, What energy functions can be minimized via graph cuts?, 2004).
 """
 
@@ -18,7 +18,7 @@ from ...transforms.plan import Impl
 
 SOURCE, SINK = "source", "sink"
 READS = {Impl.U8: (1, 1), Impl.U8_GEMM: (1, 1), Impl.U8_FLOAT: (1, 0)}
-"""What an implementation reads and writes, 1 for uint8; all others float."""
+"""Whether an implementation reads and writes uint8, 1 for uint8; all others read and write float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Item:
         name: Its name.
         inputs: The tensors that it reads.
         outputs: The tensors that it writes.
-        costs: What each implementation that it can have costs, in microseconds, at least 0.
+        costs: Microseconds of each possible implementation, at least 0.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Problem:
 
     Attributes:
         items: The units.
-        quantize: What a QuantizeLinear of each tensor costs, in microseconds.
-        dequantize: What a DequantizeLinear of each tensor costs.
-        shown: Tensors that are read in float outside: the outputs of the model.
+        quantize: Microseconds of a QuantizeLinear of each tensor.
+        dequantize: Microseconds of a DequantizeLinear of each tensor.
+        shown: The outputs of the model, which are read in float.
     """
 
     items: Sequence[Item]
@@ -56,7 +56,7 @@ class Problem:
 
 
 def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
-    """Return what a placement costs, in microseconds."""
+    """Return the cost of a placement, in microseconds."""
     written = {t: _domains(chosen[item.name])[1] for item in problem.items for t in item.outputs}
     read: dict[str, set[int]] = defaultdict(set)
     for tensor in problem.shown:
@@ -74,7 +74,7 @@ def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
 
 
 def cheapest(problem: Problem) -> dict[str, Impl]:
-    """Return the implementation of each unit in a placement that costs least."""
+    """Return the implementation of each unit in a placement with the least cost."""
     import networkx
     from networkx.algorithms.flow import boykov_kolmogorov
 
@@ -96,18 +96,18 @@ def cheapest(problem: Problem) -> dict[str, Impl]:
 
 
 def _domains(impl: Impl) -> tuple[int, int]:
-    """Return whether an implementation reads, and whether it writes uint8."""
+    """Return whether an implementation reads uint8, and whether it writes uint8."""
     return READS.get(impl, (0, 0))
 
 
 def _input(item: Item) -> Any:
-    """Return the variable of what a unit reads: a node of the graph, or True or False where there is no choice."""
+    """Return the variable for the inputs of a unit: a node of the cut graph, or True or False without a choice."""
     domains = {_domains(impl)[0] for impl in item.costs}
     return ("reads", item.name) if len(domains) > 1 else bool(domains.pop())
 
 
 def _output(item: Item) -> Any:
-    """Return the variable of what a unit writes: a node of the graph, or True or False."""
+    """Return the variable for the outputs of a unit: a node of the cut graph, or True or False without a choice."""
     pairs = {_domains(impl) for impl in item.costs}
     if len({written for _, written in pairs}) == 1:
         return bool(next(iter(pairs))[1])
@@ -115,12 +115,12 @@ def _output(item: Item) -> Any:
 
 
 def _least(item: Item, domains: tuple[int, int]) -> float:
-    """Return what the cheapest implementation of these domains costs; infinite where there is none."""
+    """Return the least cost of an implementation with these domains; infinite without one."""
     return min((cost for impl, cost in item.costs.items() if _domains(impl) == domains), default=math.inf)
 
 
 def _add_item(graph: Any, item: Item) -> None:
-    """Add the cost of a unit's own choice: c00 + (c10 - c00) reads + (c11 - c10) writes, where writes implies reads."""
+    """Add the cost of a unit: c00 + (c10 - c00) reads + (c11 - c10) writes, where writes implies reads."""
     reads, writes = _input(item), _output(item)
     float_, mixed, u8 = (_least(item, domains) for domains in ((0, 0), (1, 0), (1, 1)))
     if isinstance(writes, tuple) and writes != reads:
@@ -133,7 +133,7 @@ def _add_item(graph: Any, item: Item) -> None:
 
 
 def _add_unary(graph: Any, variable: Any, extra: float) -> None:
-    """Add what choosing 1 costs more than 0."""
+    """Add the extra cost of the value 1 over the value 0."""
     if extra > 0:
         _add(graph, variable, SINK, extra)
     else:
@@ -141,31 +141,33 @@ def _add_unary(graph: Any, variable: Any, extra: float) -> None:
 
 
 def _add(graph: Any, start: Any, end: Any, cost: float) -> None:
-    """Add a cost that is paid where `start` is 1 and `end` is 0."""
+    """Add a cost that counts if `start` is 1 and `end` is 0."""
     before = graph.get_edge_data(start, end, {"capacity": 0.0})
-    if "capacity" in before:  # else it is infinite already
+    if "capacity" in before:  # an edge without a capacity is infinite
         graph.add_edge(start, end, capacity=before["capacity"] + cost)
 
 
 def _add_tensor(graph: Any, problem: Problem, tensor: str, written: Any, readers: list[Any]) -> None:
-    """Add what the conversions of a tensor cost; a reader None is one outside, in float."""
-    made: Any = {None: SINK, False: SINK, True: SOURCE}.get(written, written)  # a constant is an end of the cut
-    wanted = [SOURCE if reader is True else reader for reader in readers if isinstance(reader, tuple) or reader is True]
-    if wanted and made != SOURCE:
-        asked = ("quantized", tensor)
-        _add(graph, asked, made, problem.quantize[tensor])
-        for reader in wanted:
-            graph.add_edge(reader, asked)
-    others = [SINK if not isinstance(reader, tuple) else reader for reader in readers if reader is not True]
-    if others and made != SINK:
-        kept = ("integers alone", tensor)
-        _add(graph, made, kept, problem.dequantize[tensor])
-        for reader in others:
-            graph.add_edge(kept, reader)
+    """Add the cost of the conversions of a tensor; the reader None is the output of the model, in float."""
+    writer: Any = {None: SINK, False: SINK, True: SOURCE}.get(written, written)  # a constant is an end of the cut
+    u8_readers = [
+        SOURCE if reader is True else reader for reader in readers if isinstance(reader, tuple) or reader is True
+    ]
+    if u8_readers and writer != SOURCE:
+        quantized = ("quantized", tensor)
+        _add(graph, quantized, writer, problem.quantize[tensor])
+        for reader in u8_readers:
+            graph.add_edge(reader, quantized)
+    float_readers = [SINK if not isinstance(reader, tuple) else reader for reader in readers if reader is not True]
+    if float_readers and writer != SINK:
+        only_u8 = ("integers alone", tensor)
+        _add(graph, writer, only_u8, problem.dequantize[tensor])
+        for reader in float_readers:
+            graph.add_edge(only_u8, reader)
 
 
 def _read_off(item: Item, ones: set[Any]) -> Impl:
-    """Return the cheapest implementation of the domains that the cut gives a unit."""
+    """Return the cheapest implementation with the domains that the cut gives a unit."""
     reads, writes = (value if isinstance(value, bool) else value in ones for value in (_input(item), _output(item)))
     fitting = {impl: cost for impl, cost in item.costs.items() if _domains(impl) == (int(reads), int(writes))}
     return min(fitting, key=fitting.__getitem__)

@@ -1,4 +1,4 @@
-"""How much noise a unit in integers adds, estimated from its weights."""
+"""The noise of a unit in integers, estimated from its weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ACTIVATION = 12 * 255.0**2 / 36  # a uniform error of 1/255 of a range of six st
 
 
 def noise(unit: Unit, nodes: Mapping[str, ir.Node]) -> float:
-    """Return the power of the noise that uint8 activations and int8 weights add to a unit, over that of its result.
+    """Return the noise power that uint8 activations and int8 weights add to a unit, over the power of its result.
 
     Rounding to steps of d adds errors of power d**2 / 12 (Widrow, Statistical analysis of amplitude-quantized
-    sampled-data systems, 1961). The weights tell theirs, per output channel; of activations a range of six
-    standard deviations is assumed.
+    sampled-data systems, 1961). The steps of the weights are computed per output channel; the range of activations is
+    assumed to be six standard deviations.
     """
     activations = len(unit.inputs) / ACTIVATION
     row = OPS[unit.op]

@@ -1,28 +1,46 @@
-"""Plan files: what every unit becomes, to be read, edited and used again."""
+"""Plan files: the implementation of every unit, as JSON that users can read, edit and use again."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ... import RequantError, UnknownNameError
+from ...calibration.decoding import convert_rows, load_document
 from ...calibration.files import write_atomically
 from ...transforms.plan import Choice, Impl, Plan
-from ...transforms.reasons import NONE, other
-from .rules import Facts, able
+from ...transforms.reasons import NONE
+from .facts import Facts
+from .reasons import PLAN_FILE
+from .rules import able
 
 SCHEMA = 1
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A plan file as it is decoded; a unit is a row, or only the name of its implementation."""
+
+    units: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A unit in a plan file."""
+
+    implementation: str
+
+
 def plan_path(output: str | os.PathLike[str]) -> Path:
-    """Return where the plan of a model goes that is written to `output`."""
+    """Return the path of the plan file for a model at `output`."""
     return Path(output).with_suffix(".plan.json")
 
 
-def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the implementation of every unit of a plan, with the reasons, as JSON.
 
     Raises:
@@ -38,53 +56,40 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict: bool = True) -> Plan:
-    """Return a plan in which the units of a file become what it says, and all others what the rules say.
+    """Return a plan with the implementations of a plan file; the rules decide units that the file does not name.
 
     Args:
         path: The file.
-        facts: What the rules look at.
+        facts: The input of the rules.
         rules: The plan by rules.
-        strict: Whether a unit that cannot be what the file says is refused; else the rules decide of it, as where
-            ranges that are known by now have taken a form away.
+        strict: Whether an impossible implementation is refused. If not, the rules decide the unit: observed ranges may
+            have made an implementation impossible.
 
     Raises:
-        RequantError: The file cannot be read, or asks for what a unit cannot be.
-        UnknownNameError: The model has no such unit.
+        RequantError: The file cannot be read, or a unit cannot have its implementation.
+        UnknownNameError: The model has no unit of this name.
     """
-    options = able(facts, rules)
+    options, name_of_file = able(facts, rules), os.fspath(path)
     changed = {}
-    for name, row in _units(Path(path)).items():
+    for name, wanted in _implementations(path).items():
         if name not in options:
-            raise UnknownNameError(f"unit of {os.fspath(path)} in the model", name, options)
-        asked = row.get("implementation") if isinstance(row, Mapping) else row
-        if not isinstance(asked, str):
-            raise RequantError(f"{os.fspath(path)}: unit {name!r}: the name of an implementation is expected")
+            raise UnknownNameError(f"unit of {name_of_file} in the model", name, options)
         possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
-        if asked not in possible and not strict:
-            continue
-        if asked not in possible:
-            raise RequantError(
-                f"{os.fspath(path)}: unit {name!r} cannot be {asked!r}; it can be: {', '.join(sorted(possible))}"
-            )
-        if asked != rules.choices[name].impl.value:
-            reason = other(f"{os.fspath(path)} says so") if asked == Impl.FLOAT.value else NONE
-            changed[name] = Choice(Impl(asked), reason)
+        if wanted not in possible and strict:
+            known = ", ".join(sorted(possible))
+            raise RequantError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}; it can be: {known}")
+        if wanted in possible - {rules.choices[name].impl.value}:
+            reason = PLAN_FILE.about(name_of_file) if wanted == Impl.FLOAT.value else NONE
+            changed[name] = Choice(Impl(wanted), reason)
     return rules.with_choices(changed)
 
 
-def _units(path: Path) -> Mapping[str, Any]:
-    """Read what a file says of units.
+def _implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:
+    """Return the implementations in a plan file by unit.
 
     Raises:
-        RequantError: It cannot be read, or is none.
+        RequantError: The file cannot be read, or is not a plan file.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RequantError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RequantError(f"{path}: no JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("units"), dict):
-        raise RequantError(f'{path}: no plan: {{"schema": {SCHEMA}, "units": {{name: ...}}}} is expected')
-    units: Mapping[str, Any] = found["units"]
-    return units
+    units = load_document(path, _File, "plan file", SCHEMA).units
+    rows = {name: row if isinstance(row, Mapping) else {"implementation": row} for name, row in units.items()}
+    return {name: row.implementation for name, row in convert_rows(rows, _Row, f"{os.fspath(path)}: unit").items()}

@@ -1,4 +1,4 @@
-"""What goes into a run record, gathered after a quantization from what it knows."""
+"""Collect the record of a run from the values that the run has computed."""
 
 from __future__ import annotations
 
@@ -13,42 +13,36 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...transforms.plan import Choice, Impl, Plan
-from ...transforms.reasons import other
+from ...transforms.plan import Plan
 from ..accuracy.outputs import finite
 from ..job import Job
-from ..model.files import load_model, serialize
-from ..placement.plan_file import plan_path
 from ..result import Result
 from ..runtime.attribution import CONVERSIONS as TYPES
 from ..runtime.attribution import COUNTED, LAYOUTS, Owners, Spent
 from ..runtime.executed import SHORT
 from ..runtime.isa import resolve
 from ..runtime.machine import Machine
-from ..runtime.profile import KernelRun, profiled
-from ..steps.judge import first_feed
-from ..steps.ranges import TensorRanges
+from ..runtime.profile import KernelRun, executed
+from ..steps.deliver import Run, profiled_runs
 from .graph import graph_of
-from .record import Finding, Headline, OpTime, Point, Record, Search, Step, Unit
+from .record import Headline, OpTime, Point, Record, Search, Step, Unit
 from .samples import judged_of
 from .tensors import alone_of, tensors_of, weights_of
 
-TIMES = 10  # runs under the profiler, of which each kernel's least time counts
 LIBRARIES = ("requant", "onnxruntime", "onnx", "onnx-ir", "numpy")
 CONVERSIONS, LAYOUT, REST = "quantize and dequantize", "changes of layout", "other"
 
 T = TypeVar("T")
 
 
-def collect(job: Job, found: TensorRanges, result: Result, command: str = "") -> Record:
-    """Gather what a report shows. What cannot be told, because a model does not run or so, is left out with a remark.
+def collect(run: Run, command: str = "") -> Record:
+    """Return the record of a run. A part that fails is left out, and a remark says why.
 
     Args:
-        job: The job, before its folder is gone.
-        found: The ranges.
-        result: What came of it; the model is written.
-        command: What gives the same output again.
+        run: The run, while its files exist.
+        command: The command line that repeats it.
     """
+    job, result, plan = run.job, run.result, run.trial.candidate.plan
     remarks: list[str] = []
 
     def tried(what: str, part: Callable[[], T], otherwise: T) -> T:
@@ -59,18 +53,16 @@ def collect(job: Job, found: TensorRanges, result: Result, command: str = "") ->
             remarks.append(f"{what}: not gathered: {' '.join(str(error).split())}")
             return otherwise
 
-    plan = _plan(job, result)
-    output = load_model(result.output)
     if job.weights.large:
-        remarks.append("the model is large: no kernels, tensors or histograms were looked at for the report")
-    nothing: tuple[Any, Any] = ((), ())
+        remarks.append("the model is large: the report has no kernels, tensors and histograms")
+    no_kernels: tuple[Runs, Runs] = ((), ())
     none: tuple[Any, ...] = ()
-    runs: tuple[Runs, Runs] = tried("kernels", lambda: _profiles(job, result), nothing)
-    tensors = tried("tensors", lambda: tensors_of(job, found, plan, output), none)
-    nowhere: dict[str, float] = {}
-    unknown: dict[str, str] = {}
-    outputs = tried("tensors alone", lambda: alone_of(job, plan, output), nowhere)
-    tensors = tuple(replace(row, alone_db=outputs.get(row.name)) for row in tensors)
+    unknown: dict[str, float] = {}
+    kernels = tried("kernels", lambda: _profiles(run), no_kernels)
+    tensors = tried("tensors", lambda: tensors_of(run), none)
+    alone_db = tried("tensors alone", lambda: alone_of(run), unknown)
+    tensors = tuple(replace(row, alone_db=alone_db.get(row.name)) for row in tensors)
+    no_facts: dict[str, str] = {}
     return Record(
         name=Path(result.output).stem,
         model=os.fspath(job.path),
@@ -79,43 +71,33 @@ def collect(job: Job, found: TensorRanges, result: Result, command: str = "") ->
         command=command,
         headline=headline_of(result, job.options.threads),
         graph=graph_of(job.simple),
-        units=tried("units", lambda: _units(job, plan, runs, result.relieved), none),
+        units=tried("units", lambda: _units(job, plan, kernels, result.relieved), none),
         tensors=tensors,
         weights=tried("weights", lambda: weights_of(job.simple), none) if not job.weights.large else (),
-        times=tried("times", lambda: _times(job, plan, runs), none),
-        judged=tried("samples", lambda: judged_of(job, output, result.output), None),
+        times=tried("times", lambda: _times(job, plan, kernels), none),
+        judged=tried("samples", lambda: judged_of(job, run.trial.candidate), None),
         pipeline=tried("transforms", lambda: _steps(job, result), none),
-        environment=tried("environment", lambda: _environment(job), unknown),
+        environment=tried("environment", lambda: _environment(job), no_facts),
         remarks=tuple(remarks),
     )
 
 
 def finished(record: Record, result: Result) -> Record:
-    """Return a record with what is known only when all is done."""
+    """Return a record with the parts of the result that are known only at the end."""
     return replace(
         record,
         headline=headline_of(result, record.headline.threads),
-        findings=tuple(
-            Finding(kind=each.kind, name=each.name, message=each.message, severity=each.severity)
-            for each in result.findings
-        ),
+        findings=result.findings,
         search=_search(result),
         stages=dict(result.seconds),
     )
-
-
-def _plan(job: Job, result: Result) -> Plan:
-    """Return what became of each unit: the file beside the output tells."""
-    rows = json.loads(plan_path(result.output).read_text(encoding="utf-8"))["units"]
-    choices = {name: Choice(Impl(row["implementation"]), other(row.get("reason", ""))) for name, row in rows.items()}
-    return Plan(tuple(unit for unit in job.all_int8_plan.units if unit.name in choices), choices)
 
 
 # ----------------------------------------------------------------------------------------------------------- headline
 
 
 def headline_of(result: Result, threads: int) -> Headline:
-    """Return a run in a few numbers."""
+    """Return the main numbers of a run."""
     latency, rejected = result.latency, result.rejected
     return Headline(
         verdict=result.verdict,
@@ -151,7 +133,7 @@ def headline_of(result: Result, threads: int) -> Headline:
 
 
 def _search(result: Result) -> Search | None:
-    """Return the models that were tried for a metric."""
+    """Return the search for a metric."""
     found = result.search
     if found is None:
         return None
@@ -181,22 +163,21 @@ def _search(result: Result) -> Search | None:
 Runs = Sequence[KernelRun]
 
 
-def _profiles(job: Job, result: Result) -> tuple[Runs, Runs]:
-    """Run the simplified float model and the output under the profiler.
+def _profiles(run: Run) -> tuple[Runs, Runs]:
+    """Return the kernels of the simplified float model, which is run under the profiler now, and of the output.
 
     Raises:
-        RequantError: One of them cannot be run.
+        RequantError: The float model cannot be run.
     """
-    feed = first_feed(job)
-    if feed is None or job.weights.large:
+    job, latency = run.job, run.trial.latency
+    if job.feed is None or job.weights.large:
         return (), ()
-    threads = job.options.threads
-    before = profiled(job.float_source, feed, threads=threads, times=TIMES).runs
-    return before, profiled(serialize(load_model(result.output)), feed, threads=threads, times=TIMES).runs
+    times = profiled_runs(None if latency is None else latency.float_ms)
+    return executed(job.float_source, job.feed, threads=job.options.threads, times=times), run.kernels
 
 
 def _units(job: Job, plan: Plan, runs: tuple[Runs, Runs], relieved: Mapping[str, int]) -> tuple[Unit, ...]:
-    """Tell what became of each unit."""
+    """Return the implementation, the kernels and the times of each unit."""
     owners = Owners(job.simple, plan.units)
     before, after = (owners.spent(part).units for part in runs)
     first, second = (_kernels(owners, part) for part in runs)
@@ -219,7 +200,7 @@ def _units(job: Job, plan: Plan, runs: tuple[Runs, Runs], relieved: Mapping[str,
 
 
 def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
-    """Return the kernels of each unit in words."""
+    """Return the kernels of each unit as text: operator, layout and types."""
     found: dict[str, list[str]] = {}
     for run in runs:
         owner = owners.of(run.node)
@@ -232,7 +213,7 @@ def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
 
 
 def _times(job: Job, plan: Plan, runs: tuple[Runs, Runs]) -> tuple[OpTime, ...]:
-    """Add times up by operator, the dearest first; what belongs to no operator comes last."""
+    """Return the total time of each operator, the slowest first, then the time that belongs to no operator."""
     if not any(runs):
         return ()
     owners = Owners(job.simple, plan.units)
@@ -251,7 +232,7 @@ def _times(job: Job, plan: Plan, runs: tuple[Runs, Runs]) -> tuple[OpTime, ...]:
 
 
 def _rest(name: str, part: str) -> Callable[[Spent, Spent], OpTime]:
-    """Return what adds up the time of one kind of work that belongs to no operator."""
+    """Return a function that adds up one kind of time that belongs to no operator."""
     return lambda before, after: OpTime(op=name, float_us=getattr(before, part), int8_us=getattr(after, part))
 
 
@@ -259,7 +240,7 @@ def _rest(name: str, part: str) -> Callable[[Spent, Spent], OpTime]:
 
 
 def _steps(job: Job, result: Result) -> tuple[Step, ...]:
-    """Tell what each transform did."""
+    """Return the result of each transform."""
     steps = [
         Step(
             step=str(each.step), applied=each.change.applied, skipped=dict(each.change.skipped), error=each.error or ""
@@ -273,7 +254,7 @@ def _steps(job: Job, result: Result) -> tuple[Step, ...]:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    """Return versions and the machine."""
+    """Return versions, the machine and the options."""
     threads = job.options.threads
     return {
         **{name: version(name) for name in LIBRARIES},

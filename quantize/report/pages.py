@@ -1,4 +1,4 @@
-"""Reports as files: what can be refused is refused before any work, and a page appears whole or not at all."""
+"""Reports as files. Impossible requests are refused before any work; a page is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import TypeAlias
 
 from ... import RequantError
 from ...calibration.files import write_atomically
-from ..job import Job
 from ..model.files import check_output, load_model
 from ..result import Result
-from ..steps.ranges import TensorRanges
+from ..steps.deliver import Run
 from .gather import collect, finished
 from .graph import graph_of
 from .record import Record, load_record
@@ -27,29 +26,29 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def check_reports(reports: Iterable[PathLike], taken: Iterable[PathLike], source: PathLike, *, force: bool) -> None:
-    """Refuse what no report can be written to.
+    """Refuse paths to which no report can be written.
 
     Args:
-        reports: Where pages and records go.
-        taken: What else the run writes.
+        reports: Paths of pages and records.
+        taken: The other outputs of the run.
         source: The model.
         force: Whether existing files may be overwritten.
 
     Raises:
-        RequantError: The suffix is none of a report, two files are the same, or one cannot be written.
+        RequantError: A suffix is not that of a report, two paths are the same, or a path cannot be written to.
     """
     seen = {os.path.realpath(path) for path in taken}
     for report in reports:
         if Path(report).suffix.lower() not in (*PAGES, RECORD):
             raise RequantError(f"{report}: a report is an .html page, or a .json record that makes one later")
         if os.path.realpath(report) in seen:
-            raise RequantError(f"{report}: is written to twice; give each output a name of its own")
+            raise RequantError(f"{report}: two outputs have this path; give each its own")
         seen.add(os.path.realpath(report))
         check_output(report, source, force=force)
 
 
 def write_reports(record: Record, reports: Iterable[PathLike]) -> None:
-    """Write a run as pages and records, by the suffix.
+    """Write a record as pages and as JSON, by the suffix of each path.
 
     Raises:
         RequantError: A file cannot be written.
@@ -64,22 +63,22 @@ def write_reports(record: Record, reports: Iterable[PathLike]) -> None:
 
 @dataclass
 class Recorder:
-    """Takes down a run for its reports.
+    """Collects the record of a run and writes its reports.
 
     Attributes:
-        reports: Where pages and records go.
-        command: What gives the same output again.
-        record: The run; None until a model is written.
+        reports: Paths of pages and records.
+        command: The command line that repeats the run.
+        record: The record; None until a model is written.
     """
 
     reports: Sequence[PathLike]
     command: str = ""
     record: Record | None = None
 
-    def look(self, job: Job, found: TensorRanges, result: Result) -> None:
-        """Gather what the reports show; `quantize_model` and `search_model` call it."""
+    def look(self, run: Run) -> None:
+        """Collect the record; `quantize_model` and `search_model` call this."""
         if self.reports:
-            self.record = collect(job, found, result, self.command)
+            self.record = collect(run, self.command)
 
     def write(self, result: Result) -> None:
         """Write the reports.
@@ -100,7 +99,7 @@ def report_runs(records: Sequence[PathLike], output: PathLike, *, force: bool = 
         force: Whether to overwrite an existing file.
 
     Returns:
-        What the records hold.
+        The records.
 
     Raises:
         RequantError: A record cannot be read, or the page cannot be written.
@@ -135,12 +134,12 @@ def view_model(model: PathLike, output: PathLike, *, force: bool = False) -> int
 
 
 def _check_page(output: PathLike, sources: Iterable[PathLike], *, force: bool) -> None:
-    """Refuse an output that is no page, one of the sources, or cannot be written.
+    """Refuse an output path.
 
     Raises:
-        RequantError: It is.
+        RequantError: It does not end in .html, is one of the sources, or cannot be written to.
     """
     if Path(output).suffix.lower() not in PAGES:
-        raise RequantError(f"{output}: the page is a file .html")
+        raise RequantError(f"{output}: a page is an .html file")
     for source in sources:
         check_output(output, source, force=force)

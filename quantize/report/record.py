@@ -1,22 +1,19 @@
-"""The run record: all that a report shows of one run, as a value and as JSON."""
+"""The run record: all values that a report shows of one run, in memory and as JSON."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import types
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ... import RequantError
+from ...calibration.checks import Finding
+from ...calibration.decoding import Finite, convert, load_json
+from ..accuracy.outputs import Labelled
 
 KIND = "requant run record"
 SCHEMA = 1
-"""The version of the record that this program writes, and the newest that it reads."""
+"""The version of records that this program writes, and the newest version that it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +24,13 @@ class Node:
         name: Its name, unique in the graph.
         op: Its operator.
         domain: The operator's domain; empty for the standard one.
-        inputs: Tensors that it reads and that are no constants; those that the bodies in it capture included.
-        outputs: Tensors that it makes.
+        inputs: Tensors that it and its bodies read, without constants.
+        outputs: Its results.
         attributes: Its attributes as text.
         constants: Its constant inputs by name, as ``float32 (16, 1, 3, 3)``.
         parameters: Elements of its constant inputs.
         bytes: Size of its constant inputs.
-        body: The node in whose body it stands; empty in the main graph.
+        body: The node that has it in a body; empty in the main graph.
     """
 
     name: str
@@ -50,14 +47,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A model's graph as far as a picture shows it.
+    """The graph of a model, for its picture.
 
     Attributes:
         inputs: The model's inputs.
         outputs: The model's outputs.
         nodes: Its nodes in execution order, those of bodies after the main graph.
-        values: Type and shape of each tensor of which they are known, as ``float32 (N, 3, 224, 224)``.
-        facts: What is known of the whole file: opset, producer, ...
+        values: Type and shape of each tensor, where known, as ``float32 (N, 3, 224, 224)``.
+        facts: Properties of the file: opset, producer, ...
     """
 
     inputs: tuple[str, ...]
@@ -69,20 +66,20 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What became of an operator with what it absorbs.
+    """An operator with the nodes that it absorbs.
 
     Attributes:
         name: Name of the operator's node.
         op: The operator.
         nodes: Nodes of the graph that belong to it.
-        outputs: Tensors that others read of it.
+        outputs: Its results that other units read.
         implementation: A value of `requant.transforms.plan.Impl`.
-        reason: Why it is not, or not wholly, in integers; empty where it is.
-        float_us: Time of its kernels in the float model, in microseconds; None where it has none of its own.
-        int8_us: The same in the output.
+        reason: Why it is not, or not wholly, in integers; empty otherwise.
+        float_us: Time of its kernels in the float model, in microseconds; None without a kernel of its own.
+        int8_us: The same for the output.
         float_kernels: The kernels that ran in the float model.
         int8_kernels: The kernels that ran in the output.
-        relieved: Output channels whose weights lost range so that sums of 16 bits cannot saturate.
+        relieved: Output channels with a smaller weight range, so that 16-bit sums cannot saturate.
     """
 
     name: str
@@ -91,8 +88,8 @@ class Unit:
     outputs: tuple[str, ...]
     implementation: str
     reason: str = ""
-    float_us: float | None = None
-    int8_us: float | None = None
+    float_us: Finite | None = None
+    int8_us: Finite | None = None
     float_kernels: tuple[str, ...] = ()
     int8_kernels: tuple[str, ...] = ()
     relieved: int = 0
@@ -103,48 +100,46 @@ class Bins:
     """A histogram with bins of equal width.
 
     Attributes:
-        start: Where the first bin begins.
+        start: The lower end of the first bin.
         width: The width of a bin.
         counts: Values per bin.
     """
 
-    start: float
-    width: float
+    start: Finite
+    width: Finite
     counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """What is known of a tensor.
+    """Ranges, noise and histogram of a tensor.
 
     Attributes:
         name: The tensor.
-        uint8: Whether it is in 8-bit integers in the output.
-        lo: Lower end of the range of its integers; None where it has none.
+        uint8: Whether it is stored in 8 bits in the output.
+        lo: Lower end of the range of its integers; None without a range.
         hi: Upper end.
-        shares: The tensor whose range it has; empty where that is its own.
-        least: The least value seen; None where nobody looked.
-        most: The greatest value seen.
-        clipped: Share of the values beyond the range, 0..1; None where there is no histogram.
-        own_db: Signal over the noise that the range alone makes of it, in dB; None where there is no histogram.
-        sqnr_db: Signal over noise in the output, with all that was lost before it, in dB; None where it is not known or
-            there is no noise.
-        alone_db: Signal over noise at the worst output when this tensor alone is in integers, in dB; None where not
-            tried.
-        bins: Its values; None where nobody looked.
+        shares: The tensor whose range it has; empty where the range is its own.
+        least: The least observed value; None where it was not observed.
+        most: The greatest observed value.
+        clipped: Share of the values outside the range, 0..1; None without a histogram.
+        own_db: SQNR of rounding and clipping it to its range, in dB; None without a histogram.
+        sqnr_db: SQNR in the output, with all errors before it, in dB; None where it is unknown or there is no noise.
+        alone_db: SQNR at the worst output when this tensor alone is in integers, in dB; None where not tried.
+        bins: Its histogram; None without one.
     """
 
     name: str
     uint8: bool = False
-    lo: float | None = None
-    hi: float | None = None
+    lo: Finite | None = None
+    hi: Finite | None = None
     shares: str = ""
-    least: float | None = None
-    most: float | None = None
-    clipped: float | None = None
-    own_db: float | None = None
-    sqnr_db: float | None = None
-    alone_db: float | None = None
+    least: Finite | None = None
+    most: Finite | None = None
+    clipped: Finite | None = None
+    own_db: Finite | None = None
+    sqnr_db: Finite | None = None
+    alone_db: Finite | None = None
     bins: Bins | None = None
 
 
@@ -157,7 +152,7 @@ class Weights:
         op: Its operator.
         tensor: The weights.
         channels: How many output channels there are.
-        group: How many of them an entry of `lo` and `hi` stands for; the last one may stand for fewer.
+        group: Channels per entry of `lo` and `hi`; the last entry may have fewer.
         lo: The least weight.
         hi: The greatest weight.
     """
@@ -167,8 +162,8 @@ class Weights:
     tensor: str
     channels: int
     group: int
-    lo: tuple[float, ...]
-    hi: tuple[float, ...]
+    lo: tuple[Finite, ...]
+    hi: tuple[Finite, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,16 +171,16 @@ class OpTime:
     """The time of one kind of work.
 
     Attributes:
-        op: An operator of the model; or the conversions, the changes of layout, and the rest.
+        op: An operator of the model, or the name of other work: conversions, changes of layout, the rest.
         float_us: In the float model, in microseconds.
         int8_us: In the output.
-        units: How many units have it.
-        int8: How many of them have integers in them.
+        units: Units of this operator.
+        int8: Units of them in int8.
     """
 
     op: str
-    float_us: float
-    int8_us: float
+    float_us: Finite
+    int8_us: Finite
     units: int = 0
     int8: int = 0
 
@@ -196,11 +191,11 @@ class Item:
 
     Attributes:
         where: The sample.
-        label: The right answer; empty where it is not known.
-        before: What the float model says; empty where no output is a score per class.
-        after: What the output says.
-        broken: Whether the float model is right and the output wrong.
-        sqnr_db: Signal over noise of the worst output, in dB; None where there is no noise.
+        label: The right class; empty where it is unknown.
+        before: The class that the float model predicts; empty where no output is a score per class.
+        after: The class that the INT8 model predicts.
+        broken: Whether the float model is right and the INT8 model wrong.
+        sqnr_db: SQNR of the worst output, in dB; None without noise.
         picture: The sample as a ``data:`` URI of a PNG; empty where it is no image.
     """
 
@@ -209,29 +204,8 @@ class Item:
     before: str = ""
     after: str = ""
     broken: bool = False
-    sqnr_db: float | None = None
+    sqnr_db: Finite | None = None
     picture: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled:
-    """Counts against labels.
-
-    Attributes:
-        items: How many items have a label.
-        float_correct: How many the float model gets right.
-        int8_correct: How many the output gets right.
-        broken: How many the float model gets right and the output wrong.
-        fixed: How many the output gets right and the float model wrong.
-        interval: The 95 % confidence interval of the drop, each -1..1.
-    """
-
-    items: int
-    float_correct: int
-    int8_correct: int
-    broken: int
-    fixed: int
-    interval: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,12 +213,12 @@ class Judged:
     """Float against INT8, sample by sample.
 
     Attributes:
-        data: What the data were.
-        samples: How many samples were run.
-        predictions: How many predictions there were; 0 where no output is a score per class.
-        differing: How many of them differ.
-        predicted_drop: The drop in accuracy that the float model's own probabilities lead to expect, -1..1; None where
-            no output is a score per class.
+        data: A description of the data.
+        samples: Number of samples.
+        predictions: Number of predictions; 0 where no output is a score per class.
+        differing: Predictions that differ.
+        predicted_drop: The drop in accuracy that follows from the float model's probabilities, -1..1; None where no
+            output is a score per class.
         labelled: Counts against labels; None without labels.
         items: The worst samples, broken ones first.
     """
@@ -253,20 +227,20 @@ class Judged:
     samples: int
     predictions: int = 0
     differing: int = 0
-    predicted_drop: float | None = None
+    predicted_drop: Finite | None = None
     labelled: Labelled | None = None
     items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a transform did.
+    """The result of a transform.
 
     Attributes:
         step: The transform with its options.
-        applied: How many rewrites were made.
+        applied: Number of rewrites.
         skipped: Why candidates were left alone, with counts.
-        error: Why it failed; empty where it did not.
+        error: Why it failed; empty otherwise.
     """
 
     step: str
@@ -276,117 +250,100 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What the calibration data are found to be.
-
-    Attributes:
-        kind: The kind.
-        name: The tensor, input or node.
-        message: What, where, and what to do.
-        severity: ``warning`` or ``note``.
-    """
-
-    kind: str
-    name: str
-    message: str
-    severity: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A model that a search has tried.
 
     Attributes:
-        price: What all noise was worth, as a share of the float model's run time.
+        price: The price of all noise, as a share of the float model's run time.
         value: The score; None where it is not finite.
         speedup: How many times faster than the float model.
         int8_units: Units that compute in integers.
         kept: Whether it keeps the bar.
     """
 
-    price: float
-    value: float | None
-    speedup: float
+    price: Finite
+    value: Finite | None
+    speedup: Finite
     int8_units: int
     kept: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What a search found.
+    """The models that a search has tried.
 
     Attributes:
         metric: The metric.
         before: The float model's score; None where it is not finite.
-        bar: What had to be kept; None where it is not finite.
-        points: Every model that was tried.
-        frontier: Those than which no other is both faster and better.
-        best: The one that was chosen; None where none keeps the bar.
-        seconds: How long it took.
+        bar: The score that the model must keep; None where it is not finite.
+        points: All models that were tried.
+        frontier: The models for which no other model is both faster and better.
+        best: The chosen model; None where none keeps the bar.
+        seconds: The duration of the search.
     """
 
     metric: str
-    before: float | None
-    bar: float | None
+    before: Finite | None
+    bar: Finite | None
     points: tuple[Point, ...]
     frontier: tuple[Point, ...]
     best: Point | None
-    seconds: float
+    seconds: Finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What came of the run, in a few numbers.
+    """The main numbers of a run.
 
     Attributes:
-        verdict: Why the output is not what was asked for; empty when it is.
-        notes: What went otherwise than asked or planned.
-        float_ms: Least time of the float model, in milliseconds; None where nothing could be run.
+        verdict: Why the output is not the requested INT8 model; empty otherwise.
+        notes: Deviations from the request or from the plan.
+        float_ms: Least time of the float model, in milliseconds; None where it was not timed.
         int8_ms: Least time of the output.
         float_median_ms: Median time of the float model.
         int8_median_ms: Median time of the output.
         runs: Runs of each.
         batch: Items per run.
-        threads: Threads inside one operator; 0 was the runtime's choice.
+        threads: Threads inside one operator; 0 is the runtime's choice.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the output.
         samples: Samples that the outputs were compared on.
         agreement: Share of equal top-1 predictions, 0..1; None where no output is a score per class.
-        predictions: How many predictions there are of those.
-        sqnr_db: SQNR of the worst output; None where the outputs are equal, or were not compared.
+        predictions: Number of top-1 predictions.
+        sqnr_db: SQNR of the worst output; None where the outputs are equal or were not compared.
         sqnr_db_by_output: SQNR of each output.
         mac_share_int8: Share of the multiply-accumulates in integer kernels, 0..1.
-        int8_nodes: Nodes that compute or pass on integers.
+        int8_nodes: Nodes that compute or move integers.
         float_nodes: Nodes that stayed float.
         calibration: The range rule.
-        ranges: The file that the ranges are from; empty where they are from the data.
-        data: What the data were.
+        ranges: The range file; empty where the ranges are from the data.
+        data: A description of the data.
         format: ``qdq`` or ``qoperator``.
-        placement: How it was decided what is int8.
-        predicted_ms: The sum of the costs of the plan; None where nothing was measured.
-        effort: How much was done for accuracy.
-        corrections: What was done for it, by name.
-        rejected_sqnr_db: SQNR of the worst output of the INT8 model that was not kept; None where there is none.
-        rejected_speedup: How many times faster than float it was.
+        placement: How the plan was chosen, see `Placement`.
+        predicted_ms: The sum of the costs of the plan; None without measured costs.
+        effort: The effort for accuracy.
+        corrections: The corrections, by name.
+        rejected_sqnr_db: SQNR of the worst output of the rejected INT8 model; None where none was rejected.
+        rejected_speedup: How many times faster than float the rejected model was.
     """
 
     verdict: str = ""
     notes: tuple[str, ...] = ()
-    float_ms: float | None = None
-    int8_ms: float | None = None
-    float_median_ms: float | None = None
-    int8_median_ms: float | None = None
+    float_ms: Finite | None = None
+    int8_ms: Finite | None = None
+    float_median_ms: Finite | None = None
+    int8_median_ms: Finite | None = None
     runs: int = 0
     batch: int = 1
     threads: int = 1
     float_bytes: int = 0
     int8_bytes: int = 0
     samples: int = 0
-    agreement: float | None = None
+    agreement: Finite | None = None
     predictions: int = 0
-    sqnr_db: float | None = None
-    sqnr_db_by_output: dict[str, float | None] = field(default_factory=dict)
-    mac_share_int8: float = 0.0
+    sqnr_db: Finite | None = None
+    sqnr_db_by_output: dict[str, Finite | None] = field(default_factory=dict)
+    mac_share_int8: Finite = 0.0
     int8_nodes: int = 0
     float_nodes: int = 0
     calibration: str = ""
@@ -394,11 +351,11 @@ class Headline:
     data: str = ""
     format: str = ""
     placement: str = ""
-    predicted_ms: float | None = None
+    predicted_ms: Finite | None = None
     effort: str = ""
     corrections: tuple[str, ...] = ()
-    rejected_sqnr_db: float | None = None
-    rejected_speedup: float | None = None
+    rejected_sqnr_db: Finite | None = None
+    rejected_speedup: Finite | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -408,27 +365,27 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All that a report shows of one run.
+    """All values that a report shows of one run.
 
     Attributes:
-        name: How the run is called: the output's file name without its suffix.
+        name: The name of the run: the output's file name without its suffix.
         model: Path of the float model.
         output: Path of the model that was written.
         created: When, in UTC, as ISO 8601.
-        command: What gives the same output again, for a shell.
-        headline: What came of it.
+        command: The command line that repeats the run.
+        headline: The main numbers.
         graph: The simplified float model.
-        units: What became of it.
-        tensors: What is known of its tensors.
+        units: Its units with their implementations.
+        tensors: The tensors between units.
         weights: The weights by channel.
-        times: Where the time goes.
-        judged: Float against INT8, sample by sample; None where there are no data.
+        times: The time of each operator.
+        judged: Float against INT8, sample by sample; None without data.
         pipeline: The transforms that ran, in order.
-        findings: What the calibration data are found to be.
-        search: The models that were tried; None where there was no search.
+        findings: Warnings and notes about the calibration data.
+        search: The models that a search has tried; None without a search.
         stages: Seconds of each stage, in order.
         environment: Versions and the machine.
-        remarks: What could not be gathered, and why.
+        remarks: Missing parts of the record, with the reason.
     """
 
     name: str
@@ -446,95 +403,35 @@ class Record:
     pipeline: tuple[Step, ...] = ()
     findings: tuple[Finding, ...] = ()
     search: Search | None = None
-    stages: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, Finite] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as plain JSON values, with its kind and version."""
+        """Return the record as JSON values, with its kind and version."""
         return {"kind": KIND, "schema": SCHEMA, **asdict(self)}
 
     @classmethod
-    def from_json(cls, found: Any, where: str = "the record") -> Record:
-        """Read what `to_json` made.
+    def from_json(cls, document: Any, where: str = "the record") -> Record:
+        """Return the record of a document that `to_json` made; unknown entries are ignored.
 
         Raises:
-            RequantError: It is none, of a newer version, or malformed.
+            RequantError: The document is no record, of a newer version, or malformed.
         """
-        if not isinstance(found, dict) or found.get("kind") != KIND:
+        if not isinstance(document, dict) or document.get("kind") != KIND:
             raise RequantError(f"{where}: not a run record; 'requant quantize ... --report RUN.json' writes one")
-        schema = found.get("schema")
+        schema = document.get("schema")
         if type(schema) is not int or schema < 1:
             raise RequantError(f"{where}: malformed run record: schema {schema!r}")
         if schema > SCHEMA:
             raise RequantError(f"{where}: run record of version {schema}; this program reads up to {SCHEMA}: update it")
-        try:
-            made: Record = _decoded(cls, {k: v for k, v in found.items() if k not in ("kind", "schema")}, "record")
-        except ValueError as error:
-            raise RequantError(f"{where}: malformed run record: {error}") from error
-        return made
+        return convert(document, cls, f"{where}: malformed run record")
 
 
 def load_record(path: str | os.PathLike[str]) -> Record:
     """Read a run record.
 
     Raises:
-        RequantError: The file cannot be read, or is no run record of a version that this program knows.
+        RequantError: The file cannot be read, or is no run record that this program reads.
     """
-    name = os.fspath(path)
-    try:
-        found = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise RequantError(f"{name}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RequantError(f"{name}: not a run record: no JSON: {error}") from error
-    return Record.from_json(found, name)
-
-
-def _decoded(kind: Any, value: Any, where: str) -> Any:
-    """Return a JSON value as a value of a type: a dataclass, a union with None, a tuple, a dict, or a plain one.
-
-    Raises:
-        ValueError: It is none.
-    """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        (inner,) = (each for each in arguments if each is not type(None))
-        return None if value is None else _decoded(inner, value, where)
-    if is_dataclass(kind):
-        return _row(kind, value, where)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{where} is no list")
-        return tuple(_decoded(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where} is no table")
-        return {str(name): _decoded(arguments[1], each, f"{where}[{name!r}]") for name, each in value.items()}
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise ValueError(f"{where} is {str(value)[:40]!r}, not {'a number' if kind in (int, float) else kind.__name__}")
-    return value
-
-
-def _row(kind: Any, value: Any, where: str) -> Any:
-    """Return a JSON object as a dataclass; what it does not know is left out."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} is no object")  # noqa: TRY004 - one error for all that is malformed
-    missing = [each.name for each in fields(kind) if each.name not in value and _is_required(each)]
-    if missing:
-        raise ValueError(f"{where} has no {missing[0]!r}")
-    hints = _hints(kind)
-    return kind(**{name: _decoded(hints[name], value[name], f"{where}.{name}") for name in hints if name in value})
-
-
-def _is_required(entry: Any) -> bool:
-    return entry.default is MISSING and entry.default_factory is MISSING
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass."""
-    hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}
+    return Record.from_json(load_json(path, "run record"), os.fspath(path))

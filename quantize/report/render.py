@@ -268,7 +268,7 @@ def _links(picture: Picture) -> list[tuple[int, int, str]]:
 
 
 def _float_units(record: Record) -> list[tuple[str, ...]]:
-    """Return what stayed float, the dearest first."""
+    """Return the float units, the slowest first."""
     units = [unit for unit in record.units if unit.implementation == "float"]
     units.sort(key=lambda unit: -(unit.float_us or 0.0))
     return [(unit.name, unit.op, microseconds(unit.float_us), unit.reason) for unit in units]

@@ -105,7 +105,7 @@
   const histogram = (row) => {
     shown = row;
     const told = $("tensor-told");
-    told.textContent = `${row.name}: seen ${digits(row.least)} to ${digits(row.most)}; range ${range(row)}`
+    told.textContent = `${row.name}: observed ${digits(row.least)} to ${digits(row.most)}; range ${range(row)}`
       + (row.shares ? `, that of ${row.shares}` : "") + (known(row.clipped) ? `; clips ${share(row.clipped)} of the values` : "")
       + (known(row.own_db) ? `; ${decibels(row.own_db)} by its own range` : "")
       + (known(row.alone_db) ? `, which leaves ${decibels(row.alone_db)} at the outputs` : "") + (readers(row.name) ? `; read by ${readers(row.name)}.` : ".");

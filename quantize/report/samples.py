@@ -1,4 +1,4 @@
-"""What a report tells of samples: which came out worst, with their pictures."""
+"""The samples with the largest differences between float and INT8, with their pictures."""
 
 from __future__ import annotations
 
@@ -11,60 +11,50 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx_ir as ir
 
 from ...calibration.samples import Sample
-from ...calibration.session import FEW, Array, ModelSource
-from ..accuracy.outputs import Accuracy, Outputs, decibels, is_float, powers, predictions
+from ...calibration.session import FEW, Array
+from ..accuracy.outputs import Accuracy, Outputs, decibels, finite, is_float, powers, predictions
 from ..accuracy.pair import judge_pair
-from ..accuracy.selected_outputs import selected_from, showing, unlike
-from ..job import Job
-from ..model.files import serialize
-from .record import Item, Judged, Labelled
+from ..job import Candidate, Job
+from ..runtime.session import Sessions
+from ..steps.judge import with_selected_outputs
+from .record import Item, Judged
 
 JUDGED = 256  # samples at most
-SECONDS = 20.0  # after which no further one is run
-WORST = 12  # that are shown
+SECONDS = 20.0  # after this time no further sample is run
+WORST = 12  # samples in the report
 LARGEST = 96  # pixels of a side
-LEAST = 4  # pixels of a side: what is narrower is no image
+LEAST = 4  # pixels of a side: a narrower array is no image
 
 
-def judged_of(job: Job, output: ir.Model, path: str) -> Judged | None:
-    """Compare the float model with the one that was written, sample by sample; None without data of the user's.
-
-    Where outputs are selected by scores, and come out in another number, what they are selected from is compared.
+def judged_of(job: Job, candidate: Candidate) -> Judged | None:
+    """Compare the float model with the output, sample by sample; None without data of the user's.
 
     Args:
         job: The job.
-        output: The model that was written.
-        path: Its file.
+        candidate: The model that was written.
     """
     if job.source is None or not job.judged:
         return None
-    seen, accuracy = _compared(job, job.reference, path)
-    different = unlike(accuracy)
-    sources = selected_from(job.simple) if different else []
-    if sources:
-        before, after = (serialize(showing(model, sources, different), job.folder) for model in (job.simple, output))
-        seen, accuracy = _compared(job, before, after)
-    foretold = accuracy.predicted_drop
+    samples = job.source.samples(FEW if job.weights.large else JUDGED)
+    worst = _Worst()
+
+    def compare(before: Sessions, after: Sessions) -> Accuracy:
+        nonlocal worst
+        worst = _Worst()
+        return judge_pair(before, after, _in_time(samples), weights=job.weights, watch=worst.add)
+
+    accuracy = with_selected_outputs(job, candidate, compare)
     return Judged(
         data=job.source.description,
         samples=accuracy.samples,
         predictions=accuracy.predictions,
-        differing=seen.differing,
-        predicted_drop=foretold if foretold is not None and math.isfinite(foretold) else None,
-        labelled=_labelled(accuracy),
-        items=tuple(_item(row) for row in seen.rows),
+        differing=worst.differing,
+        predicted_drop=None if accuracy.predicted_drop is None else finite(accuracy.predicted_drop),
+        labelled=accuracy.labelled,
+        items=tuple(_item(row) for row in worst.rows),
     )
-
-
-def _compared(job: Job, before: ModelSource, after: ModelSource) -> tuple[_Worst, Accuracy]:
-    """Run two models over the samples."""
-    assert job.source is not None
-    seen = _Worst()
-    samples = job.source.samples(FEW if job.weights.large else JUDGED)
-    return seen, judge_pair(before, after, _in_time(samples), weights=job.weights, watch=seen.add)
 
 
 def _in_time(samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -76,24 +66,9 @@ def _in_time(samples: Iterable[Sample]) -> Iterator[Sample]:
             return
 
 
-def _labelled(accuracy: Accuracy) -> Labelled | None:
-    """Return the counts against labels."""
-    found = accuracy.labelled
-    if found is None:
-        return None
-    return Labelled(
-        items=found.items,
-        float_correct=found.float_correct,
-        int8_correct=found.int8_correct,
-        broken=found.broken,
-        fixed=found.fixed,
-        interval=found.drop_interval,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sample with what both models make of it."""
+    """A sample with the predictions of both models."""
 
     sample: Sample
     before: Array | None
@@ -104,7 +79,7 @@ class _Row:
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """What comes first is worse."""
+        """The sort key: the worst sample comes first."""
         return not self.broken, not self.differs, self.sqnr_db
 
 
@@ -116,7 +91,7 @@ class _Worst:
     differing: int = 0
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
-        """Look at one more sample."""
+        """Add a sample."""
         sums = [powers(value, candidate[name]) for name, value in reference.items() if is_float(value)]
         before, after = predictions(reference), predictions(candidate)
         differs = _unequal(before, after)
@@ -133,7 +108,7 @@ class _Worst:
 
 
 def _unequal(before: Array | None, after: Array | None) -> Array:
-    """Return which predictions differ."""
+    """Return a mask of the predictions that differ."""
     if before is None:
         return np.zeros(0, bool)
     if after is None or after.shape != before.shape:
@@ -150,21 +125,21 @@ def _item(row: _Row) -> Item:
         before=_classes(row.before),
         after=_classes(row.after),
         broken=row.broken,
-        sqnr_db=row.sqnr_db if math.isfinite(row.sqnr_db) else None,
+        sqnr_db=finite(row.sqnr_db),
         picture=picture(row.sample.feed),
     )
 
 
 def _classes(values: Array | None) -> str:
-    """Return a class as text; empty where there is not just one."""
+    """Return a class as text; empty unless there is exactly one."""
     return str(values.reshape(-1)[0]) if values is not None and values.size == 1 else ""
 
 
 def picture(feed: dict[str, Array]) -> str:
     """Return the first image of a feed as a ``data:`` URI of a PNG; empty where there is none.
 
-    An image is (N, C, H, W) or (N, H, W, C) with one or three channels. Its least value is black, its greatest white:
-    what normalisation has made of the colours is not known.
+    An image is (N, C, H, W) or (N, H, W, C) with one or three channels. Its least value is black, its greatest white,
+    because the normalisation of the colours is not known.
     """
     for array in feed.values():
         pixels = _pixels(array)
@@ -174,7 +149,7 @@ def picture(feed: dict[str, Array]) -> str:
 
 
 def _pixels(array: Array) -> Array | None:
-    """Return the first entry as (H, W, 1 or 3) uint8, made smaller by leaving out rows and columns."""
+    """Return the first entry as (H, W, 1 or 3) uint8, without some rows and columns where it is large."""
     if array.ndim != 4 or array.dtype.kind not in "fu" or not array.size:
         return None
     image = array[0]
@@ -191,7 +166,7 @@ def _pixels(array: Array) -> Array | None:
 
 
 def png(pixels: Array) -> bytes:
-    """Return an image (H, W, 1 or 3) of uint8 as PNG (RFC 2083): one chunk of rows without filters."""
+    """Return a uint8 image (H, W, 1 or 3) as PNG (RFC 2083): one chunk of rows without filters."""
     height, width, channels = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""What a report tells of tensors and weights: ranges, histograms, signal over noise."""
+"""Ranges, histograms and SQNR of tensors, and ranges of weights."""
 
 from __future__ import annotations
 
@@ -18,98 +18,97 @@ from ...calibration.samples import Sample
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.ops import row_of
-from ...transforms.plan import Plan
 from ...transforms.qparams import QParams, dequantize
 from ..accuracy.outputs import decibels, is_float, powers
-from ..job import Job
+from ..job import Candidate, Job
 from ..model.files import serialize
+from ..model.shown import show_tensors
 from ..options.given_ranges import precision_of
 from ..runtime.session import Runner
 from ..sensitivity.each_tensor import alone, runs_for
 from ..sensitivity.verdicts import traits
-from ..steps.ranges import TensorRanges
+from ..steps.deliver import Run
 from .record import Bins, Tensor, Weights
 
 BINS = 128
-LOOKED = 16  # samples of histograms, where the ranges needed none
-COMPARED = 4  # samples of the signal over noise of each tensor
-ROOM = 2**28  # bytes of tensors that a model gives at once
-MOST = 400  # of them
-SMALL, LARGE = 1e-30, 1e37  # between these a sum of squares in float32 has lost nothing to speak of
-FLOAT_DB = 120.0  # what has less noise differs by the order of float sums
-SECONDS = 10.0  # for which tensors are tried alone
+LOOKED = 16  # samples for histograms, where the range rule needs no histogram
+COMPARED = 4  # samples for the SQNR of each tensor
+ROOM = 2**28  # bytes of tensors that one session returns
+MOST = 400  # tensors that one session returns
+SMALL, LARGE = 1e-30, 1e37  # between these, a sum of squares in float32 is exact enough
+FLOAT_DB = 120.0  # less noise comes from the order of float sums
+SECONDS = 10.0  # for trying tensors alone
 CHANNELS = 256  # columns of the weights of a node
 
 
-def tensors_of(job: Job, found: TensorRanges, plan: Plan, output: ir.Model) -> tuple[Tensor, ...]:
-    """Tell of the tensors between the units of a model, in execution order.
-
-    Args:
-        job: The job.
-        found: The ranges.
-        plan: What became of the model.
-        output: The model that was written.
-    """
+def tensors_of(run: Run) -> tuple[Tensor, ...]:
+    """Return the tensors between the units of a model, in execution order."""
+    plan = run.trial.candidate.plan
     names = dict.fromkeys(name for unit in plan.units for name in (*unit.inputs, *unit.outputs))
     uint8 = frozenset(plan.quantized)
-    seen = _seen(job, found, [name for name in names if name in uint8])
-    noise = noise_of(job, list(names), plan, output) if uint8 else {}
-    return tuple(_tensor(job, found, plan, seen, name, noise) for name in names)
+    seen = _seen(run, [name for name in names if name in uint8])
+    noise = noise_of(run.job, list(names), run.trial.candidate) if uint8 else {}
+    return tuple(_tensor(run, seen, name, noise) for name in names)
 
 
-def alone_of(job: Job, plan: Plan, output: ir.Model) -> dict[str, float]:
-    """Return the signal over noise at the worst output when one tensor at a time is in integers, in dB.
+def alone_of(run: Run) -> dict[str, float]:
+    """Return the SQNR at the worst output when one tensor alone is in integers, in dB by tensor.
+
+    Measurements that placement used are taken over; else the tensors of the output are tried now.
 
     Raises:
         RequantError: The model fails on a sample.
     """
+    job, candidate = run.job, run.trial.candidate
     if job.source is None or not job.judged or job.weights.large:
         return {}
+    noise = candidate.evidence.noise
+    if noise:
+        return {name: -10 * math.log10(noise[name]) for name in candidate.plan.observed if noise.get(name, 0.0) > 0}
     inside = {str(value.name) for value in _values(job.simple)}
-    held = {name: _params(output, name) for name in plan.observed if name in inside}
-    qparams = {name: params for name, params in held.items() if params is not None}
+    qparams = {name: params for name, params in candidate.qparams.items() if name in inside}
     samples = list(islice(iter(job.source.samples(COMPARED)), COMPARED))
     if not qparams or not samples:
         return {}
     runs = runs_for(job, samples[0].feed, SECONDS)
-    found = alone(job.simple, qparams, samples, optimize=not job.model_qparams, runs=runs)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    sqnr_db = alone(job.simple, qparams, samples, optimize=not job.model_qparams, runs=runs)
+    return {name: value for name, value in sqnr_db.items() if math.isfinite(value)}
 
 
-def _tensor(
-    job: Job, found: TensorRanges, plan: Plan, seen: Observations, name: str, noise: Mapping[str, float | None]
-) -> Tensor:
-    """Tell of one tensor."""
+def _tensor(run: Run, seen: Observations, name: str, noise: Mapping[str, float | None]) -> Tensor:
+    """Describe one tensor."""
+    plan = run.trial.candidate.plan
     uint8 = name in plan.quantized
     root = plan.root(name)
-    span = _span(job, found, root) if uint8 else None
-    made = Tensor(name=name, uint8=uint8, shares=root if root != name else "", sqnr_db=noise.get(name))
+    span = _span(run, root) if uint8 else None
+    row = Tensor(name=name, uint8=uint8, shares=root if root != name else "", sqnr_db=noise.get(name))
     if span is not None:
-        made = replace(made, lo=float(span[0]), hi=float(span[1]))
+        row = replace(row, lo=float(span[0]), hi=float(span[1]))
     statistic = seen.ranges.get(name)
     if statistic is None:
-        return made
-    made = replace(made, least=float(statistic.lo), most=float(statistic.hi))
+        return row
+    row = replace(row, least=float(statistic.lo), most=float(statistic.hi))
     if not isinstance(statistic, Histogram):
-        return made
-    made = replace(made, bins=bins_of(statistic))
+        return row
+    row = replace(row, bins=bins_of(statistic))
     if span is None:
-        return made
-    about = traits(name, span, seen, (), precision_of(job.scheme))
+        return row
+    about = traits(name, span, seen, (), precision_of(run.job.scheme))
     own = -10 * math.log10(about.rounding) if math.isfinite(about.rounding) and about.rounding > 0 else None
-    return replace(made, clipped=about.clipped, own_db=own)
+    return replace(row, clipped=about.clipped, own_db=own)
 
 
-def _span(job: Job, found: TensorRanges, root: str) -> Range | None:
-    """Return the range that the integers of a tensor have, as far as it is known."""
-    if root in found.ranges:
-        return found.ranges[root]
-    return job.model_qparams[root].range if root in job.model_qparams else None
+def _span(run: Run, root: str) -> Range | None:
+    """Return the range of the integers of a tensor; None where it is not known."""
+    if root in run.ranges.ranges:
+        return run.ranges.ranges[root]
+    given = run.job.model_qparams
+    return given[root].range if root in given else None
 
 
-def _seen(job: Job, found: TensorRanges, names: Sequence[str]) -> Observations:
-    """Return what was seen of tensors; where nobody counted their values, some samples are run again."""
-    seen = found.seen
+def _seen(run: Run, names: Sequence[str]) -> Observations:
+    """Return the statistics of tensors; some samples are run again for tensors without a histogram."""
+    job, seen = run.job, run.ranges.seen
     missing = [name for name in names if not isinstance(seen.ranges.get(name), Histogram)]
     if not missing or not job.judged or job.source is None or job.weights.large:
         return seen
@@ -119,7 +118,7 @@ def _seen(job: Job, found: TensorRanges, names: Sequence[str]) -> Observations:
 
 
 def bins_of(histogram: Histogram) -> Bins:
-    """Return a histogram of at most `BINS` bins: neighbours are added up."""
+    """Return a histogram of at most `BINS` bins; neighbouring bins are added up."""
     group = -(-histogram.counts.size // BINS)
     padded = np.pad(histogram.counts, (0, -histogram.counts.size % group))
     counts = padded.reshape(-1, group).sum(axis=1)
@@ -133,17 +132,18 @@ def bins_of(histogram: Histogram) -> Bins:
 # -------------------------------------------------------------------------------------------------- signal over noise
 
 
-def noise_of(job: Job, names: Sequence[str], plan: Plan, output: ir.Model) -> dict[str, float | None]:
-    """Return the signal over noise of tensors in the model that was written, in dB; None where there is no noise."""
+def noise_of(job: Job, names: Sequence[str], candidate: Candidate) -> dict[str, float | None]:
+    """Return the SQNR of tensors in the output, in dB; None where there is no noise."""
     if job.source is None or not job.judged or job.weights.large:
         return {}
     samples = list(islice(iter(job.source.samples(COMPARED)), COMPARED))
+    output = candidate.model
     before = {str(value.name): value for value in _values(job.simple)}
     after = {str(value.name): value for value in _values(output)}
     pairs: dict[str, tuple[str, QParams | None]] = {}
     for name in names:
         integers = f"{name}/quantized"
-        params = _params(output, plan.root(name))
+        params = candidate.qparams.get(candidate.plan.root(name))
         if integers in after and params is not None:
             pairs[name] = (integers, params)
         elif name in after:
@@ -162,15 +162,8 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def _params(output: ir.Model, root: str) -> QParams | None:
-    """Return the scale and the zero point of a tensor, which the emitter has called after it."""
-    held = [output.graph.initializers.get(f"{root}/{part}") for part in ("scale", "zero_point")]
-    arrays = [each.const_value.numpy() for each in held if each is not None and each.const_value is not None]
-    return QParams(scale=arrays[0], zero_point=arrays[1]) if len(arrays) == 2 else None
-
-
 def _bytes(value: ir.Value, sample: Sample, model: ir.Model) -> int:
-    """Return about how large a tensor is; free axes of unknown names count as 1."""
+    """Return the approximate bytes of a tensor; a free axis of unknown length counts as 1."""
     known: dict[str, int] = {}
     for given in model.graph.inputs:
         array = sample.feed.get(str(given.name))
@@ -182,7 +175,7 @@ def _bytes(value: ir.Value, sample: Sample, model: ir.Model) -> int:
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield tensors that are fetched together."""
+    """Yield groups of tensors that are fetched together."""
     group: list[str] = []
     total = 0
     for name, size in sizes.items():
@@ -198,8 +191,8 @@ def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 def _compared(
     job: Job, output: ir.Model, pairs: Mapping[str, tuple[str, QParams | None]], samples: Iterable[Sample]
 ) -> dict[str, float | None]:
-    """Return the signal over noise of the tensors of one group."""
-    models = (_showing(job.simple, pairs), _showing(output, [name for name, _ in pairs.values()]))
+    """Return the SQNR of the tensors of one group."""
+    models = (show_tensors(job.simple, pairs), show_tensors(output, [name for name, _ in pairs.values()]))
     exact, integer = (Runner(serialize(model, job.folder)) for model in models)
     signal, noise = dict.fromkeys(pairs, 0.0), dict.fromkeys(pairs, 0.0)
     for sample in samples:
@@ -215,10 +208,10 @@ def _compared(
 
 
 def _powers(exact: Array, other: Array) -> tuple[float, float]:
-    """Return the sums of squares of a tensor and of its difference from another, in float32 where that will do.
+    """Return the sums of squares of a tensor and of its difference from another, in float32 where that is exact enough.
 
-    Of n values the rounding of a sum in float32 is at most n * 6e-8 of it, and by far less as a rule: a chart shows
-    tenths of a decibel, 2 %. Squares that are too large or too small for float32 are summed in float64.
+    The rounding error of a float32 sum of n values is at most n * 6e-8 of it, and usually far less. A chart shows
+    tenths of a decibel, which are 2 %. Squares that are too large or too small for float32 are summed in float64.
     """
     if exact.shape == other.shape and exact.dtype == other.dtype == np.float32:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -229,20 +222,11 @@ def _powers(exact: Array, other: Array) -> tuple[float, float]:
     return powers(exact, other)
 
 
-def _showing(model: ir.Model, names: Iterable[str]) -> ir.Model:
-    """Return a copy that gives these tensors of its main graph too."""
-    copy = model.clone()
-    values = {str(value.name): value for value in _values(copy)}
-    fed = {str(value.name) for value in (*copy.graph.inputs, *copy.graph.outputs)}
-    copy.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in fed)
-    return copy
-
-
 # ------------------------------------------------------------------------------------------------------------ weights
 
 
 def weights_of(model: ir.Model) -> tuple[Weights, ...]:
-    """Return the ranges of the weights of each node that has some, by output channel."""
+    """Return the range of the weights of each node, by output channel."""
     found = []
     for name, node in nodes_by_name(model).items():
         row = row_of(node)
@@ -271,7 +255,7 @@ def weights_of(model: ir.Model) -> tuple[Weights, ...]:
 
 
 def _by_channel(array: Array, axis: int) -> tuple[tuple[float, ...], tuple[float, ...], int]:
-    """Return the least and the greatest weight of each channel, or of so many neighbours."""
+    """Return the least and the greatest weight of each channel or group of channels, and the size of a group."""
     others = tuple(index for index in range(array.ndim) if index != axis % array.ndim)
     lo, hi = array.min(axis=others), array.max(axis=others)
     group = -(-lo.size // CHANNELS)
@@ -280,5 +264,5 @@ def _by_channel(array: Array, axis: int) -> tuple[tuple[float, ...], tuple[float
 
 
 def _short(values: Array) -> tuple[float, ...]:
-    """Return numbers of 5 digits, which are as many as a chart shows."""
+    """Return numbers of 5 digits, as many as a chart shows."""
     return tuple(float(f"{value:.5g}") for value in values.tolist())

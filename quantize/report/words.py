@@ -1,4 +1,4 @@
-"""What a report says in words and numbers of a run."""
+"""The sentences and table rows of a report."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Card:
     """One number of the headline.
 
     Attributes:
-        title: What it is.
+        title: The title.
         big: The number.
-        unit: What stands small behind it.
-        lines: Before and after, and the like.
+        unit: The text after the number, in small letters.
+        lines: Details: before and after, number of runs.
     """
 
     title: str
@@ -28,7 +28,7 @@ class Card:
 
 
 def cards(record: Record) -> list[Card]:
-    """Return the headline: accuracy, speed, size and what computes in integers."""
+    """Return the headline: accuracy, speed, size and the share of integer products."""
     head = record.headline
     smaller = head.float_bytes / head.int8_bytes if head.int8_bytes else None
     nodes = head.int8_nodes + head.float_nodes
@@ -46,7 +46,7 @@ def cards(record: Record) -> list[Card]:
 
 
 def _accuracy(record: Record) -> Card:
-    """Return accuracy, by what is best known: labels, else equal predictions, else noise."""
+    """Return the accuracy by labels, else by equal predictions, else by SQNR."""
     head, judged = record.headline, record.judged
     noise = _noise_line(head)
     if judged is not None and judged.labelled is not None:
@@ -55,7 +55,7 @@ def _accuracy(record: Record) -> Card:
         line = f"{percent(before)} → {percent(after)} right, {found.items} items"
         return Card("Accuracy", points(after - before).removesuffix(" points"), "points of top-1", (line, noise))
     if not head.samples:
-        return Card("Accuracy", NONE, "", ("not measured: there are no data to judge by",))
+        return Card("Accuracy", NONE, "", ("not measured: there are no data",))
     if head.agreement is not None:
         return Card("Accuracy", percent(head.agreement), "agree", (f"of {head.predictions} predictions", noise))
     big = "equal" if head.sqnr_db is None else decibels(head.sqnr_db)
@@ -63,7 +63,7 @@ def _accuracy(record: Record) -> Card:
 
 
 def _noise_line(head: Headline) -> str:
-    """Return signal over noise in a line."""
+    """Return the SQNR as a line."""
     if not head.samples:
         return ""
     noise = "outputs without noise" if head.sqnr_db is None else f"{decibels(head.sqnr_db)} at the worst output"
@@ -84,7 +84,7 @@ def _speed(head: Headline) -> Card:
 
 
 def accuracy_rows(record: Record) -> list[tuple[str, str]]:
-    """Return all that is known of the accuracy; what labels say and what is foretold without them come first."""
+    """Return the rows about accuracy; the drops by labels and by probabilities come first."""
     head, judged = record.headline, record.judged
     rows = _judged_rows(judged) if judged is not None else []
     if head.agreement is not None:
@@ -100,52 +100,52 @@ def accuracy_rows(record: Record) -> list[tuple[str, str]]:
     if head.effort:
         rows.append(("effort", f"{head.effort}: {', '.join(head.corrections)}" if head.corrections else head.effort))
     if head.predicted_ms is not None:
-        rows.append(("time foretold by the costs", milliseconds(head.predicted_ms)))
+        rows.append(("time predicted from costs", milliseconds(head.predicted_ms)))
     if head.rejected_speedup is not None:
         told = f"{times(head.rejected_speedup)} as fast, {decibels(head.rejected_sqnr_db)}"
-        rows.append(("INT8 model that was not kept", told))
+        rows.append(("rejected INT8 model", told))
     return rows
 
 
 def _judged_rows(judged: Judged) -> list[tuple[str, str]]:
-    """Return the drop by labels beside the one that is foretold without them."""
+    """Return the drop by labels and the drop predicted without labels."""
     rows = []
     if judged.labelled is not None:
         found = judged.labelled
-        low, high = found.interval[0], found.interval[-1]
+        low, high = found.drop_interval
         drop = (found.float_correct - found.int8_correct) / found.items
         between = f"95 % interval {drop_of(low).removesuffix(' points')} to {drop_of(high)}"
         rows.append(("drop by labels", f"{drop_of(drop)} on {found.items} items; {between}"))
         rows.append(("items", f"{found.broken} broken, {found.fixed} fixed"))
     if judged.predicted_drop is not None:
         rows.append(
-            ("drop foretold without labels", f"{drop_of(judged.predicted_drop)} on {judged.predictions} predictions")
+            ("predicted drop, without labels", f"{drop_of(judged.predicted_drop)} on {judged.predictions} predictions")
         )
     return rows
 
 
 def drop_of(share: float) -> str:
-    """Return a drop, which has no sign where something is lost."""
+    """Return a drop; a loss has no sign."""
     return points(share).removeprefix("+")
 
 
 def items_told(record: Record) -> str:
-    """Say what the worst samples are, and of how many."""
+    """Describe the order and the number of the worst samples."""
     judged = record.judged
     if judged is None:
         return ""
     kind = (
-        "Those that INT8 breaks come first, then those whose prediction differs, then those of the lowest SQNR"
+        "Samples that INT8 breaks come first, then samples with another prediction, then samples with the lowest SQNR"
         if judged.predictions
-        else "Those of the lowest SQNR at an output come first"
+        else "Samples with the lowest SQNR at an output come first"
     )
     differing = f"; {judged.differing} of {judged.predictions} predictions differ" if judged.predictions else ""
-    none = " No sample differs at all." if not judged.items else ""
+    none = " No sample differs." if not judged.items else ""
     return f"{judged.samples} samples of {judged.data}{differing}. {kind}.{none}"
 
 
 def data_told(record: Record) -> str:
-    """Say what gave the ranges."""
+    """Describe the source of the ranges."""
     head = record.headline
     if head.ranges:
         return f"Ranges from {head.ranges}."
@@ -155,15 +155,15 @@ def data_told(record: Record) -> str:
 
 
 def search_told(record: Record) -> str:
-    """Say what a search found."""
+    """Describe the result of a search."""
     found = record.search
     if found is None:
         return ""
     bar = "" if found.bar is None else f" to keep {found.metric} at {found.bar:.6g}"
     best = (
-        "none of them does"
+        "no model keeps it"
         if found.best is None
-        else f"the fastest one that does is {times(found.best.speedup)} as fast"
+        else f"the fastest model that keeps it is {times(found.best.speedup)} as fast"
     )
     return f"{len(found.points)} models were tried in {found.seconds:.0f} s{bar}; {best}."
 
@@ -183,7 +183,7 @@ def run_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
         ("right before", *(NONE if each is None else percent(each.float_correct / each.items) for each in labelled)),
         ("right after", *(NONE if each is None else percent(each.int8_correct / each.items) for each in labelled)),
         ("broken, fixed", *(NONE if each is None else f"{each.broken}, {each.fixed}" for each in labelled)),
-        ("drop foretold without labels", *(NONE if each is None else drop_of(each) for each in foretold)),
+        ("predicted drop, without labels", *(NONE if each is None else drop_of(each) for each in foretold)),
         ("equal predictions", *(percent(head.agreement) for head in heads)),
         ("SQNR of the worst output", *(decibels(head.sqnr_db) for head in heads)),
         ("products in integers", *(percent(head.mac_share_int8, 1) for head in heads)),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -13,15 +12,12 @@ from onnxruntime import InferenceSession, SessionOptions
 
 from ... import RequantError
 from ...calibration.session import LOAD_HINTS, PROVIDERS, Array, runtime_message
+from .session import Runner
 
 Value: TypeAlias = int | bool | str
 
 
 Values: TypeAlias = Mapping[str, Value]
-
-
-Block: TypeAlias = Callable[[int], Sequence[float]]
-"""Runs a session a number of times and returns the seconds of each run."""
 
 
 ENUMERATIONS: Mapping[tuple[str, Value], str] = {
@@ -38,28 +34,24 @@ ENUMERATIONS: Mapping[tuple[str, Value], str] = {
 GAIN = 1.02  # a value replaces the default if runs are at least this many times as fast
 
 
-def session_block(model: str | os.PathLike[str], values: Values, feed: Mapping[str, Array]) -> Block:
-    """Load a model with these settings and return a function that times its runs.
+def configured_run(model: str | os.PathLike[str], values: Values, feed: Mapping[str, Array]) -> Callable[[], object]:
+    """Load a model with these settings, run it once, and return a function that runs it again.
 
     Raises:
         RequantError: The runtime cannot load the model, or refuses the feed.
     """
-    session = open_configured(model, values)
-    try:
-        session.run(None, dict(feed))
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        raise RequantError(f"{os.fspath(model)}: the model fails: {runtime_message(error)}") from error
-    return partial(timed_runs, session, dict(feed))
+    run = partial(configured_runner(model, values), feed)
+    run()
+    return run
 
 
-def timed_runs(session: InferenceSession, feed: dict[str, Array], count: int) -> list[float]:
-    """Run a session `count` times and return the seconds of each run."""
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        session.run(None, feed)
-        times.append(time.perf_counter() - start)
-    return times
+def configured_runner(model: str | os.PathLike[str], values: Values) -> Runner:
+    """Load a model with these settings.
+
+    Raises:
+        RequantError: The runtime cannot load it.
+    """
+    return Runner.over(open_configured(model, values), os.fspath(model))
 
 
 def open_configured(model: str | os.PathLike[str], values: Values) -> InferenceSession:
@@ -74,11 +66,27 @@ def open_configured(model: str | os.PathLike[str], values: Values) -> InferenceS
     options.log_severity_level = 4  # failures raise exceptions; do not print them as well
     for option, value in values.items():
         _set(options, option, value)
+    return create_session(os.fspath(model), options, os.fspath(model))
+
+
+def create_session(model: str | bytes, options: SessionOptions, name: str) -> InferenceSession:
+    """Load a model with the runtime's own options.
+
+    Args:
+        model: The path of a model, or the bytes of one.
+        options: The options.
+        name: The model in messages.
+
+    Raises:
+        RequantError: The runtime cannot load it.
+    """
+    import onnxruntime as ort
+
     try:
-        return ort.InferenceSession(os.fspath(model), options, providers=PROVIDERS, enable_fallback=0)
+        return ort.InferenceSession(model, options, providers=PROVIDERS, enable_fallback=0)
     except Exception as error:  # the runtime's exceptions share no base class of their own
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
-        raise RequantError(f"{os.fspath(model)}: {hint}: {runtime_message(error)}") from error
+        raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
 
 
 def _set(options: SessionOptions, option: str, value: Value) -> None:

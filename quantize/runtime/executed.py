@@ -64,7 +64,6 @@ class Kernel:
         absorbs: The operators of the other nodes fused into it, in the order of the model.
         layout: ``NCHWc`` in blocks of channels, ``NHWC`` or ``NCHW``; empty without spatial axes.
         precision: ``float32``, ``u8·s8→u8``, ``f32→u8``.
-        weight: Element type of the second factor; empty if there is none.
         place: Its node in the optimized graph.
     """
 
@@ -75,7 +74,6 @@ class Kernel:
     absorbs: tuple[str, ...]
     layout: str
     precision: str
-    weight: str
     place: ir.Node | None
 
     @property
@@ -111,7 +109,6 @@ def kernels(
         place = places.get(run.node)
         node = match.principals.get(run.node) or match.parts.get(run.node)
         absorbs = tuple(nodes[name].op_type for name in members.get(run.node, []) if name != node)
-        weight = _weight(run, place)
         found.append(
             Kernel(
                 run,
@@ -120,8 +117,7 @@ def kernels(
                 nodes[node].op_type if node is not None else run.op,
                 absorbs,
                 layouts.get(run.node, ""),
-                _precision(run, weight),
-                weight,
+                _precision(run, _weight(run, place)),
                 place,
             )
         )

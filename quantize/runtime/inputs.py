@@ -8,8 +8,9 @@ import numpy as np
 
 from ... import RequantError
 from ...calibration.samples import Sample
-from ...calibration.session import ModelSource, input_specs, open_session
+from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source, open_source
+from .session import Runner
 
 
 def open_data(model: ModelSource, data: DataSource, samples: int | None = None) -> Source:
@@ -18,8 +19,26 @@ def open_data(model: ModelSource, data: DataSource, samples: int | None = None) 
     Raises:
         RequantError: The runtime cannot load the model, or the source does not fit it.
     """
-    source = open_source(data, input_specs(open_session(model, lean=True)))
+    return open_for(Runner(model, lean=True), data, samples)
+
+
+def open_for(run: Runner, data: DataSource, samples: int | None = None) -> Source:
+    """Open a source of data for a loaded model; see `open_data`.
+
+    Raises:
+        RequantError: The source does not fit the model.
+    """
+    source = open_source(data, run.inputs)
     return source if samples is None else source.samples(samples)
+
+
+def first_sample(source: Source, batch: int) -> Sample:
+    """Return the first feed, of `batch` items.
+
+    Raises:
+        RequantError: There is no sample, or the model's inputs have no free batch axis.
+    """
+    return next(iter(source)) if batch == 1 else stacked(source, batch)
 
 
 def stacked(source: Source, batch: int) -> Sample:

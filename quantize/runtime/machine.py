@@ -46,12 +46,19 @@ class Machine:
 
 def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the name of the CPU."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
+    lines = _lines(cpuinfo)
+    if not lines:
         return platform.processor() or platform.machine()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.machine())
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file of the system; none if there is no such file."""
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def folder() -> Path:
@@ -71,11 +78,9 @@ FLAGS = ("avx2", "avx512bw", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_in
 
 def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     """Return which of `FLAGS` this CPU has; empty if the system does not tell."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ()
-    found = {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
+    found = {
+        word for line in _lines(cpuinfo) if line.lower().startswith(("flags", "features")) for word in line.split()
+    }
     return tuple(flag for flag in FLAGS if flag in found)
 
 

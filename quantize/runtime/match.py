@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...calibration.bodies import bodies_of
 from ...transforms.ops import MS
 
 NCHWC = f"{MS}.nchwc"
@@ -131,13 +132,9 @@ def _constants(model: ir.Model) -> frozenset[str]:
         found.difference_update(value.name for value in model.graph.inputs if value.name)
     for node in model.graph.all_nodes():
         given = [value.name for value in node.inputs if value is not None]
-        if (given or node.op_type == "Constant") and found.issuperset(given) and not _has_body(node):
+        if (given or node.op_type == "Constant") and found.issuperset(given) and not bodies_of(node):
             found.update(value.name for value in node.outputs if value.name)
     return frozenset(found)
-
-
-def _has_body(node: ir.Node) -> bool:
-    return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
 
 
 def _by_name(search: _Search, executed: Iterable[ir.Node]) -> None:

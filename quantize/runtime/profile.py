@@ -13,9 +13,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ... import RequantError
-from ...calibration.session import ModelSource, describe, open_session, runtime_message
+from ...calibration.session import ModelSource, describe, open_session
 from .macs import INTEGER, multiply_accumulates
+from .session import Runner
 
 RUNS = 3
 
@@ -67,7 +67,9 @@ class Profile:
     microseconds: float
 
 
-def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -> tuple[KernelRun, ...]:
+def executed(
+    model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS
+) -> tuple[KernelRun, ...]:
     """Run `model` under the profiler and return its nodes in order of execution.
 
     Shapes of weights come from the optimized graph, because the profile does not show packed weights. For weights in
@@ -77,11 +79,12 @@ def executed(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0) -
         model: A model file, or a model in memory. All nodes need names: profile and graph are joined by name.
         feed: The inputs.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        times: How often it is run.
 
     Raises:
         RequantError: The model cannot be loaded or run.
     """
-    return profiled(model, feed, threads=threads).runs
+    return profiled(model, feed, threads=threads, times=times).runs
 
 
 def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> Profile:
@@ -95,11 +98,9 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
     with tempfile.TemporaryDirectory(prefix="requant-") as folder:
         optimised = Path(folder) / "optimised.onnx"
         session = open_session(model, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
-        try:
-            for _ in range(times):
-                session.run(None, dict(feed))
-        except Exception as error:  # the runtime's exceptions share no base class of their own
-            raise RequantError(f"{describe(model)}: the model fails: {runtime_message(error)}") from error
+        run = Runner.over(session, describe(model))
+        for _ in range(times):
+            run(feed)
         events = json.loads(Path(session.end_profiling()).read_text())
         graph = ir.load(optimised).graph
         _name_as_profiled(graph, events)

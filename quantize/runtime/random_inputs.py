@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import RequantError
 from ...calibration.objects import python_object
-from ...calibration.session import Array, InputSpec, ModelSource, input_specs, open_session
+from ...calibration.session import Array, InputSpec, ModelSource
 from ...calibration.sources import Source
 from .session import Runner
 
@@ -27,12 +27,11 @@ def generated_source(model: ModelSource) -> Source | None:
     Raises:
         RequantError: The runtime cannot load the model.
     """
-    session = open_session(model, lean=True)
+    run = Runner(model, lean=True)
     try:
-        specs = input_specs(session)
+        specs = run.inputs
     except RequantError:
         return None
-    run = Runner(model, lean=True)
     free = any(not isinstance(axis, int) for spec in specs for axis in spec.shape[1:])
     integers = any(spec.dtype.kind in "iu" for spec in specs)
     for length, below in product(FREE if free else FREE[:1], (2, 1) if integers else (2,)):
@@ -54,8 +53,8 @@ def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) 
     Raises:
         RequantError: The runtime cannot load the model, or an input cannot be fed from arrays.
     """
-    specs = [replace(spec, shape=shapes[spec.name]) for spec in input_specs(open_session(model, lean=True))]
     run = Runner(model, lean=True)
+    specs = [replace(spec, shape=shapes[spec.name]) for spec in run.inputs]
     for below in (2, 1):
         feeds = _feeds(specs, 0, below)
         told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds[0].items())

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...calibration.session import Array, ModelSource, describe, open_session, run_session
+from ...calibration.session import (
+    Array,
+    InputSpec,
+    ModelSource,
+    describe,
+    input_specs,
+    open_session,
+    run_session,
+)
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 
 class Runner:
     """A loaded model that is called with a feed and returns its outputs by name."""
 
     def __init__(self, model: ModelSource, *, threads: int = 0, lean: bool = False) -> None:
-        """Load `model`; a lean session is for a handful of runs of a large one (`open_session`).
+        """Load `model`; a lean session is for a few runs of a large model (`open_session`).
 
         Raises:
             RequantError: The runtime cannot load it.
         """
-        self._name = describe(model)
-        self._session = open_session(model, threads=threads, lean=lean)
-        self.outputs = tuple(output.name for output in self._session.get_outputs())
+        self._use(open_session(model, threads=threads, lean=lean), describe(model))
+
+    @classmethod
+    def over(cls, session: InferenceSession, name: str) -> Runner:
+        """Return a runner over an open session; messages begin with `name`."""
+        runner = cls.__new__(cls)
+        runner._use(session, name)
+        return runner
+
+    def _use(self, session: InferenceSession, name: str) -> None:
+        self._session, self._name = session, name
+        self.outputs = tuple(output.name for output in session.get_outputs())
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """The required inputs.
+
+        Raises:
+            RequantError: An input is no tensor, or NumPy lacks its type.
+        """
+        return input_specs(self._session)
 
     def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:
         """Run one feed.
@@ -28,3 +57,27 @@ class Runner:
             RequantError: The runtime refuses the feed.
         """
         return run_session(self._session, self.outputs, feed, self._name)
+
+
+class Sessions:
+    """A model with its open sessions: one for each number of threads, opened at the first use.
+
+    Attributes:
+        source: The model.
+    """
+
+    def __init__(self, source: ModelSource, *, keep: bool = True) -> None:
+        """Open nothing yet; without `keep` each use opens a session, so that no memory is held between two uses."""
+        self.source, self._keep = source, keep
+        self._runners: dict[int, Runner] = {}
+
+    def runner(self, threads: int = 0) -> Runner:
+        """Return the model in a session with so many threads; 0 leaves the choice to the runtime.
+
+        Raises:
+            RequantError: The runtime cannot load it.
+        """
+        runner = self._runners.get(threads) or Runner(self.source, threads=threads)
+        if self._keep:
+            self._runners[threads] = runner
+        return runner

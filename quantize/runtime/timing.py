@@ -12,6 +12,7 @@ WARM_UP = 3
 MOST_ROUNDS = 300
 SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
 LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs
+MOST_RUNS = 200  # of one block
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,15 @@ class Latency:
         return 1e3 * self.batch / self.int8_ms
 
 
-def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0) -> list[list[float]]:
+def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, block: float = 0.0) -> list[list[float]]:
     """Call each of `runs` in turn until `seconds` have passed, and return the times of each in seconds.
 
     The order is reversed in every second round, because the second run finds caches that the first one warmed.
+
+    Args:
+        runs: The functions to time.
+        seconds: How long all of them are timed, without the runs that warm up.
+        block: The seconds for which one function is called before the next one has its turn; 0 for a single call.
     """
     times: list[list[float]] = [[] for _ in runs]
     slow = False
@@ -69,10 +75,19 @@ def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0) ->
     while rounds < (FEW_ROUNDS if slow else LEAST_ROUNDS) or (time.perf_counter() < end and rounds < MOST_ROUNDS):
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for index in order:
-            start = time.perf_counter()
-            runs[index]()
-            times[index].append(time.perf_counter() - start)
+            times[index] += _block(runs[index], block)
         rounds += 1
+    return times
+
+
+def _block(run: Callable[[], object], seconds: float) -> list[float]:
+    """Call a function until `seconds` have passed, at least once, and return the times in seconds."""
+    times: list[float] = []
+    begin = time.perf_counter()
+    while not times or (time.perf_counter() - begin < seconds and len(times) < MOST_RUNS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
     return times
 
 

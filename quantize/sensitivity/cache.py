@@ -1,4 +1,4 @@
-"""Trials are kept in the user's cache folder as they are made, so that a run goes on where it stopped."""
+"""The cache of finished trials: an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -18,41 +18,38 @@ from .switch_model import Powers, Switchboard
 
 SCHEMA = 1
 PREFIX = "sensitivity-"
-KEPT = 30 * 24 * 3600  # seconds after which what nobody has asked for again is removed
+KEPT = 30 * 24 * 3600  # seconds; files that were not read for so long are removed
 
 
 @dataclass(slots=True)
 class Trials:
-    """Trials of one board on one set of samples.
+    """The finished trials of one switchable model on one set of samples.
 
     Attributes:
-        path: The file: a JSON array per line, of a trial's digest and of its powers by output.
-        known: The trials that are there, by digest.
-        write: Appends a line.
-        added: How many were added.
+        path: The file: one JSON array per line, with the digest of a trial and its powers by output.
+        known: The finished trials by digest.
+        write: Appends a line to the file.
     """
 
     path: Path
     known: dict[str, Powers] = field(default_factory=dict)
     write: Callable[[str], object] = lambda line: None
-    added: int = 0
 
     def add(self, key: str, found: Powers) -> None:
-        """Keep a trial."""
+        """Add a finished trial, also to the file."""
         self.known[key] = found
-        self.added += 1
-        with suppress(OSError):  # a full disk takes nothing but the convenience
+        with suppress(OSError):  # without the file, only the next run takes longer
             self.write(json.dumps([key, found]) + "\n")
 
 
 @contextmanager
 def trials_of(board: Switchboard, samples: Sequence[Sample], *, fresh: bool) -> Iterator[Trials]:
-    """Open the trials that are kept of a board: of the same weights, scales, samples, runtime and processor.
+    """Open the cached trials for the same weights, scales, samples, runtime and processor.
 
     Args:
-        board: The board.
+        board: The switchable model.
         samples: The samples.
-        fresh: Whether to forget them first.
+        fresh: Whether to remove the cached trials first.
     """
     path = folder() / f"{PREFIX}{_key(board, samples)}.jsonl"
     found = Trials(path)
@@ -63,7 +60,7 @@ def trials_of(board: Switchboard, samples: Sequence[Sample], *, fresh: bool) -> 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torn = path.is_file() and not path.read_bytes().endswith(b"\n")
-        file = path.open("a", encoding="utf-8", buffering=1)  # a line at a time, whatever ends the run
+        file = path.open("a", encoding="utf-8", buffering=1)  # writes each line at once: the run may end at any time
         if torn:
             file.write("\n")
     except OSError:
@@ -81,7 +78,7 @@ def digest(on: Collection[Switch]) -> str:
 
 
 def forget_old(now: float | None = None) -> int:
-    """Remove what was not asked for in a long time; return how many files there were."""
+    """Remove files that were not read for `KEPT` seconds; return their number."""
     removed = 0
     for path in folder().glob(f"{PREFIX}*"):
         with suppress(OSError):
@@ -92,14 +89,14 @@ def forget_old(now: float | None = None) -> int:
 
 
 def _key(board: Switchboard, samples: Sequence[Sample]) -> str:
-    """Return what distinguishes trials from all others."""
+    """Return a digest of all that determines the result of a trial."""
     machine = Machine.here(1)
     told = (SCHEMA, machine.runtime, machine.cpu, board.identity, [_digest(sample) for sample in samples])
     return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 
 def _digest(sample: Sample) -> str:
-    """Return a digest of all that a sample feeds."""
+    """Return a digest of the inputs of a sample."""
     found = hashlib.blake2b(digest_size=16)
     for name, array in sorted(sample.feed.items()):
         found.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -108,7 +105,7 @@ def _digest(sample: Sample) -> str:
 
 
 def _read(path: Path) -> Iterator[tuple[str, Powers]]:
-    """Yield the trials of a file; the last line may be cut off."""
+    """Yield the trials of a file; the last line may be incomplete."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         os.utime(path)

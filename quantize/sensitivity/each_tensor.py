@@ -1,4 +1,4 @@
-"""Which tensors must not be uint8: each one is quantized alone, and the model's outputs tell."""
+"""Find the tensors that must not be uint8: each one is quantized alone, and the outputs are compared."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..placement.estimates import runs_in
 from .switch_graph import Switch
 from .switch_model import noises, tensor_switches
 
-# A tensor ruins a model when it alone leaves less than RUIN_DB at an output and stands out from the others: the
-# tensors of a network that is merely hard to quantize are all alike, and none of them is worth a float unit.
+# A tensor ruins a model if it alone leaves less than RUIN_DB at an output, and STANDS_OUT_DB less than the median of
+# the others. In a network that is hard to quantize all tensors are alike, and none of them is worth a float unit.
 RUIN_DB = 20.0
 STANDS_OUT_DB = 10.0
 
@@ -29,7 +29,7 @@ def ruinous(sqnr_db: Mapping[str, float], least: float = RUIN_DB) -> dict[str, s
 
     Args:
         sqnr_db: By tensor, in dB.
-        least: With so much or more no tensor ruins anything, in dB.
+        least: A tensor that leaves at least this SQNR, in dB, may be uint8.
     """
 
     def limit(name: str) -> float:
@@ -52,20 +52,20 @@ def alone(
     runs: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """Return the least SQNR, in dB, of the float outputs when one tensor at a time goes through uint8.
+    """Return the SQNR, in dB, of the worst float output with one tensor at a time in uint8.
 
     One session serves all tensors.
 
     Args:
         model: A float model.
         qparams: uint8 scale and zero point of each tensor to try.
-        samples: A few samples; tensors times samples inferences are made.
+        samples: A few samples; the number of inferences is tensors times samples.
         optimize: Whether the runtime may rewrite the graph, see `tensor_switches`.
-        runs: How many inferences may be made: of the samples, fewer are tried. Where one alone takes more, nothing is.
-        progress: Called with how many tensors are done, and how many there are.
+        runs: The limit of inferences. It reduces the samples; if one sample takes more, no tensor is tried.
+        progress: Called with the number of finished tensors, and the number of tensors.
 
     Returns:
-        In dB, by tensor; empty where `runs` are too few.
+        In dB, by tensor; empty if `runs` is too small.
 
     Raises:
         RequantError: The model fails on a sample.
@@ -87,6 +87,6 @@ def alone(
 
 
 def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:
-    """Return about how often the float model runs on a feed in some time, the same everywhere."""
+    """Return the estimated number of runs of the float model on a feed in some seconds, equal on all machines."""
     sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
     return runs_in(seconds, job.all_int8_plan.units, nodes_by_name(job.simple), sizes)

@@ -1,4 +1,4 @@
-"""What the constants of a plan's units stand for as integers."""
+"""The values of the constants of a plan's units after they are rounded to integers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def integer_constants(
     adjusted: Mapping[str, Adjustment] | None = None,
     exact: bool = True,
 ) -> dict[str, dict[int, Array]]:
-    """Return the values that the integer constants of a plan's units stand for: weights, biases and operands.
+    """Return the dequantized values of the integer constants of a plan's units: weights, biases and operands.
 
-    Arguments as of `insert_qdq`. The biases behind a MatMul, of an operator of its own, are not among them.
+    Arguments as of `insert_qdq`. A bias that an operator of its own adds behind a MatMul is left out.
     """
     scheme = scheme or Scheme()
     copy = model.clone()
@@ -50,7 +50,7 @@ def integer_constants(
 
 
 def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: WeightWriter) -> dict[int, Array]:
-    """Return what the constants of a unit on uint8 become."""
+    """Return the dequantized constants of a unit that reads uint8."""
     if OPS[unit.op].kind == "compute":
         if constant(node.inputs[1]) is None:
             return {}
@@ -61,7 +61,7 @@ def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: Weigh
 
 
 def _stored(node: ir.Node, unit: Unit, impl: Impl, scheme: Scheme) -> dict[int, Array]:
-    """Return what the weights of a unit that reads float become."""
+    """Return the dequantized weights of a unit that reads float."""
     row, found = OPS[unit.op], {}
     indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op == "LSTM" else (1,)
     for index in indices:
@@ -81,13 +81,13 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, scheme: Scheme) -> dict[int, 
 
 
 def _is_integer(value: ir.Value | None) -> bool:
-    """Whether a tensor is dequantized from integers of the file."""
+    """Return whether a tensor is dequantized from a constant of integers."""
     dq = value.producer() if value is not None else None
     return dq is not None and dq.op_type == "DequantizeLinear" and constant(dq.inputs[0]) is not None
 
 
 def _behind(value: ir.Value | None) -> Array:
-    """Return the values of a constant that is dequantized."""
+    """Return the dequantized values of such a constant."""
     dq = value.producer() if value is not None else None
     assert dq is not None
     stored, scale, zero = (constant(each) for each in dq.inputs[:3])

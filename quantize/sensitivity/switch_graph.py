@@ -1,10 +1,10 @@
-"""Switches written into a float model: the If nodes by which tensors and constants are had in integers.
+"""Write switches into a float model: If nodes that put tensors and constants into integers.
 
-A switch is an If, of which only the branch that is asked for runs. Of a unit of the plan one branch holds a float copy,
-and the other one a copy behind further switches: whether a tensor passes through QuantizeLinear and DequantizeLinear,
-and whether the weights are the dequantized ones. So a unit all of whose switches are off costs an If and no more, and
-the runtime packs the weights of either copy. A factor of 0 or 1 on the difference, or a Where, would compute both, and
-a convolution whose weights are computed runs without their packed layout.
+A switch is an If node; only the selected branch runs. For a unit of the plan, one branch has a float copy of the unit.
+The other branch has a copy behind further switches: they select whether an input passes through QuantizeLinear and
+DequantizeLinear, and whether the weights are the dequantized ones. So a unit with all switches off costs one If node,
+and the runtime packs the weights of both copies. A Where, or a factor of 0 or 1 on the difference, would compute both
+variants; and a convolution with computed weights runs without their packed layout.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ...transforms.qparams import QParams, asymmetric_u8
 from ...transforms.units import activations
 
 SWITCHES = "requant_switches"
-FIRST_SPLIT_INPUT = 13  # the opset in which the sizes of Split became an input
+FIRST_SPLIT_INPUT = 13  # since this opset the sizes of Split are an input
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Switch:
-    """A place that can be had in float, or as it is in integers.
+    """A place in the model that can be switched from float to integers.
 
     Attributes:
-        unit: The unit that reads the tensor, or whose constants these are; empty for all others that read the tensor:
-            operators that stay float in any case, and the user.
+        unit: The unit that reads the tensor, or that has the constants; empty for all other readers of the tensor:
+            operators that stay float in any case, and the outputs of the model.
         tensor: The tensor that passes through integers; empty for the constants of the unit.
     """
 
@@ -43,13 +43,13 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tap:
-    """A tensor on its way to some of its readers.
+    """A tensor and some of its readers.
 
     Attributes:
         value: The tensor.
-        uses: Those readers, with which of their inputs it is.
-        shown: Whether a graph output is among them.
-        params: Scale and zero point; None where they are found at run time.
+        uses: The readers, each with the index of its input.
+        shown: Whether a graph output is among the readers.
+        params: Scale and zero point; None if they are found at run time.
     """
 
     value: ir.Value
@@ -59,7 +59,7 @@ class Tap:
 
     @property
     def now(self) -> ir.Value:
-        """The tensor; where the unit that makes it has got switches, what took its place."""
+        """The tensor, or the tensor that replaced it when its producer got switches."""
         found = next((node.inputs[index] for node, index in self.uses), None)
         return found or self.value
 
@@ -71,9 +71,9 @@ class Part:
     Attributes:
         nodes: Its nodes.
         taps: The tensors that it reads in integers, each with its switch.
-        arrays: What its constants become.
-        doubled: The switch of its constants, if it has any.
-        some: Whether any of these switches is on.
+        arrays: Its dequantized constants by input index.
+        doubled: The switch of its constants; None without constants.
+        some: Whether any of its switches is on.
     """
 
     nodes: Sequence[ir.Node]
@@ -84,7 +84,7 @@ class Part:
 
     @property
     def encloses(self) -> bool:
-        """Whether its last result is all that anyone reads of it, so that it can stand in a body."""
+        """Whether only its last result is read outside, so that a body can contain it."""
         inner = [output for node in self.nodes[:-1] for output in node.outputs]
         readers = {use.node for output in inner for use in output.uses()}
         single = all(len(node.outputs) == 1 for node in self.nodes)
@@ -92,7 +92,7 @@ class Part:
 
 
 def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict[Switch, Tap]:
-    """Return where tensors pass through integers."""
+    """Return the tensors that can pass through integers, with their readers, by switch."""
     nodes = nodes_by_name(model)
     qparams = with_lookups(plan, nodes, qparams)
     values = ir.convenience.create_value_mapping(model.graph)
@@ -104,7 +104,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
             inside = [str(first.outputs[0].name)] if unit.op == GATE else []
             for tensor in (*unit.inputs, *inside):
                 params = qparams[plan.root(tensor)] if tensor not in inside else qparams.get(tensor)
-                params = params or asymmetric_u8(0.0, 1.0)  # of a sigmoid
+                params = params or asymmetric_u8(0.0, 1.0)  # the range of a sigmoid
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, params)
         elif impl is Impl.DYNAMIC:
             for tensor in unit.inputs[:1]:
@@ -118,20 +118,20 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
 
 
 def _uses(readers: Iterable[ir.Node], tensor: str) -> list[tuple[ir.Node, int]]:
-    """Return which inputs of some nodes are a tensor, and carry activations."""
+    """Return the inputs of some nodes that are a tensor and carry activations."""
     inputs = ((node, index, value) for node in readers for index, value in enumerate(node.inputs) if value is not None)
     return [(node, index) for node, index, value in inputs if value.name == tensor and value in activations(node)]
 
 
 def everyone(value: ir.Value, but: Iterable[tuple[ir.Node, int]], params: QParams) -> Tap:
-    """Return a tensor on its way to all its readers but some."""
+    """Return a tensor and all its readers but some."""
     others = {(id(node), index) for node, index in but}
     uses = [(use.node, use.idx) for use in value.uses() if (id(use.node), use.idx) not in others]
     return Tap(value, uses, value.is_graph_output(), params)
 
 
 def wires_of(model: ir.Model, count: int) -> list[ir.Value]:
-    """Give a model an input of so many switches, bool (count,), and return each of them as a tensor of one element."""
+    """Add an input of switches, bool (count,), to a model; return each switch as a tensor of one element."""
     if not count:
         return []
     graph = model.graph
@@ -149,7 +149,7 @@ def wires_of(model: ir.Model, count: int) -> list[ir.Value]:
 
 
 def insert_tap(model: ir.Model, tap: Tap, wire: ir.Value, stem: str) -> None:
-    """Let some readers of a tensor read it through integers when `wire` is true."""
+    """Make some readers of a tensor read it through integers if `wire` is true."""
     value, producer = tap.now, tap.now.producer()
     owner = value.graph if tap.shown or not tap.uses else _home(tap)
     assert isinstance(owner, ir.Graph)  # functions are inlined
@@ -169,7 +169,7 @@ def insert_tap(model: ir.Model, tap: Tap, wire: ir.Value, stem: str) -> None:
 
 
 def _tapped(value: ir.Value, params: QParams | None, wire: ir.Value, stem: str) -> ir.Node:
-    """Return an If that gives a tensor through integers when `wire` is true, else as it is."""
+    """Return an If whose output is a tensor through integers if `wire` is true, else the unchanged tensor."""
     branches = {"then_branch": _passed(value, stem, params), "else_branch": _copied(value, stem)}
     choose = ir.node("If", [wire], branches, name=stem)
     result = choose.outputs[0]
@@ -178,7 +178,7 @@ def _tapped(value: ir.Value, params: QParams | None, wire: ir.Value, stem: str) 
 
 
 def _home(tap: Tap) -> ir.Graph:
-    """Return the graph in which a tap stands: that of its readers where they are in one, else that of the tensor."""
+    """Return the graph for a tap: the graph of its readers if there is only one, else the graph of the tensor."""
     graphs = {graph_of(node) for node, _ in tap.uses}
     own = tap.now.graph
     assert isinstance(own, ir.Graph)
@@ -186,7 +186,7 @@ def _home(tap: Tap) -> ir.Graph:
 
 
 def _after_wires(graph: ir.Graph, wire: ir.Value) -> ir.Node:
-    """Return the first node of a graph before which a switch can be read."""
+    """Return the first node of a graph before which a switch is available."""
     split = wire.producer()
     nodes = iter(graph)
     first = next(nodes)
@@ -194,7 +194,7 @@ def _after_wires(graph: ir.Graph, wire: ir.Value) -> ir.Node:
 
 
 def _passed(value: ir.Value, stem: str, params: QParams | None) -> ir.Graph:
-    """Return a body that gives a tensor through integers."""
+    """Return a body whose output is a tensor through integers."""
     body = ir.Graph([], [], nodes=[], name=f"{stem}_then")
     if params is None:
         q = ir.node("DynamicQuantizeLinear", [value], num_outputs=3, name=f"{stem}_q")
@@ -210,13 +210,13 @@ def _passed(value: ir.Value, stem: str, params: QParams | None) -> ir.Graph:
 
 
 def _copied(value: ir.Value, stem: str) -> ir.Graph:
-    """Return a body that gives a tensor as it is."""
+    """Return a body whose output is the unchanged tensor."""
     body = ir.Graph([], [], nodes=[], name=f"{stem}_else")
     return _finished(body, [ir.node("Identity", [value], name=f"{stem}_same")], value, f"{stem}_copied")
 
 
 def _finished(body: ir.Graph, nodes: Sequence[ir.Node], like: ir.Value, name: str) -> ir.Graph:
-    """Give a body its nodes and its one output, the result of the last of them."""
+    """Add nodes to a body, and the result of the last one as its output."""
     body.extend(nodes)
     output = nodes[-1].outputs[0]
     output.name, output.type = name, like.type or ir.TensorType(ir.DataType.FLOAT)
@@ -225,8 +225,8 @@ def _finished(body: ir.Graph, nodes: Sequence[ir.Node], like: ir.Value, name: st
 
 
 def insert_part(model: ir.Model, part: Part, stem: str) -> None:
-    """Put the switches of a unit in."""
-    if not part.encloses:  # a Split or an LSTM: its operands are chosen in front of it
+    """Insert the switches of a unit."""
+    if not part.encloses:  # a Split or an LSTM: the switches come before it
         for index, (tap, wire) in enumerate(part.taps):
             insert_tap(model, tap, wire, f"{stem}_tap_{index}")
         if part.doubled is not None:
@@ -248,7 +248,7 @@ def insert_part(model: ir.Model, part: Part, stem: str) -> None:
 
 
 def _switched(part: Part, stem: str) -> ir.Graph:
-    """Return a body with a copy of a unit that has its switches."""
+    """Return a body with a copy of a unit behind its switches."""
     places = {node: position for position, node in enumerate(part.nodes)}
     if part.doubled is not None and not part.taps:
         return _branch(part.nodes, part.arrays, {}, stem)
@@ -278,13 +278,13 @@ def _switched(part: Part, stem: str) -> ir.Graph:
 def _branch(
     nodes: Sequence[ir.Node], arrays: Mapping[int, Array], given: Mapping[tuple[int, int], ir.Value], stem: str
 ) -> ir.Graph:
-    """Return a body with a copy of a unit that holds all its constants: the runtime packs those of its own graph.
+    """Return a body with a copy of a unit and its constants: the runtime packs only constants of the same graph.
 
     Args:
         nodes: The unit.
-        arrays: By index, other constants for its first node.
-        given: By position of the node and index, other operands.
-        stem: A name.
+        arrays: Other constants for its first node, by input index.
+        given: Other operands, by position of the node and input index.
+        stem: The prefix of names.
     """
     return _filled(ir.Graph([], [], nodes=[], name=stem), nodes, arrays, given)
 
@@ -296,7 +296,7 @@ def _filled(
     given: Mapping[tuple[int, int], ir.Value],
     inner: Sequence[tuple[Tap, ir.Value]] = (),
 ) -> ir.Graph:
-    """Append a copy of a unit to a body; `inner` are switches of tensors between its nodes."""
+    """Append a copy of a unit to a body; `inner` are the switches of tensors between its nodes."""
     stem = body.name
     copies: dict[ir.Value | None, ir.Value | None] = {}
     for position, node in enumerate(nodes):
@@ -324,19 +324,19 @@ def _filled(
 
 
 def _own(body: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-    """Return a constant of an outer graph as one of a body."""
+    """Return a copy of a constant of an outer graph as an initializer of a body."""
     dtype, shape = ir.DataType(tensor.dtype), ir.Shape(tensor.shape.numpy())
-    lazy = ir.LazyTensor(lambda: tensor, dtype, shape, name=name)  # a name of its own: the tensor is the model's too
+    lazy = ir.LazyTensor(lambda: tensor, dtype, shape, name=name)  # with its own name: the model uses the tensor too
     own = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=lazy)
     body.register_initializer(own)
     return own
 
 
 def _choose_constants(node: ir.Node, arrays: Mapping[int, Array], wire: ir.Value, stem: str) -> None:
-    """Let a node read other constants when `wire` is true."""
+    """Make a node read other constants if `wire` is true."""
     for index, array in arrays.items():
         value = node.inputs[index]
-        assert value is not None  # it has been replaced by an array
+        assert value is not None  # `arrays` has only inputs that exist
         body = ir.Graph([], [], nodes=[], name=f"{stem}_{index}_then")
         other = add_initializer(body, f"{stem}_{index}_array", array)
         _finished(body, [ir.node("Identity", [other], name=f"{stem}_{index}_other")], value, f"{stem}_{index}_given")
@@ -348,6 +348,6 @@ def _choose_constants(node: ir.Node, arrays: Mapping[int, Array], wire: ir.Value
 
 
 def with_lookups(plan: Plan, nodes: Mapping[str, ir.Node], qparams: Mapping[str, QParams]) -> dict[str, QParams]:
-    """Return parameters in which the result of a HardSigmoid has those of its lookup."""
+    """Return parameters with the scale of the lookup for the result of each HardSigmoid."""
     integer = (nodes[name] for unit in plan.units if plan.impl(unit).reads_u8 for name in unit.nodes)
     return {**qparams, **{str(n.outputs[0].name): gate_params(n) for n in integer if n.op_type == "HardSigmoid"}}

@@ -1,4 +1,4 @@
-"""A float model with a switch wherever a plan puts integers: any part of the plan is tried in one session."""
+"""A float model with a switch for every int8 part of a plan: one session tries any combination."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 Powers: TypeAlias = dict[str, tuple[float, float]]
 """The sums of squares of each output and of its noise."""
 Constants: TypeAlias = Mapping[str, Mapping[int, Array]]
-"""By unit and index of the input of its first node, the float32 values that its integers stand for."""
+"""The dequantized constants, float32, by unit and input index of its first node."""
 
 
 @dataclass(frozen=True)
 class Switchboard:
-    """A model that runs with any part of a plan in integers; made by `switchboard` or `tensor_switches`.
+    """A model that runs with any part of a plan in integers; `switchboard` and `tensor_switches` create it.
 
     Attributes:
-        session: The model in the runtime, on one thread: runs at the same time do not disturb each other.
+        session: The session, with one thread, so that runs can be concurrent.
         outputs: The float outputs.
-        switches: The switches, with the place of each in the input that sets them.
-        parts: The units that have switches, each with the place that says whether any of these is on.
-        plan: The plan whose integers can be had.
-        identity: What changes when the model, its weights, scales or switches do.
+        switches: The switches, with their positions in the input that sets them.
+        parts: The units with switches, each with the position of the switch for the whole unit.
+        plan: The plan whose units can be integers.
+        identity: Identifies the model with its weights, scales and switches.
     """
 
     session: InferenceSession
@@ -60,23 +60,23 @@ class Switchboard:
         return frozenset(self.switches)
 
     def unit(self, name: str) -> frozenset[Switch]:
-        """The switches of a unit: its constants, and what it reads; what it writes only where nobody reads that so."""
+        """The switches of a unit: its constants, its inputs, and its outputs for readers without a switch."""
         outputs = {tensor for unit in self.plan.units if unit.name == name for tensor in unit.outputs}
         return frozenset(s for s in self.switches if s.unit == name or (not s.unit and s.tensor in outputs))
 
     def tensor(self, name: str) -> frozenset[Switch]:
-        """The switches of a tensor for all who read it, or what has its scale."""
+        """The switches of all tensors with the scale of this tensor, for all readers."""
         return frozenset(s for s in self.switches if s.tensor and self.plan.root(s.tensor) == name)
 
     def constants(self, unit: str) -> frozenset[Switch]:
-        """The switch of the constants of a unit; none where it has no constants."""
+        """The switch of the constants of a unit; empty without constants."""
         return frozenset({Switch(unit, "")} & self.switches.keys())
 
     def of(self, plan: Plan) -> frozenset[Switch]:
-        """Return the switches of another plan, in which fewer units are in integers, and those in the same form.
+        """Return the switches of a plan with fewer units in integers, in the same forms.
 
-        A tensor that an integer kernel writes is in integers for all who read it, another one for those who compute
-        on it in integers. What moves values keeps the scale that it has in the whole plan.
+        A tensor that an integer kernel writes is in integers for all its readers; any other tensor only for readers
+        that compute in integers. An operator that moves values keeps its scale of the whole plan.
         """
         integer = {unit.name for unit in plan.units if plan.impl(unit).int8}
         return frozenset(s for s in self.switches if s.unit in integer or s.tensor in plan.produced_u8)
@@ -109,16 +109,16 @@ def switchboard(
 ) -> Switchboard:
     """Open a session in which any part of a plan can be in integers.
 
-    Weights are there three times, twice in float, so that those of a large model had better be left out.
+    The session holds the weights three times, twice in float: leave out the weights of a large model.
 
     Args:
-        model: The simplified float model that the plan is of.
-        plan: What can be in integers.
+        model: The simplified float model of the plan.
+        plan: The plan whose units can be integers.
         qparams: Scale and zero point of every tensor in ``plan.observed``.
-        constants: What `integer_constants` returns; units that are not there keep their own.
-        optimize: Whether the runtime may rewrite the graph: ONNX Runtime 1.31 aborts where it finds a DequantizeLinear,
-            a Transpose or the like, and a reader in one of the bodies that are put in.
-        folder: Where large weights may be put.
+        constants: The result of `integer_constants`; other units keep their float constants.
+        optimize: Whether the runtime may rewrite the graph. ONNX Runtime 1.31 aborts if a DequantizeLinear is followed
+            by a Transpose or a similar operator, with a reader in an inserted body.
+        folder: A folder for large weights.
 
     Raises:
         RequantError: The runtime cannot load it.
@@ -150,13 +150,13 @@ def switchboard(
 def tensor_switches(
     model: ir.Model, qparams: Mapping[str, QParams], *, optimize: bool = True, folder: Path | None = None
 ) -> Switchboard:
-    """Open a session with one switch, ``Switch("", name)``, for each of some tensors of the main graph.
+    """Open a session with one switch, ``Switch("", name)``, per given tensor of the main graph.
 
     Args:
         model: A float model.
         qparams: Scale and zero point of each tensor.
         optimize: As for `switchboard`.
-        folder: Where large weights may be put.
+        folder: A folder for large weights.
 
     Raises:
         RequantError: The runtime cannot load it.
@@ -172,18 +172,18 @@ def tensor_switches(
 def noises(
     board: Switchboard, trials: Iterable[Collection[Switch]], samples: Sequence[Sample], workers: int | None = None
 ) -> Iterator[Powers]:
-    """Yield for each trial, a set of switches that are on, the powers of the outputs and of their noise.
+    """Yield the powers of the outputs and of their noise for each trial, a set of switches that are on.
 
-    Where the channels of an output are of different magnitudes, as where offsets of boxes and scores are joined, the
-    noise counts in each channel relative to that channel's own power (`balance`), if that is more.
+    If the channels of an output differ in magnitude, for instance box offsets joined with scores, the noise of each
+    channel counts relative to the power of this channel (`balance`), if this gives more noise.
 
-    Several trials run at a time; what comes of them does not depend on how many.
+    Several trials run at a time; their number does not change the results.
 
     Args:
         board: The model.
-        trials: What is on.
-        samples: What each is run on.
-        workers: How many run at a time; None for one per CPU.
+        trials: The switches that are on, by trial.
+        samples: The samples of each trial.
+        workers: Number of concurrent trials; None for one per CPU.
 
     Raises:
         RequantError: The model fails on a sample.
@@ -201,7 +201,7 @@ def noises(
             for name, value in outputs(sample, on).items():
                 exact = reference[name]
                 total[name] += (*powers(exact, value), balanced_noise(exact, value, balances[name]))
-        # not np.maximum, of which NaN, the noise of what is not finite, would come too
+        # not np.maximum: it would return NaN, the noise of values that are not finite
         return {name: (float(sums[0]), float(max(sums[1], sums[2]))) for name, sums in total.items()}
 
     pool = ThreadPoolExecutor(workers or cpus())
@@ -222,7 +222,7 @@ def _opened(
     optimize: bool,
     folder: Path | None,
 ) -> Switchboard:
-    """Open the session of a model that has its switches."""
+    """Open the session of a model with its switches."""
     source = serialize(copy, folder)
     session = open_session(source, threads=1, optimize=optimize, lean=Weights.of(copy).lumpy)
     outputs = tuple(output.name for output in session.get_outputs() if output.type in FLOATS)

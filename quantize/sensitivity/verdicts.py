@@ -1,4 +1,4 @@
-"""What the values of a tensor say about its integers, in numbers and in plain words."""
+"""Conspicuous properties of a tensor's values that make its integers coarse, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ...calibration.ranges import Range, percentile
 from ...calibration.rule_error import expected_error
 from ...calibration.sums import Runs
 
-# All of it is read off the values: no name of a node or a tensor says anything here.
-RULES = 8.0  # so many times the median channel: the other channels lose three of the eight bits
-PEERS = 4.0  # a channel within this of the widest one rules with it
-FEW_SHARE = 16  # at most one channel of so many is an outlier; more of them are what the tensor is like
-MIXED = 8.0  # between the widest and the narrowest tensor that a Concat joins
-# % of the values, and the share of the range within which they are so close together that the rest are outliers; of a
-# Laplace distribution, that of 10**6 values, it would be half and a third
+# All verdicts come from the values; names of nodes and tensors are not used.
+WIDE = 8.0  # ratio of a wide channel to the median one: the other channels lose three of the eight bits
+PEERS = 4.0  # a channel with at least 1 / PEERS of the widest range is wide too
+FEW_SHARE = 16  # at most one channel in so many may be wide, else wide channels are normal for the tensor
+MIXED = 8.0  # ratio of the widest to the narrowest tensor that a Concat joins
+# (p, share): the values outside the middle p % are outliers if the middle p % lie within this share of the range. For
+# 10**6 values of a Laplace distribution the shares are a half and a third.
 INSIDE = ((99.9, 0.25), (99.0, 0.2))
-LOST_STEPS, STEPS = 4, 255  # a channel within so few steps of the grid is all but lost
-LOST_SHARE = 8  # one channel of so many is worth a word
-CLIPPED = 0.001  # share of the values beyond the range that is worth a word
-GROWN = 0.1  # share of its width that a range has gained in the last doubling of the samples
-ENOUGH = 16  # samples, before which growth tells nothing
+LOST_STEPS, STEPS = 4, 255  # a channel that spans fewer steps of the grid is nearly lost
+LOST_SHARE = 8  # report lost channels if at least one channel in so many is lost
+CLIPPED = 0.001  # report clipping above this share of the values
+GROWN = 0.1  # report growth above this share of the width, in the last doubling of the samples
+ENOUGH = 16  # samples; with fewer, growth is not reported
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What was seen of a tensor.
+    """Properties of the values of a tensor.
 
     Attributes:
-        seen: The least and the greatest value.
+        seen: The least and the greatest observed value.
         rounding: Mean square of the error of its integers over the mean square of its values, expected from the
-            histogram; infinite where there is none.
-        clipped: Share of the values beyond the range, 0..1.
-        growth: Share of its width that the range has gained in the last doubling of the samples.
-        verdict: What stands out; empty where nothing does.
+            histogram; infinite without one.
+        clipped: Share of the values outside the range, 0..1.
+        growth: Share of its width that the range gained in the last doubling of the samples.
+        verdict: The conspicuous properties; empty without any.
     """
 
     seen: Range
@@ -52,19 +52,19 @@ class Traits:
 
 
 def traits(name: str, span: Range, seen: Observations, joined: Sequence[str], precision: Precision) -> Traits:
-    """Return what was seen of a tensor.
+    """Return the properties of the values of a tensor.
 
     Args:
         name: The tensor.
-        span: The range that its integers have.
-        seen: What a run over data saw, with histograms, and channels where there are any.
-        joined: The tensors of which it is the concatenation; none for others.
-        precision: The integers.
+        span: The range of its integers.
+        seen: The observations, with histograms, and per channel where tensors have channels.
+        joined: The inputs of the Concat that produces it; empty for other tensors.
+        precision: The number of integer steps.
     """
     statistic = seen.ranges[name]
     clipped, growth = _clipped(statistic, span), _growth(seen.runs.get(name))
     words = [
-        _ruled(seen, name),
+        _wide_channels(seen, name),
         _lost(seen, name, span),
         _mixed([seen.ranges[each] for each in joined if each in seen.ranges]),
         _outliers(statistic),
@@ -75,23 +75,23 @@ def traits(name: str, span: Range, seen: Observations, joined: Sequence[str], pr
     return Traits((statistic.lo, statistic.hi), rounding, clipped, growth, "; ".join(filter(None, words)))
 
 
-def _ruled(seen: Observations, name: str) -> str:
-    """Say which channels rule the range of a tensor."""
+def _wide_channels(seen: Observations, name: str) -> str:
+    """Return which channels set the range of a tensor, as text; empty if many do."""
     if name not in seen.channels:
         return ""
     channels = seen.channels[name]
     widths = np.maximum(np.abs(channels.lo), np.abs(channels.hi))
     middle, widest = float(np.median(widths)), float(widths.max(initial=0.0))
-    rulers = np.flatnonzero(widths * PEERS > widest)
-    if widths.size < 2 or not 0 < middle * RULES <= widest or len(rulers) > max(1, widths.size // FEW_SHARE):
+    wide = np.flatnonzero(widths * PEERS > widest)
+    if widths.size < 2 or not 0 < middle * WIDE <= widest or len(wide) > max(1, widths.size // FEW_SHARE):
         return ""
-    if len(rulers) == 1:
-        return f"one channel rules the range: channel {rulers[0]} spans {widest / middle:.0f}x the median channel"
-    return f"{len(rulers)} of {widths.size} channels rule the range: they span up to {widest / middle:.0f}x the median"
+    if len(wide) == 1:
+        return f"one channel sets the range: channel {wide[0]} spans {widest / middle:.0f}x the median channel"
+    return f"{len(wide)} of {widths.size} channels set the range: they span up to {widest / middle:.0f}x the median"
 
 
 def _lost(seen: Observations, name: str, span: Range) -> str:
-    """Say how many channels are all but lost in the range of the whole tensor."""
+    """Return how many channels span only a few steps of the tensor's range, as text; empty if few do."""
     if name not in seen.channels:
         return ""
     channels = seen.channels[name]
@@ -106,7 +106,7 @@ def _lost(seen: Observations, name: str, span: Range) -> str:
 
 
 def _mixed(parts: Sequence[Statistic]) -> str:
-    """Say that tensors of different ranges are joined."""
+    """Return the different ranges that a Concat joins, as text; empty if they are similar."""
     spans = sorted((max(part.hi, 0.0) - min(part.lo, 0.0), part.lo, part.hi) for part in parts)
     spans = [span for span in spans if span[0] > 0]
     if len(spans) < 2 or spans[-1][0] < MIXED * spans[0][0]:
@@ -117,7 +117,7 @@ def _mixed(parts: Sequence[Statistic]) -> str:
 
 
 def _outliers(statistic: Statistic) -> str:
-    """Say that nearly all values lie in a small part of the range."""
+    """Return in what share of the range nearly all values lie, as text; empty if it is large."""
     width = max(statistic.hi, 0.0) - min(statistic.lo, 0.0)
     if not isinstance(statistic, Histogram) or not width > 0:
         return ""
@@ -130,7 +130,7 @@ def _outliers(statistic: Statistic) -> str:
 
 
 def _clipped(statistic: Statistic, span: Range) -> float:
-    """Return the share of values beyond a range; those of a bin are taken to be spread evenly."""
+    """Return the share of values outside a range; values are assumed uniform within a bin."""
     lo, hi = min(span[0], 0.0), max(span[1], 0.0)
     if not isinstance(statistic, Histogram) or (lo <= statistic.lo and statistic.hi <= hi):
         return 0.0
@@ -141,7 +141,7 @@ def _clipped(statistic: Statistic, span: Range) -> float:
 
 
 def _growth(runs: Runs | None) -> float:
-    """Return what share of its width a range has gained in the last doubling of the samples."""
+    """Return the share of its width that a range gained in the last doubling of the samples."""
     if runs is None:
         return 0.0
     widths = [max(hi, 0.0) - min(lo, 0.0) for lo, hi in runs.growth.values()]
@@ -150,7 +150,7 @@ def _growth(runs: Runs | None) -> float:
 
 
 def _rounding(statistic: Statistic, span: Range, precision: Precision) -> float:
-    """Return the mean squared error of integers of a range over the mean square."""
+    """Return the expected mean square of the rounding error over the mean square of the values."""
     if not isinstance(statistic, Histogram):
         return math.inf
     edges = statistic.edges
@@ -160,16 +160,16 @@ def _rounding(statistic: Statistic, span: Range, precision: Precision) -> float:
 
 
 def unit_verdict(noise: float, weights: float | None, inputs: Mapping[str, tuple[float, str]]) -> str:
-    """Say where the noise of a unit comes from.
+    """Return the cause of a unit's noise, as text; empty if it is unknown.
 
     Args:
-        noise: What it adds alone.
-        weights: What its weights alone add; None where it has none.
-        inputs: What each tensor that it reads adds alone, 0 where that was not tried, and what stands out of it.
+        noise: Noise with only this unit in integers.
+        weights: Noise with only its weights in integers; None without weights.
+        inputs: By input tensor, noise with only this tensor in uint8 (0 if not tried), and its verdict.
     """
     if noise == 0:
         return ""
     if weights is not None and 2 * weights > noise:
-        return "most of it from its weights"
+        return "most of its noise comes from its weights"
     worst = max(inputs, key=lambda name: inputs[name][0], default="")
     return f"reads {worst}: {inputs[worst][1]}" if worst and inputs[worst][1] else ""

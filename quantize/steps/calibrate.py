@@ -44,7 +44,7 @@ def calibrate_model(
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: The model, the data or the options are not what they must be, or nothing could become uint8.
+        RequantError: The model, the data or the options cannot be used, or no tensor could become uint8.
     """
     options = options or Options()
     if options.ranges is not None:
@@ -65,7 +65,7 @@ def calibrate_model(
 
 
 def is_logging(model: Path_) -> bool:
-    """Whether a model is one that `insert_logging` made.
+    """Whether `insert_logging` made a model.
 
     Raises:
         RequantError: It cannot be read.
@@ -89,7 +89,7 @@ def log_model(
     Raises:
         RequantError: The model logs nothing, or the data do not fit; no log is written.
     """
-    load_model(model)  # what is wrong with a file is told in the same words by every command
+    load_model(model)  # for the error messages of a broken file
     lines = StringIO()
     written = run_logged(Path(model), open_data(model, data, samples), lines.write, progress=partial(progress, "log"))
     write_atomically(log, lines.getvalue().encode())
@@ -110,11 +110,11 @@ def merge_ranges(paths: Sequence[Path_]) -> Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What `calibrate_model` observed.
+    """The result of `calibrate_model`.
 
     Attributes:
-        file: The ranges with what was seen, as `save_ranges` writes it and `Options` takes it.
-        findings: What the data are found to be, warnings first.
+        file: The ranges with their statistics, for `save_ranges` and `Options`.
+        findings: Warnings and notes about the data, warnings first.
     """
 
     file: RangeFile

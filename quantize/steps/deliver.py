@@ -1,176 +1,221 @@
-"""The last step of `quantize_model`: choose between INT8 and float, write the model, fill in the result."""
+"""The last step of `quantize_model`: choose between INT8 and float, write the model, and fill in the result."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ... import RequantError
 from ...transforms import METADATA_KEY
 from ...transforms.graph import nodes_by_name
-from ...transforms.plan import Impl
+from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import INTEGER, other
 from ..job import Candidate, Evidence, Job, Trial
 from ..model.files import save_model, size_on_disk
 from ..model.metadata import describe_origin
 from ..options.efforts import CORRECTIONS
-from ..placement.plan_file import plan_path, write_plan
-from ..placement.rules import ALREADY
+from ..placement.plan_file import plan_path, save_plan
+from ..placement.reasons import ALREADY
 from ..result import FloatNode, Frontier, Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, executed, integer_share
 from ..sensitivity.each_tensor import RUIN_DB, ruinous
 from .emit import emit
 from .evidence import each_alone, gather_evidence
-from .judge import UNMEASURED, first_feed, judge, measure_accuracy
+from .judge import UNMEASURED, judge, measure_accuracy
 from .ranges import TensorRanges
 
-LEAST_DB = 8.0  # an INT8 model whose noise has a sixth of the power of an output is no model of the same thing
+LEAST_DB = 8.0  # below it, the noise has a sixth of the power of an output: this is another model
+WORTHWHILE = 1.02  # a smaller speed-up is within the noise of the clock, and not worth any accuracy
+EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers all the same
+PROFILED_MS = 100.0  # of runs under the profiler, within these numbers of runs:
+LEAST_RUNS, MOST_RUNS = 3, 10
 
 
-WORTHWHILE = 1.02  # an INT8 model that gains less than this gives up accuracy for the noise of the clock
+@dataclass(frozen=True)
+class Run:
+    """All that a run of `quantize_model` or `search_model` has computed, while its files still exist.
+
+    Attributes:
+        job: The request, the float model and the data.
+        ranges: The ranges, with the statistics behind them.
+        trial: The written model with its plan, accuracy and latency.
+        kernels: The kernels that ran in the written model; empty where it was not run.
+        result: The result so far.
+    """
+
+    job: Job
+    ranges: TensorRanges
+    trial: Trial
+    kernels: tuple[KernelRun, ...]
+    result: Result
 
 
-EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # why units of which the plan makes nothing compute in integers
-
-
-def deliver_searched(job: Job, candidate: Candidate | None, found: Frontier, output: str | os.PathLike[str]) -> Result:
-    """Write what a search has found, or the float model where that is at least as fast and keeps the bar anyway."""
-    if candidate is None:
-        tried = "nothing in this model can become int8" if found.done else "the time was up before a model was tried"
-        candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source)
-        return _keep_float(job, Trial(candidate, UNMEASURED, None), output, tried)
-    best = judge(job, candidate)
-    slow = _too_slow(job, best) if found.best is not None and not job.options.force_int8 else ""
-    return _keep_float(job, best, output, slow) if slow else _finish(job, best, output)
-
-
-def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Result:
-    """Emit, judge, and write what is worth having.
+def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Run:
+    """Emit and judge the INT8 model, and write it or the simplified float model.
 
     Raises:
         RequantError: The output cannot be written.
     """
     candidate = emit(job, ranges, gather_evidence(job, ranges))
     try:
-        found = judge(job, candidate)
+        trial = judge(job, candidate)
     except RequantError as error:
-        return _keep_float(job, Trial(candidate, UNMEASURED, None), output, f"the int8 model does not run: {error}")
-    looked = candidate.evidence.noise
-    if job.judged and not looked and found.accuracy.worst_sqnr_db < RUIN_DB:
-        found = _mended(job, ranges, found)
-    reason = _why_not(job, found)
+        reason = f"the int8 model does not run: {error}"
+        return _keep_float(job, ranges, Trial(candidate, UNMEASURED, None), output, reason)
+    if job.judged and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
+        trial = _without_ruinous(job, ranges, trial)
+    reason = _why_not(job, trial)
     if reason and not job.options.force_int8:
-        return _keep_float(job, found, output, reason)
-    result = _finish(job, found, output)
-    return replace(result, notes=(*result.notes, f"written all the same: {reason}")) if reason else result
+        return _keep_float(job, ranges, trial, output, reason)
+    run = _finish(job, ranges, trial, output)
+    if not reason:
+        return run
+    return replace(run, result=replace(run.result, notes=(*run.result.notes, f"written all the same: {reason}")))
 
 
-def _mended(job: Job, ranges: TensorRanges, found: Trial) -> Trial:
-    """Leave the tensors in float that alone ruin the outputs, where that helps; else return what there is."""
-    kept = ruinous(each_alone(job, found.candidate, found.accuracy))
+def deliver_searched(
+    job: Job, ranges: TensorRanges, candidate: Candidate | None, frontier: Frontier, output: str | os.PathLike[str]
+) -> Run:
+    """Write the model that a search has chosen, or the float model where INT8 is not faster."""
+    if candidate is None:
+        nothing = "nothing in this model can become int8"
+        reason = nothing if frontier.done else "the time was up before a model was tried"
+        candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source)
+        return _keep_float(job, ranges, Trial(candidate, UNMEASURED, None), output, reason)
+    best = judge(job, candidate)
+    slow = _too_slow(job, best) if frontier.best is not None and not job.options.force_int8 else ""
+    return _keep_float(job, ranges, best, output, slow) if slow else _finish(job, ranges, best, output)
+
+
+def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
+    """Leave float the tensors that alone ruin the outputs; return the better of the two models."""
+    kept = ruinous(each_alone(job, trial.candidate, trial.accuracy))
     if not kept:
-        return found
-    mended = emit(job, ranges, Evidence(kept))
-    accuracy = measure_accuracy(job, mended)
-    return found if accuracy.worst_sqnr_db <= found.accuracy.worst_sqnr_db else judge(job, mended, accuracy)
+        return trial
+    candidate = emit(job, ranges, Evidence(kept))
+    accuracy = measure_accuracy(job, candidate)
+    better = accuracy.worst_sqnr_db > trial.accuracy.worst_sqnr_db
+    return judge(job, candidate, accuracy) if better else trial
 
 
-def _why_not(job: Job, found: Trial) -> str:
-    """Say why the INT8 model is not worth having; empty when it is."""
-    plan = found.candidate.plan
+def _why_not(job: Job, trial: Trial) -> str:
+    """Return why the INT8 model is not worth writing; empty when it is."""
+    plan = trial.candidate.plan
     if not any(plan.impl(unit).int8 for unit in plan.units):
-        if found.candidate.placement.how != "rules":
+        if trial.candidate.placement.how != "rules":
             return "the placement leaves everything in float"
         more = any(plan.choices[unit.name].reason.code in EXPECTED for unit in plan.units)
         return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.judged:  # random inputs are no evidence against a model
         return ""
-    if not found.accuracy.worst_sqnr_db >= LEAST_DB:
-        return f"int8 leaves only {found.accuracy.worst_sqnr_db:.1f} dB at an output"
-    return _too_slow(job, found)
+    if not trial.accuracy.worst_sqnr_db >= LEAST_DB:
+        return f"int8 leaves only {trial.accuracy.worst_sqnr_db:.1f} dB at an output"
+    return _too_slow(job, trial)
 
 
-def _too_slow(job: Job, found: Trial) -> str:
-    """Say that an INT8 model is too slow to be worth it; empty when it is fast enough, or portable."""
-    if job.policy.portable or found.latency is None or found.latency.speedup >= WORTHWHILE:
+def _too_slow(job: Job, trial: Trial) -> str:
+    """Return why an INT8 model is too slow; empty when it is fast enough, portable or not timed."""
+    if job.policy.portable or trial.latency is None or trial.latency.speedup >= WORTHWHILE:
         return ""
-    return f"int8 gains too little here: {found.latency.speedup:.2f}x the speed of float"
+    return f"int8 gains too little here: {trial.latency.speedup:.2f}x the speed of float"
 
 
-def _keep_float(job: Job, found: Trial, output: str | os.PathLike[str], reason: str) -> Result:
-    """Write the simplified float model instead of the INT8 one, and say why."""
-    plan = found.candidate.plan
+def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
+    """Write the simplified float model instead of the INT8 model, with the reason as the verdict."""
+    plan = trial.candidate.plan
     choices = {
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or other(reason))
         for u in plan.units
     }
     model = job.simple.clone()
     describe_origin(model, (), {}, job.asked())
-    kept = Candidate(model, plan.with_choices(choices), {}, job.float_source, placement=found.candidate.placement)
+    kept = replace(
+        trial.candidate, model=model, plan=plan.with_choices(choices), qparams={}, source=job.float_source, relieved={}
+    )
     before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
     verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
-    if not any(plan.impl(unit).int8 for unit in plan.units):  # what was judged and timed is this very model
-        return replace(_finish(job, replace(found, candidate=kept), output), verdict=verdict)
-    result = _finish(job, judge(job, kept), output)
-    rejected = None if found.latency is None else (found.accuracy, found.latency)
-    return replace(result, verdict=verdict, rejected=rejected)
+    if not any(plan.impl(unit).int8 for unit in plan.units):  # the judged and timed model is this model
+        run = _finish(job, ranges, replace(trial, candidate=kept), output)
+        return replace(run, result=replace(run.result, verdict=verdict))
+    run = _finish(job, ranges, judge(job, kept), output)
+    measured = None if trial.latency is None else (trial.accuracy, trial.latency)
+    return replace(run, result=replace(run.result, verdict=verdict, rejected=measured))
 
 
-def _finish(job: Job, found: Trial, output: str | os.PathLike[str]) -> Result:
-    """Write the model, as the last thing that can fail, and gather what the user is told."""
+def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str]) -> Run:
+    """Write the model and its plan, as the last step that can fail, and fill in the result."""
     job.progress("inspect", 0, None)
-    candidate, plan = found.candidate, found.candidate.plan
-    feed = first_feed(job)
-    float_only = not any(plan.impl(unit).int8 for unit in plan.units)
-    if feed is None or (float_only and job.weights.large):  # of which the runtime cannot write what it made
-        runs: tuple[KernelRun, ...] = ()
-    else:
-        runs = executed(candidate.source, feed, threads=job.options.threads)
-    write_plan(plan, plan_path(output))
+    kernels = _executed(job, trial)
+    plan = trial.candidate.plan
+    save_plan(plan, plan_path(output))
     try:
-        size = save_model(candidate.model, output, external=job.options.external_data)
+        size = save_model(trial.candidate.model, output, external=job.options.external_data)
     except BaseException:
         plan_path(output).unlink(missing_ok=True)
         raise
+    return Run(job, ranges, trial, kernels, _result(job, trial, kernels, os.fspath(output), size))
+
+
+def _executed(job: Job, trial: Trial) -> tuple[KernelRun, ...]:
+    """Run the model under the profiler; empty without data."""
+    plan = trial.candidate.plan
+    float_only = not any(plan.impl(unit).int8 for unit in plan.units)
+    if job.feed is None or (float_only and job.weights.large):  # the runtime cannot write its optimised graph then
+        return ()
+    return executed(
+        trial.candidate.source,
+        job.feed,
+        threads=job.options.threads,
+        times=profiled_runs(None if trial.latency is None else trial.latency.int8_ms),
+    )
+
+
+def profiled_runs(milliseconds: float | None) -> int:
+    """Return how often a model runs under the profiler, from the time of one run."""
+    return LEAST_RUNS if not milliseconds else min(max(int(PROFILED_MS / milliseconds), LEAST_RUNS), MOST_RUNS)
+
+
+def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str, size: int) -> Result:
+    """Return the result of a run, without what is known only at its end."""
+    candidate, plan = trial.candidate, trial.candidate.plan
     floats = [u for u in plan.units if not plan.impl(u).int8]
     types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
     return Result(
-        output=os.fspath(output),
+        output=output,
         format=job.options.format,
         calibration=job.supply.calibration if job.static else "",
         ranges=job.supply.description,
         data="" if job.source is None else job.source.description,
         int8_nodes=sum(len(u.nodes) for u in plan.units) - sum(len(u.nodes) for u in floats),
-        forms=_forms(found),
-        mac_share_int8=integer_share(runs),
-        kernels=_kernels(runs),
+        forms=_forms(plan),
+        mac_share_int8=integer_share(kernels),
+        kernels=_kernels(kernels),
         float_nodes=tuple(
             FloatNode(name, types[name], plan.choices[u.name].reason.text) for u in floats for name in u.nodes
         ),
         relieved=candidate.relieved,
-        accuracy=found.accuracy,
-        latency=found.latency,
+        accuracy=trial.accuracy,
+        latency=trial.latency,
         float_bytes=size_on_disk(job.path),
         int8_bytes=size,
         pipeline=candidate.model.metadata_props[METADATA_KEY],
         placement=candidate.placement,
         effort=job.options.effort,
         corrections=tuple(name for name in CORRECTIONS if name in job.corrections),
-        notes=(*job.notes, *_unused(job, found), *_deviations(job, found, runs)),
+        notes=(*job.notes, *_unused(job, plan), *_deviations(job, plan, kernels)),
     )
 
 
-def _forms(found: Trial) -> dict[str, int]:
-    """Count the units of each implementation that is int8."""
-    plan = found.candidate.plan
+def _forms(plan: Plan) -> dict[str, int]:
+    """Count the units of each int8 implementation."""
     impls = [plan.impl(unit) for unit in plan.units]
     return {impl.value: impls.count(impl) for impl in Impl if impl.int8 and impl in impls}
 
 
-def _unused(job: Job, found: Trial) -> list[str]:
-    """Say which ranges that the user has set for tensors of the model decide nothing."""
-    plan, own = found.candidate.plan, job.supply.overrides
+def _unused(job: Job, plan: Plan) -> list[str]:
+    """Return a note for each range of the user that the plan does not use."""
+    own = job.supply.overrides
     values = {value for unit in plan.units for value in (*unit.inputs, *unit.outputs)}
     notes = []
     for name, override in own.tensors.items():
@@ -182,10 +227,9 @@ def _unused(job: Job, found: Trial) -> list[str]:
     return notes
 
 
-def _deviations(job: Job, found: Trial, runs: tuple[KernelRun, ...]) -> list[str]:
-    """Say which units the runtime computed otherwise than planned."""
-    plan = found.candidate.plan
-    if plan.portable:  # written for no kernels of this runtime
+def _deviations(job: Job, plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
+    """Return a note for each unit with another kernel than planned."""
+    if plan.portable:  # it is not written for the kernels of this runtime
         return []
     integer = {run.node.split("_token_")[0]: run.op for run in runs if run.integer}
     owners, planned = Owners(job.simple, plan.units), {u.name for u in plan.units if plan.impl(u).reads_u8}
@@ -205,7 +249,7 @@ def _deviations(job: Job, found: Trial, runs: tuple[KernelRun, ...]) -> list[str
 
 
 def _kernels(runs: tuple[KernelRun, ...]) -> dict[str, int]:
-    """Count the kernels that did multiply-accumulates, by operator."""
+    """Count the kernels with multiply-accumulates, by operator."""
     counts: dict[str, int] = {}
     for run in runs:
         if run.macs:

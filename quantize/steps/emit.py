@@ -1,4 +1,4 @@
-"""From what is known of a model and its data to a candidate: evidence, placement, emission, corrections."""
+"""Emit a candidate: place the plan, write it into the model, correct weights and biases."""
 
 from __future__ import annotations
 
@@ -22,81 +22,81 @@ from ..job import Candidate, Evidence, Job, Placement
 from ..model.files import serialize
 from ..model.metadata import describe_origin
 from ..options.efforts import ADJUSTING
+from ..placement.facts import Facts, facts_of
 from ..placement.joined_convs import sums_of, with_common_scales
+from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
-from ..placement.rules import Facts, choose_by, facts_of
-from ..placement.search import Write, place
-from .judge import first_feed
+from ..placement.rules import choose_by
+from ..placement.search import place
 from .ranges import TensorRanges
 
 
 def equalize(job: Job) -> Job:
-    """Return a job whose simplified model is equalized, where that is asked for."""
+    """Return a job with an equalized model, where the corrections include that."""
     return equalized(job) if "equalize" in job.corrections else job
 
 
-def plan_by_rules(job: Job, found: TensorRanges, evidence: Evidence) -> tuple[Facts, Plan, Write]:
-    """Return what may be decided, the plan by rules, and what writes a plan."""
+def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[Facts, Plan, Write]:
+    """Return the facts for placement, the plan by rules, and a function that applies a plan."""
     facts = replace(
         facts_of(job.simple, job.selection, job.types, job.scheme.activation),
         static=job.static,
-        ranges=found.ranges,
-        kept_float={**found.without, **evidence.kept_float},
-        shifted=job.policy.zero_points,
+        ranges=ranges.ranges,
+        kept_float={**ranges.without, **evidence.kept_float},
+        zero_points=job.policy.zero_points,
         portable=job.policy.portable,
     )
-    return facts, choose_by(facts, job.simple), partial(apply_plan, job, found)
+    return facts, choose_by(facts, job.simple), partial(apply_plan, job, ranges)
 
 
-def emit(job: Job, found: TensorRanges, evidence: Evidence) -> Candidate:
-    """Place, write and correct."""
-    facts, rules, write = plan_by_rules(job, found, evidence)
+def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
+    """Place the plan, apply it and correct the model."""
+    facts, rules, write = plan_by_rules(job, ranges, evidence)
     if job.policy.plan is not None:
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
-        candidate, placement = place(job, facts, rules, write, first_feed(job), evidence.noise)
-    return replace(correct(job, found, candidate), placement=placement, evidence=evidence)
+        candidate, placement = place(job, facts, rules, write, job.feed, evidence.noise)
+    return replace(correct(job, ranges, candidate), placement=placement, evidence=evidence)
 
 
-def correct(job: Job, found: TensorRanges, candidate: Candidate) -> Candidate:
-    """Correct what the corrections that are asked for find to be wrong, and join convolutions that are only added."""
+def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:
+    """Adjust weights and biases by the chosen corrections, and join convolutions whose results are only added."""
     adjusted: Mapping[str, Adjustment] = {}
     if job.corrections & ADJUSTING and job.judged and not job.weights.large:
-        plain = candidate if job.options.format == "qdq" else apply_plan(job, found, candidate.plan, form="qdq")
+        plain = candidate if job.options.format == "qdq" else apply_plan(job, ranges, candidate.plan, form="qdq")
         adjusted = find_adjustments(job, plain)
     if not adjusted and not sums_of(job, candidate.plan):
         return candidate
-    return apply_plan(job, found, candidate.plan, adjusted, join=True)
+    return apply_plan(job, ranges, candidate.plan, adjusted, join=True)
 
 
 def apply_plan(
     job: Job,
-    found: TensorRanges,
+    ranges: TensorRanges,
     plan: Plan,
     adjusted: Mapping[str, Adjustment] | None = None,
     form: str = "",
     *,
     join: bool = False,
 ) -> Candidate:
-    """Write a plan into a model.
+    """Apply a plan to a copy of the simplified model.
 
     Args:
         job: The job.
-        found: The ranges.
-        plan: What becomes int8.
-        adjusted: What was found on data for the weights of units.
-        form: The format, if not that of the job.
-        join: Whether convolutions of which only the sum is read become one. Before that, every unit has a kernel of
-            its own, which may be timed and corrected.
+        ranges: The ranges.
+        plan: The implementation of each unit.
+        adjusted: Corrected weights and biases, by unit.
+        form: The format; empty for that of the job.
+        join: Whether convolutions of which only the sum is read become one. Without it every unit has its own kernel,
+            which can be timed and corrected.
     """
-    ranges = found.ranges
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
     given = {name: params for name, params in job.model_qparams.items() if params.zero_point.dtype == dtype}
     qparams = {
         name: given[name]
-        if name in given and name not in found.overridden and _covers(given[name], ranges.get(name))
-        else job.scheme.activation_params(*ranges[name])
+        if name in given and name not in ranges.overridden and _covers(given[name], ranges.ranges.get(name))
+        else job.scheme.activation_params(*ranges.ranges[name])
         for name in plan.observed
     }
     model = job.simple.clone()
@@ -104,7 +104,7 @@ def apply_plan(
     floats = {u.name for u in plan.units if u.op == GATE and not plan.impl(u).int8 and plan.produced_u8 & {*u.inputs}}
     if floats and fuse_silus(model, floats).applied:
         steps.insert(0, "fuse_silu")
-    means = found.means if "means" in job.corrections else {}
+    means = ranges.means if "means" in job.corrections else {}
     adjusted = with_common_scales(job, plan, qparams, adjusted or {})
     written = insert_qdq(
         model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.no_saturation
@@ -122,7 +122,7 @@ def apply_plan(
 
 
 def _covers(params: QParams, span: tuple[float, float] | None) -> bool:
-    """Whether a tensor of this range keeps its values with these parameters: a pair may clip for some readers only."""
+    """Whether these parameters represent the whole range: those of a user's model may clip for some readers only."""
     if span is None:
         return True
     (least, most), step = params.range, float(params.scale)

@@ -1,86 +1,88 @@
-"""A candidate against the float model: accuracy on the data, latency run by run."""
+"""Compare a candidate with the float model: accuracy on the data, latency on the first sample."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 
 from ...calibration.samples import Sample
-from ...calibration.session import FEW, Array, ModelSource
+from ...calibration.session import FEW
 from ..accuracy.outputs import Accuracy, Outputs
 from ..accuracy.pair import judge_pair, time_pair
 from ..accuracy.selected_outputs import selected_from, showing, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
-from ..runtime.inputs import stacked
+from ..runtime.session import Sessions
 from ..runtime.timing import Latency
 
-JUDGED = 64  # samples on which the emitted model is compared: enough to tell a ruined model from a good one
+JUDGED = 64  # samples: enough to recognise a ruined model
 UNMEASURED = Accuracy(0, None, {})
 
 
 def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> Trial:
-    """Judge a candidate, unless it was judged before, and time it."""
+    """Measure the latency of a candidate, and its accuracy where it is not known yet."""
     return Trial(candidate, accuracy or measure_accuracy(job, candidate), _timed(job, candidate))
 
 
 def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
-    """Compare the outputs of the candidate with those of the float model.
+    """Compare the outputs of a candidate with those of the float model on the first samples."""
+    if job.source is None:
+        return UNMEASURED
+    most = FEW if job.weights.large else JUDGED
+    total = min(most, job.source.length or most)
+    samples = job.source.samples(most)
 
-    Where outputs are selected by scores, and come out in another number, what they are selected from is compared.
+    def compare(before: Sessions, after: Sessions) -> Accuracy:
+        told = partial(_tell, job, total)
+        return judge_pair(before, after, samples, told, weights=job.weights, watch=_ignore_labels)
+
+    return with_selected_outputs(job, candidate, compare)
+
+
+def with_selected_outputs(
+    job: Job, candidate: Candidate, compare: Callable[[Sessions, Sessions], Accuracy]
+) -> Accuracy:
+    """Compare two models, again by inner tensors where outputs of the two differ in length.
+
+    An operator such as NonMaxSuppression selects by scores. Where it selects another number of entries in the INT8
+    model, its inputs are compared instead of its outputs.
+
+    Args:
+        job: The job.
+        candidate: The INT8 model.
+        compare: Compares the float model with the INT8 model.
     """
-    accuracy = _judged(job, job.reference, candidate.source)
+    accuracy = compare(job.opened, candidate.sessions)
     different = unlike(accuracy)
     sources = selected_from(job.simple) if different else []
     if not sources:
         return accuracy
     shown = (showing(model, sources, different) for model in (job.simple, candidate.model))
-    before, after = (serialize(model, job.folder) for model in shown)
-    return _judged(job, before, after)
+    before, after = (Sessions(serialize(model, job.folder)) for model in shown)
+    return compare(before, after)
 
 
-def _judged(job: Job, before: ModelSource, after: ModelSource) -> Accuracy:
-    """Compare two models on the samples."""
-    if job.source is None:
-        return UNMEASURED
-    most = FEW if job.weights.large else JUDGED
-    total = min(most, job.source.length or most)
-    told = partial(_tell, job, total)
-    return judge_pair(before, after, job.source.samples(most), told, weights=job.weights, watch=_ignore)
-
-
-def _ignore(before: Outputs, after: Outputs, sample: Sample) -> None:
-    """Take labels that do not fit the predictions for ones that only the caller understands."""
+def _ignore_labels(before: Outputs, after: Outputs, sample: Sample) -> None:
+    """Accept labels that do not fit the predictions: `judge_pair` refuses them only without a watch."""
 
 
 def _tell(job: Job, total: int, done: int) -> None:
-    """Say how far the comparison is."""
+    """Report the progress of the comparison."""
     job.progress("compare", done, total)
 
 
 def _timed(job: Job, candidate: Candidate) -> Latency | None:
     """Time the candidate against the float model on the first sample."""
-    feed = first_feed(job)
-    if feed is None:
+    if job.feed is None:
         return None
     job.progress("time", 0, None)
     options = job.options
     return time_pair(
-        job.float_source
-        if job.weights.large
-        else job.reference,  # of which the runtime need not fold constants in memory
-        candidate.source,
-        feed,
+        job.float_source if job.weights.large else job.opened,  # a simplified model needs no constants folded in memory
+        candidate.sessions,
+        job.feed,
         weights=job.weights,
         threads=options.threads,
         batch=options.batch,
         seconds=options.seconds,
     )
-
-
-def first_feed(job: Job) -> Mapping[str, Array] | None:
-    """Return the feed that is timed and profiled, of as many items as were asked for."""
-    if job.source is None:
-        return None
-    batch = job.options.batch
-    return (next(iter(job.source)) if batch == 1 else stacked(job.source, batch)).feed

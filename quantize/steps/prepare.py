@@ -1,4 +1,4 @@
-"""The first stage of `quantize_model`: what can be refused is refused, and the graph made plain."""
+"""The first step of `quantize_model`: refuse impossible requests, and simplify the graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import Array, ModelSource, newest_ir_version, open_session
+from ...calibration.session import Feed, ModelSource, newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
 from ...transforms import PipelineResult, StepResult
 from ...transforms.existing import given_params, release_weights
@@ -21,19 +21,22 @@ from ..accuracy.pair import timing_note
 from ..job import Job
 from ..model.files import Weights, about, load_model, serialize
 from ..model.types import add_types
-from ..options.given_ranges import load_supply
+from ..options.given_ranges import load_given_ranges
 from ..options.options import Options
 from ..options.policy import Policy
 from ..placement.costs import read as read_costs
+from ..placement.facts import facts_of
 from ..placement.plan_file import read_plan
-from ..placement.rules import choose, choose_by, facts_of
-from ..placement.search import everything
-from ..runtime.inputs import open_data, stacked
+from ..placement.rules import all_int8_plan, choose, choose_by
+from ..runtime.inputs import first_sample, open_for
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress, silent
 from ..runtime.random_inputs import generated_source
-from ..runtime.session import Runner
+from ..runtime.session import Runner, Sessions
 from .simplify import LITTLE, WIDEN, pipelines, simplify
+
+KEPT = 2**28
+"""The float model stays open during a run where its weights have at most this number of bytes."""
 
 
 def prepare(
@@ -44,7 +47,7 @@ def prepare(
     Raises:
         RequantError: The request cannot be met.
     """
-    supply = load_supply(options)
+    supply = load_given_ranges(options)
     no_saturation = resolve(options.isa).exact
     policy = Policy.of(options, exact=no_saturation)
     original = load_model(path)
@@ -53,15 +56,13 @@ def prepare(
         simple = make_plain(path, original, folder, progress).model
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
-    source = generated_source(reference) if data is None else open_data(reference, data, options.samples)
-    if data is not None and source is not None:
-        Runner(reference, lean=Weights.of(original).large)(_first(source, options.batch))
+    opened, source, feed = _opened(reference, data, options, Weights.of(original))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable)
     simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
     supply.check(original, simple)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
-    # a node in the body of a function may have been renamed once more: its names are those of what it was before
+    # a node of a function body may be renamed twice: it also has the names of its first name
     origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
     selection = options.selection.renamed([*renamed.items(), *origins])
     gone = set(types) - set(nodes_by_name(simple))
@@ -78,26 +79,27 @@ def prepare(
     notes += supply.remarks(simple, options.scheme)
     static = data is not None or supply.ranges is not None
     facts = facts_of(simple, selection, types, options.scheme.activation)
-    facts = replace(facts, static=static, shifted=policy.zero_points, portable=policy.portable)
-    all_int8_plan = choose_by(facts, simple)
+    facts = replace(facts, static=static, zero_points=policy.zero_points, portable=policy.portable)
+    plan = choose_by(facts, simple)
     if policy.plan is not None:
-        read_plan(policy.plan, facts, all_int8_plan)  # what does not fit is refused before anything is observed
+        read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
     if policy.costs is not None:
         costs = read_costs(policy.costs)
         if costs.machine.threads != options.threads:
             raise RequantError(f"{policy.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
     if policy.all_int8 and static:
-        all_int8_plan = everything(facts, all_int8_plan)
+        plan = all_int8_plan(facts, plan)
     return Job(
         path=Path(path),
         reference=reference,
+        opened=opened,
         folder=folder,
         simple=simple,
         float_source=serialize(simple, folder),
         weights=weights,
         types=types,
         selection=selection,
-        all_int8_plan=all_int8_plan,
+        all_int8_plan=plan,
         steps=tuple(plain.steps),
         model_qparams=given_params(simple),
         no_saturation=no_saturation,
@@ -106,6 +108,7 @@ def prepare(
         supply=supply,
         source=source,
         judged=data is not None,
+        feed=feed,
         options=options,
         progress=progress,
     )
@@ -113,14 +116,14 @@ def prepare(
 
 @dataclass(frozen=True)
 class Plain:
-    """A model made plain.
+    """A simplified model.
 
     Attributes:
-        model: The simplified copy, all of whose nodes and tensors have names of their own.
-        notes: What went wrong.
+        model: The simplified copy; its nodes and tensors have unique names.
+        notes: Transforms that failed.
         renamed: The old names of renamed nodes.
-        origins: Pairs of the name of a node that came out of a function and a name it had.
-        steps: What each transform did.
+        origins: Pairs of the name of a node that was inlined and a name that it had in the function.
+        steps: The result of each transform.
     """
 
     model: ir.Model
@@ -133,7 +136,7 @@ class Plain:
 def make_plain(
     path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress, *, portable: bool = False
 ) -> Plain:
-    """Simplify a model, on whose tensors everything later is decided.
+    """Simplify a model; all later steps use the names of its nodes and tensors.
 
     Raises:
         RequantError: The runtime does not load it.
@@ -146,9 +149,9 @@ def make_plain(
 
 
 def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
-    """Return the float model as the runtime runs it, with what is to be said of it.
+    """Return the float model as the runtime runs it, with notes.
 
-    ONNX Runtime has hardly a kernel for bfloat16: such a model is held against itself in float32.
+    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32.
     """
     tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
     if ir.DataType.BFLOAT16 not in tensors:
@@ -167,7 +170,7 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
 def _plainer(
     original: ir.Model, folder: Path, progress: Progress, *, portable: bool
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
-    """Return a simplified copy that the runtime loads, what went wrong, and the old names of renamed nodes."""
+    """Return a simplified copy that the runtime loads, notes, and the old names of renamed nodes."""
     notes: list[str] = []
     _, plain = pipelines(portable=portable)
     for pipeline in (plain, LITTLE):
@@ -189,7 +192,7 @@ def _plainer(
 
 
 def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, list[tuple[str, str]]]:
-    """Return a copy without functions, and pairs of the name of a node that came out of one and a name it had."""
+    """Return a copy without functions, and pairs of the name of an inlined node and a name that it had."""
     inline, _ = pipelines()
     done = simplify(original, progress, pipeline=inline)
     origins = []
@@ -199,6 +202,23 @@ def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, li
     return done, origins
 
 
-def _first(source: Source, batch: int) -> Mapping[str, Array]:
-    """Return the first feed, of `batch` items."""
-    return (next(iter(source)) if batch == 1 else stacked(source, batch)).feed
+def _opened(
+    reference: ModelSource, data: DataSource | None, options: Options, weights: Weights
+) -> tuple[Sessions, Source | None, Feed | None]:
+    """Open the float model and its data, and run the first sample.
+
+    Returns:
+        The model, the data (random inputs where none are given, None where the model runs on none), the first feed.
+
+    Raises:
+        RequantError: The model or the data cannot be used.
+    """
+    sessions = Sessions(reference, keep=weights.total <= KEPT)
+    if data is None:
+        source = generated_source(reference)
+        return sessions, source, None if source is None else first_sample(source, options.batch).feed
+    run = Runner(reference, lean=True) if weights.large else sessions.runner()
+    source = open_for(run, data, options.samples)
+    feed = first_sample(source, options.batch).feed
+    run(feed)
+    return sessions, source, feed

@@ -1,4 +1,4 @@
-"""Ranges for a plan: observed on data, read from a range file or a log, set by the user."""
+"""Find the range of each tensor: observed on data, read from a range file or a log, or set by the user."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from ..job import Job
 from ..options.given_ranges import precision_of
 
 OF_ALL = ("growing", "few", "duplicates")
-"""Kinds of findings that are about all samples: whether a part has too few, or copies, says nothing of the whole."""
+"""Kinds of findings that need all samples: a shard can have few samples, or copies, where the whole data has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRanges:
-    """What is known of the tensors of a plan.
+    """The ranges and statistics of the tensors of a plan.
 
     Attributes:
         ranges: The range of each tensor that has one.
-        without: Why each of the others stays float.
-        means: The channel means by which biases are corrected.
-        overridden: Tensors that have their range from the user.
-        findings: What the data are found to be, where they were observed.
-        seen: What was observed, or what a range file tells of it.
+        without: By tensor without a range, the reason.
+        means: Channel means for the correction of biases.
+        overridden: Tensors with a range that the user sets.
+        findings: Warnings and notes about the observed data.
+        seen: The observed statistics, or those of the range file.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
         RequantError: The data do not fit the model.
     """
     rule, source = job.supply.rule, job.source
-    # quantizing is for any model; where ranges are all that is wanted, a model or data that give NaN are a mistake
+    # quantize_model keeps tensors with NaN in float; calibrate_model refuses a model or data that give NaN
     execution = replace(job.options.execution, strict=bool(model))
     if rule is None or source is None:
         raise AssertionError("where ranges are observed there are data and a rule")
@@ -92,20 +92,20 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
 
 
 def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Return what is likely not meant to be so in the data that were observed, and in the model.
+    """Return the probable mistakes in the observed data and in the model.
 
-    At most `normalisation.SAMPLES` samples are read again. What cannot be found out is left out: findings are an
-    extra, and no failure of theirs ends a run.
+    At most `normalisation.SAMPLES` samples are read again. An error in a check only removes its findings: it does not
+    end the run.
 
     Args:
         job: The job, with data.
-        seen: What was observed.
-        causes: What made tensors NaN or infinite, from `causes_of`.
+        seen: The observed statistics.
+        causes: Why tensors are NaN or infinite, from `causes_of`.
     """
     if job.source is None:
         return ()
     probed = None
-    with suppress(Exception):  # of the user's model: in the simplified one BatchNormalization is folded
+    with suppress(Exception):  # Probe the user's model: simplification folds BatchNormalization.
         probed = probe(job.reference, job.source.samples(normalisation.SAMPLES))
     found: tuple[Finding, ...] = ()
     with suppress(Exception):
@@ -114,7 +114,7 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
 
 
 def inspect_file(file: RangeFile) -> tuple[Finding, ...]:
-    """Return what can be told of the data of a range file without reading them again."""
+    """Return the findings about the data of a range file that need no data."""
     found: tuple[Finding, ...] = ()
     with suppress(Exception):
         found = findings(file.seen, inputs=file.seen.moments)
@@ -122,12 +122,12 @@ def inspect_file(file: RangeFile) -> tuple[Finding, ...]:
 
 
 def _of_a_part(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Leave out what can only be told of all samples together."""
+    """Return the findings that a part of the samples can give."""
     return tuple(finding for finding in found if finding.kind not in OF_ALL)
 
 
 def causes_of(job: Job, seen: Observations) -> dict[str, str]:
-    """Return what made tensors NaN or infinite in the data that were observed, of those of which it can be told."""
+    """Return why observed tensors are NaN or infinite, by tensor, where the cause can be found."""
     causes: dict[str, str] = {}
     if seen.broken and job.source is not None:
         with suppress(Exception):
@@ -144,7 +144,7 @@ def channels_of(job: Job) -> dict[str, int]:
 
 
 def find_ranges(job: Job) -> TensorRanges:
-    """Find the ranges of all tensors that may become uint8, where the user says they are.
+    """Return the ranges of all tensors that may become uint8, from the source that the user chose.
 
     Raises:
         RequantError: The data do not fit the model.
@@ -160,7 +160,7 @@ def find_ranges(job: Job) -> TensorRanges:
     else:
         file = observe_plan(job) if given is None else given
         ranges, seen = dict(file.ranges), file.seen
-        if given is None:  # what a file was made from may not be these data
+        if given is None:  # a range file may be of other data
             causes = causes_of(job, seen)
             told = inspect_data(job, seen, causes)
         without |= dict.fromkeys(planned if given is None else file.digests, "has no values in the calibration data")
@@ -182,12 +182,12 @@ def find_ranges(job: Job) -> TensorRanges:
 
 
 def _broken(place: Place, cause: str) -> str:
-    """Say which sample made a tensor NaN or infinite, and how where that is known."""
+    """Return which sample made a tensor NaN or infinite, with the cause where it is known."""
     return f"holds NaN or infinity: {place.where}{', ' if cause else ''}{cause}"
 
 
 def _channels(job: Job, tensors: AbstractSet[str]) -> Mapping[str, Channels]:
-    """Observe the channels of those of the tensors that need it, where a range file does not tell them and data can."""
+    """Observe channel means that a range file does not have, where there are data."""
     wanted = {name: axis for name, axis in channels_of(job).items() if name in tensors}
     if not wanted or job.supply.ranges is None or not job.judged or job.source is None:
         return {}

@@ -1,4 +1,4 @@
-"""The fastest model that keeps the user's bar: a search along the price of noise, guided by what tensors cost."""
+"""Search the fastest model that keeps a score: try prices of noise, with one cheapest placement for each price."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.metrics import Metric, Reference, can_leave, check_label, score, score_with
 from ..accuracy.pair import time_pair
 from ..job import Candidate, Evidence, Job, Placement
-from ..placement.search import Write, pricing
+from ..placement.measuring import Write
+from ..placement.search import plans_by_price
 from ..result import Frontier, Point
 from ..runtime.inputs import open_data
 from .emit import correct, plan_by_rules
 from .evidence import gather_evidence
-from .judge import first_feed
 from .ranges import TensorRanges
 
 PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
-"""What all noise is worth, as a share of the float model's run time; between two of them the search goes on."""
+"""Prices of all noise, as a share of the float model's run time; the search refines between two of them."""
 FIRST = 2
-"""Where it begins: the price of the usual effort."""
+"""The index of the first price: that of medium effort."""
 FINER = 4
-"""Prices that are tried between two neighbours."""
+"""Prices to try between two neighbours."""
 TIMED = 1.0
 """Seconds for which a candidate is timed against float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a model must keep.
+    """The score that a model must keep.
 
     Attributes:
         metric: The metric.
-        allowance: How much of it may be lost.
-        data: The data to judge by, with labels where the metric wants them.
-        seconds: After so long no further candidate is tried.
+        allowance: The permitted drop.
+        data: The data for the metric, with labels where it needs them.
+        seconds: No candidate is started after this time.
     """
 
     metric: Metric
@@ -55,10 +55,10 @@ class Goal:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        """Refuse a search without time.
+        """Check the time budget.
 
         Raises:
-            RequantError: There is none.
+            RequantError: It is not positive.
         """
         if not self.seconds > 0:
             raise RequantError(f"the time budget must be more than 0 seconds, not {self.seconds:g}")
@@ -66,7 +66,7 @@ class Goal:
 
 @dataclass
 class _Walk:
-    """What a search knows while it lasts."""
+    """The state of a search."""
 
     job: Job
     ranges: TensorRanges
@@ -83,12 +83,12 @@ class _Walk:
 
     @property
     def late(self) -> bool:
-        """Whether no further candidate is to be tried."""
+        """Whether the time is up."""
         return time.monotonic() - self.start >= self.goal.seconds
 
 
 def opened(job: Job, goal: Goal) -> Source:
-    """Return the data to judge by, of which the first sample was looked at.
+    """Open the data for the metric and check the first sample.
 
     Raises:
         RequantError: They cannot be read, or have no labels for the metric.
@@ -106,18 +106,18 @@ def search(
     """Find the fastest model that keeps the bar.
 
     The price of noise is raised where the bar is missed and lowered where it is kept; each price has one cheapest
-    placement. What was tried is kept in `state`: a search that was interrupted goes on there.
+    placement. `state` keeps the models that were tried, so that an interrupted search can continue.
 
     Args:
         job: The job.
         ranges: The ranges.
-        goal: What must be kept.
+        goal: The score that must be kept.
         source: Its data, from `opened`.
-        state: The file of what was tried.
+        state: The file with the models tried so far.
 
     Returns:
-        The fastest model that keeps the bar, else the one with the best score; None where nothing can become int8.
-        And everything that was tried.
+        The fastest model that keeps the bar, else the model with the best score; None where nothing can become int8.
+        And all models that were tried.
 
     Raises:
         RequantError: The metric or its data cannot be used.
@@ -130,7 +130,7 @@ def search(
     frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
     evidence = gather_evidence(job, ranges)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
-    plan_at = pricing(job, facts, rules, write, first_feed(job), evidence.noise)
+    plan_at = plans_by_price(job, facts, rules, write, job.feed, evidence.noise)
     walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
     _recall(walk)
     done = interrupted = False
@@ -191,7 +191,7 @@ def _try(walk: _Walk, price: float) -> Point:
 
 
 def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) -> float:
-    """Return the score of a model, on the executor that was asked for."""
+    """Return the score of a model, computed by the chosen executor."""
     execution, metric = job.options.execution, reference.metric
     if can_leave(execution, metric, source):
         return score_with(execution, metric, model, source, reference=job.reference, progress=job.progress).value
@@ -209,38 +209,38 @@ def _emitted(walk: _Walk, price: float) -> Candidate:
 
 
 def _digest(plan: Plan) -> str:
-    """Return what tells a plan from another."""
+    """Return a digest of the implementations of a plan."""
     text = json.dumps([[unit.name, plan.impl(unit).value] for unit in plan.units])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _speedup(walk: _Walk, candidate: Candidate) -> float:
     """Return how many times faster than float a candidate is; 1 where nothing can be timed."""
-    job, feed = walk.job, first_feed(walk.job)
+    job, feed = walk.job, walk.job.feed
     if feed is None:
         return 1.0
     options = job.options
-    told = time_pair(
-        job.reference,
-        candidate.source,
+    latency = time_pair(
+        job.opened,
+        candidate.sessions,
         feed,
         weights=job.weights,
         threads=options.threads,
         batch=options.batch,
         seconds=min(TIMED, options.seconds),
     )
-    return told.speedup
+    return latency.speedup
 
 
 def _so_far(walk: _Walk) -> str:
-    """Say in a few words how far the search is."""
+    """Return the progress of the search as text."""
     best = walk.frontier.best
     found = "no model keeps the bar yet" if best is None else f"{best.speedup:.2f}x at {best.value:.4g}"
     return f"search: {found}"
 
 
 def _key(walk: _Walk) -> str:
-    """Return what tells this search from one of another model, data, metric or options."""
+    """Return a digest of the model, the data, the metric and the options."""
     goal, frontier = walk.goal, walk.frontier
     tensors = sorted((name, tuple(map(float, span))) for name, span in walk.ranges.ranges.items())
     asked = [walk.job.asked(), goal.metric.name, frontier.before, walk.source.description, tensors]
@@ -248,13 +248,13 @@ def _key(walk: _Walk) -> str:
 
 
 def _remember(walk: _Walk) -> None:
-    """Write down what was tried."""
+    """Save the models that were tried."""
     rows = [asdict(point) for point in walk.frontier.points]
     write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode())
 
 
 def _recall(walk: _Walk) -> None:
-    """Take over what an interrupted search of the same model, data and goal has tried."""
+    """Load the models that an interrupted search of the same model, data and goal has tried."""
     try:
         found = json.loads(walk.state.read_text())
         rows = found["points"] if found["key"] == _key(walk) else []

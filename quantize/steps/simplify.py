@@ -1,4 +1,4 @@
-"""The float rewrites that come before any decision: the same outputs from a plainer graph."""
+"""Simplify the float model before any decision. Its outputs stay the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pipelines(*, portable: bool = False) -> tuple[str, str]:
     """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions.
 
     Args:
-        portable: Whether operators stay whole that other runtimes want whole.
+        portable: Whether gates stay single operators, which other runtimes need.
     """
     steps = [step for step in parse_groups("simplify").steps if not (portable and step.name == GATES)]
     cut = 1 + [step.name for step in steps].index("inline_functions")

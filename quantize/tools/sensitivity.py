@@ -1,16 +1,15 @@
-"""Where integers hurt: every unit and every tensor of a plan is tried alone, and the model's outputs tell."""
+"""The effect of integers on accuracy: every unit and every tensor of a plan is tried alone."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, TypeVar
 
 import onnx_ir as ir
 
@@ -32,12 +31,13 @@ from ..options.efforts import EFFORTS
 from ..options.given_ranges import precision_of
 from ..options.options import Options
 from ..placement.plan_file import read_plan
-from ..placement.search import everything
+from ..placement.rules import all_int8_plan
 from ..runtime.machine import Machine
 from ..runtime.machine import folder as cache_folder
 from ..runtime.progress import Progress, silent
 from ..sensitivity.cache import PREFIX, Trials, digest, forget_old, trials_of
 from ..sensitivity.integer_constants import integer_constants
+from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
 from ..sensitivity.switch_graph import Switch
 from ..sensitivity.switch_model import Switchboard, noises, switchboard
 from ..sensitivity.verdicts import Traits, traits, unit_verdict
@@ -45,168 +45,10 @@ from ..steps.emit import plan_by_rules
 from ..steps.prepare import prepare
 from ..steps.ranges import TensorRanges, channels_of, find_ranges
 
-SCHEMA = 1
 KINDS = ("units", "tensors")
 TRIED = 4  # samples of each trial
-ROOM = LARGE // 2  # bytes of weights above which they stay in float: the runtime packs three copies of them
-NEGLIGIBLE = 0.01  # of the noise of everything: what adds less can, left in float, gain about 0.04 dB
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitRow:
-    """What a unit does to the outputs.
-
-    Noise is the power of what changes at an output over the power of the output, at the output where that is most:
-    0 for none, infinite where nothing can be compared.
-
-    Attributes:
-        name: The unit, called after its first operator.
-        operator: That operator, or ``gate``.
-        implementation: What it is in integers, as plans call it.
-        inputs: The tensors that it reads.
-        noise: With nothing but this unit in integers: what it reads in uint8, its weights in int8.
-        output: At which output.
-        weights_noise: With nothing but its weights in int8; None where it has none, or where its noise is `NEGLIGIBLE`.
-        rest_noise: With everything but this unit in integers; None where its noise is `NEGLIGIBLE`.
-        verdict: Where its noise comes from, as far as that can be told.
-    """
-
-    name: str
-    operator: str
-    implementation: str
-    inputs: tuple[str, ...]
-    noise: float
-    output: str
-    weights_noise: float | None
-    rest_noise: float | None
-    verdict: str = ""
-
-    @property
-    def sqnr_db(self) -> float:
-        """The SQNR of the worst output with nothing but this unit in integers."""
-        return _db(self.noise)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRow:
-    """What a tensor does to the outputs, and what was seen of its values.
-
-    Attributes:
-        name: The tensor.
-        operator: The operator that makes it; ``input`` for an input of the model.
-        noise: The noise, as of `UnitRow`, with nothing but this tensor in uint8.
-        output: At which output.
-        rounding: Power of its own error in uint8 over that of its values; None where no histogram could be made.
-        lo: Lower end of the range of its integers.
-        hi: Upper end.
-        least: The least value seen.
-        most: The greatest value seen.
-        clipped: Share of the values beyond the range, 0..1.
-        growth: Share of its width that the range has gained in the last doubling of the samples, 0..1.
-        verdict: What stands out of its values.
-    """
-
-    name: str
-    operator: str
-    noise: float
-    output: str
-    rounding: float | None
-    lo: float
-    hi: float
-    least: float
-    most: float
-    clipped: float
-    growth: float
-    verdict: str = ""
-
-    @property
-    def sqnr_db(self) -> float:
-        """The SQNR of the worst output with nothing but this tensor in uint8."""
-        return _db(self.noise)
-
-    @property
-    def own_sqnr_db(self) -> float | None:
-        """The SQNR of the tensor itself in uint8."""
-        return None if self.rounding is None else _db(self.rounding)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity:
-    """What `measure_sensitivity` found.
-
-    Attributes:
-        model: Path of the float model.
-        data: What the data were.
-        calibration: The range rule.
-        calibrated: Samples that gave the ranges.
-        samples: Samples that each trial was run on.
-        runtime: Version of the runtime.
-        outputs: The outputs that were compared.
-        noise: The noise, as of `UnitRow`, with everything in integers.
-        units: Units, worst first; none where they were not asked for.
-        tensors: Tensors, worst first; none where they were not asked for.
-        trials: How many trials there were.
-        recalled: How many of them were kept from before.
-        seconds: How long it took.
-        notes: What went otherwise than asked, a sentence each.
-    """
-
-    model: str
-    data: str
-    calibration: str
-    calibrated: int
-    samples: int
-    runtime: str
-    outputs: tuple[str, ...]
-    noise: float
-    units: tuple[UnitRow, ...]
-    tensors: tuple[TensorRow, ...]
-    trials: int
-    recalled: int
-    seconds: float
-    notes: tuple[str, ...] = ()
-
-    @property
-    def sqnr_db(self) -> float:
-        """The SQNR of the worst output with everything in integers."""
-        return _db(self.noise)
-
-    def gain_db(self, unit: UnitRow) -> float | None:
-        """By how much the SQNR of the worst output rises where a unit alone is left in float; None where not tried."""
-        if unit.rest_noise is None:
-            return None
-        return 0.0 if unit.rest_noise == self.noise else _db(unit.rest_noise) - self.sqnr_db
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values; an infinite noise and an infinite or undefined SQNR are null."""
-        found = asdict(self)
-        found["units"] = [
-            {**_finite(asdict(row)), "sqnr_db": _or_none(row.sqnr_db), "gain_db": _or_none(self.gain_db(row))}
-            for row in self.units
-        ]
-        found["tensors"] = [
-            {**_finite(asdict(row)), "sqnr_db": _or_none(row.sqnr_db), "own_sqnr_db": _or_none(row.own_sqnr_db)}
-            for row in self.tensors
-        ]
-        return {"schema": SCHEMA, **_finite(found), "sqnr_db": _or_none(self.sqnr_db)}
-
-    @classmethod
-    def from_json(cls, found: Any, where: str = "the evidence") -> Sensitivity:
-        """Read what `to_json` made.
-
-        Raises:
-            RequantError: It is none.
-        """
-        try:
-            if found["schema"] != SCHEMA:
-                raise RequantError(f"{where}: evidence of schema {found['schema']!r}; this version reads {SCHEMA}")
-            units = tuple(_row(UnitRow, row, ("noise",)) for row in found["units"])
-            tensors = tuple(_row(TensorRow, row, ("noise",)) for row in found["tensors"])
-            return replace(_row(cls, {**found, "units": (), "tensors": ()}, ("noise",)), units=units, tensors=tensors)
-        except (TypeError, KeyError, ValueError) as error:
-            raise RequantError(f"{where}: no evidence: {type(error).__name__}: {error}") from error
+ROOM = LARGE // 2  # bytes; more weights stay float, because the runtime packs three copies of them
+NEGLIGIBLE = 0.01  # share of the noise of everything; a unit with less, left in float, can gain about 0.04 dB
 
 
 def measure_sensitivity(
@@ -219,23 +61,23 @@ def measure_sensitivity(
     fresh: bool = False,
     progress: Progress = silent,
 ) -> Sensitivity:
-    """Measure what every unit and every tensor that can be integers does to the outputs.
+    """Measure the effect of every unit and every tensor that can be integers on the outputs.
 
-    One session serves all trials (`switchboard`). Trials are kept in the user's cache folder as they are made, so that
-    a run that was interrupted goes on where it stopped, and one that is the same has little to do.
+    One session serves all trials (`switchboard`). The cache folder keeps each finished trial, so that an interrupted
+    run continues where it stopped, and a repeated run is short.
 
     Args:
         model: Path of the float model.
         data: A data source, as `quantize_model` takes it.
-        options: See `Options`. With the placement ``rules`` or a plan, those units are tried that it has in integers;
-            with any other one, all that can be.
-        samples: Samples that each trial is run on, picked evenly.
-        kinds: What to try, of `KINDS`.
-        fresh: Whether to make all trials anew.
-        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+        options: See `Options`. With the placement ``rules`` or a plan, the int8 units of this plan are tried; with any
+            other placement, all units that can be int8.
+        samples: Number of samples of each trial, picked evenly.
+        kinds: Units, tensors or both: some of `KINDS`.
+        fresh: Whether to ignore the cached trials.
+        progress: Called with a stage, the number of finished steps, and their total (None: unknown).
 
     Raises:
-        RequantError: The model or the data cannot be used, or nothing of it can be integers.
+        RequantError: The model or the data cannot be used, or no part of the model can be integers.
     """
     began = time.monotonic()
     if samples < 1:
@@ -275,7 +117,7 @@ def measure_sensitivity(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What the trials are of, and what came of them."""
+    """The switchable model with the observed values and the results of the trials."""
 
     job: Job
     board: Switchboard
@@ -290,31 +132,31 @@ class _Evidence:
 
     @cached_property
     def units(self) -> dict[str, frozenset[Switch]]:
-        """The switches of each unit that has some."""
+        """The switches of each unit with switches."""
         names = (unit.name for unit in self.plan.units if self.plan.impl(unit).int8)
         return {name: on for name in names if (on := self.board.unit(name))}
 
     @cached_property
     def tensors(self) -> dict[str, frozenset[Switch]]:
-        """The switches of each tensor that has a scale of its own."""
+        """The switches of each tensor with its own scale."""
         return {name: on for name in self.plan.observed if (on := self.board.tensor(name))}
 
     def worst(self, on: frozenset[Switch]) -> tuple[float, str]:
-        """Return the most noise at any output of a trial that was made, and at which."""
+        """Return the most noise at any output in a finished trial, and the name of this output."""
         outputs = self.trials.known[digest(on)]
         return max(((_ratio(signal, noise), name) for name, (signal, noise) in outputs.items()), default=(0.0, ""))
 
     def noise(self, on: frozenset[Switch]) -> float | None:
-        """Return the most noise at any output of a trial, None of one that was not made or has nothing on."""
+        """Return the most noise at any output in a trial; None if it is not finished, or has no switch on."""
         return self.worst(on)[0] if on and digest(on) in self.trials.known else None
 
     def matters(self, unit: str) -> bool:
-        """Whether a unit alone makes more than a `NEGLIGIBLE` part of the noise of everything."""
+        """Return whether a unit alone makes more than a `NEGLIGIBLE` part of the noise of everything."""
         return self.worst(self.units[unit])[0] > NEGLIGIBLE * self.worst(self.board.everything)[0]
 
     @cached_property
     def traits(self) -> dict[str, Traits]:
-        """What was seen of each tensor with a scale of its own."""
+        """The properties of the values of each tensor with its own scale."""
         makers = {str(value.name): node for node in nodes_by_name(self.job.simple).values() for value in node.outputs}
         found = {}
         for name in self.plan.observed:
@@ -328,12 +170,16 @@ class _Evidence:
 
 
 def _try_all(evidence: _Evidence, samples: Sequence[Sample], kinds: Collection[str]) -> tuple[int, int]:
-    """Make the trials that are not there yet; return how many there are, and how many there were."""
+    """Run the missing trials; return the number of all trials, and the number of cached ones.
+
+    The first pass tries each unit and each tensor alone. For each unit that matters, the second pass tries its weights
+    alone, and everything but this unit.
+    """
     board, trials = evidence.board, evidence.trials
     before = frozenset(trials.known)
     units = evidence.units if "units" in kinds else {}
     tensors = evidence.tensors if "tensors" in kinds else {}
-    # many a unit reads one tensor and nothing else does
+    # a unit that is the only reader of a tensor has the same switches
     alone = list(dict.fromkeys([board.everything, *units.values(), *tensors.values()]))
     _try(evidence, alone, samples, "try units and tensors alone")
     noisy = [name for name in units if evidence.matters(name)]
@@ -344,7 +190,7 @@ def _try_all(evidence: _Evidence, samples: Sequence[Sample], kinds: Collection[s
 
 
 def _try(evidence: _Evidence, planned: Sequence[frozenset[Switch]], samples: Sequence[Sample], stage: str) -> None:
-    """Make those of some trials that are not there yet."""
+    """Run the missing ones of the planned trials."""
     trials, total = evidence.trials, len(planned)
     missing = [on for on in planned if digest(on) not in trials.known]
     results = noises(evidence.board, missing, samples)
@@ -354,7 +200,7 @@ def _try(evidence: _Evidence, planned: Sequence[frozenset[Switch]], samples: Seq
 
 
 def _unit_rows(evidence: _Evidence) -> list[UnitRow]:
-    """Return what units do, the worst first."""
+    """Return the rows of all units, the worst first."""
     board, plan, known = evidence.board, evidence.plan, {unit.name: unit for unit in evidence.plan.units}
     alone = {
         name: evidence.worst(on)[0] for name, on in evidence.tensors.items() if digest(on) in evidence.trials.known
@@ -383,13 +229,13 @@ def _unit_rows(evidence: _Evidence) -> list[UnitRow]:
 
 
 def _rest(evidence: _Evidence, on: frozenset[Switch]) -> float | None:
-    """Return the noise of everything but some switches."""
+    """Return the noise with all switches on but some."""
     rest = evidence.board.everything - on
     return evidence.noise(rest) if rest else 0.0
 
 
 def _tensor_rows(evidence: _Evidence) -> list[TensorRow]:
-    """Return what tensors do, the worst first."""
+    """Return the rows of all tensors, the worst first."""
     nodes = nodes_by_name(evidence.job.simple)
     makers = {str(value.name): node.op_type for node in nodes.values() for value in node.outputs}
     rows = []
@@ -417,15 +263,15 @@ def _tensor_rows(evidence: _Evidence) -> list[TensorRow]:
 
 
 def _observed(job: Job, source: Source, *, fresh: bool) -> Observations:
-    """Observe all that may become uint8, with histograms, and channels where there are any.
+    """Observe all tensors that may become uint8, with histograms, and per channel where tensors have channels.
 
-    What was seen of data that are files, by the same model, is kept beside the trials.
+    If the data are files, the cache keeps the observations beside the trials.
     """
     axes = {
         name: axis for name, axis in _axes(job.simple).items() if name in job.all_int8_plan.quantized
     } | channels_of(job)
     execution = replace(job.options.execution, strict=False)
-    if source.reference is not None and execution.checkpoint is None:  # Python objects might be others the next time
+    if source.reference is not None and execution.checkpoint is None:  # Python objects may differ in the next run
         with suppress(OSError):
             cache_folder().mkdir(parents=True, exist_ok=True)
             execution = replace(execution, checkpoint=cache_folder() / f"{PREFIX}ranges", kept=lambda path: None)
@@ -443,13 +289,13 @@ def _observed(job: Job, source: Source, *, fresh: bool) -> Observations:
 
 
 def _axes(model: ir.Model) -> dict[str, int]:
-    """Return the axis of the channels of each tensor of the main graph that has some: the last one, or of maps 1."""
+    """Return the channel axis of each tensor of the main graph with channels: 1 for feature maps, else the last."""
     ranks = {name: len(value.shape) for name, value in inferred(model).items() if value.shape is not None}
     return {name: 1 if rank > 3 else -1 for name, rank in ranks.items() if rank > 1}
 
 
 def _ranges(job: Job, source: Source, seen: Observations) -> TensorRanges:
-    """Choose ranges as `quantize_model` does, of what was seen."""
+    """Choose ranges from the observations, as `quantize_model` does."""
     if job.supply.ranges is not None:
         return find_ranges(job)
     rule = job.supply.rule or parse_rule(EFFORTS[job.options.effort].rule)
@@ -462,9 +308,10 @@ def _ranges(job: Job, source: Source, seen: Observations) -> TensorRanges:
 
 
 def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Switchboard, list[str]]:
-    """Open the model with its switches, and say what could not be done.
+    """Open the switchable model; return it with warnings.
 
-    Where outputs are selected by scores, and come out in another number, what they are selected from is compared.
+    If scores select the elements of an output, and their number varies, the tensor from which they are selected is
+    compared instead.
 
     Raises:
         RequantError: There is nothing to try, or nothing to compare.
@@ -494,7 +341,7 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
 
 
 def _selected(board: Switchboard, samples: Sequence[Sample]) -> list[str]:
-    """Return the outputs of which there are others on other samples of one shape, or in integers."""
+    """Return the outputs whose shape differs between samples of one shape, or between float and integers."""
     shapes: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
     for sample in samples:
         fed = tuple(sorted((name, array.shape) for name, array in sample.feed.items()))
@@ -506,16 +353,16 @@ def _selected(board: Switchboard, samples: Sequence[Sample]) -> list[str]:
 
 
 def _plan(job: Job, found: TensorRanges) -> Plan:
-    """Return the plan whose integers are tried."""
+    """Return the plan whose integer units are tried."""
     facts, rules, _ = plan_by_rules(job, found, Evidence())
     if job.policy.plan is not None:
         return read_plan(job.policy.plan, facts, rules, strict=False)
-    return everything(facts, rules) if job.policy.all_int8 else rules
+    return all_int8_plan(facts, rules) if job.policy.all_int8 else rules
 
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Tell who interrupts a run that what was done so far is kept."""
+    """Tell the user how to resume an interrupted run."""
     try:
         yield
     except KeyboardInterrupt:
@@ -523,38 +370,13 @@ def _resumable() -> Iterator[None]:
 
 
 def _forget_ranges() -> None:
-    """Remove what was seen of any data."""
+    """Remove the cached observations."""
     for path in cache_folder().glob(f"{PREFIX}ranges-*"):
         path.unlink(missing_ok=True)
 
 
 def _ratio(signal: float, noise: float) -> float:
-    """Return noise over signal; infinite where nothing of the signal is left, or nothing can be compared."""
+    """Return noise over signal; infinite if the signal is zero, or the outputs cannot be compared."""
     if noise == 0:
         return 0.0
     return noise / signal if signal > 0 and math.isfinite(noise) else math.inf
-
-
-def _db(noise: float) -> float:
-    """Return an SQNR in dB."""
-    return math.inf if noise == 0 else -math.inf if math.isinf(noise) else -10 * math.log10(noise)
-
-
-def _or_none(value: float | None) -> float | None:
-    """Return a number, or None where JSON has none for it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with null for numbers that JSON does not have."""
-    return {name: _or_none(value) if isinstance(value, float) else value for name, value in row.items()}
-
-
-def _row(kind: type[T], found: Mapping[str, Any], infinite: Collection[str]) -> T:
-    """Read a dataclass from what `to_json` made of it; null is infinite for some of the fields."""
-    values: dict[str, Any] = {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        value = found[each.name]
-        value = math.inf if value is None and each.name in infinite else value
-        values[each.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)

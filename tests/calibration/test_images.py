@@ -572,7 +572,7 @@ def test_calibrate_over_images(tmp_path: Path, digits: Path) -> None:
         ("digits.npz", ["--labels", "l.csv"], "a .npz file takes no labels"),
         ("digits.npz", ["--tokenizer", "t.py:f"], "a .npz file takes no tokenizer; it is for .csv and .jsonl files"),
         ("images", ["--preprocess", "scale=255", "--tokenizer", "t.py:f"], "takes no tokenizer"),
-        (None, ["--preprocess", "scale=255"], "--preprocess says how data are read; give --data SRC"),
+        (None, ["--preprocess", "scale=255"], "--preprocess needs --data SRC"),
     ],
     ids=["preprocess", "labels", "tokenizer", "images", "no-data"],
 )

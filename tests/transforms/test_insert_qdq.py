@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from requant.quantize.runtime.isa import detect
 from requant.transforms import verify
 from requant.transforms.bias_correction import mean_axis, mean_shift
 from requant.transforms.insert_qdq import insert_qdq
@@ -103,9 +104,9 @@ def feed(model: ir.Model) -> dict[str, Array]:
 
 
 def quantized(model: ir.Model, plan: Plan) -> ir.Model:
-    """Write a plan into a copy of a model, with the ranges of one feed."""
+    """Write a plan for this machine into a copy of a model, with the ranges of one feed."""
     result = model.clone()
-    insert_qdq(result, plan=plan, qparams=ranges(plan, tensors(model, feed(model))))
+    insert_qdq(result, plan=plan, qparams=ranges(plan, tensors(model, feed(model))), exact=detect().exact)
     verify(result)
     return result
 

@@ -118,6 +118,7 @@ def dequantized(found: onnx.ModelProto, node: onnx.NodeProto) -> dict[str, Array
     }
 
 
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("strides", ["", "<strides = [2, 2]>"])
 @pytest.mark.parametrize("fmt", ["qdq", "qoperator"])
 def test_the_sum_comes_from_one_kernel(tmp_path: Path, strides: str, fmt: str) -> None:
@@ -131,6 +132,7 @@ def test_the_sum_comes_from_one_kernel(tmp_path: Path, strides: str, fmt: str) -
     assert noise < 1e-3  # 30 dB: three tensors of 8 bits have more than 40
 
 
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("impl", [Impl.U8, Impl.U8_GEMM])
 def test_the_sum_is_rounded_once(tmp_path: Path, impl: Impl) -> None:
     """Of the integers that go in, each sum is off by half a step of the result, and by the rounding of float32.
@@ -163,6 +165,7 @@ def test_a_range_of_the_users_is_kept(tmp_path: Path) -> None:
     assert "Concat" not in {node.op_type for node in onnx.load(path).graph.node}
 
 
+@pytest.mark.usefixtures("vnni")
 def test_signed_activations(tmp_path: Path) -> None:
     path, feeds = quantized(tmp_path, model(), scheme=Scheme(activation="s8"))
     assert "Concat" in {node.op_type for node in onnx.load(path).graph.node}

@@ -293,7 +293,7 @@ EXAMPLES: dict[str, list[Example]] = {
             )
         ),
         floats(
-            "QAttention has no such attention",
+            "QAttention does not support its inputs",
             "a bias of the scores",
             f"[op] y = {ms('Attention')} <num_heads=2> (x, w, b, , , t)",
             "x 2x5x16; w 16x48; b 48; t 2x2x5x5",

@@ -186,13 +186,13 @@ def test_joined_tensors_of_one_range_are_as_near_as_that_allows() -> None:
 
 def test_a_product_of_a_log_has_the_error_of_its_steps(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (float[N,2] y)
-    <float[4,2] w = {1, -2, 3, 4, -5, 6, 7, 8}> { [product] y = MatMul(x, w) }"""
+    <float[4,2] w = {1, -2, 3, 4, -5, 6, 7, -8}> { [product] y = MatMul(x, w) }"""
     log = tmp_path / "min_max.log"
     log.write_text(";x__print__;__requant_min_max:[-1][3]\n")
     after = run(f'insert_qdq(min_max_log_file="{log}")', ir.from_onnx_text(text)).model
     assert [node.op_type for node in after.graph].count("QuantizeLinear") == 1
     x = np.random.default_rng(3).uniform(-1, 3, (5, 4)).astype(np.float32)
-    w = np.array([[1, -2], [3, 4], [-5, 6], [7, 8]], np.float32)
+    w = np.array([[1, -2], [3, 4], [-5, 6], [7, -8]], np.float32)  # no pair of rows adds up to more than 16 bits hold
     session = ort.InferenceSession(ir.to_proto(after).SerializeToString(), providers=["CPUExecutionProvider"])
     (y,) = session.run(None, {"x": x})
     step, steps = 4 / 255, np.abs(w).max(axis=0) / 127

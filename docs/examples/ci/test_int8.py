@@ -1,4 +1,4 @@
-"""The INT8 model is as good as its baseline; ``pytest --requant-update`` writes that."""
+"""Check the INT8 model against its baseline; ``pytest --requant-update`` writes the baseline."""
 
 
 def test_int8_is_as_good_as_the_baseline(requant_check):

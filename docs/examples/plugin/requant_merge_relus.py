@@ -1,4 +1,4 @@
-"""A Relu of a Relu is the first one."""
+"""A plug-in for requant: remove a Relu that reads a Relu."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def merge_relus(model: ir.Model, *, keep: tuple[str, ...] = ()) -> Change:
 
     Before:  y = Relu(Relu(x))
     After:   y = Relu(x)
-    Left alone: a Relu whose result is a graph output (``graph-output``); the nodes named by `keep` (``kept``).
+    Left alone: a Relu whose result is a graph output (``graph-output``); the nodes in `keep` (``kept``).
 
     Options:
         keep: Names of nodes that stay.

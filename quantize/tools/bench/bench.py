@@ -1,4 +1,4 @@
-"""`bench_model`: the latency of a model, alone or against another one, and where in the model the time goes."""
+"""`bench_model`: the latency of a model, alone or against another one, and the times of its nodes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .settings import Settings, recommend
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """How long a model takes, nothing but the runs being measured.
+    """The times of a model without a profiler.
 
     Attributes:
         model: Its path.
-        load_ms: Time to load it, which optimises the graph.
-        first_ms: Time of the first run, in which memory is taken.
-        milliseconds: Least time of a run after some that do not count.
-        median_ms: Median time of these runs.
-        runs: How many were timed.
+        load_ms: Time to load it, including graph optimization.
+        first_ms: Time of the first run, which allocates memory.
+        milliseconds: Minimum time of the timed runs, after warm-up runs.
+        median_ms: Median time of the timed runs.
+        runs: The number of timed runs.
     """
 
     model: str
@@ -64,14 +64,14 @@ class Bench:
 
     Attributes:
         timed: Its times.
-        data: What it was run on.
+        data: A text for the inputs of the runs.
         shapes: The shapes of its inputs.
         batch: Items per run.
-        threads: Threads inside one operator; 0 left the choice to the runtime.
-        other: Those of the model that it was compared with, in runs that alternated with its own.
-        profile: Where the time goes; None where that was not asked for or cannot be told.
-        settings: What `recommend` found, if it was asked.
-        notes: What a reader should know.
+        threads: Threads inside one operator; 0 is the runtime's choice.
+        other: The times of the model to compare with; the runs of both alternate.
+        profile: The times of its nodes; None without a profile.
+        settings: The recommended session options; None without a search.
+        notes: Remarks for the reader.
     """
 
     timed: Timed
@@ -86,17 +86,17 @@ class Bench:
 
     @property
     def rate(self) -> float:
-        """Items per second, of the least time."""
+        """Items per second at the minimum time."""
         return 1e3 * self.batch / self.timed.milliseconds
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster the model is than the other one, minimum against minimum."""
+        """Minimum time of the other model over minimum time of this one."""
         return None if self.other is None else self.other.milliseconds / self.timed.milliseconds
 
     @property
     def median_ratio(self) -> float | None:
-        """How many times faster it is, median against median."""
+        """Median time of the other model over median time of this one."""
         return None if self.other is None else self.other.median_ms / self.timed.median_ms
 
     def to_json(self) -> dict[str, Any]:
@@ -118,11 +118,11 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How session settings are looked for.
+    """The search of session options.
 
     Attributes:
         seconds: How long it may take.
-        threads: Threads inside one operator, None where they are free to choose.
+        threads: Threads inside one operator; None to search the number.
     """
 
     seconds: float = 10.0
@@ -131,14 +131,14 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a model is timed on.
+    """The inputs and the duration of a measurement.
 
     Attributes:
         batch: Items per run.
-        threads: Threads inside one operator; 0 leaves the choice to the runtime.
-        seconds: How long it is timed.
-        lengths: Lengths of the inputs' free axes; the first axis is that of the items unless they say otherwise.
-        profile: Whether to tell where the time goes.
+        threads: Threads inside one operator; 0 is the runtime's choice.
+        seconds: How long the model is timed.
+        lengths: Lengths of the inputs' free axes; a free first axis without a length has the length of the batch.
+        profile: Whether to profile the model.
     """
 
     batch: int = 1
@@ -157,19 +157,19 @@ def bench_model(
     search: Search | None = None,
     progress: Progress = silent,
 ) -> Bench:
-    """Time a model, tell where the time goes, and look for better session settings if asked to.
+    """Time a model, profile it, and search better session options.
 
     Args:
         path: Path of the model: ONNX or ORT format, float or quantized.
         data: A data source whose first sample is run; None for random inputs.
         load: Batch, threads, shapes and time.
-        other: Path of a model to compare with, which is fed the same: the runs of both alternate.
-        search: How to look for settings; None for not at all.
+        other: Path of a model to compare with on the same inputs; the runs of both alternate.
+        search: How to search session options; None for no search.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
         RequantError: A model cannot be loaded or run, or was compiled for another machine; the data do not fit; or a
-            length is not known: nothing is guessed.
+            length is unknown.
     """
     load = load or Load()
     if load.batch < 1:
@@ -182,7 +182,7 @@ def bench_model(
     timed, notes = _timed(models, feed, load)
     profile = None
     if load.profile and models[0].suffix.lower() == ".ort":
-        notes += ("where the time goes can be told of ONNX files only",)
+        notes += ("only ONNX files can be profiled",)
     elif load.profile:
         progress("profile", 0, None)
         profile = profile_model(models[0], feed, threads=load.threads, milliseconds=timed[0].milliseconds)
@@ -205,7 +205,7 @@ def bench_model(
 
 
 def _check(model: Path) -> None:
-    """Refuse what is no model, or is one for another machine."""
+    """Refuse a file that is no model, and a model that was compiled for another machine."""
     if model.suffix.lower() == ".ort":
         refuse_foreign(model, open_session(model, optimize=False).get_modelmeta().custom_metadata_map)
     else:
@@ -213,10 +213,10 @@ def _check(model: Path) -> None:
 
 
 def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping[str, Array], int]:
-    """Return what is run, in words and as arrays, and how many items it holds."""
+    """Return the inputs of a run as text and as arrays, and the number of items."""
     if data is not None:
         if load.lengths:
-            raise RequantError("lengths of axes are given and to be taken from data; give one of the two")
+            raise RequantError("lengths of axes are given twice, as options and by data; give one of the two")
         source = open_data(path, data)
         feed = (next(iter(source)) if load.batch == 1 else stacked(source, load.batch)).feed
         return source.description, feed, load.batch
@@ -226,33 +226,35 @@ def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping
     firsts = {name for name, shape in axes.items() if shape and not isinstance(shape[0], int)}
     given = {int(shapes[name][0] or 0) for name in firsts if isinstance(shapes[name][0], int)}
     if len(given) > 1 or (given and load.batch not in (1, *given)):
-        told = ", ".join(map(str, sorted({load.batch, *given} - ({1} if load.batch == 1 else set()))))
-        raise RequantError(f"{path}: the inputs' first axes are of different lengths: {told}")
+        lengths = ", ".join(map(str, sorted({load.batch, *given} - ({1} if load.batch == 1 else set()))))
+        raise RequantError(f"{path}: the first axes of the inputs have different lengths: {lengths}")
     if load.batch > 1 and not firsts:
-        raise RequantError(f"{path}: its inputs' first axes are fixed, so that no batch of {load.batch} can be fed")
+        raise RequantError(
+            f"{path}: the first axes of the inputs are fixed, so the model takes no batch of {load.batch}"
+        )
     batch = given.pop() if given else load.batch
     whole = {name: (batch, *shape[1:]) if name in firsts else shape for name, shape in shapes.items()}
     if unknown := open_axes(whole):
         raise RequantError(
-            f"{path}: the shapes of its inputs depend on {', '.join(unknown)}; give --dim, --shape or --data"
+            f"{path}: the shapes of the inputs depend on {', '.join(unknown)}; give --dim, --shape or --data"
         )
     drawn = source_of_shapes(path, {name: tuple(int(n or 0) for n in shape) for name, shape in whole.items()})
     if drawn is None:
-        raise RequantError(f"{path}: does not run on random inputs of these shapes; give --data SRC")
+        raise RequantError(f"{path}: the model runs on no random inputs of these shapes; give --data SRC")
     return drawn.description, next(iter(drawn)).feed, batch
 
 
 def _timed(models: Sequence[Path], feed: Mapping[str, Array], load: Load) -> tuple[list[Timed], tuple[str, ...]]:
-    """Time models in turns; one after the other where they are too large to be in memory at once."""
+    """Time models in turn, or one after the other if they are too large to be in memory together."""
     apart = len(models) > 1 and sum(map(size_on_disk, models)) > LARGE
     if not apart:
         return _in_turns(models, feed, load, load.seconds), ()
     found = [each for model in models for each in _in_turns([model], feed, load, load.seconds / len(models))]
-    return found, ("the models were timed one after the other: together they are too large",)
+    return found, ("the models were timed one after the other, because together they are too large for the memory",)
 
 
 def _in_turns(models: Sequence[Path], feed: Mapping[str, Array], load: Load, seconds: float) -> list[Timed]:
-    """Load models, run each for the first time, and time them in turns."""
+    """Load models, run each once, and time them in turn."""
     runs, before = [], []
     for model in models:
         start = time.perf_counter()

@@ -7,8 +7,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from .... import RequantError
 from ....calibration.samples import Sample
-from ....calibration.session import LOAD_HINTS, PROVIDERS, Array, newest_ir_version, open_session, runtime_message
+from ....calibration.session import Array, newest_ir_version, open_session
 from ....calibration.sources import DataSource, Source
 from ...accuracy.outputs import Outputs, compare_outputs
 from ...model.files import (
@@ -32,7 +32,15 @@ from ...model.files import (
     staging,
 )
 from ...runtime.compiled_for import KEY, Target, this_machine
-from ...runtime.configured import GAIN, Values, open_configured, snippet
+from ...runtime.configured import (
+    GAIN,
+    Values,
+    configured_run,
+    configured_runner,
+    create_session,
+    open_configured,
+    snippet,
+)
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
@@ -40,7 +48,7 @@ from ...runtime.timing import interleave
 from .probes import add_probes
 
 COMPARED = 8  # samples whose outputs are compared
-LOADS, MOST_LOADS = 5, 25  # of each, whatever the time, and however quick
+LOADS, MOST_LOADS = 5, 25  # the minimum and the maximum number of timed loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +56,11 @@ class Change:
     """A time before and after.
 
     Attributes:
-        before_ms: Least time with the original.
-        after_ms: Least time with the compiled model.
+        before_ms: Minimum time with the original.
+        after_ms: Minimum time with the compiled model.
         before_median_ms: Median time with the original.
         after_median_ms: Median time with the compiled model.
-        count: How many times each was timed.
+        count: The number of measurements of each.
     """
 
     before_ms: float
@@ -63,38 +71,31 @@ class Change:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast the compiled model is."""
+        """Time with the original over time with the compiled model."""
         return self.before_ms / self.after_ms
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "before_ms": self.before_ms,
-            "after_ms": self.after_ms,
-            "speedup": self.speedup,
-            "before_median_ms": self.before_median_ms,
-            "after_median_ms": self.after_median_ms,
-            "count": self.count,
-        }
+        return {**asdict(self), "speedup": self.speedup}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What `compile_model` wrote and measured.
+    """The result of `compile_model`.
 
     Attributes:
-        output: Path of the model that was written.
+        output: Path of the written model.
         format: ``onnx`` or ``ort``.
-        target: What it was compiled for.
-        probes: What its graph probes in whatever program loads it (`requant.quantize.tools.bench.probes.add_probes`).
-        settings: With which session options it is to be loaded.
-        load: Loading the original with the runtime's defaults, and the compiled model with `settings`.
-        run: Runs of both; None where no inputs are known.
+        target: The machine and runtime that it is compiled for.
+        probes: The probes in its graph (`requant.quantize.tools.bench.probes.add_probes`).
+        settings: The session options to load it with.
+        load: Load times of the original with the runtime's defaults, and of the compiled model with `settings`.
+        run: Run times of both; None without inputs.
         threads: Threads inside one operator while timing.
-        identical: Whether all outputs are equal bit for bit; None where nothing could be run.
-        sqnr_db: Signal to noise of each float output in dB; infinite where nothing differs.
-        samples: Samples on which outputs were compared.
-        data: What the data were.
+        identical: Whether all outputs are equal bit for bit; None without inputs.
+        sqnr_db: SQNR of each float output in dB; infinite without differences.
+        samples: The number of samples on which outputs were compared.
+        data: A text for the data.
         bytes_before: Size of the original with its external data.
         bytes_after: Size of the output with its external data.
     """
@@ -116,7 +117,7 @@ class Compiled:
 
     @property
     def snippet(self) -> str:
-        """A Python program that loads the compiled model as it should be."""
+        """A Python program that loads the compiled model with `settings`."""
         return snippet(self.output, self.settings)
 
     def to_json(self) -> dict[str, Any]:
@@ -149,35 +150,35 @@ def compile_model(
     force: bool = False,
     progress: Progress = silent,
 ) -> Compiled:
-    """Write what the runtime makes of a model on this CPU, with a guard, and measure what that is worth.
+    """Write the graph that the runtime optimizes for this CPU, with guards, and measure the gain.
 
-    The model computes what the original computes, with fused operators and with tensors in blocks of the length of
-    this CPU's registers. Elsewhere it would be slow, or wrong without a word: `guard` and `probes` refuse it there.
+    The model computes the same as the original, with fused operators and with tensors in blocks that fill this CPU's
+    registers. On another CPU it would be slow, or silently wrong: `compiled_for` and `probes` refuse it there.
 
     Args:
         path: Path of the model, float or quantized.
-        output: Path of the model to write, whole or not at all: in ORT format where it ends in ``.ort``, else ONNX,
-            with its weights in a file beside it where they are more than 2 GB.
-        data: A data source whose first samples are run; None for random inputs, if the model runs on any.
-        threads: Threads inside one operator while timing; 0 leaves the choice to the runtime.
-        seconds: How long loads are timed, and runs.
+        output: Path of the model to write: in ORT format if it ends in ``.ort``, otherwise ONNX, with weights of more
+            than 2 GB in a file beside it. It is written completely or not at all.
+        data: A data source whose first samples are run; None for random inputs, if the model runs on them.
+        threads: Threads inside one operator while timing; 0 is the runtime's choice.
+        seconds: How long loads are timed, and again runs.
         force: Whether an existing output may be overwritten.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: The request cannot be met; nothing was written.
+        RequantError: The model cannot be compiled; nothing was written.
     """
     as_ort = Path(output).suffix.lower() == ".ort"
     check_output(output, path, force=force)
     original = load_model(path)
     if KEY in original.metadata_props:
-        raise RequantError(f"{path}: is compiled already; compile the original")
+        raise RequantError(f"{path}: the model is already compiled; compile the original")
     weights = Weights.of(original)
     if as_ort and weights.total > PROTOBUF_LIMIT:
         raise RequantError(f"{output}: the ORT format holds 2 GB; give a path that ends in .onnx")
     source = generated_source(Path(path)) if data is None else open_data(Path(path), data)
     samples = [] if source is None else list(islice(source, COMPARED))
-    expected = _outputs(path, samples, {})  # a feed that the model refuses is found before anything is written
+    expected = _outputs(path, samples, {})  # fails before the output is written
     with staging(output) as folder:
         progress("optimise", 0, None)
         target = this_machine()
@@ -213,49 +214,45 @@ def compile_model(
 
 
 LEVELS: Sequence[Values] = ({"graph_optimization_level": "off"}, {"graph_optimization_level": "basic"})
-"""With which a compiled model is loaded: as it is, or with what is constant (the probes) computed once."""
+"""The options to load a compiled model: unchanged, or with constants (the probes) computed once."""
 
 
 def _description(source: Source | None) -> str:
-    """Return what the data are, in words."""
+    """Return a text for the data."""
     return "" if source is None else source.description
 
 
 def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -> ir.Model:
-    """Return the graph that the runtime makes of a model, with its weights in `folder`.
+    """Return the graph that the runtime optimizes, with its weights in `folder`.
 
     Raises:
-        RequantError: The runtime cannot load the model, or not write what it has made.
+        RequantError: The runtime cannot load the model, or cannot write its graph.
     """
     import onnxruntime as ort
 
     original.ir_version = min(original.ir_version, newest_ir_version())
     source = serialize(original, folder)
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # it warns that the model is for this machine, which is what was asked for
+    options.log_severity_level = 4  # do not print the warning that the graph is for this machine
     options.optimized_model_filepath = os.fspath(folder / "optimised.onnx")
     entries = {
         "session.optimized_model_external_initializers_file_name": "optimised.data",
         "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-        "session.disable_prepacking": "1",  # nothing is run
+        "session.disable_prepacking": "1",  # the model does not run
     }
     if source.folder is not None:
         entries["session.model_external_initializers_file_folder_path"] = os.fspath(source.folder.resolve())
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
-    try:
-        ort.InferenceSession(source.data, options, providers=PROVIDERS, enable_fallback=0)
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
-        raise RequantError(f"{path}: {hint}: {runtime_message(error)}") from error
+    create_session(source.data, options, os.fspath(path))
     return load_model(folder / "optimised.onnx")
 
 
 def _write(model: ir.Model, output: str | os.PathLike[str], folder: Path | None) -> None:
-    """Write a compiled model as ONNX, or in ORT format by way of a folder.
+    """Write a compiled model as ONNX, or in ORT format through files in `folder`.
 
     Raises:
-        RequantError: It cannot be written.
+        RequantError: The model cannot be written.
     """
     if folder is None:
         save_model(model, output)
@@ -275,18 +272,14 @@ def _outputs(path: str | os.PathLike[str], samples: Sequence[Sample], values: Va
     Raises:
         RequantError: The runtime cannot load the model, or refuses a sample.
     """
-    session = open_configured(path, {**values, "intra_op_num_threads": 1})
-    names = [output.name for output in session.get_outputs()]
-    try:
-        return [dict(zip(names, session.run(None, dict(sample.feed)), strict=True)) for sample in samples]
-    except Exception as error:  # the runtime's exceptions share no base class of their own
-        raise RequantError(f"{path}: the model fails: {runtime_message(error)}") from error
+    run = configured_runner(path, {**values, "intra_op_num_threads": 1})
+    return [run(sample.feed) for sample in samples]
 
 
 def _compare(
     before: Sequence[Outputs], after: Sequence[Outputs], samples: Sequence[Sample]
 ) -> tuple[bool | None, Mapping[str, float]]:
-    """Return whether outputs are equal bit for bit, None of none; and the SQNR of each float output."""
+    """Return whether outputs are equal bit for bit, None without samples, and the SQNR of each float output."""
     if not samples:
         return None, {}
     pairs = list(zip(before, after, strict=True))
@@ -297,7 +290,7 @@ def _compare(
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two outputs are equal bit for bit; sequences and maps are looked into."""
+    """Return whether two outputs are equal bit for bit, also inside sequences and maps."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         like = one.dtype == other.dtype and one.shape == other.shape
         return like and (bool((one == other).all()) if one.dtype == object else one.tobytes() == other.tobytes())
@@ -316,32 +309,26 @@ def _timed_runs(
 ) -> tuple[Values, Change | None]:
     """Time runs of the original, the first job, and of the compiled model at one or two levels.
 
-    Of large models only one is loaded at any time. Returns the settings with which to load the compiled one, the first
-    unless another gains 1 - 1 / `GAIN`, and the times of both.
+    Only one large model is loaded at a time. Returns the settings for the compiled model, the first unless the second
+    is at least `GAIN` times as fast, and the times of both.
     """
     if feed is None:
         return jobs[1][1], None
     if weights.large:
-        times = [interleave([_runner(*job, feed)], seconds=seconds / len(jobs))[0] for job in jobs]
+        times = [interleave([configured_run(*job, feed)], seconds=seconds / len(jobs))[0] for job in jobs]
     else:
-        times = interleave([_runner(*job, feed) for job in jobs], seconds=seconds)
+        times = interleave([configured_run(*job, feed) for job in jobs], seconds=seconds)
     best = 2 if len(jobs) > 2 and min(times[1]) >= GAIN * min(times[2]) else 1
     return jobs[best][1], _change(times[0], times[best])
-
-
-def _runner(path: str | os.PathLike[str], values: Values, feed: Mapping[str, Array]) -> Callable[[], object]:
-    """Load a model and return one run of it."""
-    session = open_configured(path, values)
-    return lambda: session.run(None, dict(feed))
 
 
 def _timed_loads(
     before: tuple[str | os.PathLike[str], Values], after: tuple[str | os.PathLike[str], Values], seconds: float
 ) -> Change:
-    """Time loading two models in turns; the end of a session is no part of its load."""
+    """Time the loading of two models in turn, without the end of their sessions."""
     times: tuple[list[float], list[float]] = ([], [])
     for job in (before, after):
-        open_configured(*job)  # from here on the files are in memory
+        open_configured(*job)  # the files are now in the page cache
     end = time.perf_counter() + seconds
     while len(times[0]) < LOADS or (time.perf_counter() < end and len(times[0]) < MOST_LOADS):
         for place in (0, 1) if len(times[0]) % 2 == 0 else (1, 0):
@@ -353,7 +340,7 @@ def _timed_loads(
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> Change:
-    """Return what times in seconds say."""
+    """Return minima and medians of times in seconds."""
     return Change(
         1e3 * min(before),
         1e3 * min(after),

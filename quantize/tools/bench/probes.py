@@ -1,4 +1,4 @@
-"""Nodes that let a compiled graph fail where the CPU would compute something else, whatever program loads it."""
+"""Nodes that make a compiled graph fail on a CPU that would compute something else, in any program."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from ...runtime.isa import probe
 from ...runtime.macs import INTEGER
 
 BLOCKED = "com.microsoft.nchwc"
-"""The domain of operators on (N, C / block, H, W, block): the block is what the CPU's registers hold."""
+"""The domain of operators on (N, C / block, H, W, block); a block of channels fills a register of the CPU."""
 
 NAME = "requant: compiled for another CPU or runtime; compile it again here"
-"""Name of the nodes that fail: the runtime's message quotes it."""
+"""The name of the failing nodes, which the runtime quotes in its message."""
 
 CHANNELS, KEPT, WIDTH = 32, 31, 2
-"""Of the mask. With a block of b, the first of the two places of channel 31 is 63 - b: every block skips another."""
+"""The size of the mask. With blocks of b, the first position of channel 31 is 63 - b: each b skips other positions."""
 
 
 def add_probes(model: ir.Model) -> tuple[str, ...]:
-    """Let the graph fail in any program where the CPU would compute something else; return what is probed.
+    """Make the graph fail on a CPU that would compute something else; return the names of the probes.
 
-    Before:  any graph that the runtime has optimised
-    After:   the same, and for each probe a Gather from one zero whose indices are 0 here, and out of bounds elsewhere
+    Before:  any graph that the runtime has optimized
+    After:   the same, and for each probe a Gather from one zero, with index 0 here and out of bounds on other CPUs
 
-    ``layout`` is probed where the graph has operators of `BLOCKED`: ReorderOutput picks zeros out of a constant only
-    with the block of this CPU. ``products`` is probed where it has integer kernels: ``2 * 255 * 127`` saturates in 16
-    bits. The probes read constants alone: a runtime that may optimise runs them once, while it loads the model.
+    ``layout`` is for graphs with operators of `BLOCKED`: ReorderOutput reads only zeros of a constant if blocks have
+    the length of this CPU. ``products`` is for graphs with integer kernels: ``2 * 255 * 127`` saturates in 16 bits. The
+    probes read constants only, so a runtime that may optimize computes them once, while it loads the model.
     """
     probes: dict[str, list[ir.Node]] = {}
     if any(node.domain == BLOCKED for node in model.graph.all_nodes()):
         probes["layout"] = _layout_probe(_picked())
     opset = model.opset_imports.get("", 0)
-    if opset >= 10 and any(node.op_type in INTEGER for node in model.graph.all_nodes()):  # MatMulInteger came with it
+    if opset >= 10 and any(node.op_type in INTEGER for node in model.graph.all_nodes()):  # the first with MatMulInteger
         probes["products"] = _products_probe(probe())
     nodes = [node for probing in probes.values() for node in probing]
     for value in (value for node in nodes for value in node.inputs):
         if value is not None and value.const_value is not None:
             model.graph.register_initializer(value)
     if nodes:
-        model.graph.insert_before(model.graph[0], nodes)  # a failure comes before any work
+        model.graph.insert_before(model.graph[0], nodes)  # fail before any other work
     return tuple(probes)
 
 
@@ -58,7 +58,7 @@ def _constant(name: str, array: Array) -> ir.Value:
 
 
 def _node(op: str, inputs: Sequence[ir.Value], name: str, domain: str = "", **attributes: int) -> ir.Node:
-    """Return a node of one output."""
+    """Return a node with one output."""
     written = [ir.AttrInt64(key, value) for key, value in attributes.items()]
     node = ir.Node(domain, op, inputs, written, name=name)
     node.outputs[0].name = f"requant/probe/{name}"
@@ -66,7 +66,7 @@ def _node(op: str, inputs: Sequence[ir.Value], name: str, domain: str = "", **at
 
 
 def _layout_probe(mask: Array) -> list[ir.Node]:
-    """Return nodes that fail where ReorderOutput does not pick the zeros of a mask (1, `CHANNELS`, 1, `WIDTH`)."""
+    """Return nodes that fail if ReorderOutput reads a 1 of a mask (1, `CHANNELS`, 1, `WIDTH`)."""
     picked = _node("ReorderOutput", [_constant("mask", mask)], "layout_picked", BLOCKED, channels=KEPT)
     index = _node("Cast", picked.outputs, "layout_index", to=int(ir.DataType.INT64))
     zero = _constant("layout_zero", np.zeros(1, np.float32))
@@ -74,7 +74,7 @@ def _layout_probe(mask: Array) -> list[ir.Node]:
 
 
 def _products_probe(total: int) -> list[ir.Node]:
-    """Return nodes that fail where ``2 * 255 * 127`` is not `total`."""
+    """Return nodes that fail if ``2 * 255 * 127`` is not `total`."""
     factors = [_constant("a", np.full((1, 2), 255, np.uint8)), _constant("b", np.full((2, 1), 127, np.int8))]
     products = _node("MatMulInteger", factors, "products_sum")
     expected = _constant("products_expected", np.asarray(total, np.int32))
@@ -84,7 +84,7 @@ def _products_probe(total: int) -> list[ir.Node]:
 
 
 def _picked() -> Array:
-    """Return a mask that is 0 where ReorderOutput reads on this CPU, and 1 elsewhere."""
+    """Return a mask with 0 at the positions that ReorderOutput reads on this CPU, and 1 at all others."""
     places = np.arange(CHANNELS * WIDTH, dtype=np.float32).reshape(1, CHANNELS, 1, WIDTH)
     reorder = _node("ReorderOutput", [_constant("mask", places)], "layout_picked", BLOCKED, channels=KEPT)
     reorder.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)

@@ -1,4 +1,4 @@
-"""Where in a model the time goes: a second pass, under the runtime's profiler."""
+"""The times of the operators and nodes of a model, under the runtime's profiler."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from ....calibration.session import Array
 from ...model.files import load_model, serialize
 from ...runtime.executed import Kernel, kernels
 from ...runtime.match import match
-from ...runtime.onednn_lines import PRIMITIVES, problem
+from ...runtime.problem import is_convolution, problem
 from ...runtime.profile import profiled
 
 MOST_RUNS, LEAST_RUNS = 20, 3
-SECONDS = 1.0  # about as long as a pass takes
+SECONDS = 1.0  # the approximate duration of the profiled runs
 SLOWEST = 10
-CONVOLUTIONS = ("convolution", "deconvolution")
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """What all kernels of one operator took.
+    """The time of all kernels of one operator.
 
     Attributes:
-        kernel: The operator that ran, ``domain.Operator``.
-        count: How many nodes of the executed graph are of it.
-        microseconds: The sum of their least times.
-        share: Of the time in all kernels, 0..1.
+        kernel: The executed operator, ``domain.Operator``.
+        count: The number of its nodes in the executed graph.
+        microseconds: The sum of their minimum times.
+        share: This time over the time of all kernels, 0..1.
         macs: Their multiply-accumulates.
     """
 
@@ -42,15 +41,15 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """What one node took.
+    """The time of one node.
 
     Attributes:
-        node: Its name in the model; in the executed graph where the runtime inserted it.
-        kernel: The operator that ran.
-        microseconds: Its least time.
-        share: Of the time in all kernels, 0..1.
+        node: Its name in the model, or in the executed graph if the runtime inserted it.
+        kernel: The executed operator.
+        microseconds: Its minimum time.
+        share: This time over the time of all kernels, 0..1.
         macs: Its multiply-accumulates.
-        problem: The shapes that it computes on, as oneDNN writes them.
+        problem: Its shapes in oneDNN's notation.
     """
 
     node: str
@@ -63,14 +62,14 @@ class NodeTime:
 
 @dataclass(frozen=True, slots=True)
 class BenchProfile:
-    """Where the time of a run goes, with the profiler on: the sum is more than a run takes without.
+    """The times of a run under the profiler, which slows the run down.
 
     Attributes:
-        runs: How many runs were profiled; of each kernel the least time counts.
-        milliseconds: Least time of a whole run under the profiler.
-        kernels_ms: The sum of the least times of all kernels.
-        operators: Times by operator, most first.
-        slowest: The nodes that took most, most first.
+        runs: The number of profiled runs; the time of a kernel is its minimum.
+        milliseconds: Minimum time of a whole run under the profiler.
+        kernels_ms: The sum of the minimum times of all kernels.
+        operators: Times by operator, the slowest first.
+        slowest: The slowest nodes, the slowest first.
         convolutions: Every convolution, in order of execution.
     """
 
@@ -91,9 +90,9 @@ def profile_model(model: Path, feed: Mapping[str, Array], *, threads: int, milli
 
     Args:
         model: Path of the model.
-        feed: What it is run on.
-        threads: Threads inside one operator; 0 leaves the choice to the runtime.
-        milliseconds: What a run takes without the profiler, by which the number of runs is chosen.
+        feed: The inputs of a run.
+        threads: Threads inside one operator; 0 is the runtime's choice.
+        milliseconds: The time of a run without the profiler; it sets the number of profiled runs.
 
     Raises:
         RequantError: The model cannot be loaded or run.
@@ -105,9 +104,9 @@ def profile_model(model: Path, feed: Mapping[str, Array], *, threads: int, milli
     matched = match(loaded, profile.graph, [run.node for run in profile.runs])
     ran = kernels(profile.runs, profile.graph, nodes, matched)
     total = sum(kernel.run.microseconds for kernel in ran)
-    told = [_node_time(kernel, total) for kernel in ran]
+    node_times = [_node_time(kernel, total) for kernel in ran]
     groups = defaultdict[str, list[NodeTime]](list)
-    for each in told:
+    for each in node_times:
         groups[each.kernel].append(each)
     operators = [
         OperatorTime(
@@ -124,15 +123,13 @@ def profile_model(model: Path, feed: Mapping[str, Array], *, threads: int, milli
         milliseconds=profile.microseconds / 1e3,
         kernels_ms=total / 1e3,
         operators=tuple(sorted(operators, key=lambda each: -each.microseconds)),
-        slowest=tuple(sorted(told, key=lambda each: -each.microseconds)[:SLOWEST]),
-        convolutions=tuple(
-            each for kernel, each in zip(ran, told, strict=True) if PRIMITIVES.get(kernel.run.op) in CONVOLUTIONS
-        ),
+        slowest=tuple(sorted(node_times, key=lambda each: -each.microseconds)[:SLOWEST]),
+        convolutions=tuple(each for kernel, each in zip(ran, node_times, strict=True) if is_convolution(kernel)),
     )
 
 
 def _node_time(kernel: Kernel, total: float) -> NodeTime:
-    """Describe one kernel."""
+    """Return the time of one kernel."""
     return NodeTime(
         node=kernel.node or kernel.run.node,
         kernel=kernel.spelled,

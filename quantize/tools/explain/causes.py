@@ -1,4 +1,4 @@
-"""Why a model is slow, in sentences with what each costs."""
+"""The causes of lost time in a model, as sentences with their costs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import onnx_ir as ir
 
 from ...runtime.executed import Kernel
 from ...runtime.match import CONVERSIONS, Match
-from .float_twins import Rival
+from .float_reference import FloatReference
 from .why_float import Reason
 
-LEAST_SHARE = 0.005  # of the time; what costs less is not told
-SLOWER = 1.15  # times the float kernel's time from which an integer kernel is called slow: less is noise
-TICK = 1.0  # microseconds, in which the profile counts
+LEAST_SHARE = 0.005  # ignore causes below 0.5 % of the time
+SLOWER = 1.15  # integer kernels below this multiple of the float kernel's time are not slow: less is noise
+TICK = 1.0  # microseconds: the resolution of the profile
 SAVED = {True: 3 / 4, False: 1 / 2}
-"""The share of a float product's time that integers save at best, by whether products are exact: four times the
-multiply-accumulates per instruction where one instruction sums four products, else twice."""
+"""The largest share of a float product's time that integers can save. If integer products are added exactly (True), one
+instruction adds four products, otherwise two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason why a model takes the time it takes.
+    """One cause of lost time.
 
     Attributes:
         text: A sentence.
-        microseconds: An estimate of what it costs in one run.
-        nodes: Executed nodes that it is about.
+        microseconds: An estimate of its cost in one run.
+        nodes: The executed nodes concerned.
     """
 
     text: str
@@ -40,17 +40,17 @@ def causes(
     kernels: Sequence[Kernel],
     match: Match,
     reasons: Mapping[str, tuple[Reason, ...]],
-    twins: Mapping[str, Rival],
+    references: Mapping[str, FloatReference],
     *,
     exact: bool,
 ) -> tuple[Cause, ...]:
-    """Return why a model is slow, the dearest first.
+    """Return the causes of lost time, the most expensive first.
 
     Args:
-        kernels: What ran.
-        match: Which kernel does the work of which node.
-        reasons: By node of the model why it ran in float.
-        twins: By executed node the float kernel that would do its work.
+        kernels: The executed kernels.
+        match: Which kernel computes which node.
+        reasons: Why nodes of the model ran in float, by node.
+        references: The float kernel for the work of an executed node, by node.
         exact: Whether the machine adds integer products exactly (`requant.quantize.runtime.isa`).
     """
     total = sum(kernel.run.microseconds for kernel in kernels)
@@ -58,14 +58,14 @@ def causes(
         *_conversions(kernels, match, total),
         *_layouts(kernels, total),
         *_float_products(kernels, reasons, total, exact=exact),
-        *_slow_integers(kernels, twins, total),
-        *_alone(kernels, total),
+        *_slow_integers(kernels, references, total),
+        *_unfused(kernels, total),
     ]
     return tuple(sorted((c for c in found if c.microseconds >= LEAST_SHARE * total), key=lambda c: -c.microseconds))
 
 
 def _cause(text: str, group: Iterable[Kernel], total: float, microseconds: float | None = None) -> Cause:
-    """Make a sentence of a text with ``{share}`` in it."""
+    """Return a cause with its share of the time in place of ``{share}``."""
     group = list(group)
     spent = sum(kernel.run.microseconds for kernel in group) if microseconds is None else microseconds
     return Cause(text.format(share=_percent(spent, total)), spent, tuple(kernel.run.node for kernel in group))
@@ -77,7 +77,7 @@ def _percent(part: float, total: float) -> str:
 
 
 def _conversions(kernels: Sequence[Kernel], match: Match, total: float) -> Iterator[Cause]:
-    """Group QuantizeLinear and DequantizeLinear by the float operator that they stand around."""
+    """Group QuantizeLinear and DequantizeLinear by the float operator beside them."""
     by_place = {kernel.run.node: kernel for kernel in kernels}
     groups: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
@@ -94,10 +94,10 @@ WHERE = {"DequantizeLinear": "before", "QuantizeLinear": "after"}
 
 
 def _beside(kernel: Kernel, place: ir.Node, by_place: Mapping[str, Kernel], match: Match) -> str:
-    """Return the float operator beside a conversion, or say in words where it stands."""
+    """Return the float operator beside a conversion, or a text for its position."""
     data = place.inputs[0]
     if kernel.run.op == "DynamicQuantizeLinear":
-        return "that find ranges in every run"
+        return "to find ranges in every run"
     if kernel.run.op == "DequantizeLinear":
         if data is not None and (data.is_initializer() or data.name in match.constants):
             return "of constants in every run"
@@ -110,13 +110,13 @@ def _beside(kernel: Kernel, place: ir.Node, by_place: Mapping[str, Kernel], matc
 
 
 def _called(kernel: Kernel) -> str:
-    """Return the operator of the model or, where that is part of a fused one, of the kernel."""
+    """Return the operator of the model's node, or of the kernel if it fuses several nodes."""
     fused = kernel.kind == "rest" and any(op not in CONVERSIONS for op in kernel.absorbs)
     return kernel.run.op if fused else kernel.op
 
 
 def _past_layout(kernel: Kernel | None, by_place: Mapping[str, Kernel], *, forwards: bool) -> Kernel | None:
-    """Look past layout changes and other conversions for the operator that a conversion serves."""
+    """Follow layout changes to the operator beside a conversion."""
     for _ in range(len(by_place)):
         if kernel is None or kernel.kind != "layout" or kernel.place is None:
             return kernel
@@ -140,7 +140,7 @@ def _layouts(kernels: Sequence[Kernel], total: float) -> Iterator[Cause]:
 def _float_products(
     kernels: Sequence[Kernel], reasons: Mapping[str, tuple[Reason, ...]], total: float, *, exact: bool
 ) -> Iterator[Cause]:
-    """Group the products in float by operator and by what keeps them there."""
+    """Group the products in float by operator and by reason."""
     groups: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         if kernel.node is not None and kernel.node in reasons:
@@ -150,7 +150,7 @@ def _float_products(
         verb = "takes" if len(group) == 1 else "take"
         text = (
             f"{len(group)} {op} in float {verb} {_percent(spent, total)} of the time, "
-            f"of which integers could save up to {{share}}: {_braced(kind)}"
+            f"integers could save up to {{share}}: {_braced(kind)}"
         )
         yield _cause(text, group, total, SAVED[exact] * spent)
 
@@ -159,34 +159,36 @@ def _braced(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _slow_integers(kernels: Sequence[Kernel], twins: Mapping[str, Rival], total: float) -> Iterator[Cause]:
-    """Group the kernels of 8-bit tensors that are slower than those of floats."""
+def _slow_integers(
+    kernels: Sequence[Kernel], references: Mapping[str, FloatReference], total: float
+) -> Iterator[Cause]:
+    """Group the kernels on 8-bit tensors that are slower than float kernels."""
     by_name = {kernel.run.node: kernel for kernel in kernels}
     groups: dict[str, list[tuple[Kernel, ...]]] = defaultdict(list)
-    for name, rival in twins.items():
-        group = tuple(by_name[part] for part in (name, rival.partner) if part in by_name)
+    for name, reference in references.items():
+        group = tuple(by_name[part] for part in (name, reference.partner) if part in by_name)
         spent = sum(kernel.run.microseconds for kernel in group)
-        if spent > max(SLOWER * rival.microseconds, rival.microseconds + TICK * len(group)):
-            groups[rival.what].append(group)
+        if spent > max(SLOWER * reference.microseconds, reference.microseconds + TICK * len(group)):
+            groups[reference.what].append(group)
     for what, found in groups.items():
         spent = sum(kernel.run.microseconds for group in found for kernel in group)
-        alone = sum(twins[group[0].run.node].microseconds for group in found)
+        in_float = sum(references[group[0].run.node].microseconds for group in found)
         verb = "takes" if len(found) == 1 else "take"
-        text = f"{len(found)} {what} {verb} {spent / max(alone, 1):.1f}x the time of the float kernel"
+        text = f"{len(found)} {what} {verb} {spent / max(in_float, 1):.1f}x the time of the float kernel"
         parts = (kernel for group in found for kernel in group)
-        yield _cause(f"{text}: {{share}} of the whole is lost", parts, total, spent - alone)
+        yield _cause(f"{text}: this costs {{share}} of the time", parts, total, spent - in_float)
 
 
-ALONE = {
-    "Erf": "{count} GELU {verb} operator by operator: Erf alone takes {{share}} of the time",
-    "BatchNormalization": "{count} BatchNormalization {verb} alone, folded into no convolution: {{share}} of the time",
+UNFUSED = {
+    "Erf": "{count} GELU {verb} as single operators: Erf takes {{share}} of the time",
+    "BatchNormalization": "{count} BatchNormalization {verb}, not folded into a convolution: {{share}} of the time",
 }
-"""By operator that the runtime fuses with others where nothing stands between, what it means to see it run."""
+"""The meaning of operators that the runtime fuses with others, unless a QDQ pair separates them."""
 
 
-def _alone(kernels: Sequence[Kernel], total: float) -> Iterator[Cause]:
-    """Tell of operators that ought to have vanished into others."""
-    for op, text in ALONE.items():
+def _unfused(kernels: Sequence[Kernel], total: float) -> Iterator[Cause]:
+    """Report operators that should have been fused."""
+    for op, text in UNFUSED.items():
         group = [kernel for kernel in kernels if kernel.run.op == op]
         if group:
             verb = "runs" if len(group) == 1 else "run"

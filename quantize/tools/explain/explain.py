@@ -1,11 +1,10 @@
-"""`explain_model`: which kernels a model runs on this machine, what each costs, and why it is not faster."""
+"""`explain_model`: the kernels that a model runs on this machine, their times, and why the model is not faster."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -23,16 +22,12 @@ from ...runtime.match import PRODUCTS, Match, match
 from ...runtime.profile import integer_share, profiled
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
-from ...runtime.session import Runner
 from .causes import Cause, causes
-from .float_twins import Rival, rivals
-from .hot_instructions import Hot, hot_instructions, runtime_library
+from .float_reference import FloatReference, float_references
 from .why_float import Reason, parameters, why_float
 
-TIMES = 10  # runs under the profiler, of which each kernel's least time counts
+TIMES = 10  # runs under the profiler; the time of a kernel is its minimum
 EXACT = 2 * 255 * 127
-SECONDS = 0.5  # of sampling
-UNSEEN = Hot(0, {}, "hot instructions were not looked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +37,18 @@ class NodeFacts:
     Attributes:
         name: Its name.
         op: Its operator.
-        role: ``run`` by a kernel of its own; ``absorbed`` into that of another node; ``folded`` into a constant when
-            the model was loaded; ``gone`` where the runtime found nothing to do.
-        kernel: The kernel that does its work, as ``domain.Operator``; empty where there is none.
-        executed: That kernel's node in the optimised graph.
-        into: The node whose kernel absorbed it; empty for the others.
-        layout: The kernel's layout, as in `Kernel`.
-        precision: The kernel's precision, as in `Kernel`.
-        microseconds: The time of its kernels, those it was taken apart into included; 0 where it has none of its own.
-        share: That time over the time of all kernels, 0..1.
+        role: ``run`` by its own kernel; ``absorbed`` by the kernel of another node; ``folded`` into a constant at load
+            time; ``gone`` if nothing was left to compute.
+        kernel: The kernel that computes it, as ``domain.Operator``; empty if there is none.
+        executed: The node of this kernel in the optimized graph.
+        into: The node whose kernel absorbed it; empty for other roles.
+        layout: The layout of the kernel, as in `Kernel`.
+        precision: The precision of the kernel, as in `Kernel`.
+        microseconds: The time of its own kernels, all parts included; 0 if it has none.
+        share: This time over the time of all kernels, 0..1.
         macs: Multiply-accumulates of its kernels.
-        integer: Whether these are of integers.
-        reasons: Why a product ran in float, what weighs most first.
+        integer: Whether its kernels multiply integers.
+        reasons: Why a product ran in float, the most important first.
     """
 
     name: str
@@ -77,7 +72,7 @@ class Totals:
 
     Attributes:
         run: A whole run under the profiler.
-        kernels: All kernels; the rest of `run` is between them, and most of that is the profiler's.
+        kernels: All kernels; the rest of `run` is mostly the profiler.
         compute: Kernels that multiply and accumulate.
         conversions: QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear.
         layout: Layout changes that the runtime inserted.
@@ -94,20 +89,19 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a model runs, and why it is not faster.
+    """The kernels that a model runs, and why it is not faster.
 
     Attributes:
         model: The model's file.
-        data: What it was run on, in words.
-        threads: Threads inside one operator; 0 was the runtime's choice.
-        nodes: The model's nodes, in its order.
-        kernels: What ran, in order of execution.
-        totals: Where the time goes.
+        data: A text for the inputs of the run.
+        threads: Threads inside one operator; 0 is the runtime's choice.
+        nodes: The model's nodes, in the model's order.
+        kernels: The executed kernels, in order of execution.
+        totals: The time of a run in parts.
         mac_share_int8: Share of the multiply-accumulates in integer kernels, 0..1.
         flags: The CPU's features for integer products.
-        probe: The runtime's ``255 * 127 + 255 * 127``; 64770 where products are added exactly.
-        hot: The instructions that were hot.
-        causes: Why it is slow, the dearest first.
+        probe: The runtime's ``255 * 127 + 255 * 127``; 64770 if products are added exactly.
+        causes: The causes of lost time, the most expensive first.
     """
 
     model: str
@@ -119,7 +113,6 @@ class Explanation:
     mac_share_int8: float
     flags: tuple[str, ...]
     probe: int
-    hot: Hot
     causes: tuple[Cause, ...]
 
     @property
@@ -151,7 +144,7 @@ class Explanation:
             "totals": asdict(self.totals),
             "mac_share_int8": self.mac_share_int8,
             "isa": {"name": str(Isa.VNNI if self.exact else Isa.AVX2), "flags": list(self.flags)},
-            "probe": {"sum": self.probe, "exact": self.exact, "hot": asdict(self.hot)},
+            "probe": {"sum": self.probe, "exact": self.exact},
             "findings": [
                 {"text": c.text, "microseconds": c.microseconds, "share": _share(c.microseconds, total)}
                 for c in self.causes
@@ -167,18 +160,17 @@ def explain_model(
     whole: bool = True,
     progress: Progress = silent,
 ) -> Explanation:
-    """Run a model, float or quantized by whatever tool, and tell what ran and what it costs.
+    """Run a model, float or quantized by any tool, and return its kernels with their times.
 
     Args:
         model: Path of the model.
-        data: A data source, whose first sample is fed; None for random inputs.
-        threads: Threads inside one operator; 0 leaves the choice to the runtime.
-        whole: Whether to look beyond the profile: time float kernels for comparison and, where the tools for it are
-            installed, find the hot instructions.
+        data: A data source, whose first sample is run; None for random inputs.
+        threads: Threads inside one operator; 0 is the runtime's choice.
+        whole: Whether to time float kernels too, for comparison with the integer kernels.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: The model cannot be loaded or run, the data do not fit, or no inputs could be made up.
+        RequantError: The model cannot be loaded or run, the data do not fit, or the model runs on no random inputs.
     """
     loaded = load_model(model)
     source = serialize(loaded)
@@ -196,7 +188,10 @@ def explain_model(
         for kernel in ran
         if kernel.kind == "compute" and not kernel.integer and kernel.node is not None and kernel.op in PRODUCTS
     }
-    twins, hot = _beyond(source, sample, ran, threads, progress) if whole else ({}, UNSEEN)
+    references: Mapping[str, FloatReference] = {}
+    if whole:
+        progress("compare with float kernels", 0, None)
+        references = float_references(ran, threads=threads)
     total = probe()
     return Explanation(
         model=os.fspath(model),
@@ -208,26 +203,25 @@ def explain_model(
         mac_share_int8=integer_share(profile.runs),
         flags=flags(),
         probe=total,
-        hot=hot,
-        causes=causes(ran, matched, reasons, twins, exact=total == EXACT),
+        causes=causes(ran, matched, reasons, references, exact=total == EXACT),
     )
 
 
 def _sample(model: ir.Model, source: ModelSource, data: DataSource | None, name: str) -> tuple[str, Sample]:
-    """Return what to feed, with its description.
+    """Return the inputs of the run, with their description.
 
     Raises:
-        RequantError: The data do not fit, or no inputs could be made up.
+        RequantError: The data do not fit, or the model runs on no random inputs.
     """
     opened = generated_source(source) if data is None else open_data(source, data)
     if opened is None:
         hint = _hint(model)
-        raise RequantError(f"{name}: runs on no inputs that could be made up{hint or '; give --data SRC'}")
+        raise RequantError(f"{name}: the model runs on no random inputs{hint or '; give --data SRC'}")
     return opened.description, next(iter(opened))
 
 
 def _hint(model: ir.Model) -> str:
-    """Name an activation with one scale per channel, with which the runtime makes kernels that then fail."""
+    """Return a hint about an activation with one scale per channel: the runtime may choose a kernel that fails."""
     for node in model.graph.all_nodes():
         data = node.inputs[0] if node.inputs else None
         if node.op_type != "DequantizeLinear" or data is None or data.producer() is None:
@@ -237,19 +231,8 @@ def _hint(model: ir.Model) -> str:
         if scale is not None and scale.size > 1 and quantize is not None and quantize.op_type == "QuantizeLinear":
             held = quantize.inputs[0]
             if held is not None and not held.is_initializer():
-                return f"; activation {held.name!r} has {scale.size} scales, and the integer kernels take one"
+                return f"; activation {held.name!r} has {scale.size} scales, but integer kernels take one"
     return ""
-
-
-def _beyond(
-    source: ModelSource, sample: Sample, ran: Sequence[Kernel], threads: int, progress: Progress
-) -> tuple[dict[str, Rival], Hot]:
-    """Time float kernels in the place of 8-bit ones, and look for the hot instructions."""
-    progress("compare with float kernels", 0, None)
-    twins = rivals(ran, threads=threads)
-    progress("look for hot instructions", 0, None)
-    run = Runner(source, threads=threads)
-    return twins, hot_instructions(partial(run, sample.feed), runtime_library(), seconds=SECONDS)
 
 
 def _share(part: float, total: float) -> float:

@@ -1,4 +1,4 @@
-"""Why a convolution or a matrix product ran in float: what the runtime wants of a graph, and what it found."""
+"""Why a convolution or a matrix product ran in float: what the graph lacks for an integer kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUANTIZED = frozenset(
 ABSORBED = frozenset({"Relu", "Clip"})
 EIGHT_BITS = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
 NO_KERNEL = frozenset("ConvTranspose LSTM GRU RNN Attention Einsum".split())
-"""Products for which no QuantizeLinear and DequantizeLinear around them give an integer kernel."""
+"""Products that QDQ pairs around them never turn into an integer kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Reason:
     """Why a node ran in float.
 
     Attributes:
-        kind: The reason without names: nodes of one kind are told of together.
-        text: The reason with the tensors and nodes that it is about.
+        kind: The reason without names; nodes of one kind are reported together.
+        text: The reason with the tensors and nodes concerned.
     """
 
     kind: str
@@ -34,11 +34,11 @@ class Reason:
 
 
 def why_float(model: ir.Model, node: ir.Node) -> tuple[Reason, ...]:
-    """Return what keeps a Conv, Gemm or MatMul out of the integer kernels, what weighs most first.
+    """Return the reasons why a Conv, Gemm or MatMul has no integer kernel, the most important first.
 
     A Conv needs a DequantizeLinear right before its input, another on its constant weight, and a QuantizeLinear right
-    after it; a MatMul or Gemm can do without the last. Between product and QuantizeLinear there may be a Relu or Clip
-    that the range of the uint8 tensor makes superfluous.
+    after it. A MatMul or Gemm does not need the last. Between product and QuantizeLinear there may be a Relu or Clip
+    that the range of the uint8 tensor includes.
     """
     if node.op_type in NO_KERNEL:
         return (_same(f"{node.op_type} has no integer kernel for static ranges"),)
@@ -46,11 +46,11 @@ def why_float(model: ir.Model, node: ir.Node) -> tuple[Reason, ...]:
         return (_same("the model is not quantized"),)
     data, weight, after = _dequantized(node, 0), _dequantized(node, 1), _after(node)
     if data is None and weight is None and after.quantize is None and _upstream(node) is None:
-        return (_same("it is not quantized: neither its input nor its weight is dequantized"),)
+        return (_same("it is not quantized: neither its input nor its weight comes from a DequantizeLinear"),)
     if data is None and weight is not None and _upstream(node) is None:
         return (_same("only its weight is int8: its input is never quantized"),)
     found = [*_input_reasons(node, data), *_weight_reasons(node, weight), *_output_reasons(node, after)]
-    return tuple(found) or (_same("the graph has all that an integer kernel needs; the runtime did not take it"),)
+    return tuple(found) or (_same("the graph fits an integer kernel, but the runtime did not choose it"),)
 
 
 def _same(text: str) -> Reason:
@@ -58,20 +58,20 @@ def _same(text: str) -> Reason:
 
 
 def _dequantized(node: ir.Node, index: int) -> ir.Node | None:
-    """Return the DequantizeLinear that makes an input."""
+    """Return the DequantizeLinear that computes an input."""
     value = node.inputs[index] if index < len(node.inputs) else None
     producer = value.producer() if value is not None else None
     return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
 
 
 def _upstream(node: ir.Node) -> ir.Node | None:
-    """Return the node between a product and the DequantizeLinear before it, where there is one node."""
+    """Return the node between a product and a DequantizeLinear, if there is exactly one."""
     producer = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
     return producer if producer is not None and _dequantized(producer, 0) is not None else None
 
 
 def parameters(node: ir.Node) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return scale and zero point of a QuantizeLinear or DequantizeLinear; None for a scale that is computed."""
+    """Return scale and zero point of a QuantizeLinear or DequantizeLinear; None for a computed scale."""
     scale = constant(node.inputs[1])
     zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     shift = np.zeros(1, np.uint8) if zero is None else np.asarray(zero.numpy())
@@ -113,8 +113,8 @@ def _weight_reasons(node: ir.Node, weight: ir.Node | None) -> Iterator[Reason]:
     value = node.inputs[1]
     name = value.name if value is not None else ""
     if weight is None:
-        held = "is float" if constant(value) is not None else "is computed, and not from a DequantizeLinear"
-        yield Reason("its weight is not dequantized", f"its weight {name!r} {held}")
+        held = "is float" if constant(value) is not None else "is computed, but not by a DequantizeLinear"
+        yield Reason("its weight does not come from a DequantizeLinear", f"its weight {name!r} {held}")
         return
     if _integers(weight) not in EIGHT_BITS:
         width = _integers(weight).name.lower()
@@ -126,22 +126,22 @@ def _weight_reasons(node: ir.Node, weight: ir.Node | None) -> Iterator[Reason]:
         axis, rank = weight.attributes.get_int("axis", 1), len(value.shape) if value is not None and value.shape else 2
         wanted = 0 if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1 else rank - 1
         if axis % rank != wanted:
-            text = f"its weight {name!r} has a scale for each index of axis {axis}, which the sum runs over"
+            text = f"its weight {name!r} has a scale for each index of axis {axis}, over which the product sums"
             yield Reason("weight scales along the wrong axis", text)
 
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What follows a product: activations that may be absorbed, the QuantizeLinear, and who else reads."""
+    """The nodes after a product: an activation, the QuantizeLinear, other readers."""
 
     activation: ir.Node | None
     quantize: ir.Node | None
-    strangers: tuple[ir.Node, ...]
+    other_readers: tuple[ir.Node, ...]
     is_output: bool
 
 
 def _after(node: ir.Node) -> _After:
-    """Look through one activation for a QuantizeLinear."""
+    """Return the nodes after a product; one activation may precede the QuantizeLinear."""
     value, activation = node.outputs[0], None
     users = [use.node for use in value.uses()]
     if len(users) == 1 and users[0].op_type != "QuantizeLinear":
@@ -150,8 +150,8 @@ def _after(node: ir.Node) -> _After:
         if next_one.op_type in ABSORBED or any(user.op_type == "QuantizeLinear" for user in beyond):
             activation, users, value = next_one, beyond, next_one.outputs[0]
     quantize = next((user for user in users if user.op_type == "QuantizeLinear"), None)
-    strangers = tuple(user for user in users if user is not quantize)
-    return _After(activation, quantize, strangers, value.is_graph_output())
+    other_readers = tuple(user for user in users if user is not quantize)
+    return _After(activation, quantize, other_readers, value.is_graph_output())
 
 
 def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
@@ -165,13 +165,14 @@ def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
         yield Reason("per-channel activation scales", text)
     elif after.activation is not None and (problem := _not_absorbed(after.activation, scale, zero)) is not None:
         yield problem
-    if after.strangers or after.is_output:
-        who = f"{after.strangers[0].op_type} {after.strangers[0].name!r}" if after.strangers else "the model's output"
+    if after.other_readers or after.is_output:
+        readers = [f"{reader.op_type} {reader.name!r}" for reader in after.other_readers]
+        who = [*readers, "the model's output"][0]
         yield Reason("its output is also read in float", f"its output {name!r} is also read in float, by {who}")
 
 
 def _without_quantize(node: ir.Node, after: _After) -> Iterator[Reason]:
-    readers = [f"{user.op_type} {user.name!r}" for user in after.strangers[:1]] or ["the model's output"]
+    readers = [f"{user.op_type} {user.name!r}" for user in after.other_readers[:1]] or ["the model's output"]
     if node.op_type == "Conv":
         text = f"no QuantizeLinear on its output, which goes to {readers[0]} in float"
         yield Reason("no QuantizeLinear on its output", text)
@@ -181,7 +182,7 @@ def _without_quantize(node: ir.Node, after: _After) -> Iterator[Reason]:
 
 
 def _not_absorbed(activation: ir.Node, scale: np.ndarray | None, zero: np.ndarray) -> Reason | None:
-    """Return why an activation does not vanish into the rounding to integers after it."""
+    """Return why an activation is not absorbed by the QuantizeLinear after it."""
     name = f"{activation.op_type} {activation.name!r}"
     if activation.op_type not in ABSORBED:
         kind = f"{activation.op_type} before its QuantizeLinear is not absorbed"
@@ -193,7 +194,7 @@ def _not_absorbed(activation: ir.Node, scale: np.ndarray | None, zero: np.ndarra
     if activation.op_type == "Relu":
         if int(zero.flat[0]) == limits.min:
             return None
-        kind = "zero point after Relu not the least of the type"
+        kind = "zero point after Relu is not the smallest of the type"
         return Reason(kind, f"zero point {int(zero.flat[0])} after {name}, which is absorbed only with {limits.min}")
     bounds = _clip_bounds(activation)
     if bounds[0] <= low * (1 + 1e-6) and high <= bounds[1] * (1 + 1e-6):  # the scale is rounded to float32

@@ -1,4 +1,4 @@
-"""The constants of a model: parameters, statistics, and what only describes them."""
+"""The constants of a model by role: parameters, statistics, quantization, others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from ....transforms.graph import constant
+from ....transforms.graph import constant, every_graph
 
 Role = Literal["parameter", "statistic", "quantization", "other"]
 ROLES: tuple[Role, ...] = ("parameter", "statistic", "quantization", "other")
@@ -27,22 +27,22 @@ SCALES = {
     "QAttention": (3, 4, 6, 7),
     "DynamicQuantizeLSTM": (8, 9, 10, 11),
 }
-"""By operator, which inputs are scales and zero points."""
+"""The indices of scales and zero points among the inputs, by operator."""
 
 INT32 = {"DequantizeLinear": 0, "QLinearConv": 8, "QGemm": 6}
-"""By operator, which input is a bias where it is int32."""
+"""The index of the int32 bias, by operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many numbers the constants of a model are.
+    """The sizes of the constants of a model.
 
     Attributes:
-        elements: By role: ``parameter`` is what training sets, in whatever type it is stored; ``statistic`` the running
-            mean and variance of a BatchNormalization; ``quantization`` scales and zero points; ``other`` shapes,
-            indices, tables and single numbers.
-        tensors: How many tensors, by role.
-        bytes: Bytes of all of them, by type.
+        elements: The number of elements by role: ``parameter`` for values that training sets, of any stored type;
+            ``statistic`` for running mean and variance; ``quantization`` for scales and zero points; ``other`` for
+            shapes, indices, tables and single numbers.
+        tensors: The number of tensors by role.
+        bytes: The bytes by type.
     """
 
     elements: dict[Role, int]
@@ -51,7 +51,7 @@ class Counted:
 
     @property
     def parameters(self) -> int:
-        """How many numbers training sets."""
+        """The number of values that training sets."""
         return self.elements["parameter"]
 
     def to_json(self) -> dict[str, Any]:
@@ -61,10 +61,10 @@ class Counted:
 
 
 def count_weights(model: ir.Model) -> Counted:
-    """Count the initializers and Constant nodes of a model, of bodies and functions too; nothing is read.
+    """Count the initializers and Constant nodes of a model, also in bodies and functions. No weight is read.
 
-    Exporters put what was trained into initializers, and shapes, factors and tables into Constant nodes. Only where no
-    initializer is a parameter do those of Constant nodes count as parameters.
+    Exporters write parameters to initializers, and shapes, factors and tables to Constant nodes. The values of Constant
+    nodes count as parameters only if no initializer is a parameter.
     """
     found = [(_role(value, tensor), value.is_initializer(), tensor) for value, tensor in _constants(model)]
     initializers = any(role == "parameter" and apart for role, apart, _ in found)
@@ -80,18 +80,19 @@ def count_weights(model: ir.Model) -> Counted:
 
 
 def _constants(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    """Yield every constant with the value that readers see."""
-    graphs = [*model.graphs(), *(graph for f in model.functions.values() for graph in (f, *f.subgraphs()))]
-    for graph in graphs:
-        held = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
-        for value in (*held, *(value for node in graph if node.op_type == "Constant" for value in node.outputs)):
+    """Yield every constant with its value in the graph."""
+    for graph in every_graph(model):
+        for value in (
+            *graph.initializers.values(),
+            *(value for node in graph if node.op_type == "Constant" for value in node.outputs),
+        ):
             tensor = value.const_value if value.is_initializer() else constant(value)
             if tensor is not None:
                 yield value, tensor
 
 
 def _role(value: ir.Value, tensor: ir.TensorProtocol) -> Role:
-    """Tell what a constant is by its readers and its type."""
+    """Return the role of a constant, from its readers and its type."""
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     if uses and all(op == "BatchNormalization" and index in (3, 4) for op, index in uses):
         return "statistic"
@@ -108,7 +109,7 @@ def _role(value: ir.Value, tensor: ir.TensorProtocol) -> Role:
 
 
 def _is_scale(op: str, index: int) -> bool:
-    """Whether an input of an operator is a scale or a zero point."""
-    if op == "QLinearConcat":  # of the result, then of each tensor behind it
+    """Return whether an input of an operator is a scale or a zero point."""
+    if op == "QLinearConcat":  # scale and zero point of the output, then (tensor, scale, zero point) of each input
         return index < 2 or (index - 2) % 3 != 0
     return index in SCALES.get(op, ())

@@ -1,4 +1,4 @@
-"""Constants of two models against each other, in blocks, wherever they are stored."""
+"""Compare constants in blocks, independent of their storage."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import onnx_ir as ir
 from .... import RequantError
 from ....calibration.session import Array
 
-BLOCK = 2**24  # bytes that are compared at a time, a multiple of the length of every number
+BLOCK = 2**24  # bytes that are compared at once, a multiple of every element size
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How two constants of one type and shape differ.
+    """The difference of two constants of one type and shape.
 
     Attributes:
-        differing: How many elements differ, in at least a bit.
-        elements: How many there are.
-        largest: The largest absolute difference of two numbers that are both finite; None of texts.
-        finite: Whether it is of all that differ.
+        differing: The number of elements with different bits.
+        elements: The number of elements.
+        largest: The largest absolute difference of two finite numbers; None for strings.
+        finite: Whether all different numbers are finite.
     """
 
     differing: int
@@ -43,7 +43,7 @@ class Apart:
 
 
 def digest(tensor: ir.TensorProtocol) -> bytes:
-    """Return a hash of type, shape and bits of a tensor, however it is stored."""
+    """Return a hash of type, shape and bits of a tensor, independent of its storage."""
     found = hashlib.blake2b(repr(_kind(tensor)).encode(), digest_size=16)
     for block in _blocks(tensor):
         found.update(block)
@@ -51,14 +51,14 @@ def digest(tensor: ir.TensorProtocol) -> bytes:
 
 
 def whereabouts(tensor: ir.TensorProtocol) -> object:
-    """Return what is equal for tensors that are the same object, or the same part of one file."""
+    """Return a key that is equal for the same object, and for the same part of a file."""
     if isinstance(tensor, ir.ExternalTensor):
         return os.path.realpath(tensor.path), tensor.offset or 0, _kind(tensor)
     return id(tensor)
 
 
 def equal(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
-    """Whether two tensors have one type, shape and bits."""
+    """Return whether two tensors have the same type, shape and bits."""
     if whereabouts(one) == whereabouts(other):
         return True
     if _kind(one) != _kind(other):
@@ -71,7 +71,7 @@ def _kind(tensor: ir.TensorProtocol) -> tuple[str, tuple[int, ...]]:
 
 
 def _blocks(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a tensor, as a file of external data has them, some at a time."""
+    """Yield the bytes of a tensor in blocks, in the form of external data."""
     if isinstance(tensor, ir.ExternalTensor):
         yield from _from_file(tensor)
         return
@@ -86,20 +86,20 @@ def _blocks(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
 
 
 def _from_file(tensor: ir.ExternalTensor) -> Iterator[bytes]:
-    """Yield the bytes of a tensor without mapping the file, whose pages would count as memory."""
+    """Yield the bytes of a tensor without a map of the file: mapped pages count as memory."""
     left = tensor.nbytes
     with open(tensor.path, "rb") as file:
         file.seek(tensor.offset or 0)
         while left > 0:
             block = file.read(min(BLOCK, left))
             if not block:
-                raise RequantError(f"{tensor.path}: ends before {tensor.name!r} does")
+                raise RequantError(f"{tensor.path}: the file ends inside the data of {tensor.name!r}")
             left -= len(block)
             yield block
 
 
 def apart(one: ir.TensorProtocol, other: ir.TensorProtocol) -> Apart:
-    """Tell how two tensors of one type and shape differ."""
+    """Return the difference of two tensors of one type and shape."""
     differing, largest, finite = 0, 0.0, True
     if one.dtype is ir.DataType.STRING:
         return Apart(int((np.asarray(one.numpy()) != np.asarray(other.numpy())).sum()), int(one.size), None)
@@ -117,20 +117,20 @@ def apart(one: ir.TensorProtocol, other: ir.TensorProtocol) -> Apart:
 
 
 def _numbers(tensor: ir.TensorProtocol) -> Iterator[Array]:
-    """Yield the numbers of a tensor in their order, some at a time."""
+    """Yield the elements of a tensor in order, in blocks."""
     dtype = ir.DataType(tensor.dtype)
     if dtype.bitwidth < 8:
         yield tensor.numpy().reshape(-1)
         return
-    for block in _blocks(tensor):  # a block is whole numbers: its length is a multiple of theirs
+    for block in _blocks(tensor):  # the length of a block is a multiple of the element size
         yield np.frombuffer(block, dtype.numpy())
 
 
 def _bits(block: Array) -> Array:
-    """Return the bytes of each element, a row each."""
+    """Return the bytes of each element as one row."""
     return np.ascontiguousarray(block).view(np.uint8).reshape(block.size, -1)
 
 
 def _wide(block: Array) -> Array:
-    """Return numbers in a type in which their differences do not overflow; large integers lose their last bits."""
+    """Return numbers in a type whose differences do not overflow; large integers lose their last bits."""
     return block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)

@@ -1,4 +1,4 @@
-"""`inspect_model`: what a model is made of, what a run of it costs, and how much of that is in integers."""
+"""`inspect_model`: the parts of a model, the costs of a run, and the share of integer products."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx_ir as ir
 
 from .... import RequantError
+from ....calibration.bodies import bodies_of
 from ....calibration.sources import DataSource
-from ....transforms.graph import constant, node_name
+from ....transforms.graph import constant, every_node, node_name
 from ....transforms.tensors import external_tensors
 from ....transforms.verify import Port, signature
 from ...model.files import load_model
@@ -31,19 +32,19 @@ SMALL = EIGHT | {ir.DataType.INT4, ir.DataType.UINT4}
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node of the model, of a body in it or of a function that it calls.
+    """One node of the model, of a body, or of a called function.
 
     Attributes:
-        name: Its name; of a node of a function behind those of the calls.
-        op: Its operator, ``domain.Operator`` where the domain is not the standard one.
-        inside: The names of the nodes in whose bodies it is, outermost first.
-        inputs: The tensors that it reads; ``""`` for one that is left out.
-        outputs: The tensors that it gives.
-        types: Of each output the type and shape, ``"FLOAT [1, 64, 7, 7]"``.
-        steps: How often it runs, which in the bodies of loops is more than once; None where that is not known.
-        macs: Multiply-accumulates of all its steps; None where shapes are not known.
-        output_bytes: Bytes of its outputs, of one step; None likewise.
-        precision: Of a product: ``int8``, ``weight-only`` where activations are float, ``float``. Empty for the rest.
+        name: Its name; for a node of a function, after the names of the calls.
+        op: Its operator, ``domain.Operator`` outside the standard domain.
+        inside: The names of the nodes around its body, outermost first.
+        inputs: The names of its inputs; ``""`` for an absent one.
+        outputs: The names of its outputs.
+        types: The type and shape of each output, ``"FLOAT [1, 64, 7, 7]"``.
+        steps: How often it runs, more than once in the body of a loop; None if unknown.
+        macs: Multiply-accumulates of all steps; None if shapes are unknown.
+        output_bytes: Bytes of its outputs in one step; None if shapes are unknown.
+        precision: ``int8``, ``weight-only`` (float activations) or ``float`` for products; empty for other nodes.
     """
 
     name: str
@@ -59,45 +60,33 @@ class NodeFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "name": self.name,
-            "op": self.op,
-            "inside": list(self.inside),
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "types": list(self.types),
-            "steps": self.steps,
-            "macs": self.macs,
-            "output_bytes": self.output_bytes,
-            "precision": self.precision or None,
-        }
+        return {**asdict(self), "precision": self.precision or None}
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a model is made of.
+    """The parts of a model and the costs of a run.
 
     Attributes:
         path: Its path.
         file_bytes: Bytes of the file.
         external: Bytes of each file of external data, by its name.
         ir_version: Version of the format.
-        producer: What wrote it, with its version.
-        opsets: Version of each domain's operators; the standard one is ``ai.onnx``.
+        producer: The program that wrote it, with its version.
+        opsets: The operator set version of each domain; the standard domain is ``ai.onnx``.
         metadata: Its ``metadata_props``.
-        inputs: What must be fed.
-        outputs: What it gives.
-        operators: How many nodes of each operator the file holds: bodies and functions too, each function once.
+        inputs: The inputs without a default value.
+        outputs: The outputs.
+        operators: The number of nodes of each operator, also in bodies and functions; a function counts once.
         functions: Its model-local functions.
         weights: Parameters and other constants.
-        tensors: How many computed tensors there are of each type; None is a type that is not known.
-        depends: What shapes still depend on: names of axes, or ``"axis 0 of 'x'"``.
-        unknown: Why something could not be counted although all inputs have lengths, one sentence each.
-        macs: Multiply-accumulates of a run; None where they are not known. Of the bodies of an If the dearest.
-        peak_bytes: Most bytes of tensors that are alive at a time, each from its node to its last reader, without
-            weights; None where they are not known. An estimate: it is of the graph as it is written,
-            while the runtime reuses memory and fuses nodes.
-        nodes: Every node, in the order of the file.
+        tensors: The number of computed tensors of each type; None is an unknown type.
+        depends: The free axes on which shapes depend: their names, or ``"axis 0 of 'x'"``.
+        unknown: Reasons why a count is unknown although all inputs have lengths.
+        macs: Multiply-accumulates of a run, of an If those of the most expensive body; None if unknown.
+        peak_bytes: The largest memory of computed tensors at one time, if each lives from its node to its last reader;
+            None if unknown. An estimate: the runtime reuses memory and fuses nodes.
+        nodes: Every node, in file order.
     """
 
     path: str
@@ -121,7 +110,7 @@ class Inspection:
 
     @property
     def coverage(self) -> dict[str, float] | None:
-        """The share of the multiply-accumulates in each precision, 0..1; None where they are not known or none."""
+        """The share of the multiply-accumulates in each precision, 0..1; None if unknown or without products."""
         counted: Counter[str] = Counter()
         for node in self.nodes:
             if node.precision and node.macs is not None:
@@ -133,15 +122,15 @@ class Inspection:
 
     @property
     def products(self) -> dict[str, int]:
-        """How many products there are in each precision."""
+        """The number of products in each precision."""
         counted = Counter(node.precision for node in self.nodes if node.precision)
         return {name: counted[name] for name in ("int8", "weight-only", "float")}
 
     def why_unknown(self) -> str:
-        """Say in one clause why counts are not known."""
+        """Return a clause that says why counts are unknown."""
         if self.depends:
             return "depends on " + ", ".join(self.depends)
-        return self.unknown[0] if self.unknown else "depends on what is not known"
+        return self.unknown[0] if self.unknown else "is unknown"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -180,12 +169,12 @@ def inspect_model(
     *,
     data: DataSource | None = None,
 ) -> Inspection:
-    """Tell what a model is made of, and what a run of it costs. Large weights are not read.
+    """Return the parts of a model and the costs of a run. Large weights are not read.
 
     Args:
         path: Path of the model.
-        lengths: Lengths of the free axes of its inputs; without them what depends on these is not counted.
-        data: A data source whose first sample has the lengths.
+        lengths: Lengths of the free axes of its inputs; counts that depend on missing lengths are None.
+        data: A data source; its first sample gives the lengths.
 
     Raises:
         RequantError: The file is not a model, or lengths or data do not fit it.
@@ -193,7 +182,7 @@ def inspect_model(
     model = load_model(path, in_place=True)
     if data is not None:
         if lengths:
-            raise RequantError("lengths of axes are given and to be taken from data; give one of the two")
+            raise RequantError("lengths of axes are given twice, as options and by data; give one of the two")
         lengths = Lengths.of(next(iter(open_data(path, data))).feed)
     found = shaped(model, lengths or Lengths())
     nodes = tuple(_facts(found, found.model.graph))
@@ -212,7 +201,7 @@ def inspect_model(
 
 
 def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
-    """Return what can be read off a model without shapes."""
+    """Return the facts that need no shapes."""
     called = signature(model)
     needed = {str(value.name) for value in inputs_of(model)}
     files = sorted({Path(tensor.path) for tensor in external_tensors(model)} - {Path(path).absolute()})
@@ -227,7 +216,7 @@ def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
         metadata=dict(model.metadata_props),
         inputs=tuple(port for port in called.inputs if port.name in needed),
         outputs=called.outputs,
-        operators=dict(Counter(map(spelled, all_nodes(model))).most_common()),
+        operators=dict(Counter(map(spelled, every_node(model))).most_common()),
         functions=tuple(".".join(filter(None, (f.domain, f.name))) for f in model.functions.values()),
         weights=count_weights(model),
         tensors={},
@@ -239,25 +228,18 @@ def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
     )
 
 
-def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield every node that the file holds: of bodies, and of functions once each."""
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
-
-
 def spelled(node: ir.Node) -> str:
-    """Return the operator of a node, behind its domain where that is not the standard one."""
+    """Return the operator of a node, ``domain.Operator`` outside the standard domain."""
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def _facts(found: Shaped, graph: ir.Graph, inside: tuple[str, ...] = (), steps: int | None = 1) -> Iterator[NodeFacts]:
-    """Describe every node of a graph, each followed by those of its bodies."""
+    """Describe every node of a graph, each followed by the nodes of its bodies."""
     for node in graph:
         yield _node_facts(node, inside, steps)
         each = found.steps.get(node, 1)
         runs = None if steps is None or each is None else steps * each
-        for body in _bodies(node):
+        for body in bodies_of(node):
             yield from _facts(found, body, (*inside, node_name(node)), runs)
 
 
@@ -277,12 +259,8 @@ def _node_facts(node: ir.Node, inside: tuple[str, ...], steps: int | None) -> No
     )
 
 
-def _bodies(node: ir.Node) -> list[ir.Graph]:
-    return [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH and not a.is_ref()]
-
-
 def _typed(value: ir.Value) -> str:
-    """Write the type and shape of a tensor."""
+    """Return the type and shape of a tensor as text."""
     shape = "" if value.shape is None else " [" + ", ".join(_axis(axis) for axis in value.shape) + "]"
     return f"{value.dtype.name if value.dtype is not None else value.type or 'unknown'}{shape}"
 
@@ -292,7 +270,7 @@ def _axis(axis: int | ir.SymbolicDim) -> str:
 
 
 def node_macs(node: ir.Node) -> int | None:
-    """Return the multiply-accumulates of one run of a node; None where its shapes are not known."""
+    """Return the multiply-accumulates of one run of a node; None if shapes are unknown."""
     if node.op_type not in MACS:
         return 0
     shapes = [_lengths(value) if value is not None else () for value in node.inputs]
@@ -303,7 +281,7 @@ def node_macs(node: ir.Node) -> int | None:
 
 
 def _lengths(value: ir.Value) -> Shape | None:
-    """Return the shape of a tensor; None where a length is not known."""
+    """Return the shape of a tensor; None if a length is unknown."""
     shape = value.const_value.shape if value.const_value is not None else value.shape
     if shape is None or not all(isinstance(axis, int) for axis in shape):
         return None
@@ -311,9 +289,9 @@ def _lengths(value: ir.Value) -> Shape | None:
 
 
 def _bytes(value: ir.Value) -> int | None:
-    """Return the bytes of a tensor; None where they are not known."""
+    """Return the bytes of a tensor; None if unknown."""
     shape = _lengths(value)
-    if not value.name:  # an output that is left out
+    if not value.name:  # an absent output
         return 0
     if shape is None or value.dtype is None or value.dtype is ir.DataType.STRING:
         return None
@@ -321,13 +299,13 @@ def _bytes(value: ir.Value) -> int | None:
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    """Add numbers; None where one is not known."""
+    """Add numbers; None if one is None."""
     found = list(numbers)
     return None if any(number is None for number in found) else sum(number or 0 for number in found)
 
 
 def precision(node: ir.Node) -> Precision:
-    """Return in which numbers a product is computed, as its graph says it; empty for what is no product."""
+    """Return the precision of a product in the graph; empty for other nodes."""
     if node.op_type not in MACS:
         return ""
     if node.op_type in INTEGER:
@@ -341,7 +319,7 @@ def precision(node: ir.Node) -> Precision:
 
 
 def _stored(value: ir.Value | None) -> ir.DataType | None:
-    """Return the type of the integers that a tensor is dequantized from, None where it is not."""
+    """Return the integer type before the DequantizeLinear that makes a tensor; None if there is none."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
         return None
@@ -358,19 +336,19 @@ Macs = Mapping[tuple[tuple[str, ...], str], int | None]
 
 
 def _total(graph: ir.Graph, macs: Macs, inside: tuple[str, ...]) -> int | None:
-    """Add the multiply-accumulates of a graph; of the bodies of one node those of the dearest."""
+    """Add the multiply-accumulates of a graph; a node with bodies counts its most expensive body."""
     parts: list[int | None] = []
     for node in graph:
         name = node_name(node)
         parts.append(macs[inside, name])
-        within = [_total(body, macs, (*inside, name)) for body in _bodies(node)]
+        within = [_total(body, macs, (*inside, name)) for body in bodies_of(node)]
         if within:
             parts.append(None if None in within else max(number or 0 for number in within))
     return _sum(parts)
 
 
 def _peak(graph: ir.Graph) -> int | None:
-    """Return the most bytes of computed tensors that are alive at a time, the graph's own inputs included."""
+    """Return the largest memory of computed tensors at one time, with the inputs of the graph; None if unknown."""
     nodes = list(graph)
     last = _last_reads(nodes)
     fixed = _computed_from_constants(nodes)
@@ -387,7 +365,7 @@ def _peak(graph: ir.Graph) -> int | None:
     now = most = 0
     for place in range(end + 1):
         now += change[place]
-        within = [_peak(body) for body in _bodies(nodes[place])] if place < end else []
+        within = [_peak(body) for body in bodies_of(nodes[place])] if place < end else []
         if None in within:
             return None
         most = max(most, now + max((number or 0 for number in within), default=0))
@@ -395,21 +373,21 @@ def _peak(graph: ir.Graph) -> int | None:
 
 
 def _last_reads(nodes: list[ir.Node]) -> dict[ir.Value, int]:
-    """Return the place of the last node of a graph that reads a value, itself or in its bodies."""
+    """Return the position of the last node that reads each value, itself or in its bodies."""
     found: dict[ir.Value, int] = {}
     for place, node in enumerate(nodes):
-        readers = [node, *(inner for body in _bodies(node) for inner in body.all_nodes())]
-        outer = [value for body in _bodies(node) for value in body.outputs]
+        readers = [node, *(inner for body in bodies_of(node) for inner in body.all_nodes())]
+        outer = [value for body in bodies_of(node) for value in body.outputs]
         found.update((v, place) for v in (*(v for each in readers for v in each.inputs), *outer) if v is not None)
     return found
 
 
 def _computed_from_constants(nodes: list[ir.Node]) -> set[ir.Value]:
-    """Return what is the same in every run, as dequantized weights are: a runtime computes it once."""
+    """Return the tensors that are equal in every run, such as dequantized weights: a runtime computes them once."""
     found: set[ir.Value] = set()
     for node in nodes:
         values = [value for value in node.inputs if value is not None]
-        if values and not _bodies(node) and all(v in found or constant(v) is not None for v in values):
+        if values and not bodies_of(node) and all(v in found or constant(v) is not None for v in values):
             found.update(node.outputs)
     return found
 
@@ -422,11 +400,11 @@ def _types(model: ir.Model) -> dict[str | None, int]:
 
 
 def _unknown(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
-    """Say what could not be counted of a model whose inputs all have lengths."""
+    """Return why counts are unknown, for a model whose inputs all have lengths."""
     found: dict[str, None] = {}
     for node in nodes:
         if node.steps is None:
             found[f"depends on how often the body of {node.inside[-1]!r} runs"] = None
         elif node.output_bytes is None or node.macs is None:
-            found[f"no shape is known of what {node.name!r} ({node.op}) gives"] = None
+            found[f"the output shape of {node.name!r} ({node.op}) is unknown"] = None
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What becomes of each operator on the installed runtime: the table of operators, checked against its kernels."""
+"""What each operator becomes on the installed runtime: the table of operators, checked against its kernels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class OperatorFacts:
 
     Attributes:
         name: The operator; ``domain.name`` outside the standard domain.
-        does: What becomes of it, in words.
-        kernels: By form (``u8->u8``, ``u8->float``, ``dynamic``) the runtime's kernel.
-        missing: Kernels of the table that the installed runtime has not.
+        does: What it becomes, as text.
+        kernels: The runtime's kernel for each form: ``u8->u8``, ``u8->float``, ``dynamic``.
+        missing: Kernels of the table that the installed runtime lacks.
         stores: Whether its constants may be int8 in the file while it computes in float.
         absorbs: Operators after it that run inside its kernel.
-        why: Why it stays float, or what to mind.
+        why: Why it stays float, or a remark.
     """
 
     name: str
@@ -45,7 +45,7 @@ class OperatorFacts:
 
 
 def operators(name: str | None = None) -> list[OperatorFacts]:
-    """Return what is known of all operators, or of the one called `name`, in alphabetic order.
+    """Return the facts about all operators in alphabetic order, or about the operator `name`.
 
     Raises:
         UnknownNameError: No row has this name.
@@ -56,7 +56,7 @@ def operators(name: str | None = None) -> list[OperatorFacts]:
 
 
 def _facts(name: str, row: Op) -> OperatorFacts:
-    """Describe one row."""
+    """Describe one row of the table."""
     forms = {"u8->u8": row.u8, "u8->float": row.u8_float, "dynamic": row.dynamic}
     claimed = {form: kernel for form, kernel in forms.items() if kernel is not None}
     there = {form: _spelled(kernel) for form, kernel in claimed.items() if kernel in uint8_kernels()}
@@ -68,5 +68,5 @@ def _facts(name: str, row: Op) -> OperatorFacts:
 
 
 def _spelled(kernel: Kernel) -> str:
-    """Write a kernel as ``domain.Operator``."""
+    """Return a kernel as ``domain.Operator``."""
     return ".".join(part for part in kernel if part)

@@ -769,7 +769,7 @@ def test_compare_prints_the_metric(pair: tuple[Path, Path, Path]) -> None:
     [
         (["--metric", "top2"], "top2"),
         (["--metric", "auroc"], "sample 0: no output fits a label"),
-        (["--lower"], "--lower is of a --metric"),
+        (["--lower"], "--lower needs --metric"),
     ],
 )
 def test_compare_refuses_in_one_line(pair: tuple[Path, Path, Path], arguments: list[str], mention: str) -> None:

@@ -531,8 +531,8 @@ def test_a_model_with_external_data_is_quantized(tmp_path: Path, model: Path, da
 # ---------------------------------------------------------------------------------------------- bad input: data
 
 BAD_DATA: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "wrong name": ({"imgae": images()}, ("'imgae'", "no input of the model", "did you mean 'image'?")),
-    "a further name": ({"image": images(), "extra": images()}, ("'extra'", "no input of the model")),
+    "wrong name": ({"imgae": images()}, ("'imgae'", "not an input of the model", "did you mean 'image'?")),
+    "a further name": ({"image": images(), "extra": images()}, ("'extra'", "not an input of the model")),
     "only labels": ({"labels": np.arange(6)}, ("image",)),
     "wrong shape": ({"image": images()[:, :4]}, ("'image'", "expected float32 (N, 8, 6, 6)", "(1, 4, 6, 6)")),
     "wrong rank": ({"image": images()[0, 0]}, ("'image'", "(N, 8, 6, 6)", "(6, 6)")),

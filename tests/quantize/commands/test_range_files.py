@@ -170,7 +170,7 @@ def test_ranges_that_were_chosen_for_other_zero_points_are_told(tmp_path: Path, 
     arguments = ["--data", data, "--ranges", tmp_path / "r.json"]
     assert not quantized(model, tmp_path / "same.onnx", *arguments)["notes"]
     (note,) = quantized(model, tmp_path / "out.onnx", *arguments, "--symmetric")["notes"]
-    assert "r.json: the ranges were chosen for other zero points; --calibration 'mse' chooses anew" in note
+    assert "r.json: the ranges were chosen for other zero points; --calibration 'mse' chooses new ones" in note
 
 
 @pytest.mark.slow
@@ -317,7 +317,11 @@ def test_executors_that_cannot_be_are_refused(
     monkeypatch.setattr("requant.calibration.executors.CONNECT_SECONDS", 0.5)
     arguments = ["calibrate", model, "--data", data, "-o", tmp_path / "out"]
     refused(tmp_path, [*arguments, "--executor", "threds"], "Invalid value for '--executor'", "'threads'")
-    refused(tmp_path, [*arguments, "--executor", "processes", "--scheduler", "tcp://a:1"], "--scheduler is of a Dask")
+    refused(
+        tmp_path,
+        [*arguments, "--executor", "processes", "--scheduler", "tcp://a:1"],
+        "--scheduler needs --executor dask",
+    )
     scheduler = ["--executor", "dask", "--scheduler", "tcp://127.0.0.1:9"]
     for command in (arguments, ["quantize", *arguments[1:]]):
         refused(tmp_path, [*command, *scheduler], "tcp://127.0.0.1:9: no Dask scheduler answers")
@@ -554,7 +558,7 @@ def test_logs_that_do_not_fit_are_refused(tmp_path: Path, model: Path, data: Pat
     log.write_text(";x__print__;__requant_min_max:[0][3]\n;rr__print__;__requant_min_max:[0][3]\n")
     refused(tmp_path, arguments, "some.log: no tensor named 'rr'; did you mean 'r'?")
     log.write_text(";x__print__;__requant_min_max:[0][3]\n;r__print__;__requant_min_max:[3]\n")
-    refused(tmp_path, [*arguments, "--calibration", "minmax"], "some.log: a log holds ranges alone")
+    refused(tmp_path, [*arguments, "--calibration", "minmax"], "some.log: a log has no statistics for the rule minmax")
     assert f"{log}: 1 records cannot be read" in quantized(model, tmp_path / "o.onnx", *arguments[2:6])["notes"]
     log.write_text("hello\n")
     refused(tmp_path, arguments, "some.log: no range in this log")
@@ -629,7 +633,12 @@ def test_overrides_of_tensors_in_a_log(tmp_path: Path, model: Path, data: Path) 
     assert scales(tmp_path / "out.onnx")["r"] == np.float32(6) / np.float32(255)
     assert not scales(tmp_path / "out.onnx").keys() & {"y", "y/float"}
     mine.write_text("[tensors.r]\nrule = 'minmax'\n")
-    refused(tmp_path, ["quantize", model, *arguments, "-o", tmp_path / "o"], "mine.toml: tensor 'r': no rule", "r.log")
+    refused(
+        tmp_path,
+        ["quantize", model, *arguments, "-o", tmp_path / "o"],
+        "mine.toml: tensor 'r': a rule cannot choose",
+        "r.log",
+    )
 
 
 def test_overrides_win_over_pairs_in_the_model(tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ from requant.quantize.options.efforts import CORRECTIONS, EFFORTS, chosen
 from requant.quantize.placement import costs as store
 from requant.quantize.placement import search as searching
 from requant.quantize.placement.costs import Costs, signature
-from requant.quantize.placement.rules import Facts, able
-from requant.quantize.placement.search import Search, place
+from requant.quantize.placement.facts import Facts
+from requant.quantize.placement.measuring import Bench, Measured, with_profile
+from requant.quantize.placement.pricing import Prices, Space
+from requant.quantize.placement.search import cheapest_plan, fastest, place, tuned_plan
 from requant.quantize.runtime.attribution import Spent
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.progress import silent
@@ -76,7 +78,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def begun(model: Path, data: Feeds, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Plan], Candidate]]:
-    job = prepare(model, data, Options(**{"place": "rules", **options}), model.parent, silent)
+    job = prepare(model, data, Options(**{"place": "rules", "isa": "vnni", **options}), model.parent, silent)
     return job, *plan_by_rules(job, find_ranges(job), Evidence())
 
 
@@ -191,14 +193,16 @@ def integers(path: Path | onnx.ModelProto) -> dict[str, bytes]:
 
 def quantized(model: Path, name: str, **options: Any) -> Path:
     output = model.parent / f"{name}.onnx"
-    quick = {"place": "rules", "seconds": 0.01, "force_int8": True, "calibration": "minmax"}
+    quick = {"place": "rules", "seconds": 0.01, "force_int8": True, "calibration": "minmax", "isa": "vnni"}
     quantize_model(model, feeds(), output, Options(**{**quick, **options}))
     return output
 
 
 def written(model: Path, *, means: bool, **options: Any) -> dict[str, bytes]:
     """Return the constants that the plan by rules has without any correction, or with that by means alone."""
-    job = prepare(model, feeds(), Options(place="rules", calibration="minmax", **options), model.parent, silent)
+    job = prepare(
+        model, feeds(), Options(place="rules", calibration="minmax", isa="vnni", **options), model.parent, silent
+    )
     found = find_ranges(job)
     qparams = {name: job.scheme.activation_params(*found.ranges[name]) for name in job.all_int8_plan.observed}
     made = job.simple.clone()
@@ -288,12 +292,18 @@ def planted(model: Path, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Pl
     """Return what is to be placed by costs that leave no doubt: `second` gains 40 us of 2,350, the others 900 each."""
     _, facts, rules, _ = begun(model, feeds())
     shapes = {"x": (1, 16, 8, 8), "r": (1, 12, 8, 8), "c": (1, 10, 8, 8), "y": (1, 8, 8, 8), "a": (1, 12, 8, 8)}
-    costs = Costs(Machine.here(1))
-    for unit in rules.units:
-        costs.put(signature(unit, facts.nodes, shapes), Impl.FLOAT, FLOAT_US[unit.name])
-        costs.put(signature(unit, facts.nodes, shapes), Impl.U8, INT8_US[unit.name])
-    store.save(costs, model.parent / "c.json")
+    rows = [
+        (signature(unit, facts.nodes, shapes), impl, times[unit.name])
+        for unit in rules.units
+        for impl, times in ((Impl.FLOAT, FLOAT_US), (Impl.U8, INT8_US))
+    ]
+    store.save(Costs(Machine.here(1)).with_times(rows), model.parent / "c.json")
     return begun(model, feeds(), place="estimated", costs=model.parent / "c.json", **options)
+
+
+def prices(model: Path, job: Job, facts: Facts, rules: Plan) -> Prices:
+    """Return the prices by the costs that `planted` has written."""
+    return Prices.of(Space.of(job, facts, rules, feeds()[0]), store.read(model.parent / "c.json"), {})
 
 
 LITTLE, MUCH = 1e-6, 1e-2
@@ -334,11 +344,10 @@ def test_of_whole_models_the_noise_counts_too(
     """Everything in int8 takes 1.00 ms, with the noisy unit in float 1.05 ms; its noise is worth 0.1 ms."""
     job, facts, rules, write = planted(model)
     cut = rules.with_choices({"second": replace(rules.choices["second"], impl=Impl.FLOAT)})
-    search = Search(job, facts, rules, able(facts, rules), write, feeds()[0], Costs(Machine.here(1)))
-    search.noise, search.weight = {"second": noisy}, 100 / MUCH
+    known = Measured.of(replace(prices(model, job, facts, rules), noise={"second": noisy}, noise_price=100 / MUCH))
     monkeypatch.setattr(searching, "interleave", lambda *_, **__: [[1.00e-3], [1.05e-3]])
     candidates = {"all": write(rules), "cut": write(cut)}
-    found, placement = searching._fastest(search, candidates)
+    found, placement = fastest(Bench.of(job, rules, write, feeds()[0]), known, candidates)
     assert found is candidates[best]
     assert placement.tried == {"all": 1.0, "cut": 1.05}
 
@@ -346,28 +355,28 @@ def test_of_whole_models_the_noise_counts_too(
 def test_a_unit_that_its_neighbours_slow_down_is_placed_anew(model: Path) -> None:
     """By its cost, `second` gains 40 us in integers; in the plan that was tried it took 20 times that cost."""
     job, facts, rules, write = planted(model)
-    search = searching._begun(job, facts, rules, write, feeds()[0], searching._known(job, "estimated"))
-    plan = searching._solved(search)
+    known = Measured.of(prices(model, job, facts, rules))
+    plan = cheapest_plan(known.prices)
     assert plan.choices["second"].impl is Impl.U8
-    searching._watch(search, Costs(Machine.here(1)), write(plan), Spent({**INT8_US, "second": 6000.0}, 0.0, 0.0, 0.0))
-    assert searching._solved(search).choices["second"].impl is Impl.FLOAT
-    assert {name: searching._solved(search).choices[name].impl for name in ("first", "third")} == dict.fromkeys(
-        ("first", "third"), Impl.U8
-    )
+    known = with_profile(known, write(plan).plan, Spent({**INT8_US, "second": 6000.0}, 0.0, 0.0, 0.0))
+    again = cheapest_plan(known.prices)
+    assert again.choices["second"].impl is Impl.FLOAT
+    assert {name: again.choices[name].impl for name in ("first", "third")} == dict.fromkeys(("first", "third"), Impl.U8)
 
 
 def test_a_plan_is_tuned_to_the_faster_kernels(model: Path) -> None:
     """Where a convolution is faster as a matrix product, it becomes one; where that was not measured, it does not."""
-    job, facts, rules, write = planted(model, isa="vnni")
-    search = searching._begun(job, facts, rules, write, feeds()[0], searching._known(job, "estimated"))
-    assert searching._tuned(search, rules) is None
-    search.costs.put(search.keys["first"], Impl.U8_GEMM, INT8_US["first"] / 2)
-    search.costs.put(search.keys["second"], Impl.U8_GEMM, INT8_US["second"] * 2)
-    tuned = searching._tuned(search, rules)
+    job, facts, rules, _ = planted(model, isa="vnni")
+    known = prices(model, job, facts, rules)
+    assert tuned_plan(known, rules) is None
+    gemms = {"first": INT8_US["first"] / 2, "second": INT8_US["second"] * 2}
+    times = [(known.space.keys[name], Impl.U8_GEMM, cost) for name, cost in gemms.items()]
+    known = replace(known, costs=known.costs.with_times(times))
+    tuned = tuned_plan(known, rules)
     assert tuned is not None
     changed = {name for name, choice in tuned.choices.items() if choice != rules.choices[name]}
     assert (changed, tuned.choices["first"].impl) == ({"first"}, Impl.U8_GEMM)
-    assert searching._solved(search).choices["first"].impl is Impl.U8_GEMM
+    assert cheapest_plan(known).choices["first"].impl is Impl.U8_GEMM
 
 
 # ------------------------------------------------------------------------------------------------- what it is worth

@@ -168,7 +168,7 @@ def feeds(case: Case, count: int = 6) -> Feeds:
 
 def made(folder: Path, case: Case, *, widen: float = 1.0, **options: Any) -> tuple[Job, Candidate]:
     """Return a job whose plan has everything in integers, and its INT8 model with nothing corrected."""
-    options = {"place": "all", "effort": "medium", "calibration": "minmax"} | options
+    options = {"place": "all", "effort": "medium", "calibration": "minmax", "isa": "vnni"} | options
     job = prepare(save(folder, case), feeds(case), Options(**options), folder, silent)
     ranges = {name: (widen * lo, widen * hi) for name, (lo, hi) in find_ranges(job).ranges.items()}
     qparams = {name: job.scheme.activation_params(*ranges[name]) for name in job.all_int8_plan.observed}

@@ -21,7 +21,7 @@ import yaml  # type: ignore[import-untyped]
 
 from requant.quantize import check_project
 from requant.quantize.gate.lock import load_baseline
-from requant.quantize.gate.project import load_project
+from requant.quantize.project.file import load_project, parse_project
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "ci"
@@ -204,7 +204,7 @@ def test_the_fixture_passes_and_fails_with_reasons(project: Path) -> None:
     (project / "test_int8.py").write_text(TESTS)
     done = run_pytest(project)
     assert "1 failed, 1 passed" in done.stdout, done.stdout
-    assert "opset: 99 -> 17: the INT8 model is of an older opset" in done.stdout
+    assert "opset: 99 -> 17: the INT8 model has an older opset" in done.stdout
 
 
 def test_a_failing_project_fails_its_test_without_a_traceback(project: Path) -> None:
@@ -310,9 +310,7 @@ def test_the_documentation_shows_what_there_is() -> None:
         if kind == "yaml":
             yaml.safe_load(block)
         elif kind == "toml":
-            from requant.quantize.gate.project import _project
-
-            _project(Path("requant.toml"), tomllib.loads(block))
+            parse_project(Path("requant.toml"), tomllib.loads(block))
         else:
             compile(block, "docs/ci.md", "exec")
     action = next(yaml.safe_load(block) for kind, block in blocks if kind == "yaml")

@@ -131,7 +131,7 @@ def test_commands_read_in_place(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     onnx.checker.check_model(tmp_path / "out.onnx", full_check=True)
     assert path.read_bytes() == MODELS[0].read_bytes()
-    with pytest.raises(RequantError, match="the model's own weights lie there"):
+    with pytest.raises(RequantError, match="the file holds weights of this model"):
         save_model(load_model(path, in_place=True), path)
 
 

@@ -153,14 +153,14 @@ def expected() -> list[Any]:
         ("none.bin", 0, 4096, "missing: no file 'none.bin'"),
         ("", 0, 4096, "missing: no file ''"),
         ("a\0b", 0, 4096, "missing: no file"),
-        ("weights.bin", 10**6, 4096, r"ends before .* does \(1004096 bytes wanted\)"),
+        ("weights.bin", 10**6, 4096, r"ends inside .*: 1004096 bytes are needed"),
         (
             "weights.bin",
             -1,
             4096,
-            r"4096 bytes at -1 of 'weights.bin'; its type|not an ONNX model, or a truncated one \(.*-1",
+            r"4096 bytes at -1 of 'weights.bin', but its type|not an ONNX model, or a truncated one \(.*-1",
         ),
-        ("weights.bin", 5, 400, "400 bytes at 5 of 'weights.bin'; its type and shape want 4096"),
+        ("weights.bin", 5, 400, "400 bytes at 5 of 'weights.bin', but its type and shape need 4096"),
     ],
     ids="up up-again absolute link linked-folder hard-link missing empty nul beyond-end negative short".split(),
 )
@@ -323,7 +323,7 @@ def test_a_model_is_not_written_over_its_own_weights(tmp_path: Path, expected: l
     onnx.save(proto, path)
     model = load_model(path)
     for output in ("out.onnx", "out.onnx.data"):
-        with pytest.raises(RequantError, match="the model's own weights lie there; choose another path"):
+        with pytest.raises(RequantError, match="the file holds weights of this model; choose another path"):
             save_model(model, tmp_path / output, external=True)
         with pytest.raises(RequantError, match=r"out\.onnx\.data: holds the weights of the input '.*model\.onnx'"):
             check_output(tmp_path / output, path, force=True, external=True)

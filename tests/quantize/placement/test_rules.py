@@ -15,7 +15,8 @@ from onnx import numpy_helper
 
 from requant import UnknownNameError
 from requant.quantize import Selection, Strategy, choose
-from requant.quantize.placement.rules import able, choose_by, facts_of
+from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.rules import able, choose_by
 from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
 from requant.transforms.reasons import other

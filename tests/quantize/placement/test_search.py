@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
@@ -19,8 +20,9 @@ from requant.cli import main
 from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
 from requant.quantize.placement.costs import Costs, signature
-from requant.quantize.placement.layouts import turned_by
-from requant.quantize.placement.rules import able, choose_by, facts_of
+from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.layouts import layout_costs
+from requant.quantize.placement.rules import able, choose_by
 from requant.quantize.runtime import machine
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.machine import Machine
@@ -68,7 +70,7 @@ def test_what_a_measurement_may_decide() -> None:
         "silu": (Impl.FLOAT, Impl.U8),
         "second": (Impl.FLOAT, Impl.U8),
     }
-    shifted = able(replace(facts, shifted=True), rules)
+    shifted = able(replace(facts, zero_points=True), rules)
     assert shifted["first"] == (Impl.FLOAT, Impl.U8, Impl.U8_GEMM)
     assert shifted["silu"] == (Impl.FLOAT, Impl.U8)
     kept = replace(facts, kept_float={"b": "because"})
@@ -119,11 +121,11 @@ def test_changes_of_layout_are_a_part_of_the_convolutions_that_ask_for_them() ->
     names = [("ReorderInput", 3.0), ("ReorderOutput", 5.0), ("ReorderInput", 3.0), ("ReorderOutput", 1.0)]
     runs = [KernelRun(f"{op}_{index}", "", op, time, 0, (shape,)) for index, (op, time) in enumerate(names)]
     whole = Owners(made, units).spent([*runs, KernelRun("Transpose", "", "Transpose", 9.0, 0, ((1, 8, 8, 16),))])
-    turned = turned_by(units, dict.fromkeys("xaby", shape), whole)
+    turned = layout_costs(units, dict.fromkeys("xaby", shape), whole)
     assert turned.input == {"x": 3.0, "b": 3.0}
     assert turned.output == {"a": 3.0, "y": 3.0}
     assert {unit.name: turned.of(unit) for unit in units} == {"first": 6.0, "silu": 0.0, "second": 6.0}
-    assert not turned_by(units, {}, whole).input
+    assert not layout_costs(units, {}, whole).input
 
 
 def test_convolutions_that_read_one_tensor_share_its_change_of_layout() -> None:
@@ -131,7 +133,7 @@ def test_convolutions_that_read_one_tensor_share_its_change_of_layout() -> None:
     first, _, second = choose_by(facts_of(made), made).units
     other = replace(second, name="other", inputs=first.inputs)
     whole = Owners(made, (first, other)).spent([KernelRun("r", "", "ReorderInput", 3.0, 0, ((1, 16, 8, 8),))])
-    turned = turned_by((first, other), {"x": (1, 16, 8, 8)}, whole)
+    turned = layout_costs((first, other), {"x": (1, 16, 8, 8)}, whole)
     assert turned.input == {"x": 3.0}
     assert turned.of(first) == turned.of(other) == 1.5
 
@@ -140,7 +142,7 @@ def test_channels_are_padded_to_blocks() -> None:
     made = model()
     units = choose_by(facts_of(made), made).units
     whole = Owners(made, units).spent([KernelRun("r", "", "ReorderInput", 3.0, 0, ((1, 16, 8, 8),))])
-    assert turned_by(units, {"x": (1, 3, 8, 8)}, whole).input == {"x": 3.0}
+    assert layout_costs(units, {"x": (1, 3, 8, 8)}, whole).input == {"x": 3.0}
 
 
 # ---------------------------------------------------------------------------------------------------------- costs
@@ -167,7 +169,7 @@ def test_a_signature_is_of_shapes_and_attributes_not_of_names() -> None:
 def test_costs_survive_a_file_and_keep_the_least(tmp_path: Path) -> None:
     costs = Costs(Machine("1.2", "a cpu", 1))
     for microseconds in (5.0, 3.0, 4.0):
-        costs.put("Conv-1", Impl.U8, microseconds)
+        costs = costs.with_times([("Conv-1", Impl.U8, microseconds)])
     store.save(costs, tmp_path / "c.json")
     assert store.read(tmp_path / "c.json") == costs
     assert costs.of("Conv-1", Impl.U8) == 3.0
@@ -175,11 +177,11 @@ def test_costs_survive_a_file_and_keep_the_least(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "no JSON": "{",
-    "schema": '{"schema": 2}',
-    "KeyError": '{"schema": 1}',
-    "ValueError": '{"schema": 1, "runtime": "", "cpu": "", "threads": 1, "costs": {"a": {"int4": 1}}}',
-    "finite": '{"schema": 1, "runtime": "", "cpu": "", "threads": 1, "costs": {"a": {"float": -1}}}',
+    "not a costs file: Expecting": "{",
+    "schema 2; this program reads 1": '{"schema": 2}',
+    "missing required field 'runtime'": '{"schema": 1}',
+    "costs of 'a': invalid enum value 'int4'": '{"schema": 1, "runtime": "", "cpu": "", "threads": 1, "costs": {"a": {"int4": 1}}}',
+    "costs of 'a': .*expected float >= 0": '{"schema": 1, "runtime": "", "cpu": "", "threads": 1, "costs": {"a": {"float": -1}}}',
 }
 
 
@@ -261,9 +263,23 @@ def test_every_run_writes_its_plan_which_can_be_edited_and_used_again(tmp_path: 
     assert json.loads(plan.read_text())["units"]["silu"]["implementation"] == "float"
 
 
+def unshare_weights(path: Path) -> None:
+    """Give the second convolution other weights.
+
+    The runtime's conversion of int8 weights to uint8 on a CPU without VNNI fails where two nodes read them.
+    """
+    proto = onnx.load(path)
+    (weights,) = proto.graph.initializer
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weights)[::-1], "v"))
+    (second,) = (node for node in proto.graph.node if node.name == "second")
+    second.input[1] = "v"
+    onnx.save(proto, path)
+
+
 def with_plan(folder: Path, units: Mapping[str, str], **options: Any) -> tuple[Path, int]:
     """Quantize the model by a plan; return where it is, and how many units are matrix products."""
     path, data = saved(folder)
+    unshare_weights(path)
     (folder / "p.json").write_text(json.dumps({"schema": 1, "units": units}))
     output = folder / "o.onnx"
     asked = Options(**{"isa": "vnni"} | options, plan=folder / "p.json", force=True, force_int8=True, seconds=0.01)
@@ -271,6 +287,7 @@ def with_plan(folder: Path, units: Mapping[str, str], **options: Any) -> tuple[P
     return output, found.forms.get("u8->u8 gemm", 0)
 
 
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_a_convolution_as_a_matrix_product_computes_the_same(tmp_path: Path, form: str) -> None:
     feeds = {"x": np.random.default_rng(2).standard_normal((2, 16, 8, 8)).astype(np.float32)}
@@ -298,15 +315,15 @@ def test_targets_without_convolutions_as_matrix_products(tmp_path: Path, options
 def test_groups_are_no_matrix_product() -> None:
     made = model()
     made.graph.node("first").attributes["group"] = ir.AttrInt64("group", 2)
-    facts = replace(facts_of(made), shifted=True)
+    facts = replace(facts_of(made), zero_points=True)
     assert Impl.U8_GEMM not in able(facts, choose_by(facts, made))["first"]
 
 
 REFUSED = {
     "no unit of": '{"schema": 1, "units": {"secund": "float"}}',
     "cannot be 'u8->float'; it can be: float, u8->u8": '{"schema": 1, "units": {"second": "u8->float"}}',
-    "no plan": '{"schema": 3, "units": {}}',
-    "no JSON": "]",
+    "plan file of schema 3; this program reads 1": '{"schema": 3, "units": {}}',
+    "not a plan file": "]",
     "cannot be read": None,
 }
 
@@ -379,7 +396,7 @@ def test_a_plan_goes_with_every_way_of_placing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others", [{"place": "rules"}, {"place": "all"}, {"plan": "p.json"}], ids=str)
 def test_costs_that_would_decide_nothing(others: dict[str, Any]) -> None:
-    with pytest.raises(RequantError, match="costs decide nothing"):
+    with pytest.raises(RequantError, match="costs have no effect"):
         Options(costs="c.json", **others)
 
 

@@ -160,7 +160,7 @@ def test_the_headline_says_what_the_record_holds(digits: tuple[Path, Record], pa
     assert f"{head.speedup:.2f}" in text
     assert f"{head.float_bytes / head.int8_bytes:.2f}" in text
     assert "drop by labels" in text
-    assert "drop foretold without labels" in text
+    assert "predicted drop, without labels" in text
 
 
 def test_a_clicked_node_shows_its_numbers(digits: tuple[Path, Record], page: Page) -> None:
@@ -204,7 +204,7 @@ def test_a_chosen_tensor_is_drawn(digits: tuple[Path, Record], page: Page) -> No
         assert max(heights) > 100
         marks = page.locator("#chart-histogram .shapelayer path").count()
         assert marks == (0 if row.lo is None else 2)
-        assert page.inner_text("#tensor-told").startswith(f"{row.name}: seen")
+        assert page.inner_text("#tensor-told").startswith(f"{row.name}: observed")
         assert page.locator("#tensor-table tr").count() == len(row.bins.counts)
         assert str(max(row.bins.counts)) in str(page.text_content("#tensor-table")).replace(",", "")
 
@@ -395,7 +395,7 @@ def test_a_search_is_drawn_against_its_bar(digits: tuple[Path, Record], open_pag
     assert page.locator("#chart-search .point").count() == len(points) + 1  # and float
     assert page.locator("#chart-search .shapelayer path").count() == 1
     assert page.locator("#search tbody tr").count() == len(points)
-    assert "the fastest one that does is 2.95" in page.inner_text("#search")
+    assert "the fastest model that keeps it is 2.95" in page.inner_text("#search")
 
 
 def test_a_report_without_most_parts_is_whole(digits: tuple[Path, Record], open_page: Open, tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def look_through(page: Page, record: Record) -> None:
     for row in [row for row in record.tensors if row.bins is not None][:3]:
         page.fill("#tensor", row.name)
         page.press("#tensor", "Enter")
-        assert page.inner_text("#tensor-told").startswith(f"{row.name}: seen")
+        assert page.inner_text("#tensor-told").startswith(f"{row.name}: observed")
     assert faults(page) == []
 
 

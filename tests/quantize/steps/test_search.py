@@ -166,8 +166,8 @@ def test_shared_data_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--metric", "top1"], "--metric is of a search, which --max-drop asks for"),
-        (["--time-budget", "5"], "--time-budget is of a search"),
+        (["--metric", "top1"], "--metric needs --max-drop"),
+        (["--time-budget", "5"], "--time-budget needs --max-drop"),
         (["--max-drop", "1%"], "give --metric M"),
         (["--max-drop", "1%", "--metric", "top1"], "give --eval-data SRC"),
         (["--max-drop", "x", "--metric", "top1", "--eval-data", "a.npz"], "'x' is no drop"),

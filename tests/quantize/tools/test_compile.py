@@ -329,7 +329,7 @@ def test_on_its_own_machine_a_compiled_model_is_like_any_other(tmp_path: Path, m
 
 def test_a_compiled_model_is_not_compiled_again(tmp_path: Path, model: Path) -> None:
     quick(model, tmp_path / "here.onnx")
-    with pytest.raises(RequantError, match=r"here\.onnx: is compiled already; compile the original"):
+    with pytest.raises(RequantError, match=r"here\.onnx: the model is already compiled; compile the original"):
         quick(tmp_path / "here.onnx", tmp_path / "again.onnx")
 
 

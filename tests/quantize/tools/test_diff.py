@@ -20,7 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 from requant.cli import main
 from requant.quantize.console.differences import FIRST, difference_lines
 from requant.quantize.tools.inspect import diff_weights as difference_weights
-from requant.quantize.tools.inspect.diff import Difference, Differences, Ignored, diff_models
+from requant.quantize.tools.inspect.diff import Differences, diff_models
+from requant.quantize.tools.inspect.diff_graphs import Difference, Ignored
 from requant.quantize.tools.inspect.diff_weights import Apart, apart, digest
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
@@ -243,7 +244,7 @@ def test_branches_that_look_alike_are_told_apart_by_their_weights(folder: Path) 
 def test_names_and_order_without_ignoring_them(folder: Path) -> None:
     one = f"{TWO} {{ [a] s = Mul(x, w) [b] t = Add(x, v) [c] y = Add(s, t) }}"
     other = f"{TWO} {{ [b] t = Add(x, v) [a] s = Mul(x, w) [c] y = Add(s, t) }}"
-    order = ["~ order nodes: a (Mul) stands where b (Add) does"]
+    order = ["~ order nodes: a (Mul) is at the position of b (Add)"]
     assert differences(folder, parsed(one), parsed(other), STRICT) == order
     assert differences(folder, parsed(one), parsed(other), Ignored(order=True)) == []
     assert differences(folder, parsed(one), parsed(other), Ignored(names=True)) == order
@@ -256,7 +257,7 @@ def test_by_name_a_node_keeps_its_partner(folder: Path) -> None:
     other = f"{TWO} {{ [a] t = Mul(x, w) [c] y = Add(t, v) }}"
     assert differences(folder, parsed(BASE), parsed(other), STRICT) == [
         "- node b (Relu)",
-        "~ node a (Mul): gives s -> t",
+        "~ node a (Mul): writes s -> t",
     ]
 
 

@@ -183,16 +183,22 @@ def test_open_lengths_are_said_and_not_guessed() -> None:
     ("arguments", "said"),
     [
         (("--dim", "M=1"), "no free axis named 'M'; there are: N"),
-        (("--dim", "N"), "'N' is no length of an axis; write for instance batch=1"),
-        (("--dim", "N=-1"), "'N=-1' is no length of an axis; write for instance batch=1"),
+        (("--dim", "N"), "'N' is not the length of an axis; write it as batch=1"),
+        (("--dim", "N=-1"), "'N=-1' is not the length of an axis; write it as batch=1"),
         (("--dim", "N=1", "--dim", "N=2"), "axis 'N' is given two lengths"),
         (("--shape", "imag=1,1,28,28"), "no input named 'imag'; did you mean 'image'?"),
-        (("--shape", "image=1,x"), "'image=1,x' is no shape of an input; write for instance input=1,3,224,224"),
-        (("--shape", "image=1,28,28"), "input 'image' is of shape (N, 1, 28, 28), not of (1, 28, 28)"),
-        (("--shape", "image=1,3,28,28"), "input 'image' is of shape (N, 1, 28, 28), which (1, 3, 28, 28) is not"),
-        (("--shape", "image=1,1,28,28", "--dim", "N=2"), "axis 'N' of input 'image' would be 1 and 2 long"),
-        (("--dim", "N=1", "--data", DATA), "lengths of axes are given and to be taken from data; give one of the two"),
-        (("--json", "--dot"), "--print-structure, --dot and --json are forms of one answer; choose one"),
+        (("--shape", "image=1,x"), "'image=1,x' is not the shape of an input; write it as input=1,3,224,224"),
+        (("--shape", "image=1,28,28"), "input 'image' has the shape (N, 1, 28, 28), not (1, 28, 28)"),
+        (
+            ("--shape", "image=1,3,28,28"),
+            "input 'image' has the shape (N, 1, 28, 28), which (1, 3, 28, 28) does not fit",
+        ),
+        (("--shape", "image=1,1,28,28", "--dim", "N=2"), "axis 'N' of input 'image' has two lengths, 1 and 2"),
+        (
+            ("--dim", "N=1", "--data", DATA),
+            "lengths of axes are given twice, as options and by data; give one of the two",
+        ),
+        (("--json", "--dot"), "give only one of --print-structure, --dot and --json"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(arguments: tuple[str, ...], said: str) -> None:
@@ -318,9 +324,9 @@ def test_a_loop_of_unknown_length(tmp_path: Path) -> None:
     text = LOOP.replace("float[2,4] x)", "float[2,4] x, int64 n)").replace("int64 n = {5}, ", "")
     found = found_in(written(tmp_path, text))
     assert found["macs"] is None
-    assert found["unknown"][0] == "no shape is known of what 'loop' (Loop) gives"
+    assert found["unknown"][0] == "the output shape of 'loop' (Loop) is unknown"
     assert "depends on how often the body of 'loop' runs" in found["unknown"]
-    assert "no shape is known of what 'loop' (Loop) gives" in refusal(tmp_path / "m.onnx", "--nodes")
+    assert "the output shape of 'loop' (Loop) is unknown" in refusal(tmp_path / "m.onnx", "--nodes")
 
 
 def test_an_operator_that_only_the_runtime_knows(tmp_path: Path) -> None:
@@ -338,7 +344,7 @@ def test_an_operator_that_nobody_knows(tmp_path: Path) -> None:
         """<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
         g (float[2,4] x) => (y) <float[4,4] w> { [odd] t = my.Op(x) y = MatMul(t, w) }""",
     )
-    assert found_in(path)["unknown"][0] == "no shape is known of what 'odd' (my.Op) gives"
+    assert found_in(path)["unknown"][0] == "the output shape of 'odd' (my.Op) is unknown"
 
 
 # --- what is printed instead

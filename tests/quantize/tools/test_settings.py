@@ -3,80 +3,57 @@
 from __future__ import annotations
 
 import itertools
+import re
 import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
 from requant import RequantError
-from requant.quantize.runtime import configured
+from requant.quantize.runtime import machine, timing
 from requant.quantize.runtime.configured import (
     ENUMERATIONS,
     GAIN,
     Value,
     Values,
+    configured_run,
     open_configured,
-    session_block,
     snippet,
 )
 from requant.quantize.runtime.machine import physical_cores
 from requant.quantize.tools.bench import settings
-from requant.quantize.tools.bench.settings import CANDIDATES, DEFAULTS, Settings, race, recommend
-from requant.quantize.tools.bench.timed_process import TimedProcess
+from requant.quantize.tools.bench.settings import CANDIDATES, DEFAULTS, Settings, fastest, recommend
 
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "sample_models" / "digits.onnx"
 FEED = {"image": np.random.default_rng(0).random((1, 1, 28, 28), np.float32)}
 
 Cost = Callable[[Values], float]
-SPINNING, DENORMALS = "session.intra_op.allow_spinning", "session.set_denormal_as_zero"
+SPINNING = "session.intra_op.allow_spinning"
 PARALLEL: Value = "parallel"
 
 
-class Pretended:
-    """Stands for `TimedProcess`: a run takes what `cost` says."""
-
-    cost: Cost
-    made: list[Values]
-
-    def __init__(self, model: object, values: Values, feed: object) -> None:
-        self.made.append(dict(values))
-        self.seconds = type(self).cost(values)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def block(self, count: int) -> list[float]:
-        return [self.seconds] * count
-
-
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cost], list[Values]]:
-    """Let a run take what a function of the values says, without a clock; return the sessions in processes."""
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cost], None]:
+    """Let a run take the time that a function of the values returns, without a clock."""
 
-    def use(cost: Cost) -> list[Values]:
-        apart: list[Values] = []
-        kind = type("Pretended", (Pretended,), {"cost": staticmethod(cost), "made": apart})
-        monkeypatch.setattr(settings, "TimedProcess", kind)
-        monkeypatch.setattr(settings, "session_block", lambda _, values, __: lambda count: [cost(values)] * count)
-        monkeypatch.setattr(settings, "race", lambda blocks, *, seconds: [min(block(1)) for block in blocks])
+    def use(cost: Cost) -> None:
+        monkeypatch.setattr(settings, "configured_run", lambda _, values, __: lambda: cost(values))
+        monkeypatch.setattr(settings, "fastest", lambda runs, *, seconds: [run() for run in runs])
         monkeypatch.setattr(settings, "logical_cores", lambda: 8)
         monkeypatch.setattr(settings, "physical_cores", lambda: 4)
-        return apart
 
     return use
 
 
 def factors(**by_option: float) -> Cost:
     """Return the cost of a run where each option with another value than the default multiplies it."""
-    names = {"threads": "intra_op_num_threads", "spinning": SPINNING, "denormals": DENORMALS}
+    names = {"threads": "intra_op_num_threads", "spinning": SPINNING}
     wide = {names.get(option, option): factor for option, factor in by_option.items()}
 
     def cost(values: Values) -> float:
@@ -92,7 +69,7 @@ def quick(**options: Any) -> Settings:
     return recommend("m.onnx", FEED, seconds=600, **options)
 
 
-def test_where_nothing_gains_the_defaults_stay(pretend: Callable[[Cost], list[Values]]) -> None:
+def test_where_nothing_gains_the_defaults_stay(pretend: Callable[[Cost], None]) -> None:
     pretend(factors())
     found = quick()
     assert (found.values, found.speedup) == ({}, 1.0)
@@ -102,7 +79,7 @@ def test_where_nothing_gains_the_defaults_stay(pretend: Callable[[Cost], list[Va
 @pytest.mark.parametrize("option", [*CANDIDATES])
 @pytest.mark.parametrize(("gain", "taken"), [(1.5, True), (1.021, True), (1.019, False), (0.5, False)])
 def test_a_value_is_taken_from_two_percent_on(
-    option: str, gain: float, taken: bool, pretend: Callable[[Cost], list[Values]]
+    option: str, gain: float, taken: bool, pretend: Callable[[Cost], None]
 ) -> None:
     pretend(factors(**{option: 1 / gain}))
     found = quick()
@@ -112,7 +89,7 @@ def test_a_value_is_taken_from_two_percent_on(
     assert found.speedup == pytest.approx(gain if taken else 1.0, rel=1e-12)  # a quotient of two products of rounding
 
 
-def test_what_gains_is_put_together(pretend: Callable[[Cost], list[Values]]) -> None:
+def test_what_gains_is_put_together(pretend: Callable[[Cost], None]) -> None:
     pretend(factors(spinning=0.5, enable_mem_pattern=0.8, graph_optimization_level=3.0))
     found = quick()
     assert found.values == {SPINNING: "0", "enable_mem_pattern": False}
@@ -121,50 +98,41 @@ def test_what_gains_is_put_together(pretend: Callable[[Cost], list[Values]]) -> 
     assert before["enable_cpu_mem_arena"] == pytest.approx(0.4, rel=1e-12)  # against the best so far, not the defaults
 
 
-def test_the_best_number_of_threads_is_taken(pretend: Callable[[Cost], list[Values]]) -> None:
+def test_the_best_number_of_threads_is_taken(pretend: Callable[[Cost], None]) -> None:
     pretend(lambda values: {0: 1.0, 1: 0.9, 4: 0.5, 8: 0.7}[int(values.get("intra_op_num_threads", 0))] * 1e-3)
     found = quick()
     assert found.values == {"intra_op_num_threads": 4}
     assert [trial.value for trial in found.trials if trial.option == "intra_op_num_threads"] == [1, 4, 8]
 
 
-def test_threads_that_were_asked_for_stay(pretend: Callable[[Cost], list[Values]]) -> None:
+def test_threads_that_were_asked_for_stay(pretend: Callable[[Cost], None]) -> None:
     pretend(factors(threads=0.1, execution_mode=0.1, enable_mem_pattern=0.5))
     found = quick(threads=2)
     assert found.values == {"intra_op_num_threads": 2, "enable_mem_pattern": False}
     assert found.speedup == pytest.approx(2.0, rel=1e-12)  # over two threads
     assert "intra_op_num_threads" not in {trial.option for trial in found.trials}
     reasons = {trial.option: trial.reason for trial in found.trials}
-    assert reasons["execution_mode"] == "it would take further threads"
+    assert reasons["execution_mode"] == "it would use more threads than given"
 
 
-def test_one_thread_is_not_asked_to_spin(pretend: Callable[[Cost], list[Values]]) -> None:
+def test_one_thread_is_not_asked_to_spin(pretend: Callable[[Cost], None]) -> None:
     pretend(factors(threads=0.5))
     (trial,) = (trial for trial in quick().trials if trial.option == SPINNING)
-    assert (trial.reason, trial.speedup, trial.taken) == ("one thread waits for no other", None, False)
+    assert (trial.reason, trial.speedup, trial.taken) == ("no effect with one thread", None, False)
 
 
 def test_what_does_not_hold_in_the_end_is_dropped(
-    pretend: Callable[[Cost], list[Values]], monkeypatch: pytest.MonkeyPatch
+    pretend: Callable[[Cost], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(factors())
     raced = itertools.count()
-    monkeypatch.setattr(settings, "race", lambda blocks, *, seconds: [1.0, 1.0 if next(raced) else 0.5])
+    monkeypatch.setattr(settings, "fastest", lambda runs, *, seconds: [1.0, 1.0 if next(raced) else 0.5])
     found = quick()
     assert [trial.speedup for trial in found.trials if trial.taken] == [2.0]
     assert (found.values, found.speedup) == ({}, 1.0)
 
 
-def test_denormals_are_timed_in_processes_of_their_own(pretend: Callable[[Cost], list[Values]]) -> None:
-    apart = pretend(factors(denormals=0.5, enable_cpu_mem_arena=0.5))
-    found = quick()
-    arena = {"enable_cpu_mem_arena": False}
-    assert found.values == {**arena, DENORMALS: "1"}
-    assert apart == [arena, {**arena, DENORMALS: "1"}, {}, {**arena, DENORMALS: "1"}]
-    assert found.speedup == pytest.approx(4.0, rel=1e-12)
-
-
-def test_without_time_nothing_is_tried(pretend: Callable[[Cost], list[Values]]) -> None:
+def test_without_time_nothing_is_tried(pretend: Callable[[Cost], None]) -> None:
     pretend(factors(threads=0.1, enable_mem_pattern=0.1))
     found = recommend("m.onnx", FEED, seconds=1e-9)
     assert {trial.reason for trial in found.trials} == {"no time was left"}
@@ -177,7 +145,7 @@ def test_no_time_is_no_request(seconds: float) -> None:
         recommend(DIGITS, FEED, seconds=seconds)
 
 
-def test_progress_counts_the_trials(pretend: Callable[[Cost], list[Values]]) -> None:
+def test_progress_counts_the_trials(pretend: Callable[[Cost], None]) -> None:
     pretend(factors())
     told: list[tuple[str, int, int | None]] = []
     found = quick(progress=lambda *step: told.append(step))
@@ -187,32 +155,38 @@ def test_progress_counts_the_trials(pretend: Callable[[Cost], list[Values]]) -> 
 # ---------------------------------------------------------------------------------------------------------- the clock
 
 
-def test_a_race_gives_the_least_time_of_each_in_turns() -> None:
-    order: list[str] = []
+class Clock:
+    """A clock that only runs advance."""
 
-    def runner(name: str, times: Sequence[float]) -> configured.Block:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.order = 0.0, ""
+        monkeypatch.setattr("requant.quantize.runtime.timing.time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def runner(self, name: str, times: Sequence[float]) -> Callable[[], None]:
         endless = itertools.cycle(times)
 
-        def block(count: int) -> list[float]:
-            order.append(name)
-            return [next(endless) for _ in range(count)]
+        def run() -> None:
+            self.order += name
+            self.now += next(endless)
 
-        return block
-
-    assert race([runner("a", [3.0, 1.0, 2.0]), runner("b", [5.0, 4.0])], seconds=0) == [1.0, 4.0]
-    assert order == ["a", "a", "b", "b", *"ab", *"ba", *"ab"]  # once or twice to warm up
+        return run
 
 
-@pytest.mark.parametrize(("run", "expected"), [(1.0, 1), (0.01, 3), (1e-9, settings.MOST_RUNS)])
-def test_a_block_lasts_but_a_moment(run: float, expected: int) -> None:
-    counts = []
+def test_the_least_time_of_each_is_of_blocks_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    runs = [clock.runner("a", [0.03, 0.01, 0.02]), clock.runner("b", [0.05, 0.04])]
+    assert fastest(runs, seconds=0) == [pytest.approx(0.01), pytest.approx(0.04)]
+    warm_up, rounds = clock.order[:6], clock.order[6:]
+    assert warm_up == "aaabbb"
+    assert re.sub("a+", "a", rounds) == "abbabbab"  # ab, ba, ab, ba, ab; a block of a is two or three runs, of b one
 
-    def block(count: int) -> list[float]:
-        counts.append(count)
-        return [run] * count
 
-    race([block], seconds=0)
-    assert counts[2:] == [expected] * settings.LEAST_BLOCKS
+@pytest.mark.parametrize(("run", "expected"), [(1.0, 1), (0.0101, 3), (1e-9, timing.MOST_RUNS)])
+def test_a_block_lasts_but_a_moment(run: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    (times,) = timing.interleave([clock.runner("a", [run])], seconds=0, block=settings.BLOCK)
+    rounds = timing.FEW_ROUNDS if run > timing.SLOW else timing.LEAST_ROUNDS
+    assert len(times) == rounds * expected
 
 
 # ----------------------------------------------------------------------------------------------------- the real thing
@@ -221,7 +195,7 @@ EVERY = [*DEFAULTS.items(), *((option, value) for option, values in CANDIDATES.i
 EVERY += [("graph_optimization_level", "off"), ("graph_optimization_level", "basic"), ("intra_op_num_threads", 2)]
 
 
-@pytest.mark.parametrize(("option", "value"), [pair for pair in EVERY if pair[0] != DENORMALS], ids=map(str, EVERY))
+@pytest.mark.parametrize(("option", "value"), EVERY, ids=map(str, EVERY))
 def test_a_snippet_sets_what_a_trial_has_set(tmp_path: Path, option: str, value: Value) -> None:
     (tmp_path / "load.py").write_text(snippet(str(DIGITS), {option: value}))
     for session in (
@@ -263,23 +237,7 @@ def test_a_model_that_cannot_be_loaded_or_run_is_told_of(tmp_path: Path) -> None
     with pytest.raises(RequantError, match=r"no\.onnx: .*"):
         open_configured(tmp_path / "no.onnx", {})
     with pytest.raises(RequantError, match=r"digits\.onnx: the model fails: "):
-        session_block(DIGITS, {}, {"image": np.zeros((1, 1, 1, 1), np.float32)})
-
-
-def test_a_process_times_the_session_it_is_told_to() -> None:
-    with TimedProcess(DIGITS, {DENORMALS: "1", "intra_op_num_threads": 1}, FEED) as process:
-        for count in (1, 3):
-            times = process.block(count)
-            assert len(times) == count
-            assert min(times) > 0
-    assert process._process.returncode == 0
-
-
-def test_a_process_that_fails_is_told_of() -> None:
-    process = TimedProcess("none.onnx", {}, FEED)
-    with pytest.raises(RequantError, match=r"none\.onnx: the model fails in a process of its own"), process:
-        process.block(1)
-    assert process._process.returncode == 1
+        configured_run(DIGITS, {}, {"image": np.zeros((1, 1, 1, 1), np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -290,7 +248,7 @@ def test_a_process_that_fails_is_told_of() -> None:
 def test_cores_are_counted_once(
     tmp_path: Path, siblings: Sequence[str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "_allowed", lambda: range(4))
+    monkeypatch.setattr(machine, "_allowed", lambda: range(4))
     for cpu, text in enumerate(siblings):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
+from requant.calibration.executors import EXECUTORS
 from requant.cli import main
 from requant.quantize import check_project
-from requant.quantize.gate.project import (
-    CHECK,
-    QUANTIZE,
-    Kind,
-    Project,
-    asked_project,
-    load_project,
-    quantize_arguments,
-    template,
-)
+from requant.quantize.options.build import build_options
+from requant.quantize.options.declared import CHECK, QUANTIZE, Kind
+from requant.quantize.options.options import Options
+from requant.quantize.project.check import quantize_arguments
+from requant.quantize.project.file import Project, load_project, parse_project, requested_project
+from requant.quantize.project.template import template
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 MODEL = 'model = "model.onnx"\noutput = "int8.onnx"\n'
@@ -68,6 +66,16 @@ def test_every_option_of_check_has_its_key() -> None:
     assert options("check") - ACTS - {"--float", "--model", "--update"} == flags(CHECK)
 
 
+def test_declared_defaults_are_those_of_the_python_api() -> None:
+    assert build_options({}) == Options()
+    for row in QUANTIZE:
+        if row.default is not None and row.name not in ("executor",):  # `Execution` takes the executor itself
+            assert build_options({row.name: row.default}) == Options(), row.name
+    executor = next(row for row in QUANTIZE if row.name == "executor")
+    assert executor.choices == EXECUTORS
+    assert executor.default == EXECUTORS[0]
+
+
 @pytest.mark.parametrize("key", QUANTIZE, ids=lambda key: key.name)
 def test_a_key_of_quantize_is_taken_as_its_option(key: Any) -> None:
     value = tomllib.loads(f"value = {key.example}")["value"]
@@ -94,12 +102,12 @@ def test_a_key_of_quantize_is_taken_as_its_option(key: Any) -> None:
         (MODEL + "[quantize]\nsmaples = 3", "no key in [quantize] named 'smaples'; did you mean 'samples'?"),
         (MODEL + "[check]\nmetrics = 'top1'", "no key in [check] named 'metrics'; did you mean 'metric'?"),
         (MODEL + "[chekc]", "no key named 'chekc'; did you mean 'check'?"),
-        (MODEL + "[quantize]\nsamples = 'many'", "[quantize] samples: a whole number is wanted, not 'many'"),
-        (MODEL + "[quantize]\nsamples = true", "[quantize] samples: a whole number is wanted, not True"),
-        (MODEL + "[quantize]\nsymmetric = 1", "[quantize] symmetric: true or false is wanted, not 1"),
-        (MODEL + "[check]\nmetric = [1]", "[check] metric: a text, or a list of texts is wanted, not [1]"),
-        ("model = 3\noutput = 'x'", "model: a text is wanted, not 3"),
-        (MODEL + "quantize = 3", "quantize: a table of numbers or texts is wanted, not 3"),
+        (MODEL + "[quantize]\nsamples = 'many'", "[quantize] samples: must be a whole number, not 'many'"),
+        (MODEL + "[quantize]\nsamples = true", "[quantize] samples: must be a whole number, not True"),
+        (MODEL + "[quantize]\nsymmetric = 1", "[quantize] symmetric: must be true or false, not 1"),
+        (MODEL + "[check]\nmetric = [1]", "[check] metric: must be a text or a list of texts, not [1]"),
+        ("model = 3\noutput = 'x'", "model: must be a text, not 3"),
+        (MODEL + "quantize = 3", "quantize: must be a table of numbers or texts, not 3"),
         ('output = "x"', "no 'model'; write for instance model = \"model.onnx\""),
         (MODEL + "[check]\nmetric = oops", "line 4"),
     ],
@@ -122,13 +130,12 @@ def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
     kinds = {key.name: key.kind for key in QUANTIZE}
     wanted = {Kind.FLAG: bool, Kind.INT: int, Kind.NUMBER: int, Kind.TABLE: dict}
     fits = all(type(value) is wanted.get(kinds[name], str) for name, value in values.items())
-    from requant.quantize.gate.project import _checked
-
+    document = {"model": "model.onnx", "output": "int8.onnx", "quantize": values}
     if fits:
-        assert _checked("quantize", values) == values
+        assert parse_project(Path("requant.toml"), document).quantize == values
     else:
         with pytest.raises(RequantError):
-            _checked("quantize", values)
+            parse_project(Path("requant.toml"), document)
 
 
 def test_an_absent_project_says_how_to_write_one(tmp_path: Path) -> None:
@@ -146,7 +153,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.chdir(tmp_path)
     given = {"data": "other.npz:calib", "tolerance": {"top1": "1%"}, "metric": ("top1", "mod.py:f"), "junit": "a.xml"}
-    found = asked_project("inside/requant.toml", given)
+    found = requested_project("inside/requant.toml", given)
     assert found.check["data"] == f"{tmp_path / 'other.npz'}:calib"  # relative to where the command is given
     assert found.check["samples"] == 9
     assert found.check["tolerance"] == {"top1": "1%", "size": 0.2}
@@ -244,6 +251,16 @@ def test_a_project_that_asks_for_less_fails(tmp_path: Path) -> None:
     found = check_project(write_project(tmp_path, quantize='exclude_nodes = ["conv2"]'))
     assert not found.ok
     assert "conv2" in str(found)
+
+
+def test_a_check_imports_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = write_project(tmp_path)
+    for name in ("requant", "numpy", "onnx"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    before = sys.path[:]
+    assert check_project(project, update=True).ok
+    assert sys.path == before
 
 
 def test_what_quantize_refuses_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""The input of the placement rules: a model's nodes and tensors, the user's selection, ranges and target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ...transforms.graph import inferred, nodes_by_name
+from ..options.selection import Selection
+
+FIRST_INTEGER_OPSET = 10  # the opset that introduced QLinearConv and QLinearMatMul
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The input of the rules.
+
+    Attributes:
+        nodes: The nodes of the graph and its bodies by name.
+        types: Their operator types in the user's model, by name.
+        values: Their tensors by name, with types and shapes as far as they can be inferred.
+        selection: The nodes and operators that the user allows in int8.
+        static: Whether there are ranges, or will be after calibration.
+        ranges: Observed (lo, hi) by tensor; empty before calibration.
+        kept_float: Tensors that must not be uint8, with the reason.
+        opset: The model's version of the standard operators.
+        signed: Whether activations are int8.
+        allow_slow: Whether units may become int8 that the rules expect to be slower.
+        zero_points: Whether int8 weights may have a zero point.
+        portable: Whether the model is for other runtimes too.
+    """
+
+    nodes: Mapping[str, ir.Node]
+    types: Mapping[str, str]
+    values: Mapping[str, ir.Value]
+    selection: Selection
+    static: bool = True
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    kept_float: Mapping[str, str] = field(default_factory=dict)
+    opset: int = FIRST_INTEGER_OPSET
+    signed: bool = False
+    allow_slow: bool = False
+    zero_points: bool = False
+    portable: bool = False
+
+
+def facts_of(
+    model: ir.Model,
+    selection: Selection | None = None,
+    types: Mapping[str, str] | None = None,
+    activation: str = "u8",
+) -> Facts:
+    """Return the input of the rules for a simplified model; arguments as of `choose`."""
+    nodes = nodes_by_name(model)
+    return Facts(
+        nodes=nodes,
+        types={name: (types or {}).get(name, node.op_type) for name, node in nodes.items()},
+        values=inferred(model, bodies=True),
+        selection=selection or Selection(),
+        opset=model.opset_imports.get("", FIRST_INTEGER_OPSET),
+        signed=activation == "s8",
+    )

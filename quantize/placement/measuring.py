@@ -1,0 +1,176 @@
+"""Profile models, and take the costs of their units from the profiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ...calibration.session import Array, ModelSource
+from ...transforms.plan import Choice, Impl, Plan
+from ..job import Candidate, Job
+from ..runtime.attribution import Owners, Spent
+from ..runtime.profile import KernelRun, profiled
+from .costs import Costs
+from .layouts import layout_costs
+from .pricing import Prices, conversion_costs, unit_cost
+from .rules import all_int8_plan
+
+PROFILED = 3e5  # microseconds that one profile takes, in LEAST_RUNS to MOST_RUNS runs
+LEAST_RUNS, MOST_RUNS = 3, 30
+TURNS = 2  # profiles of each model, in turns with the other models
+MOST_STRETCH = 3.0  # limit of the ratio of measured to estimated time of conversions, up and down
+SLOWED_SHARE = 0.01  # ignore units below this share of the model's time
+SLOWED = 2.0  # a unit that takes more than this many times its cost is slowed down by its neighbours
+
+Write: TypeAlias = Callable[[Plan], Candidate]
+"""Writes a plan into a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The models of a job and the feed on which they are profiled.
+
+    Attributes:
+        job: The job.
+        write: Writes a plan into a model.
+        feed: The inputs of each run.
+        owners: Maps kernels to units.
+    """
+
+    job: Job
+    write: Write
+    feed: Mapping[str, Array]
+    owners: Owners
+
+    @classmethod
+    def of(cls, job: Job, rules: Plan, write: Write, feed: Mapping[str, Array] | None) -> Bench:
+        """Return the bench of a job."""
+        return cls(job, write, feed or {}, Owners(job.simple, rules.units))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that is known of the costs of a model at one point of the search.
+
+    Attributes:
+        prices: The prices.
+        fresh: The costs that were measured in this search; the cache keeps them.
+        runs: Runs of the next profile.
+    """
+
+    prices: Prices
+    fresh: Costs
+    runs: int = LEAST_RUNS
+
+    @classmethod
+    def of(cls, prices: Prices) -> Measured:
+        """Return the state in which nothing is measured yet."""
+        return cls(prices, Costs(prices.costs.machine))
+
+
+def profile(
+    bench: Bench, known: Measured, sources: Sequence[ModelSource], turns: int = TURNS
+) -> tuple[list[Spent | None], Measured]:
+    """Return the time of each model by unit, None for a model that the runtime does not run, and the new state.
+
+    Args:
+        bench: The bench.
+        known: The state; the number of runs in it adapts to the time of the models.
+        sources: The models.
+        turns: Profiles of each model, in turns with the others; each kernel counts with its least time.
+    """
+    kernels: list[list[tuple[KernelRun, ...]]] = [[] for _ in sources]
+    runs = known.runs
+    for _ in range(turns):
+        for index, source in enumerate(sources):
+            # the runtime's exceptions share no base class; another plan may run
+            with suppress(Exception):
+                found = profiled(source, bench.feed, threads=bench.job.options.threads, times=runs)
+                kernels[index].append(found.runs)
+                runs = min(max(int(PROFILED / found.microseconds), LEAST_RUNS), MOST_RUNS)
+    return [bench.owners.spent(_least(each)) if each else None for each in kernels], replace(known, runs=runs)
+
+
+def profile_float(bench: Bench, known: Measured) -> tuple[Spent | None, Measured]:
+    """Return the time of the float model, None if the runtime does not run it, and a state with its layout costs."""
+    (whole,), known = profile(bench, known, [bench.job.float_source], turns=1)
+    if whole is None:
+        return None, known
+    space = known.prices.space
+    layouts = layout_costs(space.rules.units, space.shapes, whole)
+    return whole, replace(known, prices=replace(known.prices, layouts=layouts))
+
+
+def measure_units(bench: Bench, known: Measured) -> tuple[Candidate, Measured]:
+    """Measure every unit in float and in each integer form, within whole models.
+
+    Returns:
+        The model with every unit in integers, and the state with the costs.
+    """
+    space = known.prices.space
+    wide = bench.write(all_int8_plan(space.facts, space.rules))
+    (in_float, in_int8), known = profile(bench, known, [bench.job.float_source, wide.source])
+    known = _with_costs(known, in_float, dict.fromkeys(space.forms, Impl.FLOAT))
+    known = with_profile(known, wide.plan, in_int8)
+    gemms = {name: Choice(Impl.U8_GEMM) for name, forms in space.forms.items() if Impl.U8_GEMM in forms}
+    if gemms:
+        plan = wide.plan.with_choices(gemms)
+        (spent,), known = profile(bench, known, [bench.write(plan).source])
+        known = _with_costs(known, spent, {unit.name: plan.impl(unit) for unit in plan.units})
+    return wide, known
+
+
+def measure_plan(bench: Bench, known: Measured, candidate: Candidate) -> Measured:
+    """Return the state with the costs that a profile of a candidate gives."""
+    (spent,), known = profile(bench, known, [candidate.source])
+    return with_profile(known, candidate.plan, spent)
+
+
+def with_profile(known: Measured, plan: Plan, spent: Spent | None) -> Measured:
+    """Return a state with the costs of a plan's units, its slowed units, and the time of its conversions.
+
+    Args:
+        known: The state.
+        plan: The plan.
+        spent: The profile of its model; None if the runtime does not run it.
+    """
+    if spent is None:
+        return known
+    known = _with_costs(known, spent, {unit.name: plan.impl(unit) for unit in plan.units})
+    prices = known.prices
+    times = {(unit, plan.impl(unit)): spent.units.get(unit.name, 0.0) for unit in plan.units}
+    slowed = {
+        (unit.name, impl): took
+        for (unit, impl), took in times.items()
+        if took > max(SLOWED * unit_cost(prices, unit, impl), SLOWED_SHARE * spent.total)
+    }
+    stretch, expected = prices.stretch, math.fsum(conversion_costs(prices, plan))
+    if expected > 0:
+        included = math.fsum(prices.layouts.of(unit) for unit in plan.units if not plan.impl(unit).int8)
+        actual = spent.conversions + max(spent.layouts - included, 0.0)
+        stretch = min(max(actual / expected, 1 / MOST_STRETCH), MOST_STRETCH)
+    return replace(known, prices=replace(prices, slowed={**prices.slowed, **slowed}, stretch=stretch))
+
+
+def _with_costs(known: Measured, spent: Spent | None, impls: Mapping[str, Impl]) -> Measured:
+    """Return a state with the costs and the sizes of tensors that a profile gives."""
+    if spent is None:
+        return known
+    prices = known.prices
+    space = prices.space
+    shown = {u.outputs[0]: spent.sizes[u.name] for u in space.rules.units if u.name in spent.sizes and u.outputs}
+    times = [(key, impls[name], spent.units[name]) for name, key in space.keys.items() if name in spent.units]
+    prices = replace(prices, costs=prices.costs.with_times(times), sizes={**shown, **prices.sizes})
+    return replace(known, prices=prices, fresh=known.fresh.with_times(times))
+
+
+def _least(profiles: Sequence[tuple[KernelRun, ...]]) -> list[KernelRun]:
+    """Return the kernels of several profiles of one model, each with its least time."""
+    by_name: dict[str, KernelRun] = {}
+    for run in (run for profile in profiles for run in profile):
+        before = by_name.get(run.node, run)
+        by_name[run.node] = run if run.microseconds < before.microseconds else before
+    return list(by_name.values())

@@ -1,0 +1,297 @@
+"""Why a unit cannot have an integer form, or should not: one function per form, which returns the first reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx_ir as ir
+
+from ...transforms.graph import constant, release
+from ...transforms.int8_forms import gate_obstacle
+from ...transforms.ops import MS, OPS, Kernel, Op, only_moves
+from ...transforms.plan import Impl, Unit
+from ...transforms.reasons import NONE, Reason
+from ...transforms.units import activations
+from ..options.declared import Strategy
+from ..runtime.kernels import uint8_kernels
+from . import reasons as why
+from .facts import FIRST_INTEGER_OPSET, Facts
+
+# A first convolution, of few channels and without groups, is slower as a QLinearConv below this many products per
+# output: on 1 or 3 channels 3x3 and 5x5 take 2.4 to 3.6 times as long in int8, a 7x7 on 3 channels 0.7 times.
+LEAST_PRODUCTS = 64
+FEW_CHANNELS = 8
+# Branches do not meet in uint8 if their ranges differ by more than this: the narrow one would keep under 4 bits.
+WIDEST_SPREAD = 16.0
+LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in float stay float32
+# A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
+LEAST_HIDDEN = 192
+RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
+FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
+"""Whether all values of a tensor are finite; each tensor is read once."""
+
+Rule: TypeAlias = Callable[[Unit, Facts, Strategy], Reason]
+
+
+def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot or should not compute from uint8 to uint8, regardless of its neighbours."""
+    row = OPS[unit.op]
+    either = row.u8_float is not None or (facts.portable and row.kind == "compute")
+    either = either and strategy is not Strategy.STATIC  # the unit may write float in the end
+    touched = unit.inputs if either else (*unit.inputs, *unit.outputs)
+    return _u8_obstacle(unit, facts, strategy, row.u8, touched)
+
+
+def _gemm_form_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot be a convolution whose weights have a zero point."""
+    node = facts.nodes[unit.nodes[0]]
+    if not facts.zero_points or unit.op != "Conv" or node.attributes.get_int("group", 1) != 1:
+        return why.NO_FORM
+    return _static_obstacle(unit, facts, strategy)
+
+
+def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot read uint8 and write float."""
+    row = OPS[unit.op]
+    if facts.signed and row.u8 is None and row.u8_float is not None:
+        return why.UNSIGNED_ONLY.about(row.u8_float[1])
+    return _u8_obstacle(unit, facts, strategy, row.u8_float, unit.inputs)
+
+
+def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot find its ranges at run time."""
+    anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
+    if row.dynamic is None or (strategy is Strategy.AUTO and row.kind == "compute" and facts.static):
+        return why.NO_FORM
+    if facts.portable:
+        return why.NOT_PORTABLE.about(row.dynamic[1])
+    if row.dynamic not in uint8_kernels():
+        return why.NOT_INSTALLED.about(row.dynamic[1])
+    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs[:1], *unit.outputs)):
+        return why.NOT_FLOAT32
+    if unit.op == "LSTM":
+        return _lstm_obstacle(anchor, strategy)
+    weight = constant(anchor.inputs[1])
+    if weight is not None and len(weight.shape) != 2:
+        return why.WEIGHTS_RANK.about(len(weight.shape))
+    return _compute_obstacle(anchor, row)
+
+
+def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why the weights of `unit` cannot be int8 in the file while the unit computes in float."""
+    anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
+    if not row.stores or (strategy is Strategy.AUTO and row.kind == "compute"):
+        return why.NO_FORM
+    found = [constant(anchor.inputs[index]) for index in row.stores if index < len(anchor.inputs)]
+    weights = [tensor for tensor in found if tensor is not None]
+    if len(weights) < len(found):
+        return why.NO_FORM if unit.op == "Gather" else why.WEIGHTS_COMPUTED
+    if any(tensor.dtype is not ir.DataType.FLOAT for tensor in weights):
+        return why.WEIGHTS_NOT_FLOAT32
+    if any(len(tensor.shape) < 2 for tensor in weights):
+        return why.WEIGHTS_VECTOR
+    if unit.op == "Gather" and anchor.attributes.get_int("axis", 0) % len(weights[0].shape) != 0:
+        return why.NOT_ROWS
+    if not all(map(_is_finite, weights)):
+        return why.WEIGHTS_NOT_FINITE
+    least = 1 if strategy is Strategy.WEIGHT else LEAST_STORED
+    return why.WEIGHTS_SMALL if all(tensor.nbytes < least for tensor in weights) else NONE
+
+
+OBSTACLES: Mapping[Impl, Rule] = {
+    Impl.U8: _static_obstacle,
+    Impl.U8_GEMM: _gemm_form_obstacle,
+    Impl.U8_FLOAT: _static_float_obstacle,
+    Impl.DYNAMIC: _dynamic_obstacle,
+    Impl.WEIGHT: _weight_only_obstacle,
+}
+"""By integer form, the function that returns why a unit cannot have it; `NONE` if it can."""
+
+
+# ---------------------------------------------------------------------------------------------------- uint8 inputs
+
+
+def _u8_obstacle(unit: Unit, facts: Facts, strategy: Strategy, kernel: Kernel | None, touched: Iterable[str]) -> Reason:
+    """Return why `unit` cannot run on a kernel that reads uint8; `touched` are the tensors that are uint8 then."""
+    if kernel is None:
+        return why.NO_FORM
+    if kernel not in uint8_kernels():
+        return why.NOT_INSTALLED.about(kernel[1])
+    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
+        return why.NOT_FLOAT32
+    kept = next((facts.kept_float[tensor] for tensor in touched if tensor in facts.kept_float), "")
+    if kept:
+        return why.KEPT_FLOAT.about(kept)
+    return _range_obstacle(unit, facts) or _form_obstacle(unit, facts, strategy)
+
+
+def _range_obstacle(unit: Unit, facts: Facts) -> Reason:
+    """Return why `unit` cannot have static scales, or only useless ones."""
+    if OPS[unit.op].kind == "compute" and facts.ranges.get(unit.inputs[0], (-1.0, 1.0)) == (0.0, 0.0):
+        return why.ZERO_INPUT
+    if facts.opset < FIRST_INTEGER_OPSET:
+        return why.OLD_OPSET.about(facts.opset)
+    return NONE if facts.static else why.NO_RANGES
+
+
+def _form_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return what in its attributes and constants keeps an operator from computing on uint8."""
+    node, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
+    if row.kind != "compute":
+        return _follower_obstacle(node, row, facts)
+    if unit.op == "MatMul" and len(activations(node)) > 1:
+        if _is_dequantized(node.inputs[1]):
+            return why.ALREADY
+        return NONE if strategy is not Strategy.AUTO or facts.allow_slow else why.BOTH_ACTIVATIONS
+    return _compute_obstacle(node, row) or (NONE if facts.allow_slow or facts.portable else _few_products(node))
+
+
+# ------------------------------------------------------------------------------------------ operators with weights
+
+
+def _compute_obstacle(node: ir.Node, row: Op) -> Reason:
+    """Return what keeps an operator with weights from computing in integers."""
+    weight = constant(node.inputs[1])
+    if weight is None:
+        return why.ALREADY if _is_dequantized(node.inputs[1]) else why.WEIGHTS_COMPUTED
+    if weight.dtype is not ir.DataType.FLOAT:
+        return why.WEIGHTS_NOT_FLOAT32
+    shape = [int(d) for d in weight.shape]  # type: ignore[arg-type]
+    if len(shape) not in RANKS.get(node.op_type, range(2, 9)):
+        return why.WEIGHTS_RANK.about(len(shape))
+    if not weight.size or not _is_finite(weight):
+        return why.WEIGHTS_NOT_FINITE if weight.size else why.WEIGHTS_EMPTY
+    if constant(node.inputs[0]) is not None:
+        return why.BOTH_CONSTANT
+    bias = node.inputs[row.bias] if row.bias is not None and len(node.inputs) > row.bias else None
+    if bias is not None and constant(bias) is None:
+        return why.BIAS_COMPUTED
+    if bias is not None and not _is_finite(constant(bias)):
+        return why.BIAS_NOT_FINITE
+    rule = {"Gemm": _gemm_obstacle, "Attention": _attention_obstacle}.get(node.op_type)
+    return rule(node, shape, bias) if rule is not None else NONE
+
+
+def _few_products(node: ir.Node) -> Reason:
+    """Return why a convolution is expected to be slower in integers."""
+    weight = constant(node.inputs[1])
+    if node.op_type != "Conv" or weight is None:
+        return NONE
+    shape = [int(d) for d in weight.shape]  # type: ignore[arg-type]
+    products = math.prod(shape[1:])
+    if node.attributes.get_int("group", 1) == 1 and products < LEAST_PRODUCTS and shape[1] < FEW_CHANNELS:
+        return why.FEW_PRODUCTS.about(products)
+    return NONE
+
+
+def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
+    """Return what keeps an LSTM from being a DynamicQuantizeLSTM."""
+    weights = [constant(value) for value in node.inputs[1:3]]
+    if any(tensor is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.size for tensor in weights):
+        return why.WEIGHTS_NOT_CONSTANT
+    if not all(map(_is_finite, weights)):
+        return why.WEIGHTS_NOT_FINITE
+    if node.attributes.get_int("layout", 0):
+        return why.BATCH_FIRST
+    hidden = node.attributes.get_int("hidden_size", 0)
+    return why.SMALL_STATE.about(hidden) if strategy is Strategy.AUTO and hidden < LEAST_HIDDEN else NONE
+
+
+def _attention_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> Reason:
+    """Return what keeps an Attention from being a QAttention."""
+    spare = [value for value in node.inputs[5:] if value is not None]
+    sizes = node.attributes.get_ints("qkv_hidden_sizes", None)
+    rotary: list[int] = [node.attributes.get_int(name, 0) for name in ("do_rotary", "rotary_embedding_dim")]
+    if spare or sizes or any(rotary):
+        return why.ATTENTION
+    return why.BIAS_MISSING if len(node.inputs) < 3 or constant(node.inputs[2]) is None else NONE
+
+
+def _gemm_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> Reason:
+    """Return what keeps a Gemm from being a QGemm."""
+    if node.attributes.get_int("transA", 0):
+        return why.TRANSPOSED
+    if node.attributes.get_float("alpha", 1.0) != 1.0 or node.attributes.get_float("beta", 1.0) != 1.0:
+        return why.ALPHA_BETA
+    channels = shape[0 if node.attributes.get_int("transB", 0) else 1]
+    tensor = constant(bias)
+    per_column = tensor is None or tensor.size == channels == (tensor.shape[-1] if len(tensor.shape) else 1)
+    return NONE if per_column else why.BIAS_SHAPE
+
+
+# ---------------------------------------------------------------------------------------- operators without weights
+
+
+def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> Reason:
+    """Return what keeps an operator that follows its neighbours from running on uint8."""
+    read = [v for v in activations(node) if v.name]
+    if not read:
+        return why.OPERAND_CONSTANT
+    if node.op_type == "HardSigmoid":
+        unusual = gate_obstacle(node)
+        return why.SIGNED_GATE if facts.signed else why.UNUSUAL_GATE.about(unusual) if unusual else NONE
+    if row.kind == "same":
+        return _moved_obstacle(node, row, facts)
+    if node.op_type == "AveragePool" and any(step != 1 for step in node.attributes.get_ints("dilations", ())):
+        return why.DILATED_POOL
+    if node.op_type == "AveragePool" and all(node.attributes.get_int(n, 0) for n in ("ceil_mode", "count_include_pad")):
+        return why.CUT_WINDOW
+    constants = [constant(node.inputs[index]) for index in row.activations or range(len(node.inputs))]
+    known = [tensor for tensor in constants if tensor is not None]
+    for tensor in known:
+        if tensor.dtype is not ir.DataType.FLOAT or not tensor.size:
+            return why.OPERAND_NOT_FLOAT32
+        if not np.isfinite(tensor.numpy()).all():
+            return why.OPERAND_NOT_FINITE
+    ranges = [facts.ranges[str(v.name)] for v in read if v.name in facts.ranges]
+    ranges += [(float(tensor.numpy().min()), float(tensor.numpy().max())) for tensor in known]
+    spread = _spread(ranges) if node.op_type != "Mul" else 1.0  # each factor of a product keeps its own scale
+    return why.RANGES_DIFFER.about(spread) if spread > WIDEST_SPREAD else NONE
+
+
+def _moved_obstacle(node: ir.Node, row: Op, facts: Facts) -> Reason:
+    """Return why the output of an operator of kind ``same`` has other values than its first input."""
+    if not only_moves(node):
+        return row.why or why.SEVERAL_OUTPUTS
+    if node.op_type != "Pad" or node.attributes.get_string("mode", "constant") != "constant":
+        return NONE
+    filling = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = constant(filling)
+    value = 0.0 if filling is None else None if tensor is None else float(tensor.numpy().reshape(-1)[0])
+    if facts.opset < 13 or value is None:
+        return why.PAD_FORM
+    return NONE if value == 0.0 else why.PAD_VALUE
+
+
+def _spread(ranges: Iterable[tuple[float, float]]) -> float:
+    """Return the ratio of the widest range to the narrowest; 1 for fewer than two. Zero is exact on any scale."""
+    spans = [span for lo, hi in ranges if (span := max(hi, 0.0) - min(lo, 0.0)) > 0]
+    return max(spans) / min(spans) if spans else 1.0
+
+
+# -------------------------------------------------------------------------------------------------------- tensors
+
+
+def _is_float32(value: ir.Value | None) -> bool:
+    """Return whether a tensor is known to be float32."""
+    return value is not None and value.dtype is ir.DataType.FLOAT
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    """Return whether a tensor is the output of a DequantizeLinear."""
+    producer = value.producer() if value is not None else None
+    return producer is not None and producer.op_type == "DequantizeLinear"
+
+
+def _is_finite(tensor: ir.TensorProtocol | None) -> bool:
+    """Return whether all values of a float tensor are finite; True without a tensor."""
+    if tensor is None:
+        return True
+    if tensor not in FINITE:
+        FINITE[tensor] = bool(np.isfinite(tensor.numpy().sum(dtype=np.float64)))  # of float32 no such sum overflows
+        release(tensor)
+    return FINITE[tensor]

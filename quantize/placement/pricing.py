@@ -1,0 +1,223 @@
+"""What units, conversions and noise cost, in microseconds: as measured, else as estimated."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ...calibration.session import Array
+from ...transforms.plan import Impl, Plan, Unit
+from ..job import Job
+from ..model.shapes import fed_shapes
+from .costs import Costs, signature
+from .estimates import IMAGE, conversion, estimate
+from .facts import Facts
+from .layouts import LayoutCosts
+from .noise import noise
+from .rules import able
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The units of a model, and the implementations of each among which costs decide.
+
+    Attributes:
+        facts: The input of the rules.
+        rules: The plan by rules.
+        forms: The possible implementations by unit; the rules decide a unit with one.
+        shapes: Shapes by tensor, as far as the model and the feed determine them.
+        keys: The signature of each unit with several implementations.
+        outputs: The outputs of the model.
+    """
+
+    facts: Facts
+    rules: Plan
+    forms: Mapping[str, tuple[Impl, ...]]
+    shapes: Mapping[str, Shape]
+    keys: Mapping[str, str]
+    outputs: frozenset[str]
+
+    @classmethod
+    def of(cls, job: Job, facts: Facts, rules: Plan, feed: Mapping[str, Array] | None) -> Space:
+        """Return the space of a job; without a feed, shapes come from the model alone."""
+        forms, shapes = able(facts, rules), fed_shapes(job.simple, feed or {})
+        free = (unit for unit in rules.units if len(forms[unit.name]) > 1)
+        keys = {unit.name: signature(unit, facts.nodes, shapes) for unit in free}
+        return cls(facts, rules, forms, shapes, keys, frozenset(str(v.name) for v in job.simple.graph.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """All that decides what a plan costs.
+
+    Attributes:
+        space: The units.
+        costs: Measured costs.
+        sizes: Elements by tensor.
+        noise: The noise at the outputs that each unit in integers adds; empty: estimated from the weights.
+        noise_price: Microseconds per unit of noise.
+        stretch: Measured over estimated time of conversions.
+        absorbed: Units without a kernel of their own in float: the runtime fuses each into the unit before.
+        slowed: Measured time of units, in microseconds, where it was far above their cost. A uint8 MaxPool behind a
+            float unit runs in NCHW, and takes 40 times as long as between integer convolutions.
+        layouts: The changes of layout around float convolutions.
+    """
+
+    space: Space
+    costs: Costs
+    sizes: Mapping[str, int]
+    noise: Mapping[str, float] = field(default_factory=dict)
+    noise_price: float = 0.0
+    stretch: float = 1.0
+    absorbed: frozenset[str] = frozenset()
+    slowed: Mapping[tuple[str, Impl], float] = field(default_factory=dict)
+    layouts: LayoutCosts = field(default_factory=LayoutCosts)
+
+    @classmethod
+    def of(cls, space: Space, costs: Costs, noise: Mapping[str, float]) -> Prices:
+        """Return the prices before anything is measured.
+
+        Args:
+            space: The units.
+            costs: The costs of earlier measurements.
+            noise: The noise at the outputs that each uint8 tensor adds, as far as known.
+        """
+        sizes = {name: math.prod(shape) for name, shape in space.shapes.items()}
+        return cls(space, costs, sizes, _noise_by_unit(space, noise))
+
+
+def _noise_by_unit(space: Space, noise: Mapping[str, float]) -> dict[str, float]:
+    """Return the noise that each unit with a choice adds: the noise of its inputs, shared among their readers."""
+    free = [unit for unit in space.rules.units if unit.name in space.keys]
+    readers = Counter(tensor for unit in free for tensor in {*unit.inputs})
+    return {
+        unit.name: math.fsum(noise.get(tensor, 0.0) / readers[tensor] for tensor in {*unit.inputs})
+        for unit in free
+        if noise
+    }
+
+
+def with_noise_price(prices: Prices, job: Job, microseconds: float, exchange: float) -> Prices:
+    """Return prices in which noise costs what the options say, or all measured noise `exchange` of some time.
+
+    Args:
+        prices: The prices.
+        job: The job.
+        microseconds: The time.
+        exchange: The share of this time that all noise together costs.
+    """
+    total = math.fsum(prices.noise.values())
+    price = job.options.noise_weight or (exchange * microseconds / total if total > 0 else 0.0)
+    return replace(prices, noise_price=price)
+
+
+# ---------------------------------------------------------------------------------------------------------- units
+
+
+def measured_int8(prices: Prices, name: str) -> float | None:
+    """Return the measured cost of a unit in integers; None without one."""
+    known = (_measured(prices, name, impl) for impl in prices.space.forms[name] if impl.reads_u8)
+    return next((cost for cost in known if cost is not None), None)
+
+
+def measured_gemm(prices: Prices, name: str) -> float | None:
+    """Return the measured cost of a convolution as an integer matrix product; None without one."""
+    return _measured(prices, name, Impl.U8_GEMM)
+
+
+def has_unmeasured(prices: Prices) -> bool:
+    """Return whether the cost of any unit in integers, or as an integer matrix product, is not measured."""
+    forms = prices.space.forms
+    return any(
+        measured_int8(prices, name) is None or (Impl.U8_GEMM in forms[name] and measured_gemm(prices, name) is None)
+        for name in prices.space.keys
+    )
+
+
+def lacks_float(prices: Prices, name: str) -> bool:
+    """Return whether the cost of a unit in float is not measured."""
+    return _measured(prices, name, Impl.FLOAT) is None
+
+
+def unit_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
+    """Return the cost of a unit, in microseconds; in float, with the changes of layout around a convolution."""
+    if impl is not Impl.FLOAT:
+        return _kernel_cost(prices, unit, impl)
+    if unit.name in prices.absorbed:
+        return 0.0
+    return prices.layouts.of(unit) + _kernel_cost(prices, unit, impl)
+
+
+def float_time(prices: Prices) -> float:
+    """Return the cost of all units in float, in microseconds."""
+    return math.fsum(unit_cost(prices, unit, Impl.FLOAT) for unit in prices.space.rules.units)
+
+
+def _kernel_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
+    """Return the cost of a kernel: as measured, else as measured for the other integer form, else as estimated."""
+    if (unit.name, impl) in prices.slowed:
+        return prices.slowed[unit.name, impl]
+    measured = _measured(prices, unit.name, impl)
+    if measured is None and impl.reads_u8 and unit.name in prices.space.keys:
+        measured = measured_int8(prices, unit.name)
+    return estimate(unit, prices.space.facts.nodes, prices.sizes, impl) if measured is None else measured
+
+
+def _measured(prices: Prices, name: str, impl: Impl) -> float | None:
+    """Return the measured cost of an implementation of a unit; None without one."""
+    key = prices.space.keys.get(name)
+    return None if key is None else prices.costs.of(key, impl)
+
+
+# ---------------------------------------------------------------------------------------------------------- noise
+
+
+def noise_cost(prices: Prices, unit: Unit) -> float:
+    """Return the price of the noise of a unit in integers, in microseconds."""
+    if not prices.noise_price:
+        return 0.0
+    added = prices.noise.get(unit.name, 0.0) if prices.noise else noise(unit, prices.space.facts.nodes)
+    return prices.noise_price * added
+
+
+def plan_noise_cost(prices: Prices, plan: Plan) -> float:
+    """Return the price of the noise of a plan, in microseconds."""
+    units = (unit for unit in plan.units if plan.impl(unit).reads_u8 and unit.name in prices.space.keys)
+    return math.fsum(noise_cost(prices, unit) for unit in units)
+
+
+# ---------------------------------------------------------------------------------------------------- conversions
+
+
+def quantize_cost(prices: Prices, tensor: str) -> float:
+    """Return the estimated cost of a QuantizeLinear, without the change of layout that its producer's cost includes."""
+    return max(_conversion(prices, tensor) - prices.layouts.output.get(tensor, 0.0), 0.0)
+
+
+def dequantize_cost(prices: Prices, tensor: str) -> float:
+    """Return the estimated cost of a DequantizeLinear, without the change of layout that its reader's cost includes."""
+    return max(_conversion(prices, tensor) - prices.layouts.input.get(tensor, 0.0), 0.0)
+
+
+def conversion_costs(prices: Prices, plan: Plan) -> Iterable[float]:
+    """Yield the estimated cost of each conversion of a plan, in microseconds."""
+    read_float = {t for u in plan.units if not plan.impl(u).reads_u8 for t in u.inputs} | prices.space.outputs
+    yield from (dequantize_cost(prices, tensor) for tensor in plan.produced_u8 & read_float)
+    yield from (quantize_cost(prices, tensor) for tensor in plan.read_u8 - plan.produced_u8)
+
+
+def plan_milliseconds(prices: Prices, plan: Plan) -> float:
+    """Return the cost of a plan without its noise, in milliseconds."""
+    units = (unit_cost(prices, unit, plan.impl(unit)) for unit in plan.units)
+    return math.fsum((*units, *conversion_costs(prices, plan))) / 1e3
+
+
+def _conversion(prices: Prices, tensor: str) -> float:
+    """Return the estimated cost of a QuantizeLinear or a DequantizeLinear of a tensor."""
+    shape = prices.space.shapes.get(tensor, ())
+    image = len(shape) == IMAGE and math.prod(shape[2:]) > 1
+    return conversion(prices.sizes.get(tensor, 0), IMAGE if image else 0)

@@ -1,0 +1,69 @@
+"""Why a unit stays float: every reason that the rules, the costs and plan files give. `about` fills in the figures."""
+
+from __future__ import annotations
+
+from ...transforms.reasons import Reason
+
+# what the user or the data decide
+EXCLUDED = Reason("excluded", "{}")
+KEPT_FLOAT = Reason("kept-float", "{}")
+PLAN_FILE = Reason("plan-file", "{} says so")
+NO_RANGES = Reason("no-ranges", "no ranges without data")
+ZERO_INPUT = Reason("zero-input", "its input is zero in all the data, which gives no scale")  # nor one for the bias
+RANGES_DIFFER = Reason("ranges-differ", "its inputs' ranges differ {:.0f}-fold")
+
+# what the runtime and the model's opset have
+FOREIGN = Reason("foreign-domain", "an operator of domain {}")
+OLD_SCAN = Reason("old-scan", "operators in a Scan of opset 8 stay float")
+OLD_OPSET = Reason("old-opset", "opset {} has no integer operators, and the model cannot be converted")
+NOT_INSTALLED = Reason("not-installed", "the installed runtime has no {}")
+UNSIGNED_ONLY = Reason("unsigned-only", "{} takes unsigned activations only")
+NOT_PORTABLE = Reason("not-portable", "only ONNX Runtime has {}")
+FUSED_ELSEWHERE = Reason("fused-elsewhere", "other runtimes fuse it into the product before it")
+NO_FORM = Reason("no-form", "the operator has no such form")
+
+# tensors and weights
+NOT_FLOAT32 = Reason("not-float32", "its tensors are not float32")
+WEIGHTS_NOT_FLOAT32 = Reason("weights-not-float32", "its weights are not float32")
+WEIGHTS_NOT_CONSTANT = Reason("weights-not-constant", "its weights are not constants of float32")
+WEIGHTS_NOT_FINITE = Reason("weights-not-finite", "its weights are not finite")
+WEIGHTS_EMPTY = Reason("weights-empty", "its weights are empty")
+WEIGHTS_COMPUTED = Reason("weights-computed", "computed weights")
+WEIGHTS_RANK = Reason("weights-rank", "weights of rank {}")
+WEIGHTS_VECTOR = Reason("weights-vector", "weights of one dimension")
+WEIGHTS_SMALL = Reason("weights-small", "its weights are too few to matter")
+ALREADY = Reason("quantized-weights", "its weights are quantized already")
+BIAS_COMPUTED = Reason("bias-computed", "a computed bias")
+BIAS_NOT_FINITE = Reason("bias-not-finite", "its bias is not finite")
+BIAS_SHAPE = Reason("bias-shape", "its bias is not one value per column")
+BIAS_MISSING = Reason("bias-missing", "it has no constant bias")
+BOTH_CONSTANT = Reason("both-constant", "both its operands are constant")
+BOTH_ACTIVATIONS = Reason("both-activations", "both factors are activations, a small share of the work")
+OPERAND_CONSTANT = Reason("operand-constant", "a constant operand")
+OPERAND_NOT_FLOAT32 = Reason("operand-not-float32", "a constant operand that is not float32")
+OPERAND_NOT_FINITE = Reason("operand-not-finite", "a constant operand that is not finite")
+
+# attributes
+TRANSPOSED = Reason("transposed", "a transposed activation")
+ALPHA_BETA = Reason("alpha-beta", "alpha or beta is not 1")
+ATTENTION = Reason("attention", "QAttention does not support its inputs or attributes")
+BATCH_FIRST = Reason("batch-first", "its layout is batch first")
+NOT_ROWS = Reason("not-rows", "it does not gather rows")
+DILATED_POOL = Reason("dilated-pool", "QLinearAveragePool has no dilations")
+CUT_WINDOW = Reason("cut-window", "the integer kernel counts other padding where the last window is cut off")
+SIGNED_GATE = Reason("signed-gate", "the lookup of a HardSigmoid needs unsigned activations")
+UNUSUAL_GATE = Reason("unusual-gate", "{}")
+SEVERAL_OUTPUTS = Reason("several-outputs", "several outputs")
+PAD_FORM = Reason("pad-form", "before opset 13, or with a computed value, Pad has no form on uint8")
+PAD_VALUE = Reason("pad-value", "it pads with another value than zero")
+
+# what is not worth its cost
+FEW_PRODUCTS = Reason("few-products", "{} products per output are too few for the integer kernel")
+SMALL_STATE = Reason("small-state", "a state of {} is too small for the integer kernel")
+FLOAT_INPUTS = Reason("float-inputs", "its inputs come in float")
+FLOAT_READERS = Reason("float-readers", "nothing after it computes in integers")
+NOTHING_COMPUTES = Reason("nothing-computes", "nothing computes in integers")
+FLOAT_FASTER = Reason("float-faster", "float takes {:.0f} us here, int8 {:.0f} us")
+NOISE_COSTS_MORE = Reason("noise-costs-more", "int8 saves {:.0f} us here, less than its noise is worth")
+CONVERSIONS_COST_MORE = Reason("conversions-cost-more", "int8 saves {:.0f} us here, less than its conversions take")
+TOO_NOISY = Reason("too-noisy", "its tensors carry too much of the noise")

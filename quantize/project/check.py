@@ -1,0 +1,130 @@
+"""`check_project`: quantize as a ``requant.toml`` says, measure the result, and judge it by the baseline."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ... import RequantError
+from ...calibration import DataSpec
+from ..gate.judge import Line, Status
+from ..gate.run import Check, CheckOptions, judged, ready
+from ..options.build import build_data
+from ..options.declared import CHECK, QUANTIZE, Kind
+from ..runtime.progress import Progress, silent
+from .file import Project, requested_project
+
+if TYPE_CHECKING:
+    from ..result import Result
+
+DEFAULTS: Mapping[str, Any] = {row.name: row.project for row in QUANTIZE if row.project is not None}
+"""The options of `requant quantize` that have another default in a project."""
+
+
+def check_project(
+    project: Project | str | os.PathLike[str],
+    *,
+    update: bool = False,
+    progress: Progress = silent,
+    overrides: Mapping[str, Any] | None = None,
+) -> Check:
+    """Quantize as a project says, measure the result, and judge it by the baseline, or write the baseline.
+
+    Meanwhile the folder of the project is the current folder.
+
+    Args:
+        project: The project, or the path of its file.
+        update: Write the baseline.
+        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+        overrides: Values that replace those of the table ``[check]``; for a path only.
+
+    Raises:
+        RequantError: The project, a model, the data or the baseline cannot be used, or a metric fails.
+    """
+    if not isinstance(project, Project):
+        project = requested_project(project, overrides or {})
+    with nullcontext() if project.path is None else chdir(project.folder):
+        options, data = check_options(project.check), _data(project)
+        prepared = ready(project.model, data, project.baseline, update=update, options=options)
+        result = None
+        if project.quantize is not None:
+            progress("quantize", 0, None)
+            result = _quantized(project)
+        check = judged(prepared, project.output, progress)
+    if result is None:
+        return check
+    return replace(check, lines=(*_verdict(result), *check.lines), quantized=result.to_json())
+
+
+def check_options(values: Mapping[str, Any]) -> CheckOptions:
+    """Return the options of the table ``[check]``.
+
+    Raises:
+        RequantError: A number is out of range.
+    """
+    plain = {name: values[name] for name in ("lower", "samples", "batch", "threads", "seconds") if name in values}
+    metric = next(row for row in CHECK if row.name == "metric")
+    metrics = metric.read(values.get("metric", ()))
+    return CheckOptions(metrics=metrics, tolerances=values.get("tolerance", {}), **plain)
+
+
+def _data(project: Project) -> str | DataSpec:
+    """Return the data of the check.
+
+    Raises:
+        RequantError: There are none.
+    """
+    if "data" not in project.check:
+        where = "give --data SRC" if project.path is None else 'write data = "test.npz" in [check]'
+        raise RequantError(f"no data to check on: {where}")
+    data = build_data(project.check)
+    assert data is not None
+    return data
+
+
+def _quantized(project: Project) -> Result:
+    """Quantize as the table ``[quantize]`` says.
+
+    Raises:
+        RequantError: The request cannot be met.
+    """
+    from .request import Request  # not needed for a pair of models
+
+    given = {**DEFAULTS, **(project.quantize or {})}
+    try:
+        values = {row.name: row.read(given[row.name]) for row in QUANTIZE if row.name in given}
+        command = shlex.join(["requant", *quantize_arguments(project)])
+        return Request(model=project.model, output=project.output, values=values, command=command).run()
+    except RequantError as error:
+        raise RequantError(f"{project.path or 'requant quantize'}: [quantize]: {error}") from error
+
+
+def _verdict(result: Result) -> Iterator[Line]:
+    """Yield a line that fails if the output is not the requested INT8 model."""
+    if result.verdict:
+        yield Line(name="quantize", status=Status.FAIL, baseline="int8", measured="other", reason=result.verdict)
+
+
+def quantize_arguments(project: Project) -> list[str]:
+    """Return the command line that quantizes as the project says.
+
+    >>> arguments = quantize_arguments(Project(path=None, model="m.onnx", output="q.onnx",
+    ...                                        quantize={"data": "calib.npz", "exclude_ops": ["Add", "Mul"]}))
+    >>> " ".join(arguments)
+    'quantize m.onnx -o q.onnx --data calib.npz --exclude-ops Add,Mul --force-int8 --force'
+    """
+    given = {**DEFAULTS, **(project.quantize or {})}
+    arguments = ["quantize", project.model, "-o", project.output]
+    for row in (row for row in QUANTIZE if row.name in given):
+        value = given[row.name]
+        if row.kind is Kind.FLAG:
+            arguments += [row.flag] if value else []
+        elif row.kind is Kind.EACH:
+            arguments += [part for each in row.read(value) for part in (row.flag, each)]
+        else:
+            arguments += [row.flag, ",".join(value) if isinstance(value, list) else str(value)]
+    return arguments

@@ -1,0 +1,155 @@
+"""Read ``requant.toml``. Its keys are the `declared` options of `requant quantize` and `requant check`."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ... import RequantError, UnknownNameError
+from ..gate.lock import check_writable
+from ..options.declared import BASELINE, CHECK, QUANTIZE, Kind, Option
+
+NAME = "requant.toml"
+TOP: tuple[Option, ...] = (
+    Option("model", Kind.TEXT, "The float model.", sample="model.onnx"),
+    Option("output", Kind.TEXT, "The INT8 model.", sample="model_int8.onnx"),
+    Option("quantize", Kind.TABLE, "How the model is quantized. Without this table the INT8 model exists already."),
+    Option("check", Kind.TABLE, "How the INT8 model is checked."),
+)
+TABLES: Mapping[str, tuple[Option, ...]] = {"quantize": QUANTIZE, "check": CHECK}
+PATHS = ("float", "model", "baseline", "junit", "markdown", "data", "labels", "tokenizer")
+"""Options of `requant check` with a path."""
+SOURCES = ("data", "tokenizer")
+"""Those of `PATHS` whose value may be ``FILE:PART``, or no file at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A float model, the options to quantize it, and the options to check the result.
+
+    Attributes:
+        path: The file of the project; None if the command line gives everything.
+        model: Path of the float model.
+        output: Path of the INT8 model.
+        quantize: The table ``[quantize]``; None if the INT8 model exists already.
+        check: The table ``[check]``.
+    """
+
+    path: Path | None
+    model: str
+    output: str
+    quantize: Mapping[str, Any] | None = None
+    check: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths start from."""
+        return Path() if self.path is None else self.path.parent
+
+    @property
+    def baseline(self) -> str:
+        """Path of the lock file."""
+        return str(self.check.get("baseline", BASELINE))
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of an output that a key of ``[check]`` names; None without that key."""
+        return self.folder / self.check[name] if name in self.check else None
+
+    def overridden(self, values: Mapping[str, Any]) -> Project:
+        """Return the project with values of the command line, which replace those of the file.
+
+        Args:
+            values: By key of ``[check]``; and ``float`` and ``model``, the paths of the two models. Paths are relative
+                to the current folder.
+        """
+        own = {name: self._from_here(name, value) for name, value in values.items()}
+        check = {**self.check, **{name: value for name, value in own.items() if name not in ("float", "model")}}
+        if "tolerance" in values:
+            check["tolerance"] = {**self.check.get("tolerance", {}), **values["tolerance"]}
+        _check_values("check", check, CHECK)
+        return replace(self, model=own.get("float", self.model), output=own.get("model", self.output), check=check)
+
+    def _from_here(self, name: str, value: Any) -> Any:
+        """Return a value whose path is relative to the current folder so that it holds in the project's folder."""
+        if self.path is None or name not in PATHS:
+            return value
+        file = value if Path(value).exists() or name not in SOURCES else value.rpartition(":")[0]
+        is_path = name not in SOURCES or Path(file).exists()
+        return os.path.abspath(file) + value[len(file) :] if file and is_path else value
+
+
+def load_project(path: str | os.PathLike[str]) -> Project:
+    """Read a project.
+
+    Raises:
+        RequantError: The file is missing, is not TOML, lacks a key, or has a key that is unknown or of a wrong type.
+    """
+    name = os.fspath(path)
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequantError(f"{name}: cannot be read: {error.strerror}; 'requant init MODEL' writes one") from error
+    except ValueError as error:  # not UTF-8 or not TOML; the message has the line
+        raise RequantError(f"{name}: cannot be read: {' '.join(str(error).split())}") from error
+    try:
+        return parse_project(Path(path), document)
+    except RequantError as error:
+        raise RequantError(f"{name}: {error}") from error
+
+
+def requested_project(path: str | os.PathLike[str] | None, values: Mapping[str, Any]) -> Project:
+    """Return the project of a file and a command line.
+
+    Args:
+        path: The file; None without one.
+        values: The values of the command line, see `Project.overridden`.
+
+    Raises:
+        RequantError: The file cannot be read, there is neither a file nor a pair of models, or an output cannot be
+            written.
+    """
+    if path is None:
+        missing = next((name for name in ("float", "model", "data") if name not in values), None)
+        if missing is not None:
+            raise RequantError(f"give a {NAME}, or --float FLOAT --model INT8 --data SRC: --{missing} is missing")
+    project = Project(path=None, model="", output="") if path is None else load_project(path)
+    lists = {name: [*value] if isinstance(value, tuple) else value for name, value in values.items()}
+    project = project.overridden(lists)
+    check_writable(project.file("junit"), project.file("markdown"))
+    return project
+
+
+def parse_project(path: Path, document: Mapping[str, Any]) -> Project:
+    """Return the project of a TOML document.
+
+    Raises:
+        RequantError: A key is missing, unknown or of a wrong type.
+    """
+    _check_values("", document, TOP)
+    missing = next((key for key in TOP[:2] if key.name not in document), None)
+    if missing is not None:
+        raise RequantError(f"no {missing.name!r}; write for instance {missing.name} = {missing.example}")
+    for table, keys in TABLES.items():
+        _check_values(table, document.get(table, {}), keys)
+    return Project(
+        path=path,
+        model=document["model"],
+        output=document["output"],
+        quantize=document.get("quantize"),
+        check=document.get("check", {}),
+    )
+
+
+def _check_values(table: str, values: Mapping[str, Any], keys: Iterable[Option]) -> None:
+    """Refuse an unknown key, and a value of another type than its key has."""
+    known = {key.name: key for key in keys}
+    where = f"[{table}] " if table else ""
+    for name, value in values.items():
+        if name not in known:
+            raise UnknownNameError(f"key{f' in [{table}]' if table else ''}", name, known)
+        if not known[name].kind.accepts(value):
+            raise RequantError(f"{where}{name}: must be {known[name].kind.description}, not {value!r}")

@@ -1,0 +1,83 @@
+"""Write a commented ``requant.toml`` for a model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...calibration.session import InputSpec, input_specs, open_session
+from ..gate.baseline import Tolerances
+from ..model.files import load_model
+from ..options.declared import CHECK, QUANTIZE, Kind, Option
+from .file import NAME
+
+
+def template(model: str | os.PathLike[str], target: str | os.PathLike[str] = NAME) -> str:
+    """Return the text of a project: every key with its meaning, and values that fit the model's inputs.
+
+    Args:
+        model: Path of the float model.
+        target: Path of the project; the path of the model in it is relative to this file.
+
+    Raises:
+        RequantError: The model cannot be loaded.
+    """
+    load_model(model)
+    session = open_session(Path(model), lean=True)
+    inputs, name = input_specs(session), Path(target).name
+    path = Path(os.path.relpath(model, Path(target).absolute().parent))
+    reading = _reading(inputs)
+    place = '"estimated"  # The same plan in every run; "measured" may choose another one.'
+    lines = [
+        f"# 'requant check {name}' quantizes {path.name}, and compares the result with the baseline,",
+        f"# which 'requant check {name} --update' writes. The keys are the options of 'requant quantize' and",
+        "# 'requant check'. A line that is commented out shows a default or an example.",
+        "#",
+        *(f"# input {spec.name}: {spec}" for spec in inputs),
+        f"# outputs: {', '.join(output.name for output in session.get_outputs())}",
+        "",
+        f"model = {json.dumps(path.as_posix())}",
+        f"output = {json.dumps(path.with_name(f'{path.stem}_int8.onnx').as_posix())}",
+        "",
+        "[quantize]",
+        *_lines(QUANTIZE, {**reading, "data": reading["data"].format("calib"), "place": place}),
+        "",
+        "[check]",
+        *_lines(CHECK, {**reading, "data": reading["data"].format("test")}),
+        "",
+        '# [check.tolerance]  # Allowed losses: 0.005 is half a point, "1%" is relative to the baseline.',
+        *(f"# {key} = {value}" for key, value in (("top1", 0.005), ("agreement", 0.005), ("sqnr", 0.5))),
+        *(f"# {key} = {value}" for key, value in Tolerances().to_json().items()),
+        "# speedup = 1.0  # The least speed-up on any machine.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _reading(inputs: Sequence[InputSpec]) -> dict[str, str]:
+    """Return the likely data of a model's inputs: arrays, images, or texts."""
+    if len(inputs) == 1 and len(inputs[0].shape) == 4 and 3 in (inputs[0].shape[1], inputs[0].shape[3]):
+        return {"data": '"{}_images/"', "preprocess": _preprocess(inputs[0].shape)}
+    if all(spec.dtype.kind == "i" and len(spec.shape) == 2 for spec in inputs):
+        return {"data": '"{}.jsonl"', "tokenizer": '"tokens.py:encode"'}
+    return {"data": '"{}.npz"'}
+
+
+def _preprocess(shape: tuple[int | str | None, ...]) -> str:
+    """Return the usual preprocessing of images for an input of this shape."""
+    sizes = [axis for axis in shape[1:] if isinstance(axis, int) and axis != 3]
+    size = sizes[0] if sizes else 224
+    return json.dumps(f"resize={round(size * 256 / 224)} crop={size} scale=255")
+
+
+def _lines(keys: Iterable[Option], values: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each key; keys without a value are commented out."""
+    for key in keys:
+        if key.kind is Kind.TABLE:
+            continue
+        if key.name in values:
+            value, _, comment = values[key.name].partition("  # ")
+            yield f"{key.name} = {value}  # {comment or key.comment}"
+        else:
+            yield f"# {key.name} = {key.example}  # {key.comment}"
