@@ -1,10 +1,9 @@
-"""Scale and shift the channels of activations by changing the constants before and after them.
+"""Scale the channels of activations by changing the constants before and after them.
 
-An activation x becomes ``x' = (x - c) / s``, with s and c per channel. c is subtracted from the bias that produces x,
-then weights and bias are divided by s. The weights that read x are multiplied by s, and the contribution of c is added
-to their bias. No operator is added, and the outputs of the model do not change (Nagel et al., Data-Free Quantization
-Through Weight Equalization and Bias Correction, 2019, section 4.1; Xiao et al., SmoothQuant, 2023, section 4;
-Wei et al., Outlier Suppression+, 2023, section 4.1). If each s is a power of two, even the rounding is the same.
+An activation x becomes ``x / s``, with s per channel. The weights and the bias that produce x are divided by s, and the
+weights that read x are multiplied by s. No operator is added, and the outputs of the model do not change (Nagel et al.,
+Data-Free Quantization Through Weight Equalization and Bias Correction, 2019, section 4.1; Xiao et al., SmoothQuant,
+2023, section 4). If each s is a power of two, even the rounding is the same.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import onnx_ir as ir
 from .. import UnknownNameError
 from .channel_rules import RULES
 from .channel_scales import Floats, Fold, Look
-from .channel_shifts import Place, Shifts, contribution, shifts_of
-from .graph import add_initializer, constant, derive_initializer, discard, graph_of, inferred, names, release, take
+from .graph import constant, derive_initializer, discard, graph_of, inferred, names, release, take
 from .ops import key
 from .registry import Change, LeftAlone, TransformError
 
@@ -39,7 +37,6 @@ class Group:
         passed: The nodes between tensors of the group, in execution order.
         ceiling: The smallest upper bound of a Clip in the group, infinite without one. Scaling a channel is exact only
             if the channel does not reach the bound before or after scaling, or if the scale is 1.
-        shifts: The constants that absorb a shift; None if no exact shift is possible.
     """
 
     tensor: str
@@ -48,7 +45,6 @@ class Group:
     folds: tuple[Fold, ...]
     passed: tuple[ir.Node, ...]
     ceiling: float = math.inf
-    shifts: Shifts | None = None
 
     @property
     def readers(self) -> tuple[Fold, ...]:
@@ -59,19 +55,6 @@ class Group:
     def producers(self) -> tuple[Fold, ...]:
         """The weights that apply the scale."""
         return tuple(fold for fold in self.folds if fold.role == "producer")
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """A change of the channels of a group: ``x' = (x - shift) / scale``.
-
-    Attributes:
-        scale: Positive, shape (C,).
-        shift: Shape (C,), None for no shift. With a Relu, the shift is exact only if x is never below it.
-    """
-
-    scale: Floats
-    shift: Floats | None = None
 
 
 def find(model: ir.Model) -> tuple[tuple[Group, ...], Counter[str]]:
@@ -99,41 +82,36 @@ def groups(model: ir.Model) -> tuple[Group, ...]:
     return find(model)[0]
 
 
-def equalize(model: ir.Model, chosen: Mapping[str, Scaling]) -> Change:
-    """Scale and shift the channels of groups, in place.
+def equalize(model: ir.Model, scales: Mapping[str, Floats]) -> Change:
+    """Scale the channels of groups, in place.
 
     Before:  x = Conv(z, V, a);  y = Conv(Relu(x), W, b)
-    After:   x = Conv(z, V / s, (a - c) / s);  y = Conv(Relu(x), W * s, b + W c),  s and c of shape (C,)
+    After:   x = Conv(z, V / s, a / s);  y = Conv(Relu(x), W * s, b),  s of shape (C,)
         The same for each producer and reader in `RULES`, and for the operators between them. Constants with other
         readers are copied.
     Left alone: groups with a constant that would not stay finite.
 
     Args:
         model: The model.
-        chosen: The scalings by `Group.tensor`.
+        scales: The scales by `Group.tensor`, each positive, of shape (C,).
 
     Raises:
         UnknownNameError: No group has this name.
-        TransformError: A scale does not have the group's number of channels or is not positive, or the group has no
-            `shifts` for a shift.
+        TransformError: A scale does not have the group's number of channels or is not positive.
     """
     change = Change()
     known = {group.tensor: group for group in groups(model)}
     taken = names(model)
-    for name, scaling in chosen.items():
+    for name, scale in scales.items():
         if name not in known:
             raise UnknownNameError("group of channels", name, known)
-        _check(known[name], scaling)
-    kept = {name: s for name, s in chosen.items() if all(_finite(fold, s.scale) for fold in known[name].folds)}
-    for name, scaling in kept.items():
-        if scaling.shift is not None:
-            _shift(known[name], scaling.shift, taken)
-    known = {group.tensor: group for group in groups(model)}  # a shift adds biases to nodes without one
-    for name, scaling in kept.items():
+        _check(known[name], scale)
+    kept = {name: scale for name, scale in scales.items() if all(_finite(fold, scale) for fold in known[name].folds)}
+    for name, scale in kept.items():
         for fold in known[name].folds:
-            _multiply(fold, fold.factor(scaling.scale), taken)
+            _multiply(fold, fold.factor(scale), taken)
     change.applied = len(kept)
-    change.skipped.update({"not-finite": len(chosen) - len(kept)} if len(chosen) > len(kept) else {})
+    change.skipped.update({"not-finite": len(scales) - len(kept)} if len(scales) > len(kept) else {})
     return change
 
 
@@ -189,25 +167,20 @@ def _build_groups(look: Look) -> tuple[tuple[Group, ...], Counter[str]]:
             continue
         passed, folds = tuple(part.passed), tuple(part.folds)
         name, (channels,) = next(iter(part.tensors)), part.lengths
-        complete.append(Group(name, channels, part.tensors, folds, passed, part.ceiling, shifts_of(folds, passed)))
+        complete.append(Group(name, channels, part.tensors, folds, passed, part.ceiling))
     return tuple(complete), skipped
 
 
-def _check(group: Group, scaling: Scaling) -> None:
-    """Check that a scaling fits its group.
+def _check(group: Group, scale: Floats) -> None:
+    """Check that a scale fits its group.
 
     Raises:
         TransformError: It does not.
     """
-    shape, shift = (group.channels,), scaling.shift
-    if scaling.scale.shape != shape or (shift is not None and shift.shape != shape):
-        raise TransformError(
-            f"tensor {group.tensor!r} has {group.channels} channels; give one scale and shift for each"
-        )
-    if not (np.isfinite(scaling.scale).all() and (scaling.scale > 0).all()):
+    if scale.shape != (group.channels,):
+        raise TransformError(f"tensor {group.tensor!r} has {group.channels} channels; give one scale for each")
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
         raise TransformError(f"tensor {group.tensor!r}: a scale must be positive and finite")
-    if shift is not None and (group.shifts is None or not np.isfinite(shift).all()):
-        raise TransformError(f"tensor {group.tensor!r}: its channels cannot be shifted without a change of the result")
 
 
 def _finite(fold: Fold, scale: Floats) -> bool:
@@ -221,14 +194,6 @@ def _finite(fold: Fold, scale: Floats) -> bool:
     return bool(np.isfinite(scaled.astype(np.float64)).all())
 
 
-def _shift(group: Group, shift: Floats, taken: set[str]) -> None:
-    """Subtract a vector from the channels of a group, and compensate in the biases of the readers."""
-    assert group.shifts is not None  # `_check` raises without it
-    _add(group.shifts.producer, -shift, taken)
-    for fold, place in group.shifts.readers:
-        _add(place, contribution(fold, shift), taken)
-
-
 def _multiply(fold: Fold, factor: Floats, taken: set[str]) -> None:
     """Multiply a constant by a factor; other readers keep the old constant."""
     if (factor == 1).all():
@@ -237,34 +202,17 @@ def _multiply(fold: Fold, factor: Floats, taken: set[str]) -> None:
     tensor = constant(old)
     assert tensor is not None  # a fold is a constant
     shape = np.broadcast_shapes(tuple(tensor.shape.numpy()), factor.shape)
-    place = Place(fold.node, fold.index)
-    name = _vacated(place, taken)
+    name = _vacated(fold, taken)
     fresh = derive_initializer(graph_of(fold.node), name, tensor, partial(np.multiply, factor), shape)
     fold.node.replace_input_with(fold.index, fresh)
 
 
-def _add(place: Place, vector: Floats, taken: set[str]) -> None:
-    """Add a vector to a constant input; a missing input becomes the vector."""
-    node, index = place.node, place.index
-    if index >= len(node.inputs):
-        node.resize_inputs(index + 1)
-    tensor = constant(node.inputs[index])
-    weight = constant(node.inputs[1])
-    like = tensor if tensor is not None else weight
-    assert like is not None  # a node with a bias input has weights
-    before = 0.0 if tensor is None else tensor.numpy().astype(np.float64)
-    array = (before + vector).astype(like.dtype.numpy())
-    name = _vacated(place, taken)
-    node.replace_input_with(index, add_initializer(graph_of(node), name, array, ir.DataType(like.dtype)))
-
-
-def _vacated(place: Place, taken: set[str]) -> str:
+def _vacated(fold: Fold, taken: set[str]) -> str:
     """Disconnect a constant from a node; return the name for its replacement: the old name if it is free."""
-    old = place.node.inputs[place.index]
-    place.node.replace_input_with(place.index, None)
-    if old is None:
-        return take(taken, f"{place.node.name or place.node.op_type}_bias")
-    if old.is_initializer() and not old.uses() and old.graph is place.node.graph and old.name:
+    old = fold.node.inputs[fold.index]
+    assert old is not None  # a fold is a constant
+    fold.node.replace_input_with(fold.index, None)
+    if old.is_initializer() and not old.uses() and old.graph is fold.node.graph and old.name:
         discard(old)
         return old.name
     discard(old)

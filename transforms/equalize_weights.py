@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .channel_scales import Floats, Fold
-from .equalize import Group, Scaling, equalize, find
+from .equalize import Group, equalize, find
 from .graph import constant, release
 from .registry import Change, transform
 
@@ -41,7 +41,7 @@ def equalize_weights(model: ir.Model) -> Change:
         for group in find(model)[0]:
             scale = _equalizing(group)
             if not np.isfinite(group.ceiling) and (scale != 1).any():
-                change = equalize(model, {group.tensor: Scaling(scale)})
+                change = equalize(model, {group.tensor: scale})
                 done += change.applied
                 changed.update([group.tensor] * change.applied)
         if not done:

@@ -1,4 +1,4 @@
-"""`compare_models`: what an INT8 model costs in accuracy and gains in time, item by item and run by run."""
+"""`compare_models`: the accuracy that an INT8 model loses, and the time that it saves."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Comparison:
 
     Attributes:
         accuracy: Agreement, broken and fixed items, SQNR.
-        latencies: At batch 1 and, if asked for, at a larger batch.
-        metric: Float against INT8 in the metric that was asked for; None without.
+        latencies: At batch 1 and, if requested, at a larger batch.
+        metric: The comparison in the requested metric; None without one.
     """
 
     accuracy: Accuracy
@@ -40,7 +40,7 @@ class Comparison:
     metric: Versus | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; what needs labels is null without them."""
+        """Return plain JSON values; values that need labels are null without labels."""
         return {
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
@@ -60,19 +60,19 @@ def compare_models(
     progress: Progress = silent,
     metric: str | Metric | None = None,
 ) -> Comparison:
-    """Compare two models of the same inputs and outputs on the same data.
+    """Compare two models with the same inputs and outputs on the same data.
 
     Args:
-        float_model: Path of the original.
-        int8_model: Path of the quantized model.
+        float_model: The path of the float model.
+        int8_model: The path of the INT8 model.
         data: A data source; with labels, broken and fixed items are counted.
         batch: Items per run for a second measurement of latency; 1 for none.
         threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
-        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
-        metric: What both are scored in besides; see `requant.quantize.accuracy.metrics.metric_named`.
+        progress: Called with a stage, the part that is done, and the total (None: unknown).
+        metric: A metric for both models; see `requant.quantize.accuracy.metrics.metric_named`.
 
     Raises:
-        RequantError: A model cannot be loaded, the two do not belong together, or the data do not fit.
+        RequantError: A model cannot be loaded, their inputs or outputs differ, or the data do not fit.
     """
     if batch < 1:
         raise RequantError(f"batch must be at least 1, not {batch}")
@@ -83,31 +83,31 @@ def compare_models(
         check_label(chosen, first)
     feeds = [(1, first), *([(batch, stacked(source, batch))] if batch > 1 else [])]
     models, weights = (Path(float_model), Path(int8_model)), Weights.of(load_model(float_model))
-    told, pair = partial(_tell, progress, source), None if chosen is None else _Pair(chosen)
+    pair = None if chosen is None else _Pair(chosen)
     watch = None if pair is None else pair.add
-    accuracy = judge_pair(*models, source, told, weights=weights, watch=watch)
+    accuracy = judge_pair(*models, source, partial(_report, progress, source), weights=weights, watch=watch)
     compared = None if pair is None else pair.result(models, source)
-    found = []
+    latencies = []
     for size, sample in feeds:
         progress(f"time at batch {size}", 0, None)
-        found.append(time_pair(*models, sample.feed, weights=weights, threads=threads, batch=size))
-    return Comparison(accuracy, tuple(found), compared)
+        latencies.append(time_pair(*models, sample.feed, weights=weights, threads=threads, batch=size))
+    return Comparison(accuracy, tuple(latencies), compared)
 
 
-def _tell(progress: Progress, source: Source, done: int) -> None:
-    """Say how far the comparison is."""
+def _report(progress: Progress, source: Source, done: int) -> None:
+    """Report the number of samples so far."""
     progress("compare", done, source.length)
 
 
 class _Pair:
-    """Scores two models in a metric while they are compared."""
+    """Scores two models in a metric while `judge_pair` compares them."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         self._before, self._after = Scorer(metric), Scorer(metric)
 
     def add(self, before: Outputs, after: Outputs, sample: Sample) -> None:
-        """Take the outputs for a sample into account."""
+        """Add the outputs for a sample."""
         metric = self._metric
         if metric.own is not None and metric.own.takes_model:
             return
@@ -118,7 +118,7 @@ class _Pair:
             self._after.add(after, sample)
 
     def result(self, models: Sequence[Path], source: Source) -> Versus:
-        """Return how the two compare, when all samples were added."""
+        """Return the comparison, after all samples were added."""
         metric = self._metric
         if metric.own is not None and metric.own.takes_model:
             before, after = (score(metric, model, source) for model in models)
@@ -129,18 +129,18 @@ class _Pair:
 
 
 def common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:
-    """Open the data for two models that take the same inputs and give the same outputs."""
+    """Open the data for two models with the same inputs and outputs."""
     return open_source(data, common_inputs(float_model, int8_model))
 
 
 def common_inputs(float_model: Model, int8_model: Model) -> tuple[InputSpec, ...]:
-    """Return the inputs of two models that take the same inputs and give the same outputs.
+    """Return the inputs of two models with the same inputs and outputs.
 
     Raises:
-        RequantError: A model cannot be loaded, or the two do not belong together.
+        RequantError: A model cannot be loaded, or the inputs or outputs differ.
     """
     for model in (float_model, int8_model):
-        load_model(model)  # what is wrong with a file is told in the same words by every command
+        load_model(model)  # every command reports a bad file in the same words
     sessions = [open_session(Path(model), lean=True) for model in (float_model, int8_model)]
     inputs = [input_specs(session) for session in sessions]
     names = [{(spec.name, str(spec.dtype)) for spec in specs} for specs in inputs]

@@ -1,4 +1,7 @@
-"""Float against INT8, item by item: agreement, broken and fixed items, signal to quantization noise."""
+"""Compare the outputs of two models: agreement of the top-1 classes, broken and fixed items, SQNR.
+
+This is the only file that says what the predicted classes of outputs are, and what their signal and noise are.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,27 @@ Run = Callable[[Mapping[str, Array]], Outputs]
 
 Watch = Callable[[Outputs, Outputs, Sample], None]
 Interval: TypeAlias = tuple[float, float]
+Powers: TypeAlias = tuple[float, float]
+"""Sums of squares: of a signal, and of its noise."""
 
-NO_CLASS = -1  # no label that is judged is negative
+NO_CLASS = -1
+"""The prediction where a score is NaN. It differs from every label that counts."""
+UNLIKE = -2
+"""The prediction of outputs without a class for this item. It differs from `NO_CLASS` too."""
 HUGE = 1e300
-Z = NormalDist().inv_cdf(0.975)  # two-sided, 95 %
+Z = NormalDist().inv_cdf(0.975)  # 95 %, two-sided
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """What is known where the right answers are.
+    """Counts against the labels.
 
     Attributes:
-        items: How many items have a label.
-        float_correct: How many the float model gets right.
-        int8_correct: How many the INT8 model gets right.
-        broken: How many the float model gets right and the INT8 model wrong.
-        fixed: How many the INT8 model gets right and the float model wrong.
+        items: The number of items with a label.
+        float_correct: Items that the float model classifies correctly.
+        int8_correct: Items that the INT8 model classifies correctly.
+        broken: Items that only the float model classifies correctly.
+        fixed: Items that only the INT8 model classifies correctly.
     """
 
     items: int
@@ -46,17 +54,17 @@ class Labelled:
 
     @property
     def float_accuracy(self) -> float:
-        """Share of items that the float model gets right, 0..1."""
+        """The share of items that the float model classifies correctly, 0..1."""
         return self.float_correct / self.items
 
     @property
     def int8_accuracy(self) -> float:
-        """Share of items that the INT8 model gets right, 0..1."""
+        """The share of items that the INT8 model classifies correctly, 0..1."""
         return self.int8_correct / self.items
 
     @property
     def p_value(self) -> float:
-        """Chance of a split at least this uneven if broken and fixed were equally likely (exact, two-sided)."""
+        """The probability of a split at least this uneven if broken and fixed are equally likely (exact, two-sided)."""
         return binomial_p(self.broken, self.fixed)
 
     @property
@@ -67,17 +75,17 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How far an INT8 model is from its float original on the same data.
+    """The difference between a float and an INT8 model on the same data.
 
     Attributes:
-        samples: How many samples were run.
-        agreement: Share of equal top-1 predictions, 0..1; None when no output is a score per class.
-        sqnr_db: Signal to quantization noise of each float output in dB; infinite where the outputs are equal.
-        labelled: Counts against the labels, None without labels.
-        predicted_drop: What INT8 should lose of the top-1 accuracy if the float model's probabilities are right, -1..1:
-            the mean over predictions of the probability of the float model's class less that of the INT8 model's. No
-            labels are used. None when no output is a score per class.
-        predictions: How many predictions there are of those.
+        samples: The number of samples.
+        agreement: The share of equal top-1 predictions, 0..1; None if no output holds scores per class.
+        sqnr_db: The SQNR of each float output in dB; infinite if the outputs are equal.
+        labelled: Counts against the labels; None without labels.
+        predicted_drop: The drop of top-1 accuracy that follows from the float model's probabilities, -1..1: the mean of
+            p(class of the float model) - p(class of the INT8 model). It needs no labels. None if no output holds scores
+            per class.
+        predictions: The number of predictions.
     """
 
     samples: int
@@ -94,85 +102,93 @@ class Accuracy:
 
     @property
     def worst_sqnr_db(self) -> float:
-        """The least SQNR of any output."""
+        """The lowest SQNR of an output, in dB."""
         return min(self.sqnr_db.values(), default=math.inf)
 
 
 @dataclass
-class _Tally:
-    """Sums over the samples."""
+class _Sums:
+    """Sums over the samples.
 
-    lenient: bool = False  # labels that do not fit the predictions are for somebody else
+    Attributes:
+        any_labels: Whether to skip labels that do not fit the predictions; else they raise.
+        samples: The number of samples.
+        predictions: The number of predictions.
+        equal: The number of equal predictions.
+        lost: The sum of the probabilities that `Accuracy.predicted_drop` averages.
+        powers: Signal and noise of each float output.
+        correct: For each label, whether the float model and the INT8 model predict it.
+    """
+
+    any_labels: bool = False
     samples: int = 0
     predictions: int = 0
     equal: int = 0
     lost: float = 0.0
-    signal: dict[str, float] = field(default_factory=dict)
-    noise: dict[str, float] = field(default_factory=dict)
-    right: list[tuple[bool, bool]] = field(default_factory=list)
+    powers: dict[str, Powers] = field(default_factory=dict)
+    correct: list[tuple[bool, bool]] = field(default_factory=list)
 
     def add(self, reference: Outputs, candidate: Outputs, label: Array | int | None, where: str) -> None:
-        """Take one sample into account."""
+        """Add one sample."""
         self.samples += 1
-        for name, value in reference.items():
-            if is_float(value):
-                signal, noise = powers(value, candidate[name])
-                self.signal[name] = self.signal.get(name, 0.0) + signal
-                self.noise[name] = self.noise.get(name, 0.0) + noise
-        before, after = predictions(reference), predictions(candidate)
-        if before is not None:
-            if after is None or after.shape != before.shape:
-                after = np.full_like(before, NO_CLASS - 1)  # agrees with nothing
-            self.predictions += before.size
-            self.equal += int((before == after).sum())
-            self.lost += _expected_loss(reference, before, after)
+        for name, (signal, noise) in output_powers(reference, candidate).items():
+            before = self.powers.get(name, (0.0, 0.0))
+            self.powers[name] = (before[0] + signal, before[1] + noise)
+        expected = predictions(reference)
+        actual = None if expected is None else predictions_like(expected, candidate)
+        if expected is not None and actual is not None:
+            self.predictions += expected.size
+            self.equal += int((expected == actual).sum())
+            self.lost += _expected_loss(reference, expected, actual)
         if label is not None:
-            self._judge(before, after, np.asarray(label).reshape(-1), where)
+            self._add_labels(expected, actual, np.asarray(label).reshape(-1), where)
 
-    def _judge(self, before: Array | None, after: Array | None, labels: Array, where: str) -> None:
-        if before is None or after is None or before.size != labels.size or (self.lenient and labels.dtype.kind == "f"):
-            if self.lenient:
+    def _add_labels(self, expected: Array | None, actual: Array | None, labels: Array, where: str) -> None:
+        """Compare the predictions of both models with the labels."""
+        floats = self.any_labels and labels.dtype.kind == "f"
+        if expected is None or actual is None or expected.size != labels.size or floats:
+            if self.any_labels:
                 return
-            count = 0 if before is None else before.size
+            count = 0 if expected is None else expected.size
             raise RequantError(
                 f"{where}: {labels.size} label(s) for {count} prediction(s); give one class each, or no labels"
             )
-        pairs = zip(before.reshape(-1), after.reshape(-1), labels, strict=True)
-        self.right += [(bool(a == label), bool(b == label)) for a, b, label in pairs if label >= 0]
+        pairs = zip(expected.reshape(-1), actual.reshape(-1), labels, strict=True)
+        self.correct += [(bool(a == label), bool(b == label)) for a, b, label in pairs if label >= 0]
 
     def result(self) -> Accuracy:
-        """Return what the sums say."""
-        sqnr = {name: decibels(self.signal[name], self.noise[name]) for name in self.signal}
+        """Return the comparison of the samples so far."""
+        sqnr = {name: decibels(*both) for name, both in self.powers.items()}
         count = self.predictions
         agreement, lost = (self.equal / count, self.lost / count) if count else (None, None)
-        return Accuracy(self.samples, agreement, sqnr, _labelled(self.right), lost, count)
+        return Accuracy(self.samples, agreement, sqnr, _labelled(self.correct), lost, count)
 
 
-def _expected_loss(outputs: Outputs, before: Array, after: Array) -> float:
-    """Return the sum of the probabilities of the float model's classes, less those of others that were predicted.
+def _expected_loss(outputs: Outputs, expected: Array, actual: Array) -> float:
+    """Return the sum of p(expected class) - p(actual class), over the predictions that differ.
 
-    Scores that are no probabilities (not negative, of sum 1) are logits.
+    Scores that are no probabilities (not negative, with sum 1) are logits.
     """
-    scores, differs = class_scores(outputs), (before != after) & (before != NO_CLASS)
+    scores, differs = class_scores(outputs), (expected != actual) & (expected != NO_CLASS)
     if scores is None or not differs.any():
         return 0.0
-    rows = np.clip(scores[differs].astype(np.float64), -HUGE, HUGE)  # of infinities no difference is taken
-    slack = rows.shape[1] * float(np.finfo(scores.dtype).eps)  # of a sum of so many rounded quotients
+    rows = np.clip(scores[differs].astype(np.float64), -HUGE, HUGE)  # infinities have no difference
+    slack = rows.shape[1] * float(np.finfo(scores.dtype).eps)  # rounding error of the sum
     if (rows < 0).any() or (np.abs(rows.sum(axis=1) - 1) > slack).any():
         rows = np.exp(rows - rows.max(axis=1, keepdims=True))
         rows /= rows.sum(axis=1, keepdims=True)
-    index, other = np.arange(len(rows)), after[differs]
-    given = np.where(other >= 0, rows[index, other], 0.0)
-    return float((rows[index, before[differs]] - given).sum())
+    index, other = np.arange(len(rows)), actual[differs]
+    kept = np.where(other >= 0, rows[index, other], 0.0)
+    return float((rows[index, expected[differs]] - kept).sum())
 
 
-def _labelled(right: Sequence[tuple[bool, bool]]) -> Labelled | None:
-    """Count (float right, INT8 right) pairs."""
-    if not right:
+def _labelled(correct: Sequence[tuple[bool, bool]]) -> Labelled | None:
+    """Return the counts of (float correct, INT8 correct) pairs; None without pairs."""
+    if not correct:
         return None
-    before, after = sum(a for a, _ in right), sum(b for _, b in right)
-    broken, fixed = sum(a and not b for a, b in right), sum(b and not a for a, b in right)
-    return Labelled(len(right), before, after, broken, fixed)
+    before, after = sum(a for a, _ in correct), sum(b for _, b in correct)
+    broken, fixed = sum(a and not b for a, b in correct), sum(b and not a for a, b in correct)
+    return Labelled(len(correct), before, after, broken, fixed)
 
 
 def measure(
@@ -196,42 +212,47 @@ def compare_outputs(
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
 ) -> Accuracy:
-    """Compare the outputs of the float and of the INT8 model for each sample.
+    """Compare the outputs of the float model and of the INT8 model for each sample.
 
-    A label below 0 is not judged.
+    A label below 0 does not count.
 
     Args:
-        results: The outputs of both models with the sample.
-        progress: Called with how many samples are done.
-        watch: Called with each of the results; labels may then be for it, and need not fit the predictions.
+        results: The outputs of both models, with the sample.
+        progress: Called with the number of samples so far.
+        watch: Called with each of the results. Labels that do not fit the predictions are then for `watch`.
 
     Raises:
         RequantError: The labels of a sample do not fit the predictions.
     """
-    tally = _Tally(lenient=watch is not None)
+    sums = _Sums(any_labels=watch is not None)
     for reference, candidate, sample in results:
-        tally.add(reference, candidate, sample.label, sample.where)
+        sums.add(reference, candidate, sample.label, sample.where)
         if watch is not None:
             watch(reference, candidate, sample)
         if progress is not None:
-            progress(tally.samples)
-    return tally.result()
+            progress(sums.samples)
+    return sums.result()
 
 
 def predictions(outputs: Outputs) -> Array | None:
-    """Return the top-1 classes in the first output that holds scores per class, None when there is none.
+    """Return the top-1 classes of `class_scores`; None if there are no scores.
 
-    Where a score is NaN the class is `NO_CLASS`. What holds scores is said at `class_scores`.
+    If a score is NaN, the class is `NO_CLASS`.
     """
     value = class_scores(outputs)
     return None if value is None else np.where(np.isnan(value).any(axis=-1), NO_CLASS, value.argmax(axis=-1))
 
 
-def class_scores(outputs: Outputs) -> Array | None:
-    """Return the first output that holds scores per class, the class axis last; None when there is none.
+def predictions_like(expected: Array, outputs: Outputs) -> Array:
+    """Return the top-1 classes of outputs in the shape of another model's; all `UNLIKE` if the shapes differ."""
+    actual = predictions(outputs)
+    return np.full_like(expected, UNLIKE) if actual is None or actual.shape != expected.shape else actual
 
-    The class axis is the last one; of a map (N, ?, ?, ?) it is the shorter of the second and the last. An axis of
-    length 1 holds no classes.
+
+def class_scores(outputs: Outputs) -> Array | None:
+    """Return the first output that holds scores per class, with the class axis last; None if there is none.
+
+    A class axis (`class_axis`) has a length of at least 2.
     """
     for value in outputs.values():
         if not is_float(value) or value.ndim < 2 or value.size == 0:
@@ -242,18 +263,18 @@ def class_scores(outputs: Outputs) -> Array | None:
     return None
 
 
-def powers(exact: Array, other: Array) -> tuple[float, float]:
-    """Return the sums of squares of `exact` and of its difference from `other`.
+def powers(exact: Array, other: Array) -> Powers:
+    """Return the sums of squares of `exact` and of `exact - other`.
 
-    Where both are NaN, or the same infinity, nothing differs. Another shape, or a value that is not finite where
-    the other one is, makes the second sum infinite or NaN.
+    Two NaN, or two equal infinities, do not differ. If the shapes differ, or if only one of two values is finite, the
+    second sum is infinite or NaN.
     """
     if exact.shape == other.shape:
         wide = exact.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
             difference = wide - other
             signal, noise = float(np.vdot(wide, wide)), float(np.vdot(difference, difference))
-        if math.isfinite(signal) and math.isfinite(noise):  # the usual case, several times as fast as what follows
+        if math.isfinite(signal) and math.isfinite(noise):  # the usual case; the code below is several times slower
             return signal, noise
     finite = exact[np.isfinite(exact)].astype(np.float64)
     signal = float(np.vdot(finite, finite))
@@ -264,28 +285,33 @@ def powers(exact: Array, other: Array) -> tuple[float, float]:
     return signal, float(np.vdot(difference, difference))
 
 
+def output_powers(reference: Outputs, candidate: Outputs) -> dict[str, Powers]:
+    """Return the `powers` of each float output of the reference, by name."""
+    return {name: powers(value, candidate[name]) for name, value in reference.items() if is_float(value)}
+
+
 def is_float(value: object) -> bool:
-    """Whether an output is a tensor of floats; the runtime also gives integers, strings, sequences and maps."""
+    """Whether an output is a tensor of floats, not integers, strings, a sequence or a map."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
 QUIET = 1e-3
-"""A channel counts as no quieter than this share of the loudest one: of what hardly ever speaks, noise tells little."""
+"""The power of a channel is raised to this share of the largest one: noise in a channel near zero says little."""
 
 ROWS = 32
-"""Of fewer values of a channel its power is chance."""
+"""The least number of values per channel: the power of fewer values is chance."""
 
 
 def balance(outputs: Sequence[Array]) -> Array | None:
-    """Return weights of the channels of an output with which all of them have the same power, (C,) float64.
+    """Return weights that give all channels of an output the same power, (C,) float64.
 
-    The channels are those of `class_axis`. With the weights the power of the whole output is what it was.
+    The channels are on the `class_axis`. The weights keep the power of the whole output.
 
     Args:
         outputs: The output, an array per sample.
 
     Returns:
-        None where an output has no channels, or is not finite, or has less than `ROWS` values of each channel.
+        The weights; None if an output has no channels, is not finite, or has fewer than `ROWS` values per channel.
     """
     parts = [_by_channel(each) for each in outputs]
     if len({part.shape for part in parts}) != 1 or not parts[0].size:
@@ -298,7 +324,7 @@ def balance(outputs: Sequence[Array]) -> Array | None:
 
 
 def balanced_noise(exact: Array, other: Array, weights: Array | None) -> float:
-    """Return the sum of squares of a difference with weights for channels; 0 without weights or for other shapes."""
+    """Return the weighted sum of squares of a difference; 0 without weights or if the shapes differ."""
     if weights is None or exact.shape != other.shape:
         return 0.0
     with np.errstate(invalid="ignore", over="ignore"):
@@ -306,12 +332,12 @@ def balanced_noise(exact: Array, other: Array, weights: Array | None) -> float:
 
 
 def class_axis(output: Array) -> int:
-    """Return the axis of classes: the last one; of a map (N, ?, ?, ?) the shorter of the second and the last."""
+    """Return the axis of classes: the last one, or for a map (N, ?, ?, ?) the shorter of the second and the last."""
     return 1 if output.ndim == 4 and output.shape[1] < output.shape[-1] else output.ndim - 1
 
 
 def _by_channel(output: Array) -> Array:
-    """Return the sum of squares of each channel, (C,) float64; of a vector there are none."""
+    """Return the sum of squares of each channel, (C,) float64; (0,) for a vector."""
     if output.ndim < 2:
         return np.zeros(0)
     axis = class_axis(output)
@@ -321,7 +347,7 @@ def _by_channel(output: Array) -> Array:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Return ``10 log10(signal / noise)``; infinite without noise, and NaN noise counts as no signal left."""
+    """Return ``10 log10(signal / noise)``; infinite without noise, minus infinite if the noise is NaN."""
     if noise == 0.0:
         return math.inf
     return 10.0 * math.log10(signal / noise) if signal > 0.0 and math.isfinite(noise) else -math.inf
@@ -360,8 +386,8 @@ def paired_interval(broken: int, fixed: int, items: int) -> Interval:
     """Return the 95 % confidence interval of ``(broken - fixed) / items``.
 
     Agresti and Min, "Simple improved confidence intervals for comparing matched proportions", Statistics in Medicine
-    24 (2005) 729-740: Wald's interval after half an item was added to each of the four counts, with ``b`` and ``c``
-    the two that differ and ``n`` all: ``d = (b - c) / n``, ``d +- 1.96 sqrt(b + c - (b - c)^2 / n) / n``.
+    24 (2005) 729-740: Wald's interval after adding half an item to each of the four counts. With b broken, c fixed and
+    n items it is ``d +- 1.96 sqrt(b + c - (b - c)^2 / n) / n``, where ``d = (b - c) / n``.
 
     >>> tuple(round(end, 4) for end in paired_interval(22, 6, 650))
     (0.0085, 0.0406)
@@ -373,7 +399,7 @@ def paired_interval(broken: int, fixed: int, items: int) -> Interval:
 
 
 def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
-    """Return agreement, what follows from it, and counts against labels, null where there are none; and SQNR."""
+    """Return plain JSON values: agreement, counts against labels, SQNR; null if a value is unknown or not finite."""
     labelled, agreed = accuracy.labelled, accuracy.agreement_interval
     return {
         "agreement": accuracy.agreement,
@@ -392,5 +418,5 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
 
 
 def finite(value: float) -> float | None:
-    """Return `value`, or None where JSON has no number for it."""
+    """Return `value`; None if JSON has no number for it."""
     return value if math.isfinite(value) else None

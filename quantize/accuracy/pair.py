@@ -1,4 +1,4 @@
-"""A float and an INT8 model against each other: loaded together, or one after the other where they are large."""
+"""Compare and time a float and an INT8 model. Large models are loaded one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .outputs import Accuracy, Outputs, Watch, compare_outputs, measure
 
 Model: TypeAlias = ModelSource | Sessions
 
-ROOM = 2**28  # bytes of samples and outputs that are kept while the other model is loaded
+ROOM = 2**28  # bytes of samples and outputs to keep until the other model runs
 
 
 def judge_pair(
@@ -31,14 +31,14 @@ def judge_pair(
 ) -> Accuracy:
     """Run two models over samples and compare them.
 
-    Of large models only one is loaded at any time: the float model runs over as many samples as fit into `ROOM` with
-    their outputs, then the INT8 model over the same, and so on.
+    Only one large model is loaded at any time: the float model runs over as many samples as fit into `ROOM`
+    with their outputs, then the INT8 model over the same samples, and so on.
 
     Args:
         before: The float model.
         after: The INT8 model.
-        samples: The samples, with labels where they are to be compared with.
-        progress: Called with how many samples are done.
+        samples: The samples, with or without labels.
+        progress: Called with the number of samples so far.
         weights: The size of the float model.
         watch: Called with the outputs of both for each sample; see `compare_outputs`.
 
@@ -47,7 +47,7 @@ def judge_pair(
     """
     if not weights.large:
         return measure(_opened(before), _opened(after), samples, progress, watch)
-    gc.collect()  # models that are no longer used are cycles, and would stay
+    gc.collect()  # unused models are in reference cycles
     rest = iter(samples)
     head = list(islice(rest, FEW + 1))
     lean = len(head) <= FEW or weights.lumpy
@@ -61,7 +61,7 @@ def judge_pair(
 def _in_turns(
     load_before: Callable[[], Runner], load_after: Callable[[], Runner], samples: Iterable[Sample]
 ) -> Iterator[tuple[Outputs, Outputs, Sample]]:
-    """Yield the outputs of both models for each sample, with only one of the models in memory."""
+    """Yield the outputs of both models for each sample; only one model is in memory."""
     rest = iter(samples)
     while recorded := _record(load_before, rest):
         run = load_after()
@@ -70,7 +70,7 @@ def _in_turns(
 
 
 def _record(load: Callable[[], Runner], samples: Iterator[Sample]) -> list[tuple[Sample, Outputs]]:
-    """Take samples, as many as fit into `ROOM` but at least one, and return them with the outputs of a model."""
+    """Return the next samples with the outputs of a model: at least one, and as many as fit into `ROOM`."""
     first = next(samples, None)
     if first is None:
         return []
@@ -96,18 +96,18 @@ def time_pair(
     batch: int,
     seconds: float = 2.0,
 ) -> Latency:
-    """Time two models on one feed, in turns; or one after the other where they are large.
+    """Time two models on one feed, in turns. Large models run one after the other.
 
-    Both have packed their weights, as they have where they are used, but for a float model that is `Weights.lumpy`.
+    Both sessions pack their weights, as in production, except a float model that is `Weights.lumpy`.
 
     Args:
         before: The float model.
         after: The INT8 model.
-        feed: What they are run on.
+        feed: The inputs.
         weights: The size of the float model.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
         batch: Items in the feed.
-        seconds: How long both are timed together.
+        seconds: The time for both together.
 
     Raises:
         RequantError: A model cannot be loaded or run.
@@ -132,7 +132,7 @@ def _source(model: Model) -> ModelSource:
 
 
 def timing_note(weights: Weights) -> str | None:
-    """Say what `time_pair` could not do as it should; None where there is nothing to say."""
+    """Return how the timing of large models differs from the usual timing; None if it does not."""
     if weights.lumpy:
         return (
             "float was timed on weights that are not packed, because one of them is more than a fifth of the model: "

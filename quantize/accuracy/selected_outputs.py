@@ -1,4 +1,4 @@
-"""Outputs that a model selects by its own scores: how many there are differs with the last bit of one score."""
+"""Outputs that a model selects by its own scores. Their length changes with the last bit of one score."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique
 
 
 def unlike(accuracy: Accuracy) -> list[str]:
-    """Return the outputs that have nothing in common, for instance because they are of different length."""
+    """Return the outputs without any signal left, for instance because their lengths differ."""
     return [name for name, value in accuracy.sqnr_db.items() if value == -math.inf]
 
 
-Source = tuple[str | None, int, str]  # a node's name, the index of its input, and how the tensor is called
+Source = tuple[str | None, int, str]  # the name of a node, the index of its input, and a label for the tensor
 
 
 def selected_from(model: ir.Model) -> list[Source]:
@@ -34,14 +34,17 @@ def selected_from(model: ir.Model) -> list[Source]:
 
 
 def _is_float(value: ir.Value | None) -> bool:
-    """Whether a tensor is known to be of floats."""
+    """Whether the type of a tensor is known and float."""
     return value is not None and value.dtype is ir.DataType.FLOAT
 
 
 def showing(model: ir.Model, sources: Iterable[Source], outputs: Collection[str]) -> ir.Model:
-    """Return a copy whose outputs are inputs of its nodes, instead of some `outputs` of its own.
+    """Return a copy of a model in which inputs of nodes replace some outputs.
 
-    It may be a model with some of it in integers: its nodes have the same names.
+    Args:
+        model: The float model, or the INT8 model made from it: the node names are the same.
+        sources: The inputs of nodes that become outputs.
+        outputs: The names of the outputs to remove.
     """
     copy = model.clone()
     nodes = {node.name: node for node in copy.graph}

@@ -1,4 +1,4 @@
-"""Ranges of tensors that nothing but an activation function reads: what counts is the function's result."""
+"""Ranges of tensors that only an activation function reads: the error of the function's result decides."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import onnx_ir as ir
 from ...calibration.histogram import Histogram, Statistic
 from ...calibration.ranges import Range
 from ...calibration.rule_result import Function, least_result_error
-from ...calibration.session import Array, open_session
+from ...calibration.session import Array, open_session, run_session
 from ..job import Job
 from ..options.given_ranges import precision_of
 
 FUNCTIONS = frozenset(
     {"Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Selu", "Sigmoid", "Softplus", "Tanh"}
 )
-"""Operators of the ONNX standard whose every result is a function of one value, and no straight line."""
+"""Elementwise, nonlinear operators of the ONNX standard with one input."""
 
 
 def ranges_by_results(job: Job, seen: Mapping[str, Statistic], ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Return better ranges for those of some tensors that an activation function alone reads.
+    """Return the range with the least error of the function's result, for each tensor that only a function reads.
 
     Args:
-        job: The model and the integers.
-        seen: What was observed of tensors; those without a histogram keep their range.
+        job: The model and the integer types.
+        seen: Statistics by tensor; tensors without a histogram are left out.
         ranges: The tensors that have a range now.
 
     Raises:
-        RequantError: The runtime refuses a function.
+        RequantError: The runtime rejects a function.
     """
     values = ir.convenience.create_value_mapping(job.simple.graph)
     better = {}
@@ -44,7 +44,7 @@ def ranges_by_results(job: Job, seen: Mapping[str, Statistic], ranges: Mapping[s
 
 
 def _function_of(value: ir.Value) -> tuple[ir.Node, ...]:
-    """Return the function that alone reads a tensor: one of `FUNCTIONS`, or its product with the tensor (a SiLU)."""
+    """Return the nodes of the only function that reads a tensor: one of `FUNCTIONS`, or x * f(x) (a SiLU)."""
     readers = tuple(dict.fromkeys(use.node for use in value.uses()))
     if value.is_graph_output():
         return ()
@@ -60,15 +60,15 @@ def _function_of(value: ir.Value) -> tuple[ir.Node, ...]:
 
 
 def _model_of(value: ir.Value, nodes: tuple[ir.Node, ...], opset: int) -> bytes:
-    """Return a function as a model of its own, with names that are the same wherever it is met."""
+    """Return a function as a model. Equal functions give equal bytes, because the names are fixed."""
     x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[None])
-    made = {value: x}
+    copied = {value: x}
     copies = []
     for index, node in enumerate(nodes):
-        inputs = [made[each] for each in node.inputs if each is not None]
+        inputs = [copied[each] for each in node.inputs if each is not None]
         copy = ir.node(node.op_type, inputs, dict(node.attributes), name=f"function_{index}")
         copy.outputs[0].name = f"result_{index}"
-        made[node.outputs[0]] = copy.outputs[0]
+        copied[node.outputs[0]] = copy.outputs[0]
         copies.append(copy)
     y = copies[-1].outputs[0]
     y.name, y.type = "y", x.type
@@ -78,11 +78,11 @@ def _model_of(value: ir.Value, nodes: tuple[ir.Node, ...], opset: int) -> bytes:
 
 @cache
 def _compiled(model: bytes) -> Function:
-    """Return a function of arrays of any shape that the runtime computes."""
+    """Return a function that computes the model, for arrays of any shape."""
     session = open_session(model, threads=1)
 
     def function(values: Array) -> Array:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-        return np.asarray(session.run(["y"], {"x": flat})[0]).reshape(values.shape)
+        return run_session(session, ["y"], {"x": flat}, "an activation function")["y"].reshape(values.shape)
 
     return function

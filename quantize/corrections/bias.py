@@ -1,4 +1,4 @@
-"""Bias correction, unit by unit: what the mean of each output channel has lost is given back."""
+"""Correct biases layer by layer: restore the mean of each output channel."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import numpy as np
 
 from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
-from .layer_by_layer import Step, channel_means
+from .layer_by_layer import Layer, channel_means
 
 FEW = 2
 
 
-def mean_error(wanted: list[Array], given: list[Array], axis: int) -> Array:
-    """Return what the channels of a result have lost of their means, as far as the samples prove it.
+def mean_error(expected: list[Array], actual: list[Array], axis: int) -> Array:
+    """Return the mean error of each channel, shrunk by its uncertainty.
 
-    A mean over few samples is itself uncertain: with m the mean over samples and v its variance it is shrunk to
-    ``m (1 - v / m**2)``, and to nothing where that is negative (after James and Stein, Estimation with quadratic loss,
-    1961; here per channel, with v in the place of the known variance).
+    Let m be the mean error over the samples and v the variance of this mean. The result is ``m max(0, 1 - v / m**2)``
+    (after James and Stein, Estimation with quadratic loss, 1961; here per channel, with v instead of a known variance).
 
     Args:
-        wanted: What is to be, one array per sample.
-        given: What is.
+        expected: The results of the float weights, one array per sample.
+        actual: The results of the integer weights, in the same shapes.
         axis: The channel axis.
 
     Returns:
         float32 (C,).
     """
-    errors = channel_means([w - g for w, g in zip(wanted, given, strict=True)], axis)
+    errors = channel_means([e - a for e, a in zip(expected, actual, strict=True)], axis)
     mean = errors.mean(axis=0)
     if len(errors) < FEW:
         return np.asarray(mean, np.float32)
@@ -35,23 +34,22 @@ def mean_error(wanted: list[Array], given: list[Array], axis: int) -> Array:
     return np.asarray(mean * kept, np.float32)
 
 
-def correct_bias(step: Step, stored: Array | None = None) -> tuple[Adjustment, list[Array]]:
-    """Return the shift of a unit's bias that makes up for its rounded weights, and what its node gives then.
+def correct_bias(layer: Layer, integers: Array | None = None) -> tuple[Adjustment, list[Array]]:
+    """Return the bias shift that compensates for rounded weights, and the layer's results with this shift.
 
-    The means are of what the float and the integer weights make of the same input, that of the integer layers before
-    (Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019, appendix D). What the
-    activations before have lost is not made up for: where a range clips, that is an error of few values, and given back
-    in the mean it would move all others.
+    Float and integer weights compute the same inputs: those of the INT8 model (Nagel et al., Data-Free Quantization
+    Through Weight Equalization and Bias Correction, 2019, appendix D). Errors of the inputs themselves are not
+    corrected: a range that clips changes few values by much, and a shift of the mean would move all other values.
 
     Args:
-        step: The unit.
-        stored: Its weights as integers; None for the nearest ones.
+        layer: The layer.
+        integers: The weights as integers; None for the nearest ones.
     """
-    given = step.run(stored)
-    if not step.has_bias:
-        return Adjustment(stored=stored), given
-    own = [step.product(x, step.weights.array, step.weights.bias) for x in step.rough]
-    shift = mean_error(own, given, step.channel_axis)
-    shape = [1] * given[0].ndim
-    shape[step.channel_axis] = -1
-    return Adjustment(shift, stored), [each + shift.reshape(shape) for each in given]
+    actual = layer.run(integers)
+    if not layer.has_bias:
+        return Adjustment(stored=integers), actual
+    expected = [layer.product(x, layer.weights.array, layer.weights.bias) for x in layer.int8_inputs]
+    shift = mean_error(expected, actual, layer.channel_axis)
+    shape = [1] * actual[0].ndim
+    shape[layer.channel_axis] = -1
+    return Adjustment(shift, integers), [each + shift.reshape(shape) for each in actual]

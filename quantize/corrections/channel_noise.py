@@ -1,18 +1,18 @@
-"""What rounding the channels of an activation, and the weights that read them, adds to the results: in closed form.
+"""The noise power that rounding an activation and the weights that read it adds to the results, in closed form.
 
-A product ``y_m = sum_c W_mc x_c`` of an activation in uint8 with step D and weights in int8 with steps D_m per output
-channel has, with rounding errors that are uniform and independent of each other, noise of the power
+A product is ``y_m = sum_c W_mc x_c``: the activation x is uint8 with step D, the weights W are int8 with the step D_m
+per output channel. If the rounding errors are uniform and independent, the noise power is
 
     sum_m [ D^2 / 12 sum_c W_mc^2  +  D_m^2 / 12 sum_c E[x_c^2] ].
 
-With ``x' = (x - shift) / s`` and ``W' = W s`` it is, in units of y,
+With ``x' = x / s`` and ``W' = W s`` it is, in units of y,
 
-    sum_m [ D(s)^2 / 12 sum_c s_c^2 W_mc^2  +  D_m(s)^2 / 12 sum_c E[(x_c - shift_c)^2] / s_c^2 ],
+    sum_m [ D(s)^2 / 12 sum_c s_c^2 W_mc^2  +  D_m(s)^2 / 12 sum_c E[x_c^2] / s_c^2 ].
 
-D(s) the step of the range of all ``x'``, D_m(s) = max_c |W_mc| s_c / 127. A channel narrower than a step is rounded to
-zero, a weight below half a step too: neither error has more power than what it is the error of. What is larger is
-clipped by nothing: the range is that of the extremes. A mean error of the weights is taken back by the bias
-correction, where there is a bias, so that the variance stands for E[x_c^2] there.
+D(s) is the step of the range of all ``x'``, and D_m(s) = max_c |W_mc| s_c / 127. A channel narrower than a step, and a
+weight below half a step, are rounded to zero, so no error has more power than the rounded value. Nothing is clipped,
+because the range includes the extremes. If the product has a bias, the bias correction removes mean errors, and the
+variance of x_c replaces E[x_c^2].
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ...transforms.ops import OPS
 Floats = npt.NDArray[np.float64]
 STEPS_U8, STEPS_S8 = 255, 127
 ROWS = 256
-"""Output channels of a product that are looked at, picked evenly: the others say the same of the input channels."""
+"""At most this many output channels of a product are used, picked evenly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What is known of the values of each channel of a tensor; all of shape (C,).
+    """Statistics of each channel of a tensor, all of shape (C,).
 
     Attributes:
         lo: The least value.
@@ -49,35 +49,30 @@ class Channels:
     mean: Floats
     power: Floats
 
-    def shifted(self, shift: Floats) -> Channels:
-        """Return what is known of ``x - shift``."""
-        power = np.maximum(self.power - 2 * shift * self.mean + shift**2, 0.0)
-        return Channels(self.lo - shift, self.hi - shift, self.mean - shift, power)
-
     @property
     def reach(self) -> Floats:
         """The greatest magnitude."""
         return np.maximum(np.abs(self.lo), np.abs(self.hi))
 
     def rounded(self, scale: Floats) -> Floats:
-        """Return the power of the error of each channel, in units of x, when ``x / scale`` becomes uint8."""
+        """Return the error power of each channel, in units of x, if ``x / scale`` becomes uint8, (C,)."""
         low, high = min(0.0, float((self.lo / scale).min())), max(0.0, float((self.hi / scale).max()))
         return np.minimum(((high - low) / STEPS_U8 * scale) ** 2 / 12, self.power)
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The weights of a product as far as its noise depends on them.
+    """The properties of a product's weights that its noise depends on.
 
     Attributes:
-        tensor: The activation that it reads.
+        tensor: The activation that the product reads.
         peaks: The greatest magnitude for each output and input channel, (M, C/groups).
         squares: The sum of squares for each output and input channel, (M, C/groups).
-        taps: How many weights there are for a pair of channels.
-        groups: Groups of a convolution.
+        taps: The number of weights per pair of channels.
+        groups: The groups of a convolution.
         single: Whether all weights share one step.
-        centred: Whether a correction of the bias takes back what the mean of the input makes of rounded weights.
-        importance: What noise in each output channel counts, (M,).
+        centred: Whether the product has a bias, so that the bias correction removes the mean error.
+        importance: The weight of the noise in each output channel, (M,).
         reach: The greatest magnitude of a weight for each input channel, (C,).
     """
 
@@ -93,12 +88,12 @@ class Reader:
 
     @property
     def columns(self) -> Floats:
-        """What noise in each input channel counts, (C,)."""
+        """The weight of the noise in each input channel, (C,)."""
         weighted = (self.importance[:, None] * self.squares).reshape(self.groups, -1, self.squares.shape[1])
         return np.asarray(weighted.sum(axis=1).reshape(-1))
 
     def noise(self, channels: Channels, scale: Floats) -> float:
-        """Return the noise in the result when the input is divided by `scale` and the weights are multiplied by it."""
+        """Return the noise of the result if the input is divided by `scale` and the weights are multiplied by it."""
         activation = float(channels.rounded(scale) @ self.columns)
         power = np.maximum(channels.power - channels.mean**2, 0.0) if self.centred else channels.power
         rows = len(self.peaks) // self.groups
@@ -110,11 +105,11 @@ class Reader:
 
 
 def reader_of(fold: Fold, importance: Floats | None = None) -> Reader | None:
-    """Return what the noise of a product depends on; None where the weights are of another kind.
+    """Return the properties of a product's weights; None if the node is no product of constant weights.
 
     Args:
         fold: Weights that read a tensor.
-        importance: What noise in each output channel counts; 1 without.
+        importance: The weight of the noise in each output channel, (M,); 1 without.
     """
     node = fold.node
     tensor = constant(node.inputs[fold.index])
@@ -145,19 +140,15 @@ def reader_of(fold: Fold, importance: Floats | None = None) -> Reader | None:
     )
 
 
-def total(
-    readers: Sequence[Reader], channels: Mapping[str, Channels], passed: Sequence[str], scale: Floats, shift: Floats
-) -> float:
-    """Return the noise that a group makes in the results of its readers.
+def total(readers: Sequence[Reader], channels: Mapping[str, Channels], summed: Sequence[str], scale: Floats) -> float:
+    """Return the noise that the rounding of a group adds to the results of its readers.
 
     Args:
         readers: The products in integers that read the group.
-        channels: What is known of each tensor that they, or sums and the like, read.
-        passed: The tensors that something in integers reads that passes its channels on, once for each reader.
-        scale: By what the channels are divided, (C,).
-        shift: What is subtracted from them before, (C,).
+        channels: Statistics of each tensor that these products or sums read.
+        summed: The tensors that sums in integers read, once per sum.
+        scale: The divisor of each channel, (C,).
     """
-    known = {name: each.shifted(shift) for name, each in channels.items()}
-    found = sum(reader.noise(known[reader.tensor], scale) for reader in readers)
+    noise = sum(reader.noise(channels[reader.tensor], scale) for reader in readers)
     columns = sum(reader.columns for reader in readers)
-    return float(found + sum(float(known[name].rounded(scale) @ columns) for name in passed))
+    return float(noise + sum(float(channels[name].rounded(scale) @ columns) for name in summed))

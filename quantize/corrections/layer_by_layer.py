@@ -1,4 +1,4 @@
-"""The units of an INT8 model in order, each on what the integer units before it really give."""
+"""Visit the layers of an INT8 model in order, each with the inputs that the integer layers before it compute."""
 
 from __future__ import annotations
 
@@ -25,169 +25,182 @@ from .stream import Stream
 WALKED = frozenset({"Conv", "Gemm", "MatMul"})
 Key: TypeAlias = tuple[object, ...]
 MEMORY = 2**30
-"""Bytes of tensors that both streams may hold; of more, the number of samples is halved."""
+"""Bytes of tensors that both streams may hold. Above this the number of samples is halved."""
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """A unit with what it reads and gives for each sample.
+class Layer:
+    """A unit with weights, and its inputs and results for each sample.
 
     Attributes:
         unit: The unit.
-        node: Its node with the weights, of the float model.
+        node: Its node with the weights, in the float model.
         weights: Its weights before they become integers.
-        params: Scale and zero point of what it reads.
-        exact: What it reads in the float model, one array per sample.
-        rough: What it reads in the INT8 model, dequantized.
-        wanted: What the node gives in the float model.
-        product: Computes the node: of an input, weights, and a bias or None.
+        params: Scale and zero point of its input.
+        float_inputs: Its input in the float model, one array per sample.
+        int8_inputs: Its input in the INT8 model, dequantized, one array per sample.
+        float_results: Its result in the float model, one array per sample.
+        product: Computes the node from an input, weights, and a bias or None.
     """
 
     unit: Unit
     node: ir.Node
     weights: FloatWeights
     params: QParams
-    exact: list[Array]
-    rough: list[Array]
-    wanted: list[Array]
+    float_inputs: list[Array]
+    int8_inputs: list[Array]
+    float_results: list[Array]
     product: Callable[[Array, Array, Array | None], Array] = field(repr=False)
 
     @property
     def has_bias(self) -> bool:
-        """Whether its result can be shifted per output channel without an operator more."""
+        """Whether its result can be shifted per output channel without another operator."""
         return OPS[self.unit.op].bias is not None or bias_behind(self.node) is not None
 
     @property
     def channel_axis(self) -> int:
-        """The axis of the output channels in what the node gives."""
+        """The axis of the output channels in the result."""
         return 1 if self.node.op_type == "Conv" else -1
 
     @property
     def nearest(self) -> Array:
-        """The nearest integers to its weights."""
+        """The weights rounded to the nearest integers."""
         return quantize(self.weights.array, self.weights.params)
 
-    def run(self, stored: Array | None) -> list[Array]:
-        """Return what the node gives in the INT8 model with these integers as weights; None for the nearest."""
-        weights = dequantize(self.nearest if stored is None else stored, self.weights.params)
-        return [self.product(x, weights, self.weights.bias) for x in self.rough]
+    def run(self, integers: Array | None) -> list[Array]:
+        """Return the results in the INT8 model with these integer weights; None for the nearest integers."""
+        weights = dequantize(self.nearest if integers is None else integers, self.weights.params)
+        return [self.product(x, weights, self.weights.bias) for x in self.int8_inputs]
 
 
-def walk(
+def walk_layers(
     job: Job,
     candidate: Candidate,
     feeds: Sequence[Mapping[str, Array]],
-    correct: Callable[[Step], tuple[Adjustment, list[Array]]],
+    correct: Callable[[Layer], tuple[Adjustment, list[Array]]],
 ) -> Iterator[tuple[str, Adjustment]]:
-    """Yield for each unit with weights and uint8 inputs what is found for it.
+    """Yield the name and the adjustment of each unit with weights and uint8 inputs.
 
-    Both models run side by side, unit by unit; what is found for one is in force for those behind it.
+    Both models run side by side, unit by unit. The units behind a corrected unit read its corrected result.
 
     Args:
         job: The job.
         candidate: Its INT8 model.
-        feeds: Samples, which are held with all tensors that are still to be read.
-        correct: Finds what is to be adjusted of a unit, and what its node gives then.
+        feeds: One feed per sample. Memory holds the tensors that later units still read.
+        correct: Returns the adjustment of a layer, and the layer's results with it.
 
     Raises:
-        RequantError: The runtime does not run a piece of the models.
+        RequantError: The runtime rejects a piece of the models.
     """
-    plan, nodes, emitted = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
-    units = [unit for unit in plan.units if _walked(job, plan, unit, nodes, emitted)]
-    anchors = [(unit, nodes[unit.nodes[0]], emitted[unit.nodes[0]]) for unit in units]
-    integers = {unit.name: _integers(node, nodes) for unit, _, node in anchors}
+    plan, float_nodes, int8_nodes = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
+    units = [unit for unit in plan.units if _is_walked(job, plan, unit, float_nodes, int8_nodes)]
+    visits = [_Visit.of(unit, float_nodes, int8_nodes) for unit in units]
     types = inferred(job.simple)
-    exact = Stream(job.simple, feeds, [node.outputs[0] for _, node, _ in anchors], types)
-    rough = Stream(candidate.model, feeds, [node.outputs[0] for _, _, node in anchors], types)
-    exact.plan([node.inputs[0] for _, node, _ in anchors if node.inputs[0] is not None])
-    rough.plan([integers[unit.name] for unit in units])
+    floats = Stream(job.simple, feeds, [visit.node.outputs[0] for visit in visits], types)
+    integers = Stream(candidate.model, feeds, [visit.int8_node.outputs[0] for visit in visits], types)
+    floats.plan([visit.float_input for visit in visits])
+    integers.plan([visit.int8_input for visit in visits])
     scales = with_common_scales(job, plan, candidate.qparams, {})
     writer = WeightWriter(
         Writer.of(job.simple, job.scheme), job.scheme.weight_params, adjusted=scales, exact=job.no_saturation
     )
     runners: dict[Key, Runner] = {}
-    for unit, node, twin in anchors:
-        params = candidate.qparams[plan.root(unit.inputs[0])]
-        weights = writer.weights(node, unit, float(params.scale))
-        product = _product(node, job.simple, runners)
-        inputs = exact.take(node.inputs[0])  # type: ignore[arg-type]
-        wanted = [product(x, weights.array, weights.bias) for x in inputs]
-        step = Step(
-            unit,
-            node,
-            weights,
-            params,
-            inputs,
-            [dequantize(x, params) for x in rough.take(integers[unit.name])],
-            wanted,
-            product,
-        )
-        adjustment, given = correct(step)
-        exact.put(node.outputs[0], wanted)
-        rough.put(twin.outputs[0], given)
-        if exact.nbytes + rough.nbytes > MEMORY and len(wanted) > 1:
-            for stream in (exact, rough):  # both: what they give is compared sample by sample
-                stream.shorten((len(wanted) + 1) // 2)
-        yield unit.name, adjustment
+    for visit in visits:
+        params = candidate.qparams[plan.root(visit.unit.inputs[0])]
+        weights = writer.weights(visit.node, visit.unit, float(params.scale))
+        product = _product(visit.node, job.simple, runners)
+        inputs = floats.take(visit.float_input)
+        results = [product(x, weights.array, weights.bias) for x in inputs]
+        int8_inputs = [dequantize(x, params) for x in integers.take(visit.int8_input)]
+        layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
+        adjustment, int8_results = correct(layer)
+        floats.put(visit.node.outputs[0], results)
+        integers.put(visit.int8_node.outputs[0], int8_results)
+        if floats.nbytes + integers.nbytes > MEMORY and len(results) > 1:
+            for stream in (floats, integers):  # corrections compare both streams sample by sample
+                stream.shorten((len(results) + 1) // 2)
+        yield visit.unit.name, adjustment
 
 
-def _walked(job: Job, plan: Plan, unit: Unit, nodes: Mapping[str, ir.Node], emitted: Mapping[str, ir.Node]) -> bool:
-    """Whether a unit is one of those that are walked: at home in the main graph, and there in both models."""
+@dataclass(frozen=True, eq=False)
+class _Visit:
+    """A unit to visit, with its node and its input tensor in both models."""
+
+    unit: Unit
+    node: ir.Node
+    int8_node: ir.Node
+    float_input: ir.Value
+    int8_input: ir.Value
+
+    @staticmethod
+    def of(unit: Unit, float_nodes: Mapping[str, ir.Node], int8_nodes: Mapping[str, ir.Node]) -> _Visit:
+        """Find the nodes and inputs of a unit."""
+        node, int8_node = float_nodes[unit.nodes[0]], int8_nodes[unit.nodes[0]]
+        float_input = node.inputs[0]
+        assert float_input is not None  # a unit of a plan has an input
+        return _Visit(unit, node, int8_node, float_input, _integer_input(int8_node, float_nodes))
+
+
+def _is_walked(
+    job: Job, plan: Plan, unit: Unit, float_nodes: Mapping[str, ir.Node], int8_nodes: Mapping[str, ir.Node]
+) -> bool:
+    """Whether to visit a unit: it is in the main graph of both models, and has uint8 inputs and constant weights."""
     if not plan.impl(unit).reads_u8 or unit.op not in WALKED:
         return False
-    node, twin = nodes[unit.nodes[0]], emitted.get(unit.nodes[0])
-    return node.graph is job.simple.graph and twin is not None and constant(node.inputs[1]) is not None
+    node = float_nodes[unit.nodes[0]]
+    in_both = node.graph is job.simple.graph and unit.nodes[0] in int8_nodes
+    return in_both and constant(node.inputs[1]) is not None
 
 
-def _integers(node: ir.Node, given: Collection[str]) -> ir.Value:
-    """Return the uint8 tensor that an emitted node reads, before it is taken in blocks of pixels.
+def _integer_input(int8_node: ir.Node, float_nodes: Collection[str]) -> ir.Value:
+    """Return the uint8 tensor that a node of the INT8 model reads, before pixels are packed into blocks.
 
     Args:
-        node: The node.
-        given: The names of the nodes that the float model has: blocks may be the user's own.
+        int8_node: The node.
+        float_nodes: The names of the float model's nodes. A SpaceToDepth among them belongs to the user's model.
     """
-    value = node.inputs[0]
-    while value is not None and (made := value.producer()) is not None:
-        packed = made.op_type == "SpaceToDepth" and made.name not in given
-        if not packed and made.op_type != "DequantizeLinear":
+    value = int8_node.inputs[0]
+    while value is not None and (producer := value.producer()) is not None:
+        packs = producer.op_type == "SpaceToDepth" and producer.name not in float_nodes
+        if not packs and producer.op_type != "DequantizeLinear":
             break
-        value = made.inputs[0]
-    assert value is not None  # a unit of a plan reads something
+        value = producer.inputs[0]
+    assert value is not None  # a unit of a plan has an input
     return value
 
 
 def _product(
     node: ir.Node, model: ir.Model, runners: dict[Key, Runner]
 ) -> Callable[[Array, Array, Array | None], Array]:
-    """Return a function that computes a node of any input, weights and bias.
+    """Return a function that computes a node from an input, weights, and a bias or None.
 
     Args:
         node: The node.
         model: Its model.
-        runners: One-node models opened so far. Nodes of the same operator, attributes and ranks share one.
+        runners: The open one-node models. Nodes with the same operator, attributes and ranks share one.
     """
     attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
 
     def compute(x: Array, weights: Array, bias: Array | None) -> Array:
         key = (node.domain, node.op_type, attributes, x.ndim, weights.ndim, None if bias is None else bias.ndim)
         if key not in runners:
-            runners[key] = Runner(serialize(_alone(node, model, x, weights, bias)))
+            runners[key] = Runner(serialize(_single_node_model(node, model, x, weights, bias)))
         result: Array = runners[key]({"x": x, "w": weights} | ({} if bias is None else {"b": bias}))["y"]
         return result
 
     return compute
 
 
-def _alone(node: ir.Node, model: ir.Model, *arrays: Array | None) -> ir.Model:
-    """Return a model of one node whose weights are inputs."""
+def _single_node_model(node: ir.Node, model: ir.Model, *arrays: Array | None) -> ir.Model:
+    """Return a model with one node; its weights and bias are graph inputs."""
     inputs = [
         ir.val(name, dtype=ir.DataType.FLOAT, shape=[None] * array.ndim)
         for name, array in zip("xwb", arrays, strict=True)
         if array is not None
     ]
-    made = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain)
-    made.outputs[0].name, made.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph(inputs, made.outputs, nodes=[made], opset_imports=model.opset_imports, name="unit")
+    copy = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain)
+    copy.outputs[0].name, copy.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(inputs, copy.outputs, nodes=[copy], opset_imports=model.opset_imports, name="unit")
     return ir.Model(graph, ir_version=model.ir_version)
 
 

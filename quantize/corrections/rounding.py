@@ -1,8 +1,8 @@
-"""Learned rounding: each weight is rounded up or down by what is best for the result of its layer.
+"""Learned rounding: round each weight up or down, whichever is better for the result of its layer.
 
 The objective is that of AdaRound (Nagel et al., Up or Down? Adaptive Rounding for Post-Training Quantization, 2020),
-``E |y - W' x'|**2`` with x' what the integer layers before give, solved without a relaxation: it is a quadratic form in
-the weights of each output channel, and changing one weight from down to up changes it by a term that is known.
+``E |y - W' x'|**2``; x' is the result of the integer layers before. The objective is a quadratic form in the weights of
+each output channel. It is minimized directly, without a relaxation, by changing one weight at a time.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.qparams import QParams
-from .layer_by_layer import Step
+from .layer_by_layer import Layer
 
 ROWS = 16384
-"""Positions of the result that are looked at, of all samples together."""
+"""The number of positions of the result that are used, of all samples together."""
 FOLDS = 4
-"""One of so many samples judges what is found on the others."""
+"""One of this many samples is held back to compare the roundings."""
 PARTS = 16
-"""Into so many parts the positions of the judging samples are split, to tell what is better from what is luck."""
+"""The held-back positions are split into this many parts. The spread over the parts gives the standard error."""
 SURE = 2.0
-"""By so many standard errors of its mean over the parts a gain must be above none."""
+"""A rounding is better if its mean gain over the parts is above this many standard errors."""
 SPARSE = 4
-"""A layer of more than so many columns per position is not looked at: its samples tell next to nothing of it."""
+"""A layer needs this many positions per column, or its samples say too little about its weights."""
 SWEEPS = 4
 BLOCK = 64
+
+NEAREST, BY_INPUT, BY_RESULT = "nearest", "by the integer input", "by the float result"
+CRITERIA = (BY_INPUT, BY_RESULT)
+"""The two objectives: the float weights' result on the integer input, and the float model's result."""
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What a layer's objective is made of, per group of channels.
+    """The coefficients of a layer's objective, for one group of channels.
 
     Attributes:
         columns: Second moments of the input's columns, (K, K) float32.
-        residual: Second moments of the columns with what the result has too much, (K, M) float32.
-        rows: How many positions were seen.
+        residual: Second moments of the columns with the error of the float weights' result, (K, M) float32.
+        rows: The number of positions.
     """
 
     columns: Array
@@ -48,67 +52,68 @@ class Moments:
     rows: int
 
 
-def operations(step: Step) -> float:
-    """Return about how many multiplications `learn_rounding` makes for a unit."""
-    array, groups = step.weights.array, _groups(step.node)
-    results = array.shape[0 if step.node.op_type == "Conv" or _transposed(step.node) else -1] / groups
+def operations(layer: Layer) -> float:
+    """Return the approximate number of multiplications that `learn_rounding` needs for a layer."""
+    array, groups = layer.weights.array, _groups(layer.node)
+    results = array.shape[0 if layer.node.op_type == "Conv" or _transposed(layer.node) else -1] / groups
     columns = array.size / groups / results
-    judged = 6 * columns * ROWS / FOLDS * results
-    return float(groups * (columns**2 * (ROWS + 2 * SWEEPS * results) + judged))
+    judging = 6 * columns * ROWS / FOLDS * results
+    return float(groups * (columns**2 * (ROWS + 2 * SWEEPS * results) + judging))
 
 
-def learn_rounding(step: Step, *, shifted: bool = True) -> Array | None:
-    """Return the weights of a unit as integers, rounded for the sake of its result.
+def learn_rounding(layer: Layer, *, shifted: bool = True) -> Array | None:
+    """Return the weights of a layer as integers, rounded for the least error of its result.
 
-    On three quarters of the samples two roundings are found: one for the result on the integer layers' input, and one
-    that also makes up for what these have lost. The other samples tell whether each is surely better than plain
-    rounding, the first for the result on their input and the second for what the float layer gives, and of two that are
-    which gives more of that: a layer of many weights and few positions learns its samples by heart.
+    Three quarters of the samples give two roundings. The first minimizes the error that the layer adds to its integer
+    input; the second also compensates for the error of this input. The other samples compare both with rounding to
+    nearest: the first by the result of the float weights on the integer input, the second by the float model's result.
+    Of the roundings that are surely better, the one closer to the float model's result is used. Without this
+    comparison, a layer with many weights and few positions would fit its samples only.
 
     Args:
-        step: The unit.
-        shifted: Whether its bias, if it has one, will make up for means.
+        layer: The layer.
+        shifted: Whether a later correction of the bias, if there is one, corrects mean errors.
 
     Returns:
-        Integers in the node's layout; None where plain rounding is best, or the layer has a form that is not looked at.
+        Integers in the node's layout; None if rounding to nearest is best or the layer's form is not supported.
     """
-    rows = list(_rows(step))
-    params = step.weights.params
-    matrix, steps = _matrix(step, step.weights.array), _matrix(step, _scales(step))
+    rows = list(_rows(layer))
+    params = layer.weights.params
+    matrix, steps = _matrix(layer, layer.weights.array), _matrix(layer, _scales(layer))
     if len(rows) < FOLDS or SPARSE * sum(x.shape[1] for x, _ in rows) < matrix.shape[1]:
         return None
     zero = float(params.zero_point.reshape(-1)[0])
-    nearest = _matrix(step, step.nearest.astype(np.float32))
-    made = {name: nearest.copy() for name in ("nearest", "for its input", "for the float result")}
-    on_input, on_result = ({name: np.zeros(1) for name in made} for _ in range(2))  # squared errors of unseen samples
-    centred = step.has_bias and shifted
+    nearest = _matrix(layer, layer.nearest.astype(np.float32))
+    candidates = {name: nearest.copy() for name in (NEAREST, *CRITERIA)}
+    lost = {criterion: dict.fromkeys(candidates, np.zeros(1)) for criterion in CRITERIA}
+    centred = layer.has_bias and shifted
     for group, weights in enumerate(matrix):
         seen = [(x[group], y[group]) for index, (x, y) in enumerate(rows) if index % FOLDS != FOLDS - 1]
         unseen = [(x[group], y[group]) for x, y in rows[FOLDS - 1 :: FOLDS]]
         moments = moments_of(seen, weights, centred)
         alone = replace(moments, residual=0 * moments.residual)
         exact = weights / steps[group] + zero
-        for name, known in (("for its input", alone), ("for the float result", moments)):
-            made[name][group] = round_columns(known, exact, nearest[group], steps[group], params)
-        for name, each in made.items():
-            rounded = steps[group] * (each[group] - zero)
-            on_input[name] = on_input[name] + losses([(x, x @ weights) for x, _ in unseen], rounded, centred)
-            on_result[name] = on_result[name] + losses(unseen, rounded, centred)
-    judged = {"for its input": on_input, "for the float result": on_result}
-    better = [name for name, lost in judged.items() if surely(lost["nearest"] - lost[name])]
+        for name, known in ((BY_INPUT, alone), (BY_RESULT, moments)):
+            candidates[name][group] = round_columns(known, exact, nearest[group], steps[group], params)
+        judging = {BY_INPUT: [(x, x @ weights) for x, _ in unseen], BY_RESULT: unseen}
+        for name, integers in candidates.items():
+            rounded = steps[group] * (integers[group] - zero)
+            for criterion, targets in judging.items():
+                lost[criterion][name] = lost[criterion][name] + losses(targets, rounded, centred)
+    better = [name for name in CRITERIA if surely(lost[name][NEAREST] - lost[name][name])]
     if not better:
         return None
-    best = min(better, key=lambda name: float(on_result[name].sum()))
-    return _unmatrix(step, made[best]).astype(params.zero_point.dtype)
+    best = min(better, key=lambda name: float(lost[BY_RESULT][name].sum()))
+    return _unmatrix(layer, candidates[best]).astype(params.zero_point.dtype)
 
 
 def losses(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -> Array:
-    """Return the squared error that weights make at each part of some positions, (`PARTS`,) or less.
+    """Return the squared error of the results in each part of the positions, (`PARTS`,) or fewer.
 
     Args:
-        rows: As for `moments_of`; or with other results that are to be had.
+        rows: Inputs (rows, K) and expected results (rows, M) of each sample.
         weights: Dequantized weights, (K, M).
-        centred: Whether the means do not matter.
+        centred: Whether to ignore the mean error of each output channel.
     """
     errors = np.concatenate([x @ weights - y for x, y in rows])
     if centred:
@@ -118,7 +123,7 @@ def losses(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -> Ar
 
 
 def surely(gains: Array) -> bool:
-    """Whether the mean of some gains is above none by `SURE` standard errors."""
+    """Whether the mean gain is above zero by more than `SURE` standard errors."""
     return len(gains) > 1 and float(gains.mean()) > SURE * float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
@@ -126,10 +131,10 @@ def moments_of(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -
     """Return the moments of one group.
 
     Args:
-        rows: What the INT8 model gives the layer, (rows, K), and what the float layer gives, without its bias,
-            (rows, M), of each sample.
+        rows: For each sample, the layer's input in the INT8 model, (rows, K), and its result in the float model,
+            without the bias, (rows, M).
         weights: The float weights, (K, M).
-        centred: Whether the means do not matter, because a bias makes up for them.
+        centred: Whether to ignore means, because a bias correction follows.
     """
     x, y = (np.concatenate(arrays).astype(np.float32) for arrays in zip(*rows, strict=True))
     if centred:
@@ -139,19 +144,19 @@ def moments_of(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -
 
 
 def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, params: QParams) -> Array:
-    """Return integers of which each is the one below or above an exact value, and whose error costs least.
+    """Return the integers below or above the exact values with the least cost.
 
-    With errors ``e = s (q - w / s)`` of one output channel the cost is ``e H e + 2 e r``, H the second moments of the
-    columns and r their residual. Both are known from few rows only: off the diagonal they are shrunk by
-    ``rows / (rows + K)``, towards plain rounding. One weight at a time is changed while that lowers the cost; all
-    output channels at once, a block of weights per matrix product.
+    The errors of one output channel are ``e = s (q - w / s)``, the cost is ``e H e + 2 e r``: H are the second moments
+    of the columns, r is their residual. Few rows give uncertain moments, so all but the diagonal of H is multiplied by
+    ``rows / (rows + K)``; this moves the result towards rounding to nearest. One weight at a time changes while this
+    lowers the cost, for all output channels at once. The slope is updated per block of weights, by a matrix product.
 
     Args:
-        moments: Of the layer's group.
+        moments: The moments of the group.
         exact: Weights in steps, (K, M).
         nearest: The nearest integers, (K, M).
         steps: The step of each weight, (K, M).
-        params: Their parameters, which tell the least and the greatest integer.
+        params: The parameters of the weights; their type has the least and the greatest integer.
     """
     info = np.iinfo(params.zero_point.dtype)
     size = len(exact)
@@ -160,7 +165,7 @@ def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, 
     diagonal = moments.columns.diagonal().copy()
     np.fill_diagonal(hessian, diagonal)
     current = nearest.astype(np.float32)
-    other = current + np.sign(exact - current)  # of a weight on the grid there is no other
+    other = current + np.sign(exact - current)  # no other integer for a weight on the grid
     other = np.where((other < info.min + 1) | (other > info.max), current, other)  # a symmetric grid has no -128
     slope = hessian @ (steps * (current - exact)) + trust * moments.residual
     for _ in range(SWEEPS):
@@ -176,7 +181,7 @@ def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, 
 
 
 def _sweep(block: slice, hessian: Array, slope: Array, current: Array, other: Array, steps: Array) -> Array:
-    """Change weights of a block in place where that pays; return by how much each changed, (block, M)."""
+    """Change the weights of a block in place if the cost decreases; return the change of each weight, (block, M)."""
     local, inner = slope[block].copy(), hessian[block, block]
     moved = np.zeros_like(local)
     for row in range(len(local)):
@@ -192,9 +197,9 @@ def _sweep(block: slice, hessian: Array, slope: Array, current: Array, other: Ar
     return moved
 
 
-def _scales(step: Step) -> Array:
+def _scales(layer: Layer) -> Array:
     """Return the step of each weight, in the node's layout."""
-    params, array = step.weights.params, step.weights.array
+    params, array = layer.weights.params, layer.weights.array
     shape = [1] * array.ndim
     if params.axis is not None:
         shape[params.axis] = -1
@@ -202,62 +207,65 @@ def _scales(step: Step) -> Array:
 
 
 def _groups(node: ir.Node) -> int:
-    """Return the groups of a convolution; 1 of a matrix product."""
+    """Return the number of groups: that of a convolution, or 1."""
     return int(node.attributes.get_int("group", 1)) if node.op_type == "Conv" else 1
 
 
 def _transposed(node: ir.Node) -> bool:
-    """Whether weights are (M, K)."""
+    """Whether the weights have the shape (M, K)."""
     return node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
 
 
-def _matrix(step: Step, array: Array) -> Array:
+def _matrix(layer: Layer, array: Array) -> Array:
     """Return weights as (groups, K, M)."""
-    if step.node.op_type == "Conv":
-        groups = _groups(step.node)
+    if layer.node.op_type == "Conv":
+        groups = _groups(layer.node)
         return np.asarray(array.reshape(groups, array.shape[0] // groups, -1).transpose(0, 2, 1))
-    return np.asarray(array.T[None] if _transposed(step.node) else array[None])
+    return np.asarray(array.T[None] if _transposed(layer.node) else array[None])
 
 
-def _unmatrix(step: Step, matrices: Array) -> Array:
-    """Return (groups, K, M) in the node's layout."""
-    if step.node.op_type == "Conv":
-        return np.asarray(matrices.transpose(0, 2, 1).reshape(step.weights.array.shape))
-    return np.asarray(matrices[0].T if _transposed(step.node) else matrices[0])
+def _unmatrix(layer: Layer, matrices: Array) -> Array:
+    """Return weights (groups, K, M) in the node's layout."""
+    if layer.node.op_type == "Conv":
+        return np.asarray(matrices.transpose(0, 2, 1).reshape(layer.weights.array.shape))
+    return np.asarray(matrices[0].T if _transposed(layer.node) else matrices[0])
 
 
-def _rows(step: Step) -> Iterator[tuple[Array, Array]]:
-    """Yield inputs (groups, rows, K) and results without bias (groups, rows, M) of each sample; none where unknown."""
-    each = max(1, ROWS // len(step.rough))
-    if step.node.op_type == "Conv":
-        padded = step.node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
-        taken = _patches if padded else None
+def _rows(layer: Layer) -> Iterator[tuple[Array, Array]]:
+    """Yield inputs (groups, rows, K) and results without bias (groups, rows, M) of each sample.
+
+    Nothing is yielded for convolutions with automatic padding and for stacked matrices.
+    """
+    each = max(1, ROWS // len(layer.int8_inputs))
+    if layer.node.op_type == "Conv":
+        explicit = layer.node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+        read = _patches if explicit else None
     else:
-        taken = _vectors if step.weights.array.ndim == 2 else None
-    if taken is None:
+        read = _vectors if layer.weights.array.ndim == 2 else None
+    if read is None:
         return
-    for x, y in zip(step.rough, step.wanted, strict=True):
-        rows, results = taken(step, x, y, each)
-        if step.weights.bias is not None:
-            results = results - step.weights.bias.reshape(len(rows), 1, -1)
+    for x, y in zip(layer.int8_inputs, layer.float_results, strict=True):
+        rows, results = read(layer, x, y, each)
+        if layer.weights.bias is not None:
+            results = results - layer.weights.bias.reshape(len(rows), 1, -1)
         yield rows, results
 
 
-def _vectors(step: Step, x: Array, y: Array, most: int) -> tuple[Array, Array]:
-    """Return what a matrix product multiplies at some positions, (1, rows, K), and its results, (1, rows, M)."""
+def _vectors(layer: Layer, x: Array, y: Array, most: int) -> tuple[Array, Array]:
+    """Return inputs (1, rows, K) and results (1, rows, M) of a matrix product at some positions."""
     rows, results = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1, y.shape[-1])
     picked = _evenly(rows.shape[1], most)
     return rows[:, picked], results[:, picked]
 
 
 def _evenly(total: int, most: int) -> Array:
-    """Return at most so many positions, evenly spread."""
+    """Return at most `most` of `total` positions, evenly spread."""
     return np.arange(total) if total <= most else np.linspace(0, total - 1, most).astype(np.int64)
 
 
-def _patches(step: Step, x: Array, y: Array, most: int) -> tuple[Array, Array]:
-    """Return what a convolution multiplies at some positions, (groups, rows, K), and its results, (groups, rows, M)."""
-    node, weights = step.node, step.weights.array
+def _patches(layer: Layer, x: Array, y: Array, most: int) -> tuple[Array, Array]:
+    """Return inputs (groups, rows, K) and results (groups, rows, M) of a convolution at some positions."""
+    node, weights = layer.node, layer.weights.array
     axes, groups = weights.ndim - 2, _groups(node)
     strides = node.attributes.get_ints("strides", [1] * axes)
     dilations = node.attributes.get_ints("dilations", [1] * axes)
@@ -265,7 +273,7 @@ def _patches(step: Step, x: Array, y: Array, most: int) -> tuple[Array, Array]:
     padded = np.pad(x, [(0, 0), (0, 0), *((pads[a], pads[axes + a]) for a in range(axes))])
     extents = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilations, strict=True)]
     windows = np.lib.stride_tricks.sliding_window_view(padded, extents, axis=tuple(range(2, 2 + axes)))
-    steps = (slice(None, None, step) for step in (*strides, *dilations))
+    steps = (slice(None, None, stride) for stride in (*strides, *dilations))
     cuts = (slice(None), slice(None), *steps)
     windows = windows[cuts]
     batch, spatial = y.shape[0], y.shape[2:]

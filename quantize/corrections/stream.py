@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
 
 from ... import RequantError
-from ...calibration.session import open_session, runtime_message
+from ...calibration.session import open_session, run_session
 from ...transforms.graph import constant, inferred
 from ..model.files import serialize
 
@@ -178,16 +178,16 @@ class Stream:
         names = [piece.name(value) for value in piece.outputs]
         flags = [each.name for each in session.get_overridable_initializers() if each.name == piece.flag]
         on = dict.fromkeys(flags, np.array(True))
-        try:
-            rows = [
-                session.run(names, {piece.name(value): self._known[value][index] for value in piece.inputs} | on)
-                for index in range(self._samples if piece.inputs else 1)
-            ]
-        except Exception as error:  # the runtime's exceptions have no common base class
-            raise RequantError(f"{self._model.graph.name}: the model fails: {runtime_message(error)}") from error
+        place = str(self._model.graph.name)
+        rows = [
+            run_session(
+                session, names, {piece.name(each): self._known[each][index] for each in piece.inputs} | on, place
+            )
+            for index in range(self._samples if piece.inputs else 1)
+        ]
         if not piece.inputs:  # it computes constants
             rows *= self._samples
-        return [list(column) for column in zip(*rows, strict=True)]
+        return [[row[name] for row in rows] for name in names]
 
     def _open(self, piece: _Piece) -> None:
         """Open a piece with the pieces after it, or alone where these do not load with it.

@@ -60,7 +60,7 @@ CORRECTIONS: Mapping[str, Correction] = {
     "results": Correction(
         "ranges of inputs of activation functions, by the error of the function's output", ("medium", "high")
     ),
-    "equalize": Correction("channels scaled and shifted between layers, so that ranges lose few steps", ("high",)),
+    "equalize": Correction("channels scaled between layers, so that ranges lose few steps", ("high",)),
     "means": Correction("biases corrected for the error of rounded weights on mean inputs", tuple(EFFORTS)),
     "bias": Correction("biases corrected layer by layer, on outputs of the integer layers", ("medium", "high")),
     "rounding": Correction("weights rounded up or down for the least error of the layer", ("medium", "high")),

@@ -1,4 +1,4 @@
-"""Metrics by name, and the score of a model in one of them over data."""
+"""Metrics by name, and the score of a model in a metric over data."""
 
 from .named import METRICS, Metric, area, ideal, metric_named, mid_ranks
 from .remote import can_leave, score_with

@@ -1,4 +1,4 @@
-"""Confidence intervals of the difference of two models' scores on the same items."""
+"""Confidence intervals of the difference between two models' scores on the same items."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from .named import Metric, mid_ranks
 
 DRAWS = 2000
 SEED = 0
-CELLS = 2**22  # counts that the bootstrap holds at a time
-BLOCKS = 4096  # entries that the bootstrap draws from at most; more of them are added up to so many
+CELLS = 2**22  # the most counts in memory
+BLOCKS = 4096  # the most entries to draw from; more entries are added up to this many
 
 
 def bootstrap(metric: Metric, one: Array, two: Array) -> Interval | None:
-    """Return the 95 % confidence interval of the drop, by drawing entries of the data with their two results.
+    """Return the 95 % confidence interval of the drop, by drawing entries of the data with both results.
 
-    The ends are quantiles of `DRAWS` draws, always the same ones. As a draw varies less than the data it is drawn from
-    by a factor of ``(n - 1) / n``, and few entries have heavy tails, the quantiles are moved outwards: Hesterberg,
-    "What teachers should know about the bootstrap", The American Statistician 69 (2015) 371-386, section 5.3: for 5 %
-    outside, those at ``Phi(-sqrt(n / (n - 1)) t)``, with t that of Student's distribution with n - 1 degrees.
+    The ends are quantiles of `DRAWS` draws with a fixed seed. The variance of a draw is too small by a factor of
+    ``(n - 1) / n``, and few entries have heavy tails. So the quantiles are moved outwards, to
+    ``Phi(-sqrt(n / (n - 1)) t)`` with t of Student's distribution with n - 1 degrees (Hesterberg, "What teachers should
+    know about the bootstrap", The American Statistician 69 (2015) 371-386, section 5.3).
 
     Args:
         metric: A metric of sums.
-        one: What entries contribute to the score of the first model, (n, c).
-        two: What they contribute to that of the second.
+        one: The contributions of entries to the first model's score, (n, c).
+        two: The contributions of the same entries to the second model's score, (n, c).
 
     Returns:
-        The interval; None where a draw has no finite drop.
+        The interval; None if a draw has no finite drop.
     """
     one, two = (_blocks(parts) for parts in (one, two))
     n = len(one)
@@ -45,25 +45,25 @@ def bootstrap(metric: Metric, one: Array, two: Array) -> Interval | None:
         with np.errstate(invalid="ignore"):  # infinities
             values = [np.asarray(metric.value(counts @ parts)) for parts in (one, two)]
             drops.append(np.where(values[0] == values[1], 0.0, sign * (values[0] - values[1])))
-    found = np.concatenate(drops)
-    if not np.isfinite(found).all():
+    drawn_drops = np.concatenate(drops)
+    if not np.isfinite(drawn_drops).all():
         return None
     outside = NormalDist().cdf(-math.sqrt(n / (n - 1)) * students_t(n - 1))
-    low, high = np.quantile(found, [outside, 1 - outside])
+    low, high = np.quantile(drawn_drops, [outside, 1 - outside])
     return float(low), float(high)
 
 
 def _blocks(parts: Array) -> Array:
-    """Return entries, neighbours added up where there are more than `BLOCKS`."""
+    """Return at most `BLOCKS` entries; of more entries, neighbours are added up."""
     if len(parts) <= BLOCKS:
         return parts
     return np.asarray(np.add.reduceat(parts, np.arange(BLOCKS) * len(parts) // BLOCKS, axis=0))
 
 
 def students_t(degrees: int) -> float:
-    """Return the quantile of Student's distribution that 2.5 % are above.
+    """Return the 97.5 % quantile of Student's distribution.
 
-    Abramowitz and Stegun 26.7.5, the expansion around the normal quantile; 1 % too low for 4 degrees.
+    Abramowitz and Stegun 26.7.5, the expansion around the normal quantile. It is 1 % too low for 4 degrees.
 
     >>> round(students_t(10), 2), round(students_t(1000), 3)
     (2.23, 1.962)
@@ -79,16 +79,16 @@ def students_t(degrees: int) -> float:
 
 
 def area_interval(one: Array, two: Array) -> Interval:
-    """Return the 95 % confidence interval of the difference of two areas under ROC curves of the same labels.
+    """Return the 95 % confidence interval of the difference between two areas under ROC curves, for the same labels.
 
-    DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837-845, with placements from mid-ranks as in Sun and Xu,
-    IEEE Signal Processing Letters 21 (2014) 1389-1393: the area is the mean, over the ones, of the share of zeros that
-    score below them, and over the zeros of the share of ones above them; the variance of the difference is the sum of
-    the variances of both means of differences.
+    The method is that of DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837-845, with placements from
+    mid-ranks (Sun and Xu, IEEE Signal Processing Letters 21 (2014) 1389-1393). The area is the mean, over the ones, of
+    the share of zeros with a lower score; and the mean, over the zeros, of the share of ones with a higher score. The
+    variance of the difference is the sum of the variances of both means of differences.
 
     Args:
-        one: Scores and labels by the first model, (k, 2).
-        two: Those by the second.
+        one: Scores of the first model, and labels, (k, 2).
+        two: Scores of the second model, and the same labels, (k, 2).
     """
     above, below = (np.subtract(a, b) for a, b in zip(_placements(one), _placements(two), strict=True))
     middle = float(above.mean())
@@ -98,7 +98,7 @@ def area_interval(one: Array, two: Array) -> Interval:
 
 
 def _placements(parts: Array) -> tuple[Array, Array]:
-    """Return for each one the share of zeros below it, and for each zero the share of ones above it."""
+    """Return the share of zeros below each one, and the share of ones above each zero."""
     ones = parts[:, 1] == 1
     ranks = mid_ranks(parts[:, 0])
     among_ones, among_zeros = mid_ranks(parts[ones, 0]), mid_ranks(parts[~ones, 0])

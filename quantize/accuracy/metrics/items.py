@@ -1,4 +1,4 @@
-"""What single items contribute to a metric: functions from the outputs for one sample to rows of numbers."""
+"""The contributions of single items to a metric: functions from the outputs for one sample to rows of numbers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ..outputs import Array, Outputs, class_scores, is_float, powers, predictions
+from ..outputs import Array, Outputs, class_scores, is_float, output_powers, predictions, predictions_like
 
 IGNORED_CLASS = 255
-"""A class of a label map that is not judged where the model has no such class, as in PASCAL VOC."""
-CHUNK = 256  # rows of scores that are held in float64
+"""A class of a label map that does not count if the model has no such class, as in PASCAL VOC."""
+CHUNK = 256  # rows of scores in float64 at a time
 EXACT = 2.0**-24
-"""The root of the least mean squared error of an image, as a share of the peak: half a unit of float32."""
+"""The root of the lowest mean squared error of an image, as a share of the peak: half a unit of float32."""
 OTHER_INTEGERS = ("attention_mask", "position_ids", "token_type_ids")
-"""Integer inputs of language models that are no tokens."""
+"""Integer inputs of language models that hold no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What the items of one sample contribute.
+    """The contributions of the items of one sample.
 
     Attributes:
         parts: float64 (k, c), one row per item.
-        rows: int64 (k,), the entry of the sample's batch that each item is of, ascending.
+        rows: int64 (k,), the entry of the sample's batch that each item belongs to, ascending.
     """
 
     parts: Array
@@ -34,7 +34,7 @@ class Items:
 
 
 def _spread(parts: Array, entries: int) -> Items:
-    """Return items that are spread evenly over the entries of a batch."""
+    """Return items that belong in equal numbers to the entries of a batch."""
     return Items(parts, np.repeat(np.arange(entries), len(parts) // max(entries, 1)))
 
 
@@ -48,24 +48,24 @@ def _weighted(values: Array, entries: int) -> Items:
 
 
 def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
-    """Judge classes: right where fewer than `k` classes score higher, of equal ones the first counts as the higher.
+    """Return 1 for each label with fewer than `k` higher classes, else 0; of equal scores the first is higher.
 
-    A label below 0 is not judged. A NaN among the scores is wrong.
+    A label below 0 does not count. If a score is NaN, the item is wrong.
 
     Raises:
         RequantError: The labels do not fit the scores.
     """
     scores = class_scores(outputs)
     if scores is None:
-        raise RequantError(f"{sample.where}: no output holds scores per class, which top{k} ranks")
+        raise RequantError(f"{sample.where}: no output holds scores per class; top{k} needs one")
     count = scores.shape[-1]
     if count <= k:
         raise RequantError(f"{sample.where}: top{k} of {count} classes is always right; use top1")
     labels = _fitted(sample, scores.shape[:-1])
     _check_classes(labels, count, sample.where)
-    true = np.take_along_axis(scores, np.maximum(labels, 0)[..., None], -1)
+    own = np.take_along_axis(scores, np.maximum(labels, 0)[..., None], -1)
     first = np.arange(count) < labels[..., None]
-    above = ((scores > true) | ((scores == true) & first)).sum(axis=-1)
+    above = ((scores > own) | ((scores == own) & first)).sum(axis=-1)
     right = (above < k) & ~np.isnan(scores).any(axis=-1)
     items = _weighted(right, len(right))
     judged = labels.reshape(-1) >= 0
@@ -73,22 +73,21 @@ def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
 
 
 def agreement(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
-    """Compare top-1 classes with those of `top_classes` of another model."""
-    expected, found = reference["classes"], predictions(outputs)
-    same = np.zeros(expected.shape) if found is None or found.shape != expected.shape else found == expected
-    return _weighted(np.asarray(same), len(expected))
+    """Return 1 for each top-1 class that equals the class of another model (`top_classes`), else 0."""
+    expected = reference["classes"]
+    return _weighted(np.asarray(predictions_like(expected, outputs) == expected), len(expected))
 
 
 def top_classes(outputs: Outputs, where: str) -> Outputs:
-    """Return what `agreement` needs of the reference.
+    """Return the part of the reference's outputs that `agreement` needs.
 
     Raises:
         RequantError: No output holds scores per class.
     """
-    found = predictions(outputs)
-    if found is None:
-        raise RequantError(f"{where}: no output holds scores per class, which agreement compares; use sqnr")
-    return {"classes": found}
+    classes = predictions(outputs)
+    if classes is None:
+        raise RequantError(f"{where}: no output holds scores per class; use sqnr")
+    return {"classes": classes}
 
 
 # ------------------------------------------------------------------------------------------------ sums over samples
@@ -98,26 +97,26 @@ def noise(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
     """Return the powers of signal and noise of each float output, by turns.
 
     Raises:
-        RequantError: The model has other outputs than the reference.
+        RequantError: An output of the reference is missing, or no output is float.
     """
     names = [name for name, value in reference.items() if is_float(value)]
     missing = [name for name in names if name not in outputs]
     if missing or not names:
         what = f"has no output {missing[0]!r}" if missing else "has no float output"
-        raise RequantError(f"{sample.where}: the model {what}, which sqnr compares")
-    pairs = [powers(reference[name], outputs[name]) for name in names]
+        raise RequantError(f"{sample.where}: the model {what}; sqnr needs one")
+    pairs = list(output_powers(reference, outputs).values())
     return _spread(np.asarray(pairs, np.float64).reshape(1, -1), 1)
 
 
 def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     """Return, for each sequence, the negative log-likelihood of its tokens in nats, and their number.
 
-    The scores (N, T, V) at a position are those of the label (N, T) there; a label below 0 is not judged. Without
-    labels it is the token after that position in the one integer input (N, T) of tokens, where an input
-    ``attention_mask`` does not mask it.
+    The scores (N, T, V) at a position predict the label (N, T) at the same position; a label below 0 does not count.
+    Without labels, they predict the next token of the only integer input (N, T) of tokens. Tokens that an input
+    ``attention_mask`` masks do not count.
 
     Raises:
-        RequantError: There are no such labels or tokens, or no such scores.
+        RequantError: There are no labels and no tokens, or no output has the shape of scores.
     """
     targets, shift = _targets(sample)
     logits = next((value for value in _floats(outputs) if value.shape[:-1] == targets.shape), None)
@@ -135,7 +134,7 @@ def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
 
 
 def _targets(sample: Sample) -> tuple[Array, bool]:
-    """Return the tokens that are to be foretold, and whether each is foretold by the position before its own."""
+    """Return the tokens to predict, and whether the position before a token predicts it."""
     if sample.label is not None:
         labels = _whole(sample)
         rank = max(2, *(array.ndim for array in sample.feed.values() if array.dtype.kind in "iu"), 0)
@@ -146,16 +145,14 @@ def _targets(sample: Sample) -> tuple[Array, bool]:
         if array.dtype.kind in "iu" and array.ndim == 2 and name not in OTHER_INTEGERS
     ]
     if len(tokens) != 1:
-        raise DataError(
-            f"{sample.where}: no label, and {len(tokens)} integer inputs (N, T) whose next tokens it may be"
-        )
-    found = tokens[0][1].astype(np.int64)
+        raise DataError(f"{sample.where}: no label, and {len(tokens)} integer inputs (N, T) of tokens, not 1")
+    inputs = tokens[0][1].astype(np.int64)
     mask = sample.feed.get("attention_mask")
-    return (np.where(mask != 0, found, -1) if mask is not None and mask.shape == found.shape else found), True
+    return (np.where(mask != 0, inputs, -1) if mask is not None and mask.shape == inputs.shape else inputs), True
 
 
 def _sequence(scores: Array, labels: Array) -> tuple[float, int]:
-    """Return the negative log-likelihood of one sequence and the number of its tokens; a score of NaN makes it inf."""
+    """Return the negative log-likelihood of one sequence, infinite if a score is NaN, and the number of its tokens."""
     scores, labels = scores.reshape(-1, scores.shape[-1]), labels.reshape(-1)
     judged = np.flatnonzero(labels >= 0)
     total = 0.0
@@ -172,8 +169,8 @@ def _sequence(scores: Array, labels: Array) -> tuple[float, int]:
 def image_noise(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     """Return the peak signal to noise ratio of each image against its target, in dB.
 
-    The peak is 1 for targets of floats, 65535 for those of uint16, and 255 for other integers. An image that is equal
-    counts as one that is wrong by half a unit of float32 everywhere: 144.5 dB.
+    The peak is 1 for float targets, 65535 for uint16 targets, and 255 for other integers. An image equal to its target
+    gets 144.5 dB, the ratio for an error of half a unit of float32 everywhere.
 
     Raises:
         RequantError: No output has the shape of the target.
@@ -191,12 +188,12 @@ def image_noise(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
 
 
 def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
-    """Return, for each map, how many pixels of each class are in common, and how many in either, by turns.
+    """Return, for each map and class, the pixels in the intersection and in the union, by turns.
 
-    A label below 0 is not judged, nor is `IGNORED_CLASS` where the model has no such class.
+    A label below 0 does not count, nor does `IGNORED_CLASS` if the model has no such class.
 
     Raises:
-        RequantError: No output is a map of classes like the labels.
+        RequantError: No output is a map of classes in the shape of the labels.
     """
     labels = _whole(sample)
     found, count = _class_map(outputs, labels, sample)
@@ -206,9 +203,7 @@ def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     rows = []
     for one, right, seen in zip(found, labels, judged, strict=True):
         guess, truth = one[seen], right[seen]
-        guess = np.where(
-            (guess >= 0) & (guess < count), guess, count
-        )  # what is no class is in no union but its label's
+        guess = np.where((guess >= 0) & (guess < count), guess, count)  # a value that is no class
         common = np.bincount(truth[guess == truth], minlength=count)
         either = np.bincount(truth, minlength=count) + np.bincount(guess, minlength=count + 1)[:count] - common
         rows.append(np.stack([common, either], axis=1).reshape(-1))
@@ -216,7 +211,7 @@ def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
 
 
 def _class_map(outputs: Outputs, labels: Array, sample: Sample) -> tuple[Array, int]:
-    """Return the map of classes that the labels are compared with, and how many classes there are."""
+    """Return the predicted map of classes, and the number of classes."""
     scores = class_scores(outputs)
     if scores is not None and _fits(labels.shape, scores.shape[:-1]):
         found = predictions(outputs)
@@ -230,16 +225,16 @@ def _class_map(outputs: Outputs, labels: Array, sample: Sample) -> tuple[Array, 
 
 
 def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
-    """Return a score and a label, 0 or 1, for each item: the output itself, or how far class 1 is ahead of class 0.
+    """Return a score and a label, 0 or 1, for each item. The score is the output, or of two classes the difference.
 
-    A label below 0 is not judged; NaN is the lowest score.
+    A label below 0 does not count. NaN is the lowest score.
 
     Raises:
-        RequantError: Labels are neither 0 nor 1, or no output holds their scores.
+        RequantError: A label is neither 0 nor 1, or no output has the shape of the labels.
     """
     labels = np.asarray(sample.label)
     if wrong := labels[(labels != 1) & (labels > 0)].reshape(-1)[:1].tolist():
-        raise DataError(f"{sample.where}: label {wrong[0]}, where auroc wants 0 or 1")
+        raise DataError(f"{sample.where}: label {wrong[0]}, but auroc needs labels 0 and 1")
     for value in _floats(outputs):
         two = value.shape[-1:] == (2,) and _fits(labels.shape, value.shape[:-1])
         if two or _fits(labels.shape, value.shape):
@@ -255,7 +250,7 @@ def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
 
 
 def _fitted(sample: Sample, shape: tuple[int, ...]) -> Array:
-    """Return the labels of a sample, classes, in a shape."""
+    """Return the classes that a sample has as labels, in a shape."""
     labels = _whole(sample)
     if not _fits(labels.shape, shape):
         raise RequantError(f"{sample.where}: labels of shape {labels.shape} for predictions of shape {shape}")
@@ -263,33 +258,33 @@ def _fitted(sample: Sample, shape: tuple[int, ...]) -> Array:
 
 
 def _fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
-    """Tell whether an array can be given a shape without elements that change their place in rows."""
+    """Whether an array can be reshaped so that the last axis with a length above 1 stays the same."""
     ends = [[axis for axis in shape if axis != 1][-1:] for shape in (have, want)]
     same = np.prod(have, dtype=np.int64) == np.prod(want, dtype=np.int64)
     return bool(same) and (ends[0] == ends[1] or len([axis for axis in have if axis != 1]) <= 1)
 
 
 def _whole(sample: Sample) -> Array:
-    """Return the labels of a sample as int64."""
+    """Return the labels of a sample as int64; raise if they are fractions."""
     labels = np.asarray(sample.label)
     if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
-        raise DataError(f"{sample.where}: labels of {labels.dtype}, where classes are wanted")
+        raise DataError(f"{sample.where}: labels of {labels.dtype}, but labels must be classes")
     return labels.astype(np.int64)
 
 
 def _check_classes(labels: Array, count: int, where: str) -> None:
-    """Refuse a label that is no class."""
+    """Raise DataError if a label is not below the number of classes."""
     if labels.size and labels.max() >= count:
         raise DataError(f"{where}: label {int(labels.max())}, but the output has {count} classes, counted from 0")
 
 
 def _floats(outputs: Outputs) -> Iterator[Array]:
-    """Yield the outputs that are tensors of floats with a batch axis."""
+    """Yield the float tensors with a batch axis."""
     return (value for value in outputs.values() if is_float(value) and value.ndim > 0 and len(value))
 
 
 def _numbers(outputs: Outputs) -> Iterator[Array]:
-    """Yield the outputs that are tensors of numbers with a batch axis."""
+    """Yield the tensors of integers or floats with a batch axis."""
     return (
         value
         for value in outputs.values()
@@ -298,8 +293,6 @@ def _numbers(outputs: Outputs) -> Iterator[Array]:
 
 
 def _unlike(sample: Sample, outputs: Outputs, what: str) -> RequantError:
-    """Return that no output goes with the label of a sample."""
+    """Return the error that no output fits the label of a sample."""
     shapes = ", ".join(f"{name} {np.shape(value)}" for name, value in outputs.items()) or "none"
-    return RequantError(
-        f"{sample.where}: no output goes with a {what} of shape {np.asarray(sample.label).shape}: {shapes}"
-    )
+    return RequantError(f"{sample.where}: no output fits a {what} of shape {np.asarray(sample.label).shape}: {shapes}")

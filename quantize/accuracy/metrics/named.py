@@ -1,4 +1,4 @@
-"""The metrics by name, as a table, and those of a user's own function."""
+"""The table of metrics by name, and metrics made of a user's function."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 from .... import RequantError, UnknownNameError
 from ....calibration.objects import failing_at, named, on_path
 from ....calibration.samples import Sample
-from ..outputs import Array, Outputs
+from ..outputs import Array, Outputs, decibels
 from . import items
 from .items import Items
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A function of the user's.
+    """A user's function.
 
     Attributes:
         call: The function.
-        takes_model: Whether it takes the path of a model; else the outputs and the labels of all samples.
-        folder: What must be on ``sys.path`` while it runs.
+        takes_model: Whether it takes the path of a model; else it takes the outputs and the labels of all samples.
+        folder: The folder that must be on ``sys.path`` while it runs.
     """
 
     call: Callable[..., Any]
@@ -41,22 +41,22 @@ def _all_of_it(outputs: Outputs, where: str) -> Outputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """How good a model is on data, as one number.
+    """A number that says how good a model is on data.
 
     Attributes:
-        name: What it is called.
-        about: What it is, in a line.
-        higher_is_better: Whether a greater number is the better one.
+        name: The name.
+        about: A description, in one line.
+        higher_is_better: Whether a higher number is better.
         unit: ``share`` of 1, ``dB``, or nothing.
-        labels: Whether the data must have labels: ``needed``, ``used`` where there are any, or ``none``.
-        reference: Whether outputs are compared with those of the float model.
-        mean: Whether it is the mean of its items, each a number of its own.
-        items: What the items of a sample contribute, given its outputs, itself, and the reference's outputs.
-        value: The metric of contributions: of their sum over items, (..., c) to (...), or, if it does not decompose
-            into sums, of all of them, (k, c).
+        labels: Whether the data must have labels: ``needed``, ``used`` if there are any, or ``none``.
+        reference: Whether outputs are compared with the float model's.
+        mean: Whether the metric is the mean of one number per item.
+        items: Returns the contributions of a sample's items, from the outputs, the sample, and the reference's outputs.
+        value: Returns the metric from contributions: from their sum over items, (..., c) to (...); or, if `sums` is
+            False, from all of them, (k, c).
         sums: Whether `value` takes the sum.
-        keep: What `items` needs of the reference's outputs, for a sample called `where`.
-        own: The user's function, which takes the place of `items`.
+        keep: Returns the part of the reference's outputs that `items` needs, for a sample called `where`.
+        own: The user's function, which replaces `items`.
     """
 
     name: str
@@ -77,13 +77,13 @@ class Metric:
         return float(self.value(parts.sum(axis=0) if self.sums else parts))
 
     def worse(self, before: float, after: float) -> float:
-        """Return how much worse `after` is than `before`, negative where it is better."""
+        """Return the loss from `before` to `after`; negative if `after` is better."""
         if before == after:  # both may be infinite
             return 0.0
         return before - after if self.higher_is_better else after - before
 
     def needs_labels(self) -> bool:
-        """Tell whether data without labels are refused."""
+        """Whether data without labels are refused."""
         return self.labels == "needed"
 
 
@@ -100,7 +100,7 @@ def _perplexity(sums: Array) -> Array:
 
 
 def _mean_overlap(sums: Array) -> Array:
-    """Return the mean, over the classes that occur, of pixels in common over pixels in either map."""
+    """Return the mean of intersection over union, over the classes that occur."""
     common, either = sums[..., 0::2], sums[..., 1::2]
     shares = common / np.maximum(either, 1)
     with np.errstate(invalid="ignore"):
@@ -108,11 +108,9 @@ def _mean_overlap(sums: Array) -> Array:
 
 
 def _worst_decibels(sums: Array) -> Array:
-    """Return the least ``10 log10(signal / noise)`` of any output."""
-    signal, noise = sums[..., 0::2], sums[..., 1::2]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = 10 * np.log10(signal / noise)
-    return np.asarray(np.where(noise == 0, np.inf, np.where(np.isnan(found), -np.inf, found)).min(axis=-1))
+    """Return the lowest SQNR of an output, in dB, from sums of signal and noise by turns."""
+    values = np.frompyfunc(decibels, 2, 1)(sums[..., 0::2], sums[..., 1::2])
+    return np.asarray(values, np.float64).min(axis=-1)  # type: ignore[no-any-return]
 
 
 def mid_ranks(values: Array) -> Array:
@@ -122,7 +120,7 @@ def mid_ranks(values: Array) -> Array:
 
 
 def area(parts: Array) -> float:
-    """Return the area under the ROC curve of scores and labels (k, 2), equal scores counting as half.
+    """Return the area under the ROC curve of scores and labels (k, 2). Equal scores count as half.
 
     By ranks (Mann and Whitney 1947): ``(sum of ranks of ones - m (m + 1) / 2) / (m n)`` for m ones and n zeros.
 
@@ -132,7 +130,7 @@ def area(parts: Array) -> float:
     ones = parts[:, 1] == 1
     m, n = int(ones.sum()), int((~ones).sum())
     if m == 0 or n == 0:
-        raise RequantError(f"auroc wants labels 0 and 1; all {m + n} are {0 if m == 0 else 1}")
+        raise RequantError(f"auroc needs labels 0 and 1; all {m + n} are {0 if m == 0 else 1}")
     return float((mid_ranks(parts[:, 0])[ones].sum() - m * (m + 1) / 2) / (m * n))
 
 
@@ -208,72 +206,71 @@ METRICS: Mapping[str, Metric] = {
         ),
     )
 }
-"""The metrics that need no code."""
+"""The metrics of requant, by name."""
 
 
 def metric_named(text: str, *, lower: bool = False) -> Metric:
-    """Return a metric of `METRICS`, or that of a function.
+    """Return a metric of `METRICS`, or a metric made of a function.
 
-    The function takes the path of a model, or the outputs, a list with a dict of arrays for each sample, and the list
-    of their labels, None where there are none. It returns a number, or an array with the score of each item, whose
-    mean is the metric. A lower number is better where the function has an attribute ``higher_is_better`` that is
-    False.
+    The function takes the path of a model; or it takes the outputs, a list with a dict of arrays per sample, and the
+    list of labels, None for samples without one. It returns a number, or an array with the score of each item; the
+    metric is their mean. If the function has an attribute ``higher_is_better`` that is False, a lower number is better.
 
     Args:
         text: A key of `METRICS`, ``FILE.py:NAME`` or ``PACKAGE.MODULE:NAME``.
-        lower: Whether a lower number is better, whatever the function says.
+        lower: Whether a lower number is better; overrides the attribute of the function.
 
     Raises:
-        RequantError: There is no such metric or function, or it takes something else.
+        RequantError: There is no such metric or function, or the function takes other arguments.
     """
     if text in METRICS:
         if lower and METRICS[text].higher_is_better:
-            raise RequantError(f"metric {text!r}: higher is better; only a function of yours may say otherwise")
+            raise RequantError(f"metric {text!r}: higher is better; lower is only for your own functions")
         return METRICS[text]
     found = named(text)
     if found is None:
         raise UnknownNameError("metric", text, (*METRICS, "FILE.py:NAME"))
     if not callable(found.value):
-        raise RequantError(f"metric {found.name}: a {type(found.value).__name__} is no function")
+        raise RequantError(f"metric {found.name}: a {type(found.value).__name__} is not a function")
     own = Own(found.value, _takes_model(found.value, found.name), found.folder)
     higher = not lower and bool(getattr(found.value, "higher_is_better", True))
     return Metric(name=text, higher_is_better=higher, labels="used", mean=True, value=_mean, own=own)
 
 
 def _takes_model(function: Callable[..., Any], name: str) -> bool:
-    """Tell whether a function takes a model, and not outputs and labels."""
+    """Whether a function takes a model; else it takes outputs and labels."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise RequantError(f"metric {name}: its parameters cannot be told: {error}") from error
+        raise RequantError(f"metric {name}: its parameters are unknown: {error}") from error
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]
     named_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     count = len(needed) if needed else min(len(places), 1)
     if count not in (1, 2) or named_only:
-        told = ", ".join(p.name for p in (*needed, *named_only)) or "nothing"
-        raise RequantError(f"metric {name}: takes ({told}); a metric takes a model's path, or (outputs, labels)")
+        taken = ", ".join(p.name for p in (*needed, *named_only)) or "nothing"
+        raise RequantError(f"metric {name}: takes ({taken}); a metric takes a model's path, or (outputs, labels)")
     return count == 1
 
 
 def own_value(metric: Metric, *arguments: object) -> tuple[float, Array | None]:
-    """Call a user's function; return the metric and, where it gave scores of items, contributions (k, 2).
+    """Call a user's function; return the metric and the contributions (k, 2), or None if it returned one number.
 
     Raises:
-        RequantError: It fails, or returns neither a number nor numbers.
+        RequantError: The function fails, or returns neither a number nor an array of numbers.
     """
     assert metric.own is not None
     place = f"metric {metric.name}"
     with failing_at(place), on_path(metric.own.folder):
         returned = metric.own.call(*arguments)
-    wanted = f"{place}: returned a {type(returned).__name__}, where a number or an array of numbers is wanted"
+    wanted = f"{place}: returned a {type(returned).__name__}, but must return a number or an array of numbers"
     if returned is None:
         raise RequantError(wanted)
     with failing_at(wanted):
         found = np.asarray(returned, np.float64)
     if found.ndim > 1 or found.size == 0 or np.isnan(found).any():
         what = "NaN" if found.size and np.isnan(found).any() else f"an array of shape {found.shape}"
-        raise RequantError(f"{place}: returned {what}, where a number or the score of each item is wanted")
+        raise RequantError(f"{place}: returned {what}, but must return a number or the score of each item")
     if found.ndim == 0:
         return float(found), None
     parts = np.stack([found, np.ones_like(found)], axis=1)
@@ -281,7 +278,7 @@ def own_value(metric: Metric, *arguments: object) -> tuple[float, Array | None]:
 
 
 def ideal(metric: Metric) -> float | None:
-    """Return what the float model has in a metric of which it is the reference, None for other metrics."""
+    """Return the float model's score in a metric that compares with the float model; None for other metrics."""
     return (math.inf if metric.unit == "dB" else 1.0) if metric.reference else None
 
 

@@ -1,4 +1,4 @@
-"""A model's score in a metric over data, with what its items contribute, so that two models can be paired."""
+"""A model's score in a metric over data, with the contributions of the items, which allow paired comparisons."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ...runtime.session import Runner
 from ..outputs import Outputs
 from .named import Metric, ideal, own_value
 
-ROOM = 2**29  # bytes of the reference's outputs that are kept for the next model
-MOST = 2**22  # items, above which those of one entry are added up
+ROOM = 2**29  # bytes of the reference's outputs to keep for the next model
+MOST = 2**22  # with more items, the items of one entry are added up
 NOTHING: Mapping[str, Array] = {}
 
 
@@ -33,11 +33,11 @@ class Score:
     Attributes:
         metric: The metric.
         value: The score, in the metric's unit.
-        parts: float64 (k, c), what each item contributes; None where that is not known.
-        rows: int64 (k,), the entry of the data, counted from 0, that each item is of, ascending; None where each item
-            is an entry of its own.
-        samples: How many samples were run; 0 where the metric ran the model itself.
-        notes: What should be known of it, a sentence each.
+        parts: float64 (k, c), the contribution of each item; None if unknown.
+        rows: int64 (k,), the entry of the data that each item belongs to, counted from 0, ascending; None if each item
+            is an entry.
+        samples: The number of samples; 0 if the metric ran the model.
+        notes: Remarks, a sentence each.
     """
 
     metric: Metric
@@ -49,7 +49,7 @@ class Score:
 
     @property
     def items(self) -> Array | None:
-        """The score of each item, float64 (k,); None where the metric is not the mean of scores of items."""
+        """The score of each item, float64 (k,); None if the metric is no mean over items."""
         if self.parts is None or not self.metric.mean:
             return None
         return np.asarray(self.parts[:, 0] / self.parts[:, 1])
@@ -60,7 +60,7 @@ class NothingCountsError(RequantError):
 
 
 class Scorer:
-    """Adds up a metric sample by sample."""
+    """Computes a metric sample by sample."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -72,15 +72,15 @@ class Scorer:
         self._items = self._entries = self._samples = 0
 
     def add(self, outputs: Outputs, sample: Sample, reference: Outputs = NOTHING) -> None:
-        """Take a sample into account.
+        """Add a sample.
 
         Args:
-            outputs: What the model gave for it.
+            outputs: The outputs of the model.
             sample: The sample, with its label.
-            reference: What `Metric.keep` left of the float model's outputs.
+            reference: The result of `Metric.keep` for the float model's outputs.
 
         Raises:
-            RequantError: The labels or outputs are not what the metric wants.
+            RequantError: The labels or outputs do not fit the metric.
         """
         check_label(self._metric, sample)
         self._samples += 1
@@ -89,17 +89,17 @@ class Scorer:
             self._outputs.append(outputs)
             self._labels.append(sample.label)
             return
-        found = self._metric.items(outputs, sample, reference)
-        self._parts.append(found.parts)
-        self._rows.append(found.rows + self._entries)
-        self._entries += int(found.rows.max(initial=0)) + 1
-        self._items += len(found.parts)
+        items = self._metric.items(outputs, sample, reference)
+        self._parts.append(items.parts)
+        self._rows.append(items.rows + self._entries)
+        self._entries += int(items.rows.max(initial=0)) + 1
+        self._items += len(items.parts)
         if self._items > MOST and self._metric.sums:
             self._parts, self._rows = ([part] for part in by_row(*self._joined()))
             self._items = len(self._parts[0])
 
     def _joined(self) -> tuple[Array, Array]:
-        """Return the items so far, with as many columns as the widest of them has."""
+        """Return the contributions so far, padded to the same number of columns, and their entries."""
         width = max((part.shape[1] for part in self._parts), default=2)
         parts = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in self._parts]
         return np.concatenate(parts), np.concatenate(self._rows)
@@ -108,7 +108,7 @@ class Scorer:
         """Return the score of the samples so far.
 
         Raises:
-            RequantError: There were none that count, or the user's function fails.
+            RequantError: No sample counts, or the user's function fails.
         """
         metric = self._metric
         if metric.items is None:
@@ -119,41 +119,41 @@ class Scorer:
             raise NothingCountsError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
         notes: tuple[str, ...] = ()
         if metric.labels == "used" and not self._labelled:
-            notes = (f"{metric.name}: without labels, the tokens of the input, padding included, are what is foretold",)
+            notes = (f"{metric.name}: without labels, the model predicts the tokens of the input, padding included",)
         own = len(np.unique(rows)) == len(rows)
         return Score(metric, metric.of(parts), parts, None if own else rows, self._samples, notes)
 
 
 def by_row(parts: Array, rows: Array) -> tuple[Array, Array]:
-    """Return the sums of contributions that are of the same entry, and the entries."""
+    """Return the sums of the contributions of each entry, and the entries."""
     starts = np.flatnonzero(np.diff(rows, prepend=-1))
     return np.add.reduceat(parts, starts, axis=0), rows[starts]
 
 
 def check_label(metric: Metric, sample: Sample) -> None:
-    """Refuse a sample without the label that a metric wants.
+    """Check that a sample has a label if the metric needs one.
 
     Raises:
-        DataError: It has none.
+        DataError: The label is missing.
     """
     if sample.label is None and metric.needs_labels():
-        raise DataError(f"{sample.where}: no label, which {metric.name} wants; agreement and sqnr need none")
+        raise DataError(f"{sample.where}: no label, but {metric.name} needs one; agreement and sqnr need none")
 
 
 class Reference:
-    """What a metric wants of the float model's outputs, kept as far as there is room.
+    """The part of the float model's outputs that a metric needs, cached up to a number of bytes.
 
-    It serves any number of models that are scored on samples of the same data.
+    Several models can be scored on samples of the same data with one reference.
     """
 
     def __init__(self, metric: Metric, model: ModelSource, *, threads: int = 0, room: int = ROOM) -> None:
-        """Load the model when it is wanted first.
+        """Prepare the reference; the first call loads the model.
 
         Args:
             metric: The metric.
             model: The float model.
             threads: Threads inside one operator; 0 leaves the choice to the runtime.
-            room: Bytes that may be kept; what does not fit is computed again.
+            room: Bytes to keep; other outputs are computed again.
         """
         self._load: Callable[[], Runner] = lambda: Runner(model, threads=threads)
         self._run: Runner | None = None
@@ -162,7 +162,7 @@ class Reference:
         self._kept: dict[str, Outputs] = {}
 
     def __call__(self, sample: Sample) -> Outputs:
-        """Return what `Metric.keep` leaves of the outputs for a sample.
+        """Return the result of `Metric.keep` for the outputs of a sample.
 
         Raises:
             RequantError: The model cannot be loaded or run.
@@ -170,12 +170,12 @@ class Reference:
         if sample.where in self._kept:
             return self._kept[sample.where]
         self._run = self._run or self._load()
-        found = self.metric.keep(self._run(sample.feed), sample.where)
-        size = sum(getattr(value, "nbytes", 0) for value in found.values())
+        needed = self.metric.keep(self._run(sample.feed), sample.where)
+        size = sum(getattr(value, "nbytes", 0) for value in needed.values())
         if size <= self._room:
-            self._kept[sample.where] = found
+            self._kept[sample.where] = needed
             self._room -= size
-        return found
+        return needed
 
 
 Against: TypeAlias = "Reference | ModelSource | None"
@@ -192,15 +192,15 @@ def score(
 ) -> Score:
     """Run a model over data once, sample by sample, and return its score.
 
-    Outputs are kept for a user's function only, which is called with all of them.
+    Only a user's function gets all outputs at once; for other metrics they are not kept.
 
     Args:
         metric: The metric, from `metric_named`.
         model: The model.
-        data: The data, with labels where the metric wants them.
-        reference: The float model, or a `Reference` to it that keeps its outputs for the next call; for metrics that
-            compare with it.
-        progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
+        data: The data, with labels if the metric needs them.
+        reference: The float model, or a `Reference` that keeps its outputs for the next call; for metrics that compare
+            with the float model.
+        progress: Called with a stage, the part that is done, and the total (None: unknown).
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
 
     Raises:
@@ -223,64 +223,64 @@ def score(
 
 
 def _reference(metric: Metric, given: Against) -> Reference | None:
-    """Return the outputs that a metric compares with; None where it compares with none.
+    """Return the reference of a metric; None if the metric needs none.
 
     Raises:
-        RequantError: It compares, and there is nothing to compare with.
+        RequantError: The metric needs a reference, and there is none.
     """
     if not metric.reference:
         return None
     if given is None:
-        raise RequantError(f"{metric.name} compares outputs with those of the float model, which is not given")
-    return given if isinstance(given, Reference) else Reference(metric, given, room=0)  # wanted once
+        raise RequantError(f"{metric.name} compares outputs with those of the float model; give a float model")
+    return given if isinstance(given, Reference) else Reference(metric, given, room=0)  # used once
 
 
-def of_reference(found: Score) -> Score:
-    """Return what the float model has in a metric of which it is the reference, on the same items.
+def of_reference(scored: Score) -> Score:
+    """Return the float model's own score in a metric that compares with the float model, on the same items.
 
     Raises:
         RequantError: The metric has no reference.
     """
-    best = ideal(found.metric)
-    if best is None or found.parts is None:
-        raise RequantError(f"{found.metric.name} is of one model alone")
-    parts = found.parts.copy()
-    parts[:, (1 if found.metric.unit == "dB" else 0) :: 2] = 0.0
-    if found.metric.unit != "dB":
+    best = ideal(scored.metric)
+    if best is None or scored.parts is None:
+        raise RequantError(f"{scored.metric.name} does not compare with the float model")
+    parts = scored.parts.copy()
+    parts[:, (1 if scored.metric.unit == "dB" else 0) :: 2] = 0.0
+    if scored.metric.unit != "dB":
         parts[:, 0] = parts[:, 1]
-    return replace(found, value=best, parts=parts)
+    return replace(scored, value=best, parts=parts)
 
 
 def join(scores: Sequence[Score]) -> Score:
-    """Return the score over consecutive pieces of data, from the scores of a model on each.
+    """Return the score over consecutive pieces of data, from the scores on the pieces.
 
     Raises:
-        RequantError: There are none, they are of several metrics, or a piece has no items.
+        RequantError: There are no scores, they are in several metrics, or a piece has no items.
     """
-    if not scores or any(found.parts is None or found.metric.name != scores[0].metric.name for found in scores):
-        raise RequantError("only scores of one metric that is made of items can be joined")
+    if not scores or any(each.parts is None or each.metric.name != scores[0].metric.name for each in scores):
+        raise RequantError("only scores in one metric, with the scores of items, can be joined")
     rows, first = [], 0
-    for found in scores:
-        assert found.parts is not None
-        own = np.arange(len(found.parts)) if found.rows is None else found.rows
+    for each in scores:
+        assert each.parts is not None
+        own = np.arange(len(each.parts)) if each.rows is None else each.rows
         rows.append(own + first)
         first = int(rows[-1][-1]) + 1
-    width = max(found.parts.shape[1] for found in scores if found.parts is not None)
+    width = max(each.parts.shape[1] for each in scores if each.parts is not None)
     padded = [np.pad(s.parts, ((0, 0), (0, width - s.parts.shape[1]))) for s in scores if s.parts is not None]
-    parts, each = np.concatenate(padded), np.concatenate(rows)
-    own_rows = all(found.rows is None for found in scores)
-    notes = tuple(dict.fromkeys(note for found in scores for note in found.notes))
-    samples = sum(found.samples for found in scores)
+    parts, entries = np.concatenate(padded), np.concatenate(rows)
+    own_rows = all(each.rows is None for each in scores)
+    notes = tuple(dict.fromkeys(note for each in scores for note in each.notes))
+    samples = sum(each.samples for each in scores)
     metric = scores[0].metric
-    return Score(metric, metric.of(parts), parts, None if own_rows else each, samples, notes)
+    return Score(metric, metric.of(parts), parts, None if own_rows else entries, samples, notes)
 
 
 @contextmanager
 def as_file(model: ModelSource, folder: Path | None = None) -> Iterator[str]:
-    """Return the path of a model; one in memory is written for a while, into a folder of `folder`.
+    """Return the path of a model. A model in memory is written into a temporary folder, in `folder`.
 
     Raises:
-        RequantError: There is no such file.
+        RequantError: The file does not exist.
     """
     if not isinstance(model, (bytes, Serialized)):
         if not Path(model).is_file():
@@ -297,7 +297,7 @@ def as_file(model: ModelSource, folder: Path | None = None) -> Iterator[str]:
 
 
 def _write(model: Serialized, path: str) -> None:
-    """Write a model with its weights beside it."""
+    """Write a model, with its weights in files beside it."""
     import onnx
     from onnx import external_data_helper, numpy_helper
 

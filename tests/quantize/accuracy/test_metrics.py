@@ -204,7 +204,7 @@ def test_auroc_is_the_share_of_pairs_in_order(cases: list[tuple[int, int]]) -> N
     ones, zeros = scores[labels == 1], scores[labels == 0]
     outputs = scores.astype(np.float32)[:, None]
     if not len(ones) or not len(zeros):
-        with pytest.raises(RequantError, match="auroc wants labels 0 and 1; all"):
+        with pytest.raises(RequantError, match="auroc needs labels 0 and 1; all"):
             scored("auroc", [outputs], [labels])
         return
     pairs = sum((a > b) + (a == b) / 2 for a, b in product(ones, zeros))
@@ -223,21 +223,21 @@ def test_a_score_of_nan_is_the_lowest() -> None:
 @pytest.mark.parametrize(
     ("metric", "output", "label", "mention"),
     [
-        ("top1", normal(1, 4), None, "no label, which top1 wants; agreement and sqnr need none"),
+        ("top1", normal(1, 4), None, "no label, but top1 needs one; agreement and sqnr need none"),
         ("top1", normal(1, 4), 4, "label 4, but the output has 4 classes, counted from 0"),
         ("top1", normal(1, 4), np.array([0, 1]), "labels of shape (2,) for predictions of shape (1,)"),
-        ("top1", normal(1, 4), np.array([0.5]), "labels of float64, where classes are wanted"),
-        ("top1", normal(1, 1), 0, "no output holds scores per class, which top1 ranks"),
+        ("top1", normal(1, 4), np.array([0.5]), "labels of float64, but labels must be classes"),
+        ("top1", normal(1, 1), 0, "no output holds scores per class; top1 needs one"),
         ("top5", normal(1, 5), 0, "top5 of 5 classes is always right; use top1"),
-        ("agreement", normal(1, 1), None, "no output holds scores per class, which agreement compares; use sqnr"),
+        ("agreement", normal(1, 1), None, "no output holds scores per class; use sqnr"),
         ("perplexity", normal(1, 3, 4), None, "no label, and 0 integer inputs (N, T)"),
         ("perplexity", normal(1, 3, 4), np.zeros((1, 5), int), "no output holds scores (1, 5, 'V')"),
         ("perplexity", normal(1, 3, 4), np.full((1, 3), 4), "label 4, but the output has 4 classes"),
-        ("psnr", normal(1, 3, 4), np.zeros((1, 4, 4)), "no output goes with a target of shape (1, 4, 4): out (1, 3, 4)"),
-        ("miou", normal(1, 3, 4, 4), np.zeros((1, 5, 5), int), "no output goes with a label of shape (1, 5, 5)"),
+        ("psnr", normal(1, 3, 4), np.zeros((1, 4, 4)), "no output fits a target of shape (1, 4, 4): out (1, 3, 4)"),
+        ("miou", normal(1, 3, 4, 4), np.zeros((1, 5, 5), int), "no output fits a label of shape (1, 5, 5)"),
         ("miou", normal(1, 3, 4, 4), np.full((1, 4, 4), 3), "label 3, but the output has 3 classes"),
-        ("auroc", normal(1, 1), 2, "label 2, where auroc wants 0 or 1"),
-        ("auroc", normal(1, 3), np.zeros((1, 4)), "no output goes with a label of shape (1, 4): out (1, 3)"),
+        ("auroc", normal(1, 1), 2, "label 2, but auroc needs labels 0 and 1"),
+        ("auroc", normal(1, 3), np.zeros((1, 4)), "no output fits a label of shape (1, 4): out (1, 3)"),
     ],
 )  # fmt: skip
 def test_what_a_metric_cannot_take_is_refused_at_the_sample(
@@ -322,8 +322,8 @@ def test_a_function_of_a_model(own: Any, echo: Path, kind: str) -> None:
     ("name", "mention"),
     [
         ("fails", "ValueError: of no use"),
-        ("nothing", "returned a NoneType, where a number or an array of numbers is wanted"),
-        ("table", "returned an array of shape (2, 2), where a number or the score of each item is wanted"),
+        ("nothing", "returned a NoneType, but must return a number or an array of numbers"),
+        ("table", "returned an array of shape (2, 2), but must return a number or the score of each item"),
         ("nan", "returned NaN"),
     ],
 )
@@ -341,7 +341,7 @@ def test_a_function_that_fails_says_so_in_one_line(own: Any, echo: Path, name: s
         ("top2", "top1"),
         ("missing.py:f", "missing.py: no such file"),
         ("{own}:three", "takes (a, b, c); a metric takes a model's path, or (outputs, labels)"),
-        ("{own}:number_seven", "a int is no function"),
+        ("{own}:number_seven", "a int is not a function"),
         ("{own}:tems", "items"),
     ],
 )
@@ -513,9 +513,9 @@ def test_items_of_one_entry_are_not_independent() -> None:
 
 
 def test_only_scores_of_the_same_items_are_compared() -> None:
-    with pytest.raises(RequantError, match="2 and 3 items, which are not of the same data"):
+    with pytest.raises(RequantError, match="2 and 3 items; the scores are of different data"):
         versus(binary(1, 1), binary(1, 1, 0))
-    with pytest.raises(RequantError, match="a score in top1 is not compared with one in top5"):
+    with pytest.raises(RequantError, match="a score in top1 cannot be compared with a score in top5"):
         versus(binary(1), Score(METRICS["top5"], 1.0))
 
 
@@ -768,7 +768,7 @@ def test_compare_prints_the_metric(pair: tuple[Path, Path, Path]) -> None:
     ("arguments", "mention"),
     [
         (["--metric", "top2"], "top2"),
-        (["--metric", "auroc"], "sample 0: no output goes with a label"),
+        (["--metric", "auroc"], "sample 0: no output fits a label"),
         (["--lower"], "--lower needs --metric"),
     ],
 )

@@ -24,7 +24,7 @@ from requant.cli import main
 from requant.quantize import Options, compare_models, quantize_model
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias, mean_error
-from requant.quantize.corrections.layer_by_layer import Step, channel_means, walk
+from requant.quantize.corrections.layer_by_layer import Layer, channel_means, walk_layers
 from requant.quantize.job import Candidate, Evidence, Job
 from requant.quantize.model.files import serialize
 from requant.quantize.options.efforts import CORRECTIONS, EFFORTS, chosen
@@ -121,11 +121,11 @@ def test_channel_means_agree_after_correction(model: Path, samples: int) -> None
     job, _, plan, write = begun(model, feeds())
     candidate, steps = write(plan), {}
 
-    def correct(step: Step) -> tuple[Adjustment, list[Array]]:
+    def correct(step: Layer) -> tuple[Adjustment, list[Array]]:
         steps[step.unit.name] = step
         return correct_bias(step)
 
-    found = dict(walk(job, candidate, feeds(samples), correct))
+    found = dict(walk_layers(job, candidate, feeds(samples), correct))
     corrected = job.simple.clone()
     insert_qdq(corrected, plan=plan, qparams=candidate.qparams, adjusted=found, scheme=job.scheme)
     names = {name: next(n for n in corrected.graph if n.name == name).outputs[0] for name in steps}
@@ -134,7 +134,7 @@ def test_channel_means_agree_after_correction(model: Path, samples: int) -> None
     rows = [session.run([str(v.name) for v in names.values()], dict(feed)) for feed in feeds(samples)]
     assert list(steps) == ["first", "second", "third"]
     for position, step in enumerate(steps.values()):
-        own = [step.product(x, step.weights.array, step.weights.bias) for x in step.rough]
+        own = [step.product(x, step.weights.array, step.weights.bias) for x in step.int8_inputs]
         gone = channel_means([a - row[position] for a, row in zip(own, rows, strict=True)], 1)
         plain = channel_means([a - b for a, b in zip(own, step.run(_nearest(step)), strict=True)], 1)
         uncertain = plain.std(axis=0, ddof=1) / math.sqrt(samples) if samples > 1 else 0.0
@@ -147,11 +147,11 @@ def test_channel_means_agree_after_correction(model: Path, samples: int) -> None
             assert (np.abs(plain.mean(axis=0)) > uncertain + half + reordered).any()  # there was something to correct
 
 
-def _nearest(step: Step) -> Array:
+def _nearest(step: Layer) -> Array:
     return quantize(step.weights.array, step.weights.params)
 
 
-def _reach(step: Step) -> Array:
+def _reach(step: Layer) -> Array:
     """Return what a hundredth of the integers that a unit reads can change of its means, if one step off."""
     taps = tuple(range(1, step.weights.array.ndim))
     return np.asarray(0.01 * float(step.params.scale) * np.abs(step.weights.array).sum(axis=taps))
@@ -253,7 +253,7 @@ def test_a_piece_that_does_not_run_ends_the_corrections(model: Path, monkeypatch
     job, _, plan, write = begun(model, feeds())
     calls = itertools.count()
 
-    def failing(step: Step, stored: Array | None = None) -> tuple[Adjustment, list[Array]]:
+    def failing(step: Layer, stored: Array | None = None) -> tuple[Adjustment, list[Array]]:
         if next(calls) == 1:
             raise RequantError("it does not run")
         return correct_bias(step, stored)

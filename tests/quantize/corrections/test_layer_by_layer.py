@@ -18,7 +18,7 @@ from requant.quantize import Options, quantize_model
 from requant.quantize.corrections import layer_by_layer as walking
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias
-from requant.quantize.corrections.layer_by_layer import Step, walk
+from requant.quantize.corrections.layer_by_layer import Layer, walk_layers
 from requant.quantize.job import Candidate, Job
 from requant.quantize.model.files import serialize
 from requant.quantize.runtime.progress import silent
@@ -191,7 +191,7 @@ def tapped(model: ir.Model, names: list[str], data: Feeds) -> list[dict[str, Arr
     return [dict(zip(names, session.run(names, dict(feed)), strict=True)) for feed in data]
 
 
-def distort(step: Step) -> tuple[Adjustment, list[Array]]:
+def distort(step: Layer) -> tuple[Adjustment, list[Array]]:
     """Change weights and bias of a unit, and give exactly what the INT8 model then gives.
 
     A bias that is a whole number of steps is not rounded again.
@@ -206,22 +206,22 @@ def distort(step: Step) -> tuple[Adjustment, list[Array]]:
     whole = dequantize(random.integers(-500, 500, params.scale.shape).astype(np.int32), steps)
     weights = dequantize(stored, params)
     shift = whole if bias is None else whole - bias
-    return Adjustment(shift, stored), [step.product(x, weights, whole) for x in step.rough]
+    return Adjustment(shift, stored), [step.product(x, weights, whole) for x in step.int8_inputs]
 
 
 def walked(
-    job: Job, candidate: Candidate, data: Feeds, correct: Callable[[Step], tuple[Adjustment, list[Array]]]
-) -> tuple[dict[str, Step], dict[str, Adjustment]]:
-    steps: dict[str, Step] = {}
+    job: Job, candidate: Candidate, data: Feeds, correct: Callable[[Layer], tuple[Adjustment, list[Array]]]
+) -> tuple[dict[str, Layer], dict[str, Adjustment]]:
+    steps: dict[str, Layer] = {}
 
-    def noted(step: Step) -> tuple[Adjustment, list[Array]]:
+    def noted(step: Layer) -> tuple[Adjustment, list[Array]]:
         steps[step.unit.name] = step
         return correct(step)
 
-    return steps, dict(walk(job, candidate, data, noted))
+    return steps, dict(walk_layers(job, candidate, data, noted))
 
 
-def read_by(step: Step) -> str:
+def read_by(step: Layer) -> str:
     """Return the name of the integers that a unit reads in an emitted model."""
     return f"{step.unit.inputs[0]}/quantized"
 
@@ -242,7 +242,7 @@ def test_a_step_sees_what_the_int8_model_reads_once_what_was_found_is_in_it(case
     seen = tapped(model, list({read_by(step) for step in steps.values()}), feeds(case))
     for step in steps.values():
         integers = [values[read_by(step)] for values in seen]
-        assert equal(step.rough, [dequantize(each, step.params) for each in integers]), step.unit.name
+        assert equal(step.int8_inputs, [dequantize(each, step.params) for each in integers]), step.unit.name
     last = steps[case.walked.split()[-1]]
     before = tapped(candidate.model, [read_by(last)], feeds(case))
     assert not equal([row[read_by(last)] for row in before], [row[read_by(last)] for row in seen])  # it was distorted
@@ -256,8 +256,8 @@ def test_a_step_knows_the_float_model(case: Case, tmp_path: Path) -> None:
     rows = tapped(job.simple, list(names - {"x"}), feeds(case))
     seen = [{**feed, **row} for feed, row in zip(feeds(case), rows, strict=True)]
     for step in steps.values():
-        assert equal(step.exact, [row[str(step.node.inputs[0].name)] for row in seen])  # type: ignore[union-attr]
-        assert equal(step.wanted, [row[str(step.node.outputs[0].name)] for row in seen])
+        assert equal(step.float_inputs, [row[str(step.node.inputs[0].name)] for row in seen])  # type: ignore[union-attr]
+        assert equal(step.float_results, [row[str(step.node.outputs[0].name)] for row in seen])
 
 
 def test_first_convolutions_are_packed_here(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_the_bias_behind_a_product_is_corrected(case: Case, place: str, tmp_path
     assert [step.has_bias for step in plain.values()] == [adjustment.shift is not None for adjustment in found.values()]
     assert [step.has_bias for step in plain.values()] == [True, False]
 
-    def shifted(step: Step) -> tuple[Adjustment, list[Array]]:
+    def shifted(step: Layer) -> tuple[Adjustment, list[Array]]:
         given = step.run(quantize(step.weights.array, step.weights.params))
         shift = np.ones(10, np.float32) if step.has_bias else None
         return Adjustment(shift), given if shift is None else [y + shift for y in given]
@@ -298,8 +298,8 @@ def test_the_bias_behind_a_product_is_corrected(case: Case, place: str, tmp_path
     assert constants is not None
     widest = float(np.ptp([0, *constants.numpy(), *(constants.numpy() + 1)]))
     bound = sum(float(params.scale) for params in candidate.qparams.values()) + widest / 255
-    assert greatest(step.rough, seen) <= bound
-    assert greatest(step.rough, plain["second"].rough) > 2 * bound  # so that the shift has arrived
+    assert greatest(step.int8_inputs, seen) <= bound
+    assert greatest(step.int8_inputs, plain["second"].int8_inputs) > 2 * bound  # so that the shift has arrived
 
 
 def greatest(one: list[Array], other: list[Array]) -> float:
@@ -370,8 +370,8 @@ def test_a_limit_of_memory_halves_the_samples_of_both_models(tmp_path: Path, mon
         monkeypatch.setattr(walking, "MEMORY", limit)
         steps, _ = walked(job, candidate, feeds(case, 7), distort)
         for step, count in zip(steps.values(), counts, strict=True):
-            assert [len(arrays) for arrays in (step.exact, step.rough, step.wanted)] == [count] * 3
-            assert equal(step.rough, plain[step.unit.name].rough[:count])
+            assert [len(arrays) for arrays in (step.float_inputs, step.int8_inputs, step.float_results)] == [count] * 3
+            assert equal(step.int8_inputs, plain[step.unit.name].int8_inputs[:count])
 
 
 def test_another_format_is_corrected_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant.quantize.corrections import rounding
-from requant.quantize.corrections.layer_by_layer import Step
+from requant.quantize.corrections.layer_by_layer import Layer
 from requant.quantize.corrections.rounding import (
     Moments,
     _rows,
@@ -186,7 +186,7 @@ def test_it_is_mostly_close_to_the_best() -> None:
 
 def step(
     op: str, weights: Array, x: list[Array], y: list[Array], *, bias: Array | None = None, **attributes: Any
-) -> Step:
+) -> Layer:
     """Return a unit that reads x in the INT8 model and gives y in the float model."""
     made = [ir.Attr(name, *_attribute(value)) for name, value in attributes.items()]
     inputs = [ir.val(name) for name in ("x", "w", *(["b"] if bias is not None else []))]
@@ -198,7 +198,7 @@ def step(
         raise AssertionError("rounding needs no runtime")
 
     unit = Unit(name="unit", op=op, nodes=("unit",), inputs=("x",), outputs=("y",))
-    return Step(unit, node, FloatWeights(weights, params, bias), asymmetric_u8(-4, 4), x, x, y, never)
+    return Layer(unit, node, FloatWeights(weights, params, bias), asymmetric_u8(-4, 4), x, x, y, never)
 
 
 def _attribute(value: Any) -> tuple[ir.AttributeType, Any]:
@@ -314,7 +314,7 @@ def product(op: str, attributes: dict[str, Any]) -> Callable[[Array, Array], Arr
     return lambda x, w: np.asarray(x @ (w.T if attributes.get("transB") else w))
 
 
-def error(op: str, attributes: dict[str, Any], one: Step, stored: Array, x: list[Array]) -> float:
+def error(op: str, attributes: dict[str, Any], one: Layer, stored: Array, x: list[Array]) -> float:
     """Return the power of what integers change of the results, for an input."""
     compute, params = product(op, attributes), one.weights.params
     shape = [-1 if i == params.axis else 1 for i in range(stored.ndim)]
@@ -322,7 +322,7 @@ def error(op: str, attributes: dict[str, Any], one: Step, stored: Array, x: list
     return float(np.mean([np.square(compute(each, rough) - compute(each, one.weights.array)) for each in x]))
 
 
-def layer(kind: str, *, seed: int = 1, mean: float | Array = 0.0) -> tuple[Step, tuple[int, ...], int]:
+def layer(kind: str, *, seed: int = 1, mean: float | Array = 0.0) -> tuple[Layer, tuple[int, ...], int]:
     op, shape, attributes = LAYERS[kind]
     weights = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     inputs, axis = ((1, shape[1] * attributes.get("group", 1), 6, 6), 1) if op == "Conv" else ((25, 24), -1)
@@ -350,9 +350,10 @@ def test_what_the_layers_before_lost_is_made_up_for() -> None:
     """The float layer gives a fifth of a step more for each weight, which rounding to the nearest never sees."""
     one, inputs, axis = layer("product")
     weights = one.weights.array
-    rough = alike(inputs, axis, 8, seed=2)
-    wanted = [x @ (weights + 0.2 * one.weights.params.scale) for x in rough]  # a fifth of a step is missing everywhere
-    lost = replace(one, exact=rough, rough=rough, wanted=wanted)
+    inputs_int8 = alike(inputs, axis, 8, seed=2)
+    target = weights + 0.2 * one.weights.params.scale  # a fifth of a step is missing everywhere
+    results = [x @ target for x in inputs_int8]
+    lost = replace(one, float_inputs=inputs_int8, int8_inputs=inputs_int8, float_results=results)
     fresh = alike(inputs, axis, 16, seed=3)
 
     def short(found: Array | None) -> float:
@@ -366,9 +367,9 @@ def test_what_the_layers_before_lost_is_made_up_for() -> None:
 def test_noise_that_no_weights_explain_does_not_hide_what_rounding_gains() -> None:
     """The float layer gives what 24 weights cannot: making up for that on few rows would cost more than it gains."""
     one, inputs, axis = layer("product")
-    random, x = np.random.default_rng(5), [each[:8] for each in one.rough]
+    random, x = np.random.default_rng(5), [each[:8] for each in one.int8_inputs]
     y = [each @ one.weights.array + 0.2 * random.standard_normal((8, 10)).astype(np.float32) for each in x]
-    found = learn_rounding(replace(one, exact=x, rough=x, wanted=y))
+    found = learn_rounding(replace(one, float_inputs=x, int8_inputs=x, float_results=y))
     fresh, nearest = alike(inputs, axis, 16, seed=3), quantize(one.weights.array, one.weights.params)
     assert found is not None
     assert error("MatMul", {}, one, found, fresh) < 0.5 * error("MatMul", {}, one, nearest, fresh)
