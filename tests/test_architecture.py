@@ -64,8 +64,6 @@ IMPORT_NAMES = {"onnx-ir": "onnx_ir", "pillow": "PIL", "protobuf": "google"}
 LINES_P95 = 45
 PARAMETERS = 7
 
-each_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-
 
 def part(path: Path) -> str:
     """Return the key of `KNOWS` for a source file: its package, ``"cli"``, or ``""`` for the root."""
@@ -92,6 +90,12 @@ def imported(node: ast.AST, path: Path) -> list[str]:
     return [".".join([*base, *([node.module] if node.module else []), alias.name]) for alias in node.names]
 
 
+def place(path: Path, line: int = 0) -> str:
+    """Return where something is: ``"quantize/job.py"``, or ``"quantize/job.py:12"``."""
+    return path.relative_to(ROOT).as_posix() + (f":{line}" if line else "")
+
+
+@cache
 def all_imports(path: Path) -> list[tuple[int, str]]:
     return [(node.lineno, name) for node in ast.walk(tree(path)) for name in imported(node, path)]  # type: ignore[attr-defined]
 
@@ -131,44 +135,52 @@ def test_every_package_has_sources() -> None:
         assert len(list((ROOT / package).glob("*.py"))) > 1, f"{package} has no modules: the rules below check nothing"
 
 
-@each_source
-def test_imports_go_one_way(path: Path) -> None:
-    allowed = KNOWS[part(path)]
-    for line, name in all_imports(path):
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path, (line, name) in every_import():
         top, _, rest = name.partition(".")
         target = rest.split(".")[0]
-        if top == "requant":
-            seen = target if target in KNOWS else ""
-            assert seen in allowed, f"line {line}: {part(path) or 'the root'} may not import requant.{target}"
+        if top == "requant" and (target if target in KNOWS else "") not in KNOWS[part(path)]:
+            wrong.append(f"{place(path, line)}: {part(path) or 'the root'} may not import requant.{target}")
+    assert wrong == []
 
 
-@each_source
-def test_libraries_stay_where_they_belong(path: Path) -> None:
-    found = {name.split(".")[0] for _, name in all_imports(path)}
-    assert not found & FOREIGN[part(path)]
-    place = path.relative_to(ROOT).as_posix()
-    assert not {name for name in found & set(HOMES) if not place.startswith(HOMES[name])}
+def every_import() -> Iterator[tuple[Path, tuple[int, str]]]:
+    """Yield every file with each line and dotted name that it imports."""
+    for path in SOURCES:
+        for found in all_imports(path):
+            yield path, found
 
 
-@each_source
-def test_every_imported_library_is_a_declared_dependency(path: Path) -> None:
+def test_libraries_stay_where_they_belong() -> None:
+    wrong = []
+    for path, (line, name) in every_import():
+        library = name.split(".")[0]
+        if library in FOREIGN[part(path)] or (library in HOMES and not place(path).startswith(HOMES[library])):
+            wrong.append(f"{place(path, line)}: {library}")
+    assert wrong == []
+
+
+def test_every_imported_library_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     names = [entry.split(">=")[0] for entry in declared]
     known = {IMPORT_NAMES.get(name, name) for name in names} | {"requant"} | sys.stdlib_module_names
-    assert {name.split(".")[0] for _, name in all_imports(path)} <= known
+    assert [
+        f"{place(path, line)}: {name}" for path, (line, name) in every_import() if name.split(".")[0] not in known
+    ] == []
 
 
-@each_source
-def test_packages_import_relatively_and_the_command_line_absolutely(path: Path) -> None:
+def test_packages_import_relatively_and_the_command_line_absolutely() -> None:
     # A relative import works with any name of the checkout folder; cli.py also runs as a script.
-    for node in ast.walk(tree(path)):
+    wrong = []
+    for path, node in ((source, node) for source in SOURCES for node in ast.walk(tree(source))):
         relative = isinstance(node, ast.ImportFrom) and node.level > 0
         ours = any(name.split(".")[0] == "requant" for name in imported(node, path))
-        if part(path) in PACKAGES:
-            assert relative or not ours, f"line {node.lineno}: import relatively"  # type: ignore[attr-defined]
-        else:
-            assert not relative, f"line {node.lineno}: import absolutely"  # type: ignore[attr-defined]
+        packaged = part(path) in PACKAGES
+        if relative != packaged and (relative or ours):
+            wrong.append(f"{place(path, node.lineno)}: import {'relatively' if packaged else 'absolutely'}")  # type: ignore[attr-defined]
+    assert wrong == []
 
 
 def test_the_command_line_imports_heavy_modules_only_inside_functions() -> None:
