@@ -61,8 +61,9 @@ FOREIGN = {
 }
 IMPORT_NAMES = {"onnx-ir": "onnx_ir", "pillow": "PIL", "protobuf": "google"}
 
-LINES_P95 = 45
+LINES_P95, MOST_LINES, FILE_LINES = 40, 80, 500
 PARAMETERS = 7
+DOOR_LINES = 100  # of cli.py
 
 
 def part(path: Path) -> str:
@@ -203,6 +204,13 @@ def test_functions_are_short() -> None:
     lengths = sorted((node.end_lineno - node.lineno + 1, place) for place, node in functions() if node.end_lineno)
     length, _ = lengths[int(0.95 * len(lengths))]
     assert length <= LINES_P95, "\n".join(f"{n:4} {place}" for n, place in lengths[-len(lengths) // 20 - 1 :])
+    assert [row for row in lengths if row[0] > MOST_LINES] == []
+
+
+def test_files_are_short() -> None:
+    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {name: n for name, n in lines.items() if n > FILE_LINES} == {}
+    assert lines["cli.py"] < DOOR_LINES
 
 
 def test_signatures_are_short() -> None:
