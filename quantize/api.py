@@ -61,7 +61,7 @@ def quantize_model(
     check_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)
     if options.plan is not None and os.path.realpath(options.plan) == os.path.realpath(plan_path(output)):
-        raise RequantError(f"{options.plan}: is where the plan of {output} goes; give the edited one another name")
+        raise RequantError(f"{options.plan}: the plan of {output} is written to this path; rename the edited plan")
     if data is None:
         _check_without_data(model, options)
     watch = Stopwatch(progress)
@@ -118,7 +118,7 @@ def search_model(
             look(run)
     result = replace(run.result, search=frontier, findings=ranges.findings, seconds=watch.seconds())
     if frontier.interrupted:
-        raise KeyboardInterrupt(f"{os.fspath(output)} is the best model so far; the same command goes on with --force")
+        raise KeyboardInterrupt(f"{os.fspath(output)} is the best model so far; the same command with --force resumes")
     if frontier.done:
         state.unlink(missing_ok=True)
     if frontier.best is None and frontier.most_accurate is not None:

@@ -90,7 +90,7 @@ class Job:
 
     @property
     def static(self) -> bool:
-        """Whether there are ranges: given ones, or those of the data."""
+        """Whether there are ranges, from the user or from the data."""
         return self.judged or self.supply.ranges is not None
 
     @property

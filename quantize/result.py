@@ -39,7 +39,7 @@ class Result:
         kernels: Executed kernels with multiply-accumulates, by operator.
         float_nodes: Nodes that stayed float.
         relieved: By unit, output channels with a smaller weight range, so that 16-bit sums cannot saturate.
-        accuracy: Float against INT8 on the calibration data; of no samples where the models were not run.
+        accuracy: Float against INT8 on the calibration data; with 0 samples if the models were not run.
         latency: Float against INT8, in alternating runs; None where the models were not run.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the output with its external data.

@@ -50,7 +50,7 @@ LIMITS: Mapping[str, float] = {"latency": 1.0, "mac_share": 1.0, "size": 10.0, "
 
 
 def tolerances(given: Mapping[str, object], metrics: Iterable[Metric]) -> Tolerances:
-    """Return tolerances from values by name; the others have their defaults.
+    """Return tolerances from values by name; missing names get their defaults.
 
     Args:
         given: By name of a metric or key of `LIMITS`, a number or a text for `parse_drop`.
@@ -200,7 +200,7 @@ class Constant:
         dtype: The element type in the file.
         digest: A digest of its bytes.
         norm: The root of the sum of squares of the real values; for scales and zero points, the mean.
-        dead: Number of output channels with zeros alone.
+        dead: Number of output channels with only zeros.
     """
 
     dtype: str

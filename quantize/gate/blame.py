@@ -1,4 +1,4 @@
-"""Find the layers that differ from the baseline's, and those among them that explain a failing line."""
+"""Find the layers that differ from the baseline, and the changes that explain a failing line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOATS = ("float", "float16", "bfloat16", "double")
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A layer that differs from the baseline's.
+    """A layer that differs from the baseline.
 
     Attributes:
         name: The name of the layer.
@@ -50,7 +50,7 @@ class Changed:
 
 
 def changed_layers(now: Measured, before: Measured) -> list[Changed]:
-    """Return the layers that differ from the baseline's; those that lose most SQNR themselves come first."""
+    """Return the layers that differ from the baseline; layers with the greatest own loss of SQNR come first."""
     lost = {name: _loss(before.noise[name], now.noise[name]) for name in now.noise.keys() & before.noise.keys()}
     layers = []
     for name in dict.fromkeys((*now.layers, *before.layers)):

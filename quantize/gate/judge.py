@@ -105,7 +105,7 @@ def amount(allowed: Allowance, before: float) -> float:
 
 
 def metric_line(before: Scored, now: Scored, allowed: Allowance, *, other_data: bool = False) -> Line:
-    """Compare the INT8 model's score with that of the baseline's INT8 model, item by item."""
+    """Compare the scores of the INT8 model and of the baseline's INT8 model, item by item."""
     metric, old, new = before.metric, before.after, now.after
     line = Line(
         name=metric.name,
@@ -121,7 +121,7 @@ def metric_line(before: Scored, now: Scored, allowed: Allowance, *, other_data: 
     try:
         result = versus(old, new)
         drop, interval, method = result.drop, result.interval, result.method
-    except RequantError:  # the number of items differs, which is possible for a metric of the user
+    except RequantError:  # a metric of the user may have another number of items
         drop, interval, method = metric.worse(old.value, new.value), None, "no interval: other items"
     line = _with(line, Status.OK, "", interval=interval)
     if not drop > amount(allowed, old.value):
@@ -157,7 +157,7 @@ def _allowed_text(metric: Metric, allowed: Allowance) -> str:
 
 
 def data_line(now: Measured, before: Measured, allowed: Tolerances) -> Line:
-    """Compare the data with those of the baseline. With other data, a lower score is not the model's fault."""
+    """Compare the data with the data of the baseline. With other data, the model is not the cause of a lower score."""
     new, old = now.data, before.data
     line = Line(
         name="data",
@@ -175,12 +175,12 @@ def data_line(now: Measured, before: Measured, allowed: Tolerances) -> Line:
 
 
 def _data_problem(new: DataSummary, old: DataSummary, moved: str, allowed: float) -> str:
-    """Return why the data are not those of the baseline; empty if they are.
+    """Return why the data are not the data of the baseline; empty if they are the same.
 
     Args:
         new: The data.
         old: The data of the baseline.
-        moved: The changed scores of the float model, which is the baseline's; empty without a change.
+        moved: The changed scores of the float model, which is the same as in the baseline; empty without a change.
         allowed: The greatest change of an input's mean or standard deviation, in standard deviations.
     """
     scores = f"; scores of the float model: {moved}" if moved else ""
@@ -256,7 +256,7 @@ def slower(rounds: tuple[float, ...], floor: float) -> bool:
 
 
 def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) -> Iterator[Line]:
-    """Compare the speed-up with the required one, and with that of a baseline from the same kind of machine."""
+    """Compare the speed-up with the required one, and with the baseline if it is from the same kind of machine."""
     if now is None:
         return
     low, high = min(now.rounds), max(now.rounds)

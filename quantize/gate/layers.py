@@ -46,8 +46,8 @@ ROLES: Mapping[str, Mapping[int, str]] = {
 def layers_of(model: ir.Model) -> dict[str, Layer]:
     """Return the layers of a model: its nodes with their constants, without QuantizeLinear and DequantizeLinear.
 
-    The scale and zero point of a node's output belong to the layer. Those of a model input are a layer with the name
-    of the input.
+    The scale and zero point of a node's output belong to the layer. The scale and zero point of a model
+    input are a layer with the name of the input.
     """
     layers: dict[str, Layer] = {}
     for graph in computing_graphs(model):
@@ -98,7 +98,7 @@ def _constants(node: ir.Node) -> Iterator[tuple[str, Constant]]:
 
 
 def _quantized_by(value: ir.Value) -> dict[str, Constant]:
-    """Return the scale and zero point of a value that is quantized; nothing for other values."""
+    """Return the scale and zero point of a quantized value; empty for other values."""
     for reader in value.consumers():
         if reader.op_type == "QuantizeLinear" and (scale := constant(reader.inputs[1])) is not None:
             point = constant(reader.inputs[2]) if len(reader.inputs) > 2 else None
@@ -166,7 +166,7 @@ def _norm(values: Array) -> float:
 
 
 def _dead(values: Array, axis: int) -> int:
-    """Return the number of channels with zeros alone."""
+    """Return the number of channels with only zeros."""
     if values.ndim < 2:
         return 0
     rest = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
@@ -252,7 +252,7 @@ def _node_outputs(model: ir.Model) -> dict[str, tuple[str, str]]:
 
 
 def _dequantized_name(value: ir.Value) -> str:
-    """Return the name of a value; of a quantized one, that of its DequantizeLinear's output."""
+    """Return the name of a value; for a quantized value, the name of the output of its DequantizeLinear."""
     for quantize in value.consumers():
         if quantize.op_type == "QuantizeLinear":
             for reader in quantize.outputs[0].consumers():

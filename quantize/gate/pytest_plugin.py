@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def requant_check(request: pytest.FixtureRequest) -> Callable[..., Check]:
     """Return a function that checks a pair of models, or a requant.toml, and fails the test with the reasons.
 
-    Its arguments are the path of a ``requant.toml`` and, by name, keys of the table ``[check]``; or those of
+    Its arguments are the path of a ``requant.toml`` and, by name, keys of the table ``[check]``; or the arguments of
     `requant.quantize.check`: the float model, the INT8 model, the data, the baseline and, by name, the attributes of
     `requant.quantize.CheckOptions`. It returns the `requant.quantize.Check`. With ``fail=False`` the test does not
     fail.

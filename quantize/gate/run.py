@@ -40,11 +40,11 @@ class CheckOptions:
         metrics: Names of metrics, see `metric_named`. Empty: the metrics of the baseline; without a baseline,
             agreement, SQNR, and top-1 if the data have labels.
         lower: Lower values of metrics that are functions are better.
-        tolerances: Tolerances by name of a metric or key of `LIMITS`; the others are those of the baseline.
-        samples: Number of samples, evenly spaced in the data; None for as many as for the baseline, or all.
-        batch: Items per run while the latency is measured; None for as many as for the baseline, or 1.
-        threads: Threads inside one operator while the latency is measured; with 0 the runtime chooses; None for as
-            many as for the baseline, or 1.
+        tolerances: Tolerances by name of a metric or key of `LIMITS`; the baseline gives the others.
+        samples: Number of samples, evenly spaced in the data; None: as in the baseline, or all.
+        batch: Items per run while the latency is measured; None: as in the baseline, or 1.
+        threads: Threads inside one operator while the latency is measured; with 0 the runtime chooses; None: as in
+            the baseline, or 1.
         seconds: Duration of the latency measurement; 0 for none.
     """
 
@@ -139,7 +139,7 @@ def check(
 
     Args:
         float_model: Path of the float model.
-        int8_model: Path of the INT8 model that was made from it.
+        int8_model: Path of the INT8 model of this float model.
         data: A data source, with labels if a metric needs them. Do not use the calibration data.
         baseline: Path of the lock file.
         update: Write the baseline. It keeps its metrics and tolerances unless others are given.
@@ -295,7 +295,7 @@ def _metrics(options: CheckOptions, old: Baseline | None, model: Path, first: Sa
 
 
 def _known(values: Mapping[str, object], old: Baseline, metrics: Sequence[Metric]) -> dict[str, object]:
-    """Return tolerances without those of metrics that this check does not use."""
+    """Return the tolerances, except for metrics that this check does not use."""
     names = {metric.name for metric in metrics}
     return {name: value for name, value in values.items() if name not in old.measured.scores or name in names}
 
@@ -322,9 +322,9 @@ def _lines(pair: Pair, now: Measured, baseline: Baseline, progress: Progress) ->
 
 
 def _whole(pair: Pair, now: Measured, progress: Progress) -> Measured:
-    """Return the measurements with those of the layers."""
+    """Return the measurements with the layers and their SQNR."""
     progress("layers", 0, None)
     noise: Mapping[str, float] = {}
-    with suppress(RequantError):  # a tensor that cannot be an output: the layers get no SQNR
+    with suppress(RequantError):  # a tensor cannot be an output: the layers have no SQNR
         noise = tensor_noise(pair.float_path, pair.int8_path, pair.source)
     return replace(now, stored=stored_bytes(pair.int8_model), layers=layers_of(pair.int8_model), noise=noise)

@@ -1,1 +1,1 @@
-"""What a user may ask for: options, selection of nodes, effort, given ranges."""
+"""The request of a user: options, selection of nodes, effort, given ranges."""

@@ -1,4 +1,4 @@
-"""Values of `declared` options become the objects of the Python API."""
+"""Convert values of `declared` options into the objects of the Python API."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ATTRIBUTES: Mapping[str, str] = {"lambda": "noise_weight"}
 
 
 def build_options(values: Mapping[str, Any]) -> Options:
-    """Return the `Options` of given options.
+    """Return the `Options` for the values of the command line or of a project.
 
     Args:
-        values: By name of an option, the values as `Option.read` returns them; other options than those of `Options`
-            are ignored.
+        values: By name of an option, the values as `Option.read` returns them; options that `Options` lacks are
+            ignored.
 
     Raises:
         RequantError: A value is unknown or out of range, or two options contradict each other.
@@ -50,7 +50,7 @@ def build_options(values: Mapping[str, Any]) -> Options:
 
 
 def split_strategies(texts: Iterable[str]) -> tuple[Strategy, dict[str, Strategy]]:
-    """Return the strategy of all nodes, and those of single nodes, from ``STRATEGY`` and ``NODE=STRATEGY``.
+    """Return the strategy for all nodes, and strategies of single nodes, from ``STRATEGY`` and ``NODE=STRATEGY``.
 
     Raises:
         RequantError: A strategy is unknown, or there are several for all nodes.
@@ -91,8 +91,8 @@ def open_execution(values: Mapping[str, Any], output: str | os.PathLike[str], **
 
     Args:
         values: The given options.
-        output: The file that the run writes. A model that exists in memory alone is written beside it, because
-            workers on other machines most likely see that folder.
+        output: The file that the run writes. A model that exists only in memory is written beside this file,
+            because workers on other machines can probably read that folder.
         settings: Further arguments of `Execution`.
 
     Raises:

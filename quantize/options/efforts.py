@@ -10,7 +10,7 @@ from ... import UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is done for accuracy.
+    """An amount of work for accuracy.
 
     Attributes:
         summary: Its work, in a line.
@@ -73,7 +73,7 @@ ADJUSTING = frozenset({"bias", "rounding"})
 
 
 def chosen(effort: str, named: tuple[str, ...] | None) -> frozenset[str]:
-    """Return the named corrections, or those of an effort.
+    """Return the named corrections, or the corrections of an effort.
 
     Raises:
         UnknownNameError: A correction does not exist.

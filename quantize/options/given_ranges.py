@@ -28,7 +28,7 @@ class GivenRanges:
         ranges: The ranges; None if data give them.
         source: The origin of the ranges, for messages.
         overrides: The overrides of single tensors.
-        rule: The rule that chooses the ranges, or chose those of the file; None for a log.
+        rule: The rule that chooses the ranges, or that chose the ranges of the file; None for a log.
     """
 
     ranges: RangeFile | Log | None
@@ -79,7 +79,7 @@ class GivenRanges:
         if isinstance(self.ranges, RangeFile) and self.ranges.data.shards:
             notes.append(f"{self.source}: the data of shard {', '.join(map(shard_text, self.ranges.data.shards))} only")
         notes += [
-            f"{self.overrides.source}: tensor {name!r} was folded into its neighbours before anything else"
+            f"{self.overrides.source}: tensor {name!r} was folded into its neighbours by simplification"
             for name in self.overrides.tensors
             if name not in known
         ]

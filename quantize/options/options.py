@@ -41,8 +41,8 @@ class Options:
         costs: A file of costs that were measured on the target machine; implies placement by these costs.
         plan: A plan file that decides the units that it names.
         noise_weight: Microseconds of latency that one unit of noise costs; noise as strong as the signal is one unit.
-        effort: How much is done for accuracy, a key of `EFFORTS`.
-        corrections: Keys of `CORRECTIONS` that replace those of the effort.
+        effort: The amount of work for accuracy, a key of `EFFORTS`.
+        corrections: Keys of `CORRECTIONS`, instead of the corrections of the effort.
         external_data: Write the weights to one file beside the output; above 2 GB this always happens.
         force_int8: Write the INT8 model even if it is not worth having.
         threads: Threads inside one operator while the latency is measured; with 0 the runtime chooses.
@@ -77,7 +77,7 @@ class Options:
         """Refuse values that are unknown, out of range, or contradict each other.
 
         Raises:
-            RequantError: There is one.
+            RequantError: A value is refused.
         """
         self._check_values()
         if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
@@ -110,7 +110,7 @@ class Options:
             raise RequantError(f"the price of noise must be 0 or more, not {self.noise_weight}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that shape the model and are not at their default, as plain JSON values; without files."""
+        """Return the options that shape the model and differ from their defaults, as plain JSON; without files."""
         values, defaults = self._shaping(), Options()._shaping()
         return {name: value for name, value in values.items() if value != defaults[name]}
 

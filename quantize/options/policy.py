@@ -1,4 +1,4 @@
-"""What decides which units become int8: one value, made from the options once, when the job is prepared."""
+"""The policy that decides which units become int8. It is computed once from the options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .options import Options
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What decides which units become int8.
+    """The policy that decides which units become int8.
 
     Attributes:
         how: ``plan``: a plan file. ``rules``: one rule per operator. ``estimated``: built-in costs, or costs from a

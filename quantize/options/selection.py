@@ -105,7 +105,7 @@ class Selection:
         return ""
 
     def strategy_of(self, unit: Unit, row: Op) -> Strategy:
-        """Return the strategy of `unit`: that of its node, else the one for all nodes if the operator supports it."""
+        """Return the strategy of `unit`: the strategy of its node, else of all nodes if the operator supports it."""
         own = next((self.strategies[name] for name in unit.nodes if name in self.strategies), None)
         if own is not None:
             return own

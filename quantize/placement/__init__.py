@@ -1,1 +1,1 @@
-"""What becomes int8: rules, costs, minimum cut, plan files."""
+"""Decide which units become int8: rules, costs, minimum cut, plan files."""

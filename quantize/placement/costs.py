@@ -62,7 +62,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A costs file as it is decoded."""
+    """The decoded content of a costs file."""
 
     runtime: str
     cpu: str

@@ -21,7 +21,7 @@ from .rules import all_int8_plan
 PROFILED = 3e5  # microseconds that one profile takes, in LEAST_RUNS to MOST_RUNS runs
 LEAST_RUNS, MOST_RUNS = 3, 30
 TURNS = 2  # profiles of each model, in turns with the other models
-MOST_STRETCH = 3.0  # limit of the ratio of measured to estimated time of conversions, up and down
+MOST_STRETCH = 3.0  # limit of the ratio of measured to estimated time of conversions, and of its inverse
 SLOWED_SHARE = 0.01  # ignore units below this share of the model's time
 SLOWED = 2.0  # a unit that takes more than this many times its cost is slowed down by its neighbours
 

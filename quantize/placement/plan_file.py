@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A plan file as it is decoded; a unit is a row, or only the name of its implementation."""
+    """The decoded content of a plan file; a unit is a row, or only the name of its implementation."""
 
     units: dict[str, Any]
 

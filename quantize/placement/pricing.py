@@ -1,4 +1,4 @@
-"""What units, conversions and noise cost, in microseconds: as measured, else as estimated."""
+"""The costs of units, conversions and noise, in microseconds: measured, else estimated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """All that decides what a plan costs.
+    """All values that decide the cost of a plan.
 
     Attributes:
         space: The units.

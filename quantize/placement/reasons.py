@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...transforms.reasons import Reason
 
-# what the user or the data decide
+# the user or the data decide
 EXCLUDED = Reason("excluded", "{}")
 KEPT_FLOAT = Reason("kept-float", "{}")
 PLAN_FILE = Reason("plan-file", "{} says so")
@@ -12,7 +12,7 @@ NO_RANGES = Reason("no-ranges", "no ranges without data")
 ZERO_INPUT = Reason("zero-input", "its input is zero in all the data, which gives no scale")  # nor one for the bias
 RANGES_DIFFER = Reason("ranges-differ", "its inputs' ranges differ {:.0f}-fold")
 
-# what the runtime and the model's opset have
+# limits of the runtime and of the model's opset
 FOREIGN = Reason("foreign-domain", "an operator of domain {}")
 OLD_SCAN = Reason("old-scan", "operators in a Scan of opset 8 stay float")
 OLD_OPSET = Reason("old-opset", "opset {} has no integer operators, and the model cannot be converted")
@@ -20,7 +20,7 @@ NOT_INSTALLED = Reason("not-installed", "the installed runtime has no {}")
 UNSIGNED_ONLY = Reason("unsigned-only", "{} takes unsigned activations only")
 NOT_PORTABLE = Reason("not-portable", "only ONNX Runtime has {}")
 FUSED_ELSEWHERE = Reason("fused-elsewhere", "other runtimes fuse it into the product before it")
-NO_FORM = Reason("no-form", "the operator has no such form")
+NO_FORM = Reason("no-form", "the operator does not have this form")
 
 # tensors and weights
 NOT_FLOAT32 = Reason("not-float32", "its tensors are not float32")
@@ -31,7 +31,7 @@ WEIGHTS_EMPTY = Reason("weights-empty", "its weights are empty")
 WEIGHTS_COMPUTED = Reason("weights-computed", "computed weights")
 WEIGHTS_RANK = Reason("weights-rank", "weights of rank {}")
 WEIGHTS_VECTOR = Reason("weights-vector", "weights of one dimension")
-WEIGHTS_SMALL = Reason("weights-small", "its weights are too few to matter")
+WEIGHTS_SMALL = Reason("weights-small", "its weights are too few for a gain")
 ALREADY = Reason("quantized-weights", "its weights are quantized already")
 BIAS_COMPUTED = Reason("bias-computed", "a computed bias")
 BIAS_NOT_FINITE = Reason("bias-not-finite", "its bias is not finite")
@@ -54,10 +54,10 @@ CUT_WINDOW = Reason("cut-window", "the integer kernel counts other padding where
 SIGNED_GATE = Reason("signed-gate", "the lookup of a HardSigmoid needs unsigned activations")
 UNUSUAL_GATE = Reason("unusual-gate", "{}")
 SEVERAL_OUTPUTS = Reason("several-outputs", "several outputs")
-PAD_FORM = Reason("pad-form", "before opset 13, or with a computed value, Pad has no form on uint8")
+PAD_FORM = Reason("pad-form", "Pad has no uint8 form before opset 13, or with a computed value")
 PAD_VALUE = Reason("pad-value", "it pads with another value than zero")
 
-# what is not worth its cost
+# int8 would cost more than it gains
 FEW_PRODUCTS = Reason("few-products", "{} products per output are too few for the integer kernel")
 SMALL_STATE = Reason("small-state", "a state of {} is too small for the integer kernel")
 FLOAT_INPUTS = Reason("float-inputs", "its inputs come in float")

@@ -136,7 +136,7 @@ def _decide(unit: Unit, facts: Facts) -> Choice:
 
 
 def _fixed_float(unit: Unit, facts: Facts) -> Reason:
-    """Return why a unit stays float whatever its form; `NONE` if its forms decide."""
+    """Return why a unit stays float in every form; `NONE` if the obstacles of its forms decide."""
     row, anchor = OPS.get(unit.op), facts.nodes[unit.nodes[0]]
     if unit.op == "group":
         return FUSED_GROUP

@@ -1,4 +1,4 @@
-"""Place by costs: the cheapest plan, trials of the plans that come up, and the fastest of them."""
+"""Place by costs: compute cheapest plans, time them, and choose the fastest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .pricing import (
 from .reasons import CONVERSIONS_COST_MORE, FLOAT_FASTER, NOISE_COSTS_MORE, NOTHING_COMPUTES, TOO_NOISY
 from .rules import able, all_int8_plan
 
-ROUNDS = 4  # plans that are measured, each with the costs of the one before
+ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
 LEAST_MS = 0.5  # shorter runs time too noisily
 CLEAR = 0.99  # share of the time of the plan by rules below which another plan wins
 SHARE = 1.0  # time for comparing plans, as a share of the time for the latency
@@ -90,8 +90,8 @@ def plans_by_price(
 ) -> Callable[[float], Plan]:
     """Return a function from a price of noise to the cheapest plan. The price is a share of the float model's time.
 
-    The costs are those of `place`; costs that the cache lacks are measured now, and kept. Where costs do not decide,
-    for instance in models with control flow, or where no noise is known, units become float, the noisiest first.
+    The costs are the costs of `place`; costs that the cache lacks are measured now, and cached. If costs do not decide,
+    for instance in models with control flow, or if no noise is known, units become float, the noisiest first.
 
     Args:
         job: The job.
@@ -121,7 +121,7 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write, feed: Mapp
     """Return the costs of the units of a model, measured without the cache.
 
     Raises:
-        RequantError: There is no feed, the model does not run, or none of it can become int8.
+        RequantError: There is no feed, the model does not run, or no unit can become int8.
     """
     space = Space.of(job, facts, rules, feed)
     if feed is None or not space.keys:
@@ -134,7 +134,7 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write, feed: Mapp
 
 
 def _costs_decide(job: Job, facts: Facts, feed: Mapping[str, Array] | None) -> bool:
-    """Return whether costs decide: not in models with control flow, and measured costs not without a feed."""
+    """Return whether costs decide: never in models with control flow; measured costs only with a feed."""
     looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
     timed = feed is not None and not job.weights.large
     return not looped and (job.policy.how == "estimated" or (job.policy.how == "measured" and timed))
@@ -220,7 +220,7 @@ def _without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> P
 
 
 def _without_idle(plan: Plan) -> Plan:
-    """Return a plan in float where no unit computes on uint8, and the others would only move uint8."""
+    """Return a plan with every unit in float if no unit computes on uint8 and the int8 units would only move it."""
     if any(OPS[u.op].kind == "compute" and plan.impl(u).reads_u8 for u in plan.units if u.op in OPS):
         return plan
     return plan.with_choices(

@@ -1,1 +1,1 @@
-"""``requant.toml``: read a project, quantize as it says, and check the result."""
+"""``requant.toml``: read a project, quantize its model, and check the result."""

@@ -1,4 +1,4 @@
-"""`check_project`: quantize as a ``requant.toml`` says, measure the result, and judge it by the baseline."""
+"""`check_project`: quantize the model of a ``requant.toml``, measure the result, and compare it with the baseline."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def check_project(
     progress: Progress = silent,
     overrides: Mapping[str, Any] | None = None,
 ) -> Check:
-    """Quantize as a project says, measure the result, and judge it by the baseline, or write the baseline.
+    """Quantize the model of a project, measure it, and compare it with the baseline, or write the baseline.
 
-    Meanwhile the folder of the project is the current folder.
+    During the check, the folder of the project is the current folder.
 
     Args:
         project: The project, or the path of its file.
         update: Write the baseline.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
-        overrides: Values that replace those of the table ``[check]``; for a path only.
+        overrides: Values that replace values of the table ``[check]``; only if `project` is a path.
 
     Raises:
         RequantError: The project, a model, the data or the baseline cannot be used, or a metric fails.
@@ -76,7 +76,7 @@ def _data(project: Project) -> str | DataSpec:
     """Return the data of the check.
 
     Raises:
-        RequantError: There are none.
+        RequantError: The project names no data.
     """
     if "data" not in project.check:
         where = "give --data SRC" if project.path is None else 'write data = "test.npz" in [check]'
@@ -87,7 +87,7 @@ def _data(project: Project) -> str | DataSpec:
 
 
 def _quantized(project: Project) -> Result:
-    """Quantize as the table ``[quantize]`` says.
+    """Quantize with the options of the table ``[quantize]``.
 
     Raises:
         RequantError: The request cannot be met.
@@ -110,7 +110,7 @@ def _verdict(result: Result) -> Iterator[Line]:
 
 
 def quantize_arguments(project: Project) -> list[str]:
-    """Return the command line that quantizes as the project says.
+    """Return the command line that quantizes with the options of a project.
 
     >>> arguments = quantize_arguments(Project(path=None, model="m.onnx", output="q.onnx",
     ...                                        quantize={"data": "calib.npz", "exclude_ops": ["Add", "Mul"]}))

@@ -24,7 +24,7 @@ TABLES: Mapping[str, tuple[Option, ...]] = {"quantize": QUANTIZE, "check": CHECK
 PATHS = ("float", "model", "baseline", "junit", "markdown", "data", "labels", "tokenizer")
 """Options of `requant check` with a path."""
 SOURCES = ("data", "tokenizer")
-"""Those of `PATHS` whose value may be ``FILE:PART``, or no file at all."""
+"""The options of `PATHS` with a value that may be ``FILE:PART``, or not a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class Project:
         return str(self.check.get("baseline", BASELINE))
 
     def file(self, name: str) -> Path | None:
-        """Return the path of an output that a key of ``[check]`` names; None without that key."""
+        """Return the path of an output from a key of ``[check]``; None without this key."""
         return self.folder / self.check[name] if name in self.check else None
 
     def overridden(self, values: Mapping[str, Any]) -> Project:
-        """Return the project with values of the command line, which replace those of the file.
+        """Return the project with values of the command line, which replace values of the file.
 
         Args:
             values: By key of ``[check]``; and ``float`` and ``model``, the paths of the two models. Paths are relative
@@ -74,7 +74,7 @@ class Project:
         return replace(self, model=own.get("float", self.model), output=own.get("model", self.output), check=check)
 
     def _from_here(self, name: str, value: Any) -> Any:
-        """Return a value whose path is relative to the current folder so that it holds in the project's folder."""
+        """Return a value with its path changed from the current folder to the folder of the project."""
         if self.path is None or name not in PATHS:
             return value
         file = value if Path(value).exists() or name not in SOURCES else value.rpartition(":")[0]
@@ -145,7 +145,7 @@ def parse_project(path: Path, document: Mapping[str, Any]) -> Project:
 
 
 def _check_values(table: str, values: Mapping[str, Any], keys: Iterable[Option]) -> None:
-    """Refuse an unknown key, and a value of another type than its key has."""
+    """Refuse an unknown key, and a value of a wrong type."""
     known = {key.name: key for key in keys}
     where = f"[{table}] " if table else ""
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Quantize by the options of `requant quantize`, whether a command line or a ``requant.toml`` gives them."""
+"""Quantize by the options of `requant quantize`, from a command line or a ``requant.toml``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def build_goal(values: Mapping[str, Any]) -> Goal | None:
 
 
 def _check_data(data: str | DataSpec | None, options: Options, goal: Goal | None) -> None:
-    """Refuse a request without data that needs them."""
+    """Refuse a request that needs data and has none."""
     if data is not None:
         return
     if options.ranges is None and options.selection.strategy not in (Strategy.DYNAMIC, Strategy.WEIGHT):

@@ -1,4 +1,4 @@
-"""What was done to a model, in a form that one wants to look at: the run record and the pages made of it."""
+"""The report of a run: the run record, and the HTML pages that show it."""
 
 from .gather import collect, finished
 from .pages import Recorder, check_reports, report_runs, view_model, write_reports

@@ -164,7 +164,7 @@ Runs = Sequence[KernelRun]
 
 
 def _profiles(run: Run) -> tuple[Runs, Runs]:
-    """Return the kernels of the simplified float model, which is run under the profiler now, and of the output.
+    """Profile the simplified float model; return its kernels and the kernels of the output.
 
     Raises:
         RequantError: The float model cannot be run.

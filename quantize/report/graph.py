@@ -1,4 +1,4 @@
-"""A model's graph as a report shows it."""
+"""Describe the graph of a model for a report."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ...transforms.graph import constant, inferred, node_name
 from .record import Graph, Node
 
 LONGEST = 120
-"""Characters of an attribute that are shown."""
+"""The greatest number of characters of an attribute in a report."""
 
 
 def graph_of(model: ir.Model) -> Graph:
-    """Describe the graph of a model and the bodies in it; of several nodes of one name all but one get a number."""
+    """Describe the graph of a model with its bodies; nodes with a repeated name get a number."""
     shapes = _shapes(model)
     main = model.graph
     nodes = [_node(node, "") for node in main if not _is_constant(node)]
@@ -38,7 +38,7 @@ def graph_of(model: ir.Model) -> Graph:
 
 
 def _facts(model: ir.Model) -> dict[str, str]:
-    """Return what is known of the whole file."""
+    """Return the properties of the file."""
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opset_imports.items())
     sizes = [held.const_value for graph in model.graphs() for held in graph.initializers.values() if held.const_value]
     facts = {
@@ -74,7 +74,7 @@ def _node(node: ir.Node, body: str) -> Node:
     inner = list(_inside(node))
     made = {value for each in inner for value in each.outputs} | {v for b in _bodies(node) for v in b.inputs}
     captured = [v for each in inner for v in each.inputs if v is not None and v not in made and constant(v) is None]
-    # what bodies give is what the node gives
+    # the outputs of the bodies are the outputs of the node
     results = [value for each in _bodies(node) for value in each.outputs]
     read = [value for value in node.inputs if value is not None and value.name not in held]
     return Node(
@@ -92,12 +92,12 @@ def _node(node: ir.Node, body: str) -> Node:
 
 
 def _is_constant(node: ir.Node) -> bool:
-    """Whether a node is shown as a constant of those that read it."""
+    """Return whether a node is a constant, which is shown as an input of its readers and not as a node."""
     return bool(node.outputs) and constant(node.outputs[0]) is not None
 
 
 def _apart(nodes: Iterable[Node]) -> list[Node]:
-    """Give nodes names of their own."""
+    """Return the nodes with unique names."""
     seen: Counter[str] = Counter()
     found = []
     for node in nodes:
@@ -121,15 +121,14 @@ def _text(attribute: ir.Attr) -> str:
 
 
 def _shapes(model: ir.Model) -> dict[str, str]:
-    """Return type and shape of the tensors of which they are known."""
+    """Return the type and the shape of each tensor that has a known type or shape."""
     known: dict[str, str] = {}
     values: Iterable[ir.Value] = (
         value for graph in model.graphs() for value in (*graph.inputs, *(o for node in graph for o in node.outputs))
     )
     found: Mapping[str, ir.Value] = {}
-    with suppress(
-        Exception
-    ):  # a model that onnx does not understand, or cannot hold in one piece, is shown all the same
+    # onnx fails on unknown operators and on models above 2 GB: they are shown without inferred shapes
+    with suppress(Exception):
         found = inferred(model)
     for value in values:
         name = str(value.name)

@@ -1,4 +1,4 @@
-"""Where the nodes of a graph stand in its picture: in layers, each below all that it reads."""
+"""Place the nodes of a graph in a picture: in layers, each node below the nodes that it reads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from .record import Graph
 
-WIDTH, HEIGHT = 156, 42  # of a node, in pixels
-ACROSS, DOWN = 178, 76  # from one node to the next
+WIDTH, HEIGHT = 156, 42  # size of a node, in pixels
+ACROSS, DOWN = 178, 76  # pixels between the middles of neighbouring nodes
 EDGE = 20
-"""Pixels around the picture."""
+"""Pixels of the margin around the picture."""
 MOST = 20_000
-"""Points, nodes and the bends of edges, that are placed so that few edges cross; of more, nodes stand as they come."""
+"""The greatest number of nodes and bends for Sugiyama's method; larger layers keep the order of the graph."""
 ROUNDS = 40
 
 Pixels = tuple[float, float]
@@ -25,11 +25,11 @@ class Box:
     """A node in the picture.
 
     Attributes:
-        name: The node; of an input or output of the model, its name.
+        name: The name of the node, or of the input or output of the model.
         kind: ``node``, ``input`` or ``output``.
-        x: Pixels from the left to its middle.
-        y: Pixels from the top to its middle.
-        layer: How many nodes the longest way to it has.
+        x: Pixels from the left edge to the middle of the box.
+        y: Pixels from the top edge to the middle of the box.
+        layer: The number of its row; 0 is the top row.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A tensor that one node makes and another reads.
+    """A tensor that one box writes and another box reads.
 
     Attributes:
-        source: Index of the box that makes it.
-        target: Index of the box that reads it.
+        source: Index of the box that writes the tensor.
+        target: Index of the box that reads the tensor.
         tensor: The tensor.
         path: The line, as the ``d`` of an SVG path.
     """
@@ -98,7 +98,7 @@ def picture_of(graph: Graph) -> Picture:
 
 
 def _links(graph: Graph) -> list[tuple[int, int, str]]:
-    """Return who reads what of whom, by index: inputs, nodes, outputs."""
+    """Return the source, the target and the name of each tensor; box indices count inputs, then nodes, then outputs."""
     first, last = len(graph.inputs), len(graph.inputs) + len(graph.nodes)
     makers = {name: index for index, name in enumerate(graph.inputs)}
     makers |= {name: first + index for index, node in enumerate(graph.nodes) for name in node.outputs}
@@ -108,9 +108,10 @@ def _links(graph: Graph) -> list[tuple[int, int, str]]:
 
 
 def _layers(count: int, links: Sequence[tuple[int, int, str]]) -> list[int]:
-    """Return the longest way to each box; what is read by nobody but below it comes right above its reader.
+    """Return the layer of each box: the length of the longest path to the box.
 
-    Nodes of bodies come after their owner in the list, so that the order is found here (Kahn).
+    A box that reads no tensor comes directly above its first reader. The boxes are sorted by Kahn's algorithm, because
+    the nodes of a body come after the node that owns the body.
     """
     after: dict[int, list[int]] = defaultdict(list)
     waiting = [0] * count
@@ -138,10 +139,10 @@ def _layers(count: int, links: Sequence[tuple[int, int, str]]) -> list[int]:
 def _with_bends(
     links: Sequence[tuple[int, int, str]], layers: Sequence[int]
 ) -> tuple[list[list[int]], list[tuple[int, int]], list[int]]:
-    """Give an edge a point in each layer that it crosses.
+    """Add a point to each edge for every layer that the edge crosses.
 
     Returns:
-        The points of each edge; the edges between neighbours; the layer of each point.
+        The points of each edge; the pairs of neighbouring points; the layer of each point.
     """
     levels = list(layers)
     ways, steps = [], []
@@ -155,7 +156,7 @@ def _with_bends(
 
 
 def _placed(steps: Sequence[tuple[int, int]], levels: Sequence[int]) -> list[Pixels]:
-    """Return the place of each point by Sugiyama's method, in units of a node."""
+    """Return the position of each point by Sugiyama's method; the unit is the distance of two nodes."""
     if not levels:
         return []
     import igraph
@@ -166,7 +167,7 @@ def _placed(steps: Sequence[tuple[int, int]], levels: Sequence[int]) -> list[Pix
 
 
 def _in_rows(levels: Sequence[int]) -> list[Pixels]:
-    """Return the place of each point in its layer, in the order in which they come."""
+    """Return the position of each point; the points of a layer keep their order."""
     taken: Counter[int] = Counter()
     places = []
     for level in levels:
@@ -176,7 +177,7 @@ def _in_rows(levels: Sequence[int]) -> list[Pixels]:
 
 
 def _apart(across: Sequence[float], levels: Sequence[int]) -> list[Pixels]:
-    """Push apart what Sugiyama's method has left overlapping in a layer, about the layer's middle."""
+    """Move apart points that overlap after Sugiyama's method; the mean position of a layer does not change."""
     rows: dict[int, list[int]] = defaultdict(list)
     for index in sorted(range(len(across)), key=lambda index: across[index]):
         rows[levels[index]].append(index)

@@ -1,4 +1,4 @@
-"""Reports as files. Impossible requests are refused before any work; a page is written whole or not at all."""
+"""Write reports to files. Invalid paths are refused before any work; a page is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def check_reports(reports: Iterable[PathLike], taken: Iterable[PathLike], source: PathLike, *, force: bool) -> None:
-    """Refuse paths to which no report can be written.
+    """Refuse paths that a report cannot be written to.
 
     Args:
         reports: Paths of pages and records.
@@ -35,12 +35,12 @@ def check_reports(reports: Iterable[PathLike], taken: Iterable[PathLike], source
         force: Whether existing files may be overwritten.
 
     Raises:
-        RequantError: A suffix is not that of a report, two paths are the same, or a path cannot be written to.
+        RequantError: A suffix is not .html, .htm or .json, two paths are the same, or a path cannot be written to.
     """
     seen = {os.path.realpath(path) for path in taken}
     for report in reports:
         if Path(report).suffix.lower() not in (*PAGES, RECORD):
-            raise RequantError(f"{report}: a report is an .html page, or a .json record that makes one later")
+            raise RequantError(f"{report}: a report is an .html page or a .json run record")
         if os.path.realpath(report) in seen:
             raise RequantError(f"{report}: two outputs have this path; give each its own")
         seen.add(os.path.realpath(report))
@@ -91,7 +91,7 @@ class Recorder:
 
 
 def report_runs(records: Sequence[PathLike], output: PathLike, *, force: bool = False) -> list[Record]:
-    """Write the page of a run record, or of several side by side.
+    """Write the page of one run record, or a page that compares several records.
 
     Args:
         records: Run records, at least one.
@@ -122,7 +122,7 @@ def view_model(model: PathLike, output: PathLike, *, force: bool = False) -> int
         force: Whether to overwrite an existing file.
 
     Returns:
-        How many nodes it has.
+        The number of nodes.
 
     Raises:
         RequantError: The model cannot be loaded, or the page cannot be written.
@@ -137,7 +137,7 @@ def _check_page(output: PathLike, sources: Iterable[PathLike], *, force: bool) -
     """Refuse an output path.
 
     Raises:
-        RequantError: It does not end in .html, is one of the sources, or cannot be written to.
+        RequantError: The path does not end in .html, is one of the sources, or cannot be written to.
     """
     if Path(output).suffix.lower() not in PAGES:
         raise RequantError(f"{output}: a page is an .html file")

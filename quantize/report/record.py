@@ -1,4 +1,4 @@
-"""The run record: all values that a report shows of one run, in memory and as JSON."""
+"""The run record: all values in the report of one run, in memory and as JSON."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Node:
         name: Its name, unique in the graph.
         op: Its operator.
         domain: The operator's domain; empty for the standard one.
-        inputs: Tensors that it and its bodies read, without constants.
+        inputs: Tensors that the node and its bodies read, without constants.
         outputs: Its results.
         attributes: Its attributes as text.
         constants: Its constant inputs by name, as ``float32 (16, 1, 3, 3)``.
         parameters: Elements of its constant inputs.
         bytes: Size of its constant inputs.
-        body: The node that has it in a body; empty in the main graph.
+        body: The node that owns the body; empty for a node of the main graph.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Graph:
     Attributes:
         inputs: The model's inputs.
         outputs: The model's outputs.
-        nodes: Its nodes in execution order, those of bodies after the main graph.
+        nodes: The nodes in execution order; the nodes of bodies come after the main graph.
         values: Type and shape of each tensor, where known, as ``float32 (N, 3, 224, 224)``.
         facts: Properties of the file: opset, producer, ...
     """
@@ -74,7 +74,7 @@ class Unit:
         nodes: Nodes of the graph that belong to it.
         outputs: Its results that other units read.
         implementation: A value of `requant.transforms.plan.Impl`.
-        reason: Why it is not, or not wholly, in integers; empty otherwise.
+        reason: Why the unit computes in float, or partly in float; empty otherwise.
         float_us: Time of its kernels in the float model, in microseconds; None without a kernel of its own.
         int8_us: The same for the output.
         float_kernels: The kernels that ran in the float model.
@@ -119,7 +119,7 @@ class Tensor:
         uint8: Whether it is stored in 8 bits in the output.
         lo: Lower end of the range of its integers; None without a range.
         hi: Upper end.
-        shares: The tensor whose range it has; empty where the range is its own.
+        shares: The tensor that gives the range; empty if the tensor has its own range.
         least: The least observed value; None where it was not observed.
         most: The greatest observed value.
         clipped: Share of the values outside the range, 0..1; None without a histogram.
@@ -175,7 +175,7 @@ class OpTime:
         float_us: In the float model, in microseconds.
         int8_us: In the output.
         units: Units of this operator.
-        int8: Units of them in int8.
+        int8: How many of these units are in int8.
     """
 
     op: str
@@ -365,7 +365,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All values that a report shows of one run.
+    """All values in the report of one run.
 
     Attributes:
         name: The name of the run: the output's file name without its suffix.

@@ -1,4 +1,4 @@
-"""Pages from records: one HTML file each, with all that it needs inside."""
+"""Render records as HTML pages. Each page is one file without links to other files."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "weight-only": ("w8", "W8", "int8 weights, computed in float"),
     "float": ("float", "FLOAT", "float"),
 }
-"""By implementation: the style of a node, the mark on it, and what the legend says."""
+"""By implementation: the style of a node, its mark, and its text in the legend."""
 
 STYLES: Mapping[str, tuple[str, str]] = {
     "u8": ("8 BIT", "computes in 8-bit integers"),
     "dyn": ("Q/DQ", "from float to integers, or back"),
     "plain": ("", "other operators"),
 }
-"""Styles of nodes where nothing is known but the model itself."""
+"""Styles of nodes on the page of `requant view`: the mark and the text of the legend."""
 
 INTEGERS = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "QAttention", "QLSTM")
 CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 LONGEST, BESIDE = 25, 16
-"""Characters of a name in a box, without and with a mark beside it."""
+"""The greatest number of characters of a name in a box without a mark, and in a box with a mark."""
 OPERATOR = 20
-"""Characters of an operator in a box."""
+"""The greatest number of characters of an operator in a box."""
 
 
 def render_report(record: Record) -> str:
@@ -103,7 +103,7 @@ def render_comparison(records: Sequence[Record]) -> str:
 
 
 def render_view(graph: Graph, name: str, path: str) -> str:
-    """Return the page of a model of which nothing is known but its file."""
+    """Return the page of a model without a run record."""
     picture = picture_of(graph)
     counts = Counter(node.op for node in graph.nodes)
     sums = {op: [node for node in graph.nodes if node.op == op] for op in counts}
@@ -132,7 +132,7 @@ def render_view(graph: Graph, name: str, path: str) -> str:
 def _page(
     template: str, shown: Mapping[str, Any], data: Mapping[str, Any], *, sections: Sequence[object], charts: bool
 ) -> str:
-    """Fill a template; all but what this package itself brings is escaped."""
+    """Fill a template; all text is escaped, except the CSS and scripts of this package and of plotly."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
@@ -157,19 +157,19 @@ def _asset(name: str) -> str:
 
 @cache
 def _plotly() -> str:
-    """Return plotly.js, as it may stand in a script of a page."""
+    """Return plotly.js, escaped for a script element of a page."""
     text = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
     return text.replace("</script", "<\\/script")
 
 
 def _script_json(data: Mapping[str, Any]) -> str:
-    """Return JSON that ends no script and opens no comment, whatever names are in it."""
+    """Return JSON for a script element, without ``<``, ``>`` and ``&``: no name can end the script."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _sections(record: Record, shown: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the sections that a report has, with what the navigation calls them."""
+    """Return the sections of a report, with their titles in the navigation."""
     return [
         (name, text)
         for name, text, there in (
@@ -194,7 +194,7 @@ def _sections(record: Record, shown: Mapping[str, Any]) -> list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A box as the template draws it."""
+    """The values of a box in the template."""
 
     name: str
     of: str
@@ -212,7 +212,7 @@ class Drawn:
 
 
 def _boxes(picture: Picture, graph: Graph, units: Mapping[str, Unit]) -> list[Drawn]:
-    """Return the boxes with their words and styles."""
+    """Return the boxes with their texts and styles."""
     nodes = {node.name: node for node in graph.nodes}
     drawn = []
     for box in picture.boxes:
@@ -235,13 +235,13 @@ def _boxes(picture: Picture, graph: Graph, units: Mapping[str, Unit]) -> list[Dr
 
 
 def _style(op: str) -> tuple[str, str]:
-    """Return style and mark of a node of which nothing is known but its operator."""
+    """Return the style and the mark of a node by its operator, for a model without a run record."""
     kind = "dyn" if op in CONVERSIONS else "u8" if op.startswith(INTEGERS) else "plain"
     return kind, STYLES[kind][0]
 
 
 def _spent(unit: Unit) -> str:
-    """Return what a unit took before and takes after."""
+    """Return the times of a unit in the float model and in the INT8 model; empty if one is unknown."""
     if unit.float_us is None or unit.int8_us is None:
         return ""
     before, after = unit.float_us, unit.int8_us
@@ -251,7 +251,7 @@ def _spent(unit: Unit) -> str:
 
 
 def _cut(name: str, most: int = LONGEST) -> str:
-    """Return the end of a long name, which tells it from its neighbours."""
+    """Shorten a long name to its end: names often share their beginning."""
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
@@ -260,7 +260,7 @@ def _entry(kind: str, tag: str, text: str) -> dict[str, str]:
 
 
 def _links(picture: Picture) -> list[tuple[int, int, str]]:
-    """Return the edges by index of box."""
+    """Return the edges as indices of boxes, with the tensor."""
     return [(edge.source, edge.target, edge.tensor) for edge in picture.edges]
 
 
@@ -275,7 +275,7 @@ def _float_units(record: Record) -> list[tuple[str, ...]]:
 
 
 def _sqnr_rows(record: Record) -> list[tuple[str, ...]]:
-    """Return the tensors of which the noise is known."""
+    """Return a row for each tensor with a known SQNR."""
     return [
         (
             row.name,
@@ -302,7 +302,7 @@ def _step_row(step: Any) -> tuple[str, str, str]:
 
 
 def _stages(stages: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the seconds of each stage; the transforms count as one."""
+    """Return the seconds of each stage; all transforms together are one stage."""
     joined: dict[str, float] = {}
     for stage, seconds in stages.items():
         name = stage.partition(":")[0]
@@ -327,7 +327,7 @@ def _points(record: Record) -> list[tuple[str, ...]]:
 
 
 def _names(records: Sequence[Record]) -> list[str]:
-    """Return names of runs that tell them apart."""
+    """Return a unique name for each run."""
     twice = Counter(record.name for record in records)
     seen: Counter[str] = Counter()
     names = []
@@ -338,7 +338,7 @@ def _names(records: Sequence[Record]) -> list[str]:
 
 
 def _union(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Return all names, in the order in which they come first."""
+    """Return all names without repetitions, in the order of their first occurrence."""
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
@@ -347,7 +347,7 @@ def _series(names: Sequence[str], rows: Any) -> list[dict[str, Any]]:
 
 
 def _time_columns(records: Sequence[Record], names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
-    """Return the times by operator: of the float model, once where it is one, and of each output."""
+    """Return the times by operator of each float model and of each output; runs of one model share a float column."""
     floats = [(name, {row.op: row.float_us for row in r.times}) for name, r in zip(names, records, strict=True)]
     if len({record.model for record in records}) == 1:
         floats = [("float", floats[0][1])]

@@ -50,7 +50,7 @@
     return { ...made, ...rest, xaxis: { ...axis, ...title(xaxis) }, yaxis: { ...axis, ...title(yaxis) } };
   };
   const config = { displayModeBar: false, responsive: true, scrollZoom: false };
-  const library = () => { // its 5 MB are read when the first chart comes into sight, so that the page opens at once
+  const library = () => { // plotly has 5 MB: load it when the first chart becomes visible, so that the page opens fast
     if (window.Plotly) return window.Plotly;
     const script = document.createElement("script");
     script.textContent = $("plotly").textContent;
@@ -100,15 +100,15 @@
     histogram(row);
   };
   let shown = null;
-  const range = (row) => known(row.lo) ? `${digits(row.lo)} to ${digits(row.hi)}` : "none: it stays float";
+  const range = (row) => known(row.lo) ? `${digits(row.lo)} to ${digits(row.hi)}` : "none: the tensor stays float";
   const readers = (name) => [...new Set(data.graph.nodes.filter((node) => node.inputs.includes(name)).map((node) => node.op))].slice(0, 4).join(", ");
   const histogram = (row) => {
     shown = row;
     const told = $("tensor-told");
     told.textContent = `${row.name}: observed ${digits(row.least)} to ${digits(row.most)}; range ${range(row)}`
-      + (row.shares ? `, that of ${row.shares}` : "") + (known(row.clipped) ? `; clips ${share(row.clipped)} of the values` : "")
-      + (known(row.own_db) ? `; ${decibels(row.own_db)} by its own range` : "")
-      + (known(row.alone_db) ? `, which leaves ${decibels(row.alone_db)} at the outputs` : "") + (readers(row.name) ? `; read by ${readers(row.name)}.` : ".");
+      + (row.shares ? `, shared with ${row.shares}` : "") + (known(row.clipped) ? `; clips ${share(row.clipped)} of the values` : "")
+      + (known(row.own_db) ? `; SQNR ${decibels(row.own_db)} with this range alone` : "")
+      + (known(row.alone_db) ? `; ${decibels(row.alone_db)} at the outputs if only this tensor is quantized` : "") + (readers(row.name) ? `; read by ${readers(row.name)}.` : ".");
     const body = $("tensor-table"), { start, width, counts } = row.bins;
     body.replaceChildren(...counts.map((count, index) => {
       const line = make("tr");
@@ -159,7 +159,7 @@
     const widths = row.lo.map((lo, index) => Math.max(-lo, row.hi[index])).sort((a, b) => a - b);
     const widest = widths[widths.length - 1], middle = widths[Math.floor(widths.length / 2)];
     $("layer-told").textContent = `${row.tensor}: ${row.channels} output channels of ${row.op}`
-      + (row.group > 1 ? `, ${row.group} to a bar` : "") + `; the widest reaches ${digits(widest, 3)}, the median one ${digits(middle, 3)}.`;
+      + (row.group > 1 ? `, ${row.group} per bar` : "") + `; greatest absolute weight: ${digits(widest, 3)} in the widest channel, ${digits(middle, 3)} in the median channel.`;
     $("layer-table").replaceChildren(...row.lo.map((lo, index) => {
       const line = make("tr"), first = index * row.group, last = Math.min(first + row.group, row.channels) - 1;
       line.append(make("td", first === last ? String(first) : `${first}–${last}`), make("td", digits(lo), "n"), make("td", digits(row.hi[index]), "n"));
@@ -173,7 +173,7 @@
     const bar = (name, values, paint, shape) => ({ type: "bar", orientation: "h", name, y, x: values, marker: { color: colour(paint), line: { width: 0 }, pattern: { shape } },
       hovertemplate: `%{y}<br>%{x:,.4g} µs ${name}<extra></extra>` });
     plot("chart-time", [bar("INT8", rows.map((row) => row.int8_us), "after", ""), bar("float", rows.map((row) => row.float_us), "before", "")],
-      { barmode: "group", xaxis: { title: "µs of a run" }, yaxis: { automargin: true, tickmode: "array", tickvals: y }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "reversed", font: { color: colour("ink") } } });
+      { barmode: "group", xaxis: { title: "µs per run" }, yaxis: { automargin: true, tickmode: "array", tickvals: y }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "reversed", font: { color: colour("ink") } } });
   });
 
   chart("chart-search", () => {
@@ -181,7 +181,7 @@
     const points = (rows, name, symbol, paint) => ({ type: "scatter", mode: "markers", name, x: rows.map((row) => row.speedup), y: rows.map((row) => row.value),
       marker: { size: 11, symbol, color: colour(paint) }, hovertemplate: "%{x:.2f}×<br>%{y:.5g}<extra></extra>" });
     const front = { type: "scatter", mode: "lines", name: "frontier", x: found.frontier.map((row) => row.speedup), y: found.frontier.map((row) => row.value), line: { color: colour("soft"), dash: "dot" }, hoverinfo: "skip" };
-    const traces = [front, points(found.points.filter((row) => row.kept), "keeps the bar", "circle", "after"), points(found.points.filter((row) => !row.kept), "misses it", "x", "third")];
+    const traces = [front, points(found.points.filter((row) => row.kept), "keeps the bar", "circle", "after"), points(found.points.filter((row) => !row.kept), "misses the bar", "x", "third")];
     if (known(found.before)) traces.push(points([{ speedup: 1, value: found.before }], "float", "square", "before"));
     plot("chart-search", traces, { xaxis: { title: "times as fast as float" }, yaxis: { title: found.metric },
       shapes: known(found.bar) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: found.bar, y1: found.bar, line: { color: colour("clip"), dash: "dash" } }] : [] });
@@ -196,7 +196,7 @@
     plot(id, traces, { barmode: "group", xaxis: { showgrid: false, showticklabels: few, tickangle: -40, automargin: true, title: few ? undefined : "in order of execution" }, yaxis: { title, rangemode: "tozero" }, ...extra });
   };
   chart("chart-runs-sqnr", () => grouped("chart-runs-sqnr", data.sqnr.names, data.sqnr.runs, "SQNR, dB"));
-  chart("chart-runs-time", () => grouped("chart-runs-time", data.time.names, data.time.runs, "µs of a run"));
+  chart("chart-runs-time", () => grouped("chart-runs-time", data.time.names, data.time.runs, "µs per run"));
 
   // ----------------------------------------------------------------------------------------------------------- graph
   const svg = $("graph-svg");
@@ -330,7 +330,7 @@
       if (index >= 0) select(index, false);
     });
 
-    // what the panel says of a node
+    // the panel with the details of a node
     const panel = $("node-panel");
     const list = (rows) => {
       const made = make("dl");
@@ -345,9 +345,9 @@
         if (row.uint8 || (shape || "float").includes("float")) rows.push(["stored", row.uint8 ? "8-bit integers" : "float"]);
         rows.push(["SQNR", decibels(row.sqnr_db)], ["range alone", decibels(row.own_db)], ["at the outputs", decibels(row.alone_db)]);
         if (row.uint8) rows.push(["range", range(row)]);
-        if (known(row.least)) rows.push(["seen", `${digits(row.least)} to ${digits(row.most)}`]);
+        if (known(row.least)) rows.push(["observed", `${digits(row.least)} to ${digits(row.most)}`]);
         if (known(row.clipped)) rows.push(["clipped", share(row.clipped)]);
-        if (row.shares) rows.push(["range of", row.shares]);
+        if (row.shares) rows.push(["range shared with", row.shares]);
       }
       return rows;
     };
@@ -367,8 +367,8 @@
             ["together with", unit.nodes.filter((other) => other !== name).join(", ")], ["16-bit sums", unit.relieved ? `${unit.relieved} channels lost weight range` : ""]]));
         }
         const outputs = new Set([...node.outputs, ...(unit && unit.name === name ? unit.outputs : [])]);
-        for (const output of outputs) parts.push(...block(`Gives ${output}`, about(output)));
-        for (const input of node.inputs) parts.push(...block(`Reads ${input}`, [["type", data.graph.values[input]]]));
+        for (const output of outputs) parts.push(...block(`Output ${output}`, about(output)));
+        for (const input of node.inputs) parts.push(...block(`Input ${input}`, [["type", data.graph.values[input]]]));
         parts.push(...block("Constants", Object.entries(node.constants)), ...block("Attributes", Object.entries(node.attributes)));
         if (node.parameters) parts.push(...block("Size", [["parameters", node.parameters.toLocaleString("en")], ["bytes", bytes(node.bytes)]]));
         parts.push(...block("Where", [["domain", node.domain], ["in the body of", node.body]]));

@@ -22,14 +22,14 @@ from ..steps.judge import with_selected_outputs
 from .record import Item, Judged
 
 JUDGED = 256  # samples at most
-SECONDS = 20.0  # after this time no further sample is run
+SECONDS = 20.0  # time limit of the comparison
 WORST = 12  # samples in the report
 LARGEST = 96  # pixels of a side
 LEAST = 4  # pixels of a side: a narrower array is no image
 
 
 def judged_of(job: Job, candidate: Candidate) -> Judged | None:
-    """Compare the float model with the output, sample by sample; None without data of the user's.
+    """Compare the float model with the output, sample by sample; None if the user gave no data.
 
     Args:
         job: The job.
@@ -149,7 +149,7 @@ def picture(feed: dict[str, Array]) -> str:
 
 
 def _pixels(array: Array) -> Array | None:
-    """Return the first entry as (H, W, 1 or 3) uint8, without some rows and columns where it is large."""
+    """Return the first entry as (H, W, 1 or 3) uint8; a large image keeps only every n-th row and column."""
     if array.ndim != 4 or array.dtype.kind not in "fu" or not array.size:
         return None
     image = array[0]

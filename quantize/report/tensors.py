@@ -31,7 +31,7 @@ from ..steps.deliver import Run
 from .record import Bins, Tensor, Weights
 
 BINS = 128
-LOOKED = 16  # samples for histograms, where the range rule needs no histogram
+LOOKED = 16  # samples for histograms, if the range rule needs no histogram
 COMPARED = 4  # samples for the SQNR of each tensor
 ROOM = 2**28  # bytes of tensors that one session returns
 MOST = 400  # tensors that one session returns
@@ -54,7 +54,7 @@ def tensors_of(run: Run) -> tuple[Tensor, ...]:
 def alone_of(run: Run) -> dict[str, float]:
     """Return the SQNR at the worst output when one tensor alone is in integers, in dB by tensor.
 
-    Measurements that placement used are taken over; else the tensors of the output are tried now.
+    The measurements of the placement are used if there are any; else the tensors are measured now.
 
     Raises:
         RequantError: The model fails on a sample.
@@ -208,10 +208,11 @@ def _compared(
 
 
 def _powers(exact: Array, other: Array) -> tuple[float, float]:
-    """Return the sums of squares of a tensor and of its difference from another, in float32 where that is exact enough.
+    """Return the sum of squares of a tensor, and the sum of squares of its difference from another tensor.
 
-    The rounding error of a float32 sum of n values is at most n * 6e-8 of it, and usually far less. A chart shows
-    tenths of a decibel, which are 2 %. Squares that are too large or too small for float32 are summed in float64.
+    The sums are in float32 where this is exact enough: the relative rounding error of a float32 sum of n values is at
+    most n * 6e-8, and usually far less. A chart shows tenths of a decibel, which are 2 %. Squares that are too large or
+    too small for float32 are summed in float64.
     """
     if exact.shape == other.shape and exact.dtype == other.dtype == np.float32:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -255,7 +256,7 @@ def weights_of(model: ir.Model) -> tuple[Weights, ...]:
 
 
 def _by_channel(array: Array, axis: int) -> tuple[tuple[float, ...], tuple[float, ...], int]:
-    """Return the least and the greatest weight of each channel or group of channels, and the size of a group."""
+    """Return the least and the greatest weight of each group of channels, and the channels per group."""
     others = tuple(index for index in range(array.ndim) if index != axis % array.ndim)
     lo, hi = array.min(axis=others), array.max(axis=others)
     group = -(-lo.size // CHANNELS)

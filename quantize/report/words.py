@@ -73,7 +73,7 @@ def _noise_line(head: Headline) -> str:
 def _speed(head: Headline) -> Card:
     """Return the speed."""
     if head.float_ms is None:
-        return Card("Speed", NONE, "", ("not measured: nothing could be run",))
+        return Card("Speed", NONE, "", ("not measured: the models could not be run",))
     threads = "1 thread" if head.threads == 1 else f"{head.threads} threads" if head.threads else "all threads"
     batch = f", batches of {head.batch}" if head.batch > 1 else ""
     lines = (

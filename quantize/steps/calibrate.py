@@ -1,4 +1,4 @@
-"""Calibration by itself: range files and logs of float models, and the log of a logging model."""
+"""Calibrate without quantizing: write range files and logs of float models, and the log of a logging model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def calibrate_model(
     log: Path_ | None = None,
     progress: Progress = silent,
 ) -> Calibration:
-    """Observe what `quantize_model` with these options observes, and choose ranges as it does.
+    """Observe the tensors that `quantize_model` observes with these options, and choose the same ranges.
 
     Args:
         model: Path of the float model.
@@ -48,10 +48,10 @@ def calibrate_model(
     """
     options = options or Options()
     if options.ranges is not None:
-        raise RequantError(f"{model}: ranges are what calibrating makes; quantize takes them")
+        raise RequantError(f"{model}: calibration computes ranges; give existing ranges to quantize")
     identity = fingerprint(load_model(model))
     scratch = options.execution.scratch
-    with staging(None if scratch is None else scratch / "model") as folder:  # where all workers see it
+    with staging(None if scratch is None else scratch / "model") as folder:  # all workers can read this folder
         job = prepare(model, data, options, folder, progress)
         if not job.all_int8_plan.quantized:
             raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
@@ -65,7 +65,7 @@ def calibrate_model(
 
 
 def is_logging(model: Path_) -> bool:
-    """Whether `insert_logging` made a model.
+    """Return whether `insert_logging` wrote the model.
 
     Raises:
         RequantError: It cannot be read.
@@ -87,7 +87,7 @@ def log_model(
     """Run a logging model over data and write its min/max log; return the number of lines.
 
     Raises:
-        RequantError: The model logs nothing, or the data do not fit; no log is written.
+        RequantError: The model logs nothing, or the data do not fit the model; no log is written.
     """
     load_model(model)  # for the error messages of a broken file
     lines = StringIO()
@@ -97,12 +97,12 @@ def log_model(
 
 
 def merge_ranges(paths: Sequence[Path_]) -> Calibration:
-    """Merge range files of one model, at least one; the result is that of one run over all the data.
+    """Merge range files of one model, at least one; the result equals one run over all the data.
 
-    The findings are those that need no data.
+    Only findings that need no data are returned.
 
     Raises:
-        RequantError: A file cannot be read, or they do not go together.
+        RequantError: A file cannot be read, the files are of different models or settings, or they share data.
     """
     file = merge_files([load_ranges(path) for path in paths])
     return Calibration(file, inspect_file(file))

@@ -25,10 +25,10 @@ from .evidence import each_alone, gather_evidence
 from .judge import UNMEASURED, judge, measure_accuracy
 from .ranges import TensorRanges
 
-LEAST_DB = 8.0  # below it, the noise has a sixth of the power of an output: this is another model
-WORTHWHILE = 1.02  # a smaller speed-up is within the noise of the clock, and not worth any accuracy
-EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers all the same
-PROFILED_MS = 100.0  # of runs under the profiler, within these numbers of runs:
+LEAST_DB = 8.0  # at 8 dB the noise has a sixth of the power of the output; with less the model is useless
+WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
+EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
+PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10
 
 
@@ -71,7 +71,7 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
     run = _finish(job, ranges, trial, output)
     if not reason:
         return run
-    return replace(run, result=replace(run.result, notes=(*run.result.notes, f"written all the same: {reason}")))
+    return replace(run, result=replace(run.result, notes=(*run.result.notes, f"written although {reason}")))
 
 
 def deliver_searched(
@@ -80,7 +80,7 @@ def deliver_searched(
     """Write the model that a search has chosen, or the float model where INT8 is not faster."""
     if candidate is None:
         nothing = "nothing in this model can become int8"
-        reason = nothing if frontier.done else "the time was up before a model was tried"
+        reason = nothing if frontier.done else "the time limit ended the search before a model was tried"
         candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source)
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED, None), output, reason)
     best = judge(job, candidate)
@@ -89,7 +89,7 @@ def deliver_searched(
 
 
 def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
-    """Leave float the tensors that alone ruin the outputs; return the better of the two models."""
+    """Keep in float each tensor that alone ruins the outputs; return the better of the two models."""
     kept = ruinous(each_alone(job, trial.candidate, trial.accuracy))
     if not kept:
         return trial
@@ -104,7 +104,7 @@ def _why_not(job: Job, trial: Trial) -> str:
     plan = trial.candidate.plan
     if not any(plan.impl(unit).int8 for unit in plan.units):
         if trial.candidate.placement.how != "rules":
-            return "the placement leaves everything in float"
+            return "the placement keeps every unit in float"
         more = any(plan.choices[unit.name].reason.code in EXPECTED for unit in plan.units)
         return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.judged:  # random inputs are no evidence against a model
@@ -161,7 +161,8 @@ def _executed(job: Job, trial: Trial) -> tuple[KernelRun, ...]:
     """Run the model under the profiler; empty without data."""
     plan = trial.candidate.plan
     float_only = not any(plan.impl(unit).int8 for unit in plan.units)
-    if job.feed is None or (float_only and job.weights.large):  # the runtime cannot write its optimised graph then
+    # the runtime cannot write the optimised graph of a large float model
+    if job.feed is None or (float_only and job.weights.large):
         return ()
     return executed(
         trial.candidate.source,
@@ -177,7 +178,7 @@ def profiled_runs(milliseconds: float | None) -> int:
 
 
 def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str, size: int) -> Result:
-    """Return the result of a run, without what is known only at its end."""
+    """Return the result of a run, without the values that are known only at its end."""
     candidate, plan = trial.candidate, trial.candidate.plan
     floats = [u for u in plan.units if not plan.impl(u).int8]
     types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
@@ -229,7 +230,7 @@ def _unused(job: Job, plan: Plan) -> list[str]:
 
 def _deviations(job: Job, plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
     """Return a note for each unit with another kernel than planned."""
-    if plan.portable:  # it is not written for the kernels of this runtime
+    if plan.portable:  # a portable model is not written for the kernels of this runtime
         return []
     integer = {run.node.split("_token_")[0]: run.op for run in runs if run.integer}
     owners, planned = Owners(job.simple, plan.units), {u.name for u in plan.units if plan.impl(u).reads_u8}

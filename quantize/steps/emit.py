@@ -32,7 +32,7 @@ from .ranges import TensorRanges
 
 
 def equalize(job: Job) -> Job:
-    """Return a job with an equalized model, where the corrections include that."""
+    """Return the job with an equalized model if the corrections include equalization."""
     return equalized(job) if "equalize" in job.corrections else job
 
 
@@ -87,8 +87,8 @@ def apply_plan(
         ranges: The ranges.
         plan: The implementation of each unit.
         adjusted: Corrected weights and biases, by unit.
-        form: The format; empty for that of the job.
-        join: Whether convolutions of which only the sum is read become one. Without it every unit has its own kernel,
+        form: The format; empty for the format of the job.
+        join: Whether two convolutions become one if only their sum is read. If not, every unit has its own kernel,
             which can be timed and corrected.
     """
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
@@ -122,7 +122,7 @@ def apply_plan(
 
 
 def _covers(params: QParams, span: tuple[float, float] | None) -> bool:
-    """Whether these parameters represent the whole range: those of a user's model may clip for some readers only."""
+    """Return whether the parameters represent the whole range; parameters of a user's model may clip."""
     if span is None:
         return True
     (least, most), step = params.range, float(params.scale)

@@ -18,13 +18,14 @@ from .judge import measure_accuracy
 from .ranges import TensorRanges
 
 EVIDENCE = 4  # samples for each tensor
-FINE_DB = 45.0  # a model with less noise is as good as float: its tensors are not tried alone
+FINE_DB = 45.0  # with less noise the model is as good as float: no tensors are tried alone
 
 
 def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
-    """Measure the noise of each tensor alone; nothing with low effort, a given plan, or a model as good as float.
+    """Measure the noise of each tensor alone.
 
-    In these cases `deliver` tries tensors alone where the INT8 model turns out to be ruined.
+    With low effort, a given plan, or a model as good as float, nothing is measured. Then `deliver` tries tensors alone
+    if the outputs of the INT8 model are ruined.
     """
     effort = EFFORTS[job.options.effort]
     if not effort.seconds or job.policy.plan is not None or not job.judged or job.weights.large:

@@ -20,12 +20,12 @@ UNMEASURED = Accuracy(0, None, {})
 
 
 def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> Trial:
-    """Measure the latency of a candidate, and its accuracy where it is not known yet."""
+    """Measure the latency of a candidate, and its accuracy if it is not known yet."""
     return Trial(candidate, accuracy or measure_accuracy(job, candidate), _timed(job, candidate))
 
 
 def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
-    """Compare the outputs of a candidate with those of the float model on the first samples."""
+    """Compare the outputs of a candidate with the outputs of the float model on the first samples."""
     if job.source is None:
         return UNMEASURED
     most = FEW if job.weights.large else JUDGED
@@ -42,9 +42,9 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
 def with_selected_outputs(
     job: Job, candidate: Candidate, compare: Callable[[Sessions, Sessions], Accuracy]
 ) -> Accuracy:
-    """Compare two models, again by inner tensors where outputs of the two differ in length.
+    """Compare two models; if outputs differ in length, compare inner tensors instead.
 
-    An operator such as NonMaxSuppression selects by scores. Where it selects another number of entries in the INT8
+    An operator such as NonMaxSuppression selects entries by scores. If it selects another number of entries in the INT8
     model, its inputs are compared instead of its outputs.
 
     Args:

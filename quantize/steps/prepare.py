@@ -42,7 +42,7 @@ KEPT = 2**28
 def prepare(
     path: str | os.PathLike[str], data: DataSource | None, options: Options, folder: Path, progress: Progress
 ) -> Job:
-    """Load a model, check everything that can be refused, and simplify it.
+    """Load a model, check the request, and simplify the model.
 
     Raises:
         RequantError: The request cannot be met.
@@ -68,9 +68,9 @@ def prepare(
     gone = set(types) - set(nodes_by_name(simple))
     for name in sorted(gone):
         if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
-            notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours before anything else")
+            notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours by simplification")
     if source is None:
-        notes.append("not measured: no lengths of the inputs' free axes are found that the model runs on; give data")
+        notes.append("not measured: the model runs with none of the tried lengths of the inputs' free axes; give data")
     elif data is None:
         notes.append(f"measured on {source.description}: give data to judge the model by")
     weights = Weights.of(simple)
@@ -122,7 +122,7 @@ class Plain:
         model: The simplified copy; its nodes and tensors have unique names.
         notes: Transforms that failed.
         renamed: The old names of renamed nodes.
-        origins: Pairs of the name of a node that was inlined and a name that it had in the function.
+        origins: Pairs of names of an inlined node: its name in the model, and its name in the function.
         steps: The result of each transform.
     """
 
@@ -164,7 +164,7 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
         return path, []
     widened = simplify(original, silent, pipeline=WIDEN).model
     widened.ir_version = min(widened.ir_version, newest_ir_version())
-    return serialize(widened, folder), ["the runtime has no kernels for bfloat16: float is float32 here"]
+    return serialize(widened, folder), ["the runtime has no kernels for bfloat16: the float model is run in float32"]
 
 
 def _plainer(
@@ -185,14 +185,14 @@ def _plainer(
         except RequantError as error:
             if pipeline is LITTLE:
                 raise
-            notes.append(f"the simplified model does not load, so that the model is taken as it is ({error})")
+            notes.append(f"the simplified model does not load, so the model is used without simplification ({error})")
         else:
             break
     return done, notes, renamed
 
 
 def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, list[tuple[str, str]]]:
-    """Return a copy without functions, and pairs of the name of an inlined node and a name that it had."""
+    """Return a copy without functions, and for each inlined node its new name with each of its old names."""
     inline, _ = pipelines()
     done = simplify(original, progress, pipeline=inline)
     origins = []

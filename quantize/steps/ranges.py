@@ -26,7 +26,7 @@ from ..job import Job
 from ..options.given_ranges import precision_of
 
 OF_ALL = ("growing", "few", "duplicates")
-"""Kinds of findings that need all samples: a shard can have few samples, or copies, where the whole data has not."""
+"""Kinds of findings that need all samples: a shard may have few samples, or copies, but the whole data may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class TensorRanges:
         means: Channel means for the correction of biases.
         overridden: Tensors with a range that the user sets.
         findings: Warnings and notes about the observed data.
-        seen: The observed statistics, or those of the range file.
+        seen: The observed statistics, or the statistics of the range file.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -51,17 +51,17 @@ class TensorRanges:
 
 
 def observe_plan(job: Job, model: str = "") -> RangeFile:
-    """Observe what any plan for a model may need, and choose ranges with the rule and the overrides that are asked for.
+    """Observe the tensors that any plan may need, and choose ranges with the rule and the overrides of the user.
 
     Args:
-        job: What there is to observe, on what data.
+        job: The model, its calibration data and the rule.
         model: The `fingerprint` of the user's model; without it the result cannot be written to a file.
 
     Raises:
         RequantError: The data do not fit the model.
     """
     rule, source = job.supply.rule, job.source
-    # quantize_model keeps tensors with NaN in float; calibrate_model refuses a model or data that give NaN
+    # quantize_model keeps tensors with NaN in float; calibrate_model refuses them
     execution = replace(job.options.execution, strict=bool(model))
     if rule is None or source is None:
         raise AssertionError("where ranges are observed there are data and a rule")
