@@ -3,6 +3,7 @@
 PYTHON ?= python3
 UV ?= uv
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?= --sample 20
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +27,7 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again chromium clean demo format help lint lock test test-all wheel
+.PHONY: again chromium clean coverage demo format help lint lock mutants test test-all wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -39,7 +40,16 @@ demo: $(RUN) $(PACKAGE)  ## quantize the digits network to build/demo/digits_int
 		--data sample_models/digits.npz --batch 128
 
 test: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -n auto -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+coverage: $(DEV) $(PACKAGE) $(CHROMIUM)  ## print the share of lines and branches that the tests run; fails below 95 % and 90 %
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m benchmarks.covered
+
+mutants: $(DEV) $(PACKAGE)  ## change the arithmetic in many places, and count which changes the tests notice (hours; MUTANTS_ARGS)
+	$(BIN)/python -m benchmarks.mutants --survivors $(MUTANTS_ARGS)
 
 test-all: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

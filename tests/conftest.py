@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant.calibration import session as sessions
+from requant.quantize import Latency
 from requant.quantize.runtime.isa import detect, resolve
 
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
@@ -32,6 +33,30 @@ def _own_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REQUANT_CACHE", str(tmp_path_factory.mktemp("costs")))
         yield
+
+
+class SetLatency(Protocol):
+    """Set the latencies that are found instead of measured, on any machine."""
+
+    def __call__(self, patch: pytest.MonkeyPatch, *, float_ms: float = 2.0, int8_ms: float = 1.0) -> None:
+        """Let the float model take `float_ms` and the INT8 model `int8_ms`."""
+
+
+@pytest.fixture(scope="session")
+def set_latency() -> SetLatency:
+    """Return `_set_latency`."""
+    return _set_latency
+
+
+def _set_latency(patch: pytest.MonkeyPatch, *, float_ms: float = 2.0, int8_ms: float = 1.0) -> None:
+    latency = Latency(float_ms, int8_ms, float_ms, int8_ms, runs=5)
+    patch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)
+
+
+@pytest.fixture
+def int8_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every INT8 model be twice as fast: a test is about what follows and not about this machine."""
+    _set_latency(monkeypatch)
 
 
 @pytest.fixture

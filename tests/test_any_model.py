@@ -19,7 +19,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import RequantError
-from requant.quantize import Accuracy, Latency, Options, Result, Selection, Strategy, quantize_model
+from requant.quantize import Accuracy, Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.profile import executed
 from requant.transforms.qparams import Scheme
 from requant.transforms.saturation import PAIR_LIMIT, pair_peak
@@ -30,9 +30,7 @@ PADS = "<pads = [1, 1, 1, 1]>"
 LEAST_DB = 20.0  # a uniform tensor in 8 bits has 50 dB; a few layers and wide ranges lose about 20 dB
 
 
-@pytest.fixture(autouse=True)
-def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+pytestmark = pytest.mark.usefixtures("int8_wins")
 
 
 def written(folder: Path, body: str, opset: int = 17, ir: int = 8, **constants: tuple[int, ...] | Array) -> Path:

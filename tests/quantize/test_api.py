@@ -18,7 +18,6 @@ from onnx import numpy_helper
 from requant import RequantError
 from requant.calibration import load_ranges
 from requant.quantize import (
-    Latency,
     Options,
     Result,
     Selection,
@@ -39,22 +38,11 @@ CALIBRATION = f"{DATA}:calib"
 Floats = NDArray[np.float32]
 Feed = dict[str, NDArray[Any]]
 
-INT8_WINS = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
-INT8_LOSES = Latency(float_ms=1.0, int8_ms=2.0, float_median_ms=1.0, int8_median_ms=2.0, runs=5)
-
-
-def settle(patch: pytest.MonkeyPatch, outcome: Latency) -> None:
-    """Decide which model is faster, so that a test is about what follows and not about this machine."""
-    patch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: outcome)
-
-
-@pytest.fixture
-def int8_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle(monkeypatch, INT8_WINS)
-
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Result]]:
+def quantized(
+    tmp_path_factory: pytest.TempPathFactory, set_latency: Callable[..., None]
+) -> Callable[[str, str], tuple[Path, Result]]:
     """Return (output, result) of a sample model in a format, made once."""
     folder = tmp_path_factory.mktemp("int8")
     made: dict[tuple[str, str], tuple[Path, Result]] = {}
@@ -63,7 +51,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
         if (name, format_) not in made:
             output = folder / f"{name}_{format_}.onnx"
             with pytest.MonkeyPatch.context() as patch:
-                settle(patch, INT8_WINS)
+                set_latency(patch)
                 options = Options(format=format_, place="rules")  # the clock may tell otherwise from run to run
                 result = quantize_model(SAMPLE_MODELS / f"{name}.onnx", CALIBRATION, output, options)
             made[name, format_] = (output, result)
@@ -315,9 +303,8 @@ def test_a_batch_that_the_model_cannot_run_is_refused_before_calibration(
 
 
 def test_the_library_prints_nothing_and_changes_no_file(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, int8_wins: None
 ) -> None:
-    settle(monkeypatch, INT8_WINS)
     for file in (SAMPLE_MODELS / "digits_mobile.onnx", DATA):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -371,9 +358,9 @@ def test_the_same_request_gives_the_same_bytes(tmp_path: Path, quantized: Quanti
 
 
 def test_where_int8_loses_the_simplified_float_model_comes_out(
-    tmp_path: Path, product: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, product: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
 ) -> None:
-    settle(monkeypatch, INT8_LOSES)
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=2.0)
     output = tmp_path / "out.onnx"
     result = quantize_model(product, feeds(x=(1, 64)), output)
     assert operators(output) == {"MatMul"}
@@ -635,14 +622,15 @@ def test_a_tensor_that_is_always_empty_stays_float(tmp_path: Path) -> None:
     assert {node.name: node.reason for node in result.float_nodes}["j"] == "has no values in the calibration data"
 
 
-def test_external_data_survive_a_change_of_opset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_data_survive_a_change_of_opset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None
+) -> None:
     path = save(tmp_path / "net.onnx", PRODUCT.replace(": 17", ": 11"), v=weights(64, 64), w=weights(64, 64, seed=1))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "with_data").mkdir()
     stored = tmp_path / "with_data" / "net.onnx"
     onnx.save(onnx.load(path), stored, save_as_external_data=True, location="net.data", size_threshold=0)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    settle(monkeypatch, INT8_WINS)
     result = quantize_model(stored, feeds(x=(1, 64)), tmp_path / "out.onnx", Options(seconds=0))
     assert result.mac_share_int8 == 1.0
     assert "convert_opset" in result.pipeline

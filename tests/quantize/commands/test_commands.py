@@ -22,7 +22,6 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from requant.cli import main
-from requant.quantize import Latency
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
@@ -264,16 +263,16 @@ def test_quantize_as_qoperator(tmp_path: Path) -> None:
     assert {"QLinearConv", "QGemm"} <= {node.op_type for node in onnx.load(output).graph.node}
 
 
-def latencies(int8_ms: float) -> Callable[..., Latency]:
-    """Return what takes the place of the clock: float takes 1 ms."""
-    return lambda *_, **__: Latency(1.0, int8_ms, 1.0, int8_ms, runs=5)
-
-
 @pytest.mark.parametrize("as_json", [False, True], ids=["table", "json"])
 def test_int8_that_does_not_pay_is_a_goal_missed(
-    tmp_path: Path, model: Path, data: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    model: Path,
+    data: Path,
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    set_latency: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", latencies(2.0))
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=2.0)
     output = tmp_path / "out.onnx"
     arguments = ["quantize", model, "--data", data, "-o", output, *["--json"] * as_json]
     result = invoke(*arguments)
@@ -284,10 +283,7 @@ def test_int8_that_does_not_pay_is_a_goal_missed(
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(output).graph.node}
 
 
-def test_int8_that_pays_is_a_goal_reached(
-    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", latencies(0.5))
+def test_int8_that_pays_is_a_goal_reached(tmp_path: Path, model: Path, data: Path, int8_wins: None) -> None:
     succeed("quantize", model, "--data", data, "-o", tmp_path / "out.onnx")
 
 

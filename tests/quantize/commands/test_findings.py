@@ -14,18 +14,12 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from requant.cli import main
-from requant.quantize import Latency, Options, calibrate_model, merge_ranges, quantize_model
+from requant.quantize import Options, calibrate_model, merge_ranges, quantize_model
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
 RIGHT = f"{SAMPLE_MODELS / 'digits.npz'}:calib"
-INT8_WINS = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
-
-
-@pytest.fixture(autouse=True)
-def int8_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decide which model is faster: it takes less time than finding out."""
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: INT8_WINS)
+pytestmark = pytest.mark.usefixtures("int8_wins")
 
 
 def succeed(*arguments: object) -> Result:

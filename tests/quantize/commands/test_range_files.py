@@ -27,10 +27,9 @@ from onnx import numpy_helper
 from requant.calibration import load_ranges
 from requant.calibration.checkpoint import Checkpoint
 from requant.cli import main
-from requant.quantize import Latency
 from requant.quantize.model import files
 
-INT8_WINS = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
+pytestmark = pytest.mark.usefixtures("int8_wins")
 DIGITS = Path(__file__).parents[3] / "sample_models" / "digits.onnx"
 CHAIN = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -43,12 +42,6 @@ net (float[N,16,12,12] x) => (float[N,16,12,12] y) {{
 }}
 """
 PLANNED = {"x", "r", "s", "y"}  # Relu runs inside the first Conv, and the factor goes into the weights of the second
-
-
-@pytest.fixture(autouse=True)
-def int8_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decide which model is faster, so that a test is about what follows and not about this machine."""
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: INT8_WINS)
 
 
 def invoke(*arguments: object) -> Result:

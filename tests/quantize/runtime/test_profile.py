@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,10 @@ def image() -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def digits_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits_int8(tmp_path_factory: pytest.TempPathFactory, set_latency: Callable[..., None]) -> Path:
     output = tmp_path_factory.mktemp("digits") / "int8.onnx"
     with pytest.MonkeyPatch.context() as patch:  # what is faster on this machine does not matter here
-        patch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
+        set_latency(patch)
         quantize_model(DIGITS, f"{SAMPLE_MODELS / 'digits.npz'}:calib", output, Options(samples=50))
     return output
 

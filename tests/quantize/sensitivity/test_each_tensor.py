@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant.calibration import Sample
-from requant.quantize import Latency, Options, quantize_model
+from requant.quantize import Options, quantize_model
 from requant.quantize.sensitivity.each_tensor import RUIN_DB, alone, ruinous
 from requant.transforms.qparams import asymmetric_u8
 
@@ -165,8 +165,8 @@ def test_what_ruins_stands_out(found: dict[str, float], ruined: set[str]) -> Non
     assert set(ruinous(found)) == ruined
 
 
+@pytest.mark.usefixtures("int8_wins")
 def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: Latency(2.0, 1.0, 2.0, 1.0, 1))
     onnx.save(huge_channel(), tmp_path / "float.onnx")
     data = feeds(8, 1, CHANNELS, 8, 8)
     mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", Options())

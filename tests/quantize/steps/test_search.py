@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.calibration import DataSpec, Execution, input_specs, open_session, open_source
 from requant.cli import main
-from requant.quantize import Goal, Latency, Options, Point, search_model
+from requant.quantize import Goal, Options, Point, search_model
 from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
 from requant.quantize.result import undominated
@@ -44,10 +45,8 @@ POINTS = st.lists(
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch: pytest.MonkeyPatch, int8_wins: None) -> None:
     """Let a model be the faster the more of it is int8, on any machine."""
-    latency = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=1.0, runs=5)
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)
     monkeypatch.setattr(
         frontier,
         "_speedup",
@@ -222,10 +221,9 @@ def test_a_search_scores_on_the_executor_that_it_is_given(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("force", [False, True], ids=["asked", "forced"])
 def test_where_float_is_as_fast_it_keeps_the_bar_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None], force: bool
 ) -> None:
-    slow = Latency(float_ms=1.0, int8_ms=1.0, float_median_ms=1.0, int8_median_ms=1.0, runs=5)
-    monkeypatch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: slow)
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
     options = replace(OPTIONS, force_int8=force)
     result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options)
     assert result.search is not None
