@@ -262,6 +262,12 @@ def test_the_rooms_are_those_of_the_table() -> None:
     assert len(ROOMS) <= MOST_ROOMS
 
 
+def test_the_picture_in_contributing_shows_every_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = text.partition("### The rooms of quantize/")[2].split("```")[1].split()
+    assert [name for name in ROOMS if name.replace(".", "/") not in picture] == []
+
+
 def test_a_room_imports_only_what_stands_below_it() -> None:
     assert {(one, other) for one, other in arrows() if other not in below(one)} == set()
 
