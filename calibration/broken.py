@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .bodies import bodies_of, tensors_of
+from .. import RequantError
+from .bodies import FLOATS, bodies_of, tensors_of
 from .samples import Sample
 from .session import Array, ModelSource
-from .taps import OBSERVABLE, Targets, load_copy, open_tap, types_of
+from .taps import OBSERVABLE, Targets, infer_types, load_copy, open_tap, types_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 UNNAMED = "the node that makes it is unknown"
+CHUNK = 1 << 20
+"""The number of values that are checked at once."""
 CANDIDATES = 8
 """The most nodes whose whole results are checked."""
 NAMED = 3
@@ -28,7 +32,8 @@ def first_broken(model: ModelSource, sample: Sample) -> str:
     """Return which node computes NaN or infinity from finite values: ``"made by Log 'l' from finite 'x' (...)"``.
 
     This is the first node, in the order of the graph, whose NaN or infinity reaches an output of the model. An
-    infinity that a later operator removes, such as a mask before Softmax, does not count.
+    infinity that a later operator removes, such as a mask before Softmax, does not count. The search first runs the
+    model for the extremes of all tensors, and then reads a few whole tensors, one at a time.
 
     Args:
         model: The model.
@@ -53,103 +58,189 @@ def breakers(model: ModelSource, sample: Sample, tensors: Sequence[str] | None) 
     """
     clauses: dict[str, str] = {}
     with suppress(Exception):  # the caller reports another error, which an error here must not replace
-        graph, search = _opened(model, sample)
-        values = tensors_of(graph)
-        ends = {"": list(graph.outputs)} if tensors is None else {name: [values[name]] for name in tensors}
-        for name, broken in ends.items():
-            if clause := search.clause(broken):
-                clauses[name] = clause
-    return clauses
+        search = _Search.open(model, sample)
+        if tensors is None:
+            clauses[""] = search.clause(search.graph.outputs)
+        values = tensors_of(search.graph)
+        for name in tensors or ():
+            if name in values:
+                clauses[name] = search.clause([values[name]])
+    return {name: clause for name, clause in clauses.items() if clause != UNNAMED}
 
 
 @dataclass(frozen=True, slots=True)
+class _Seen:
+    """A summary of a tensor's values.
+
+    Attributes:
+        finite: Whether no value is NaN or infinite. Wrongly False if a sum of large finite values overflows.
+        lo: The smallest value, if all are finite.
+        hi: The largest value, if all are finite.
+        size: The number of float values.
+    """
+
+    finite: bool = True
+    lo: float = 0.0
+    hi: float = 0.0
+    size: int = 0
+
+
+@dataclass(slots=True)
 class _Search:
-    """The values of one run of a model.
+    """The search for the origin of NaN and infinity in one run of a model.
 
     Attributes:
         model: The model.
         sample: The sample.
-        extremes: The smallest and the largest element of each float value, NaN if an element is NaN or infinite. The
-            results of nodes come first, in the order of the graph; `_broken` adds constants and inputs.
+        copy: A copy of the model; values in the other attributes belong to it.
+        seen: The summaries of values; `broken` adds further ones on demand.
+        order: The float outputs of nodes, with their position in the graph.
+        next: For a value with NaN or infinity, a value that depends on it, on the path to an end of the search.
     """
 
     model: ModelSource
     sample: Sample
-    extremes: dict[ir.Value, tuple[float, float]]
+    copy: ir.Model
+    seen: dict[ir.Value, _Seen] = field(default_factory=dict)
+    order: dict[ir.Value, int] = field(default_factory=dict)
+    next: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph of the copy."""
+        return self.copy.graph
+
+    @classmethod
+    def open(cls, model: ModelSource, sample: Sample) -> _Search:
+        """Run the model for the extremes of all float tensors of the main graph."""
+        copy, folder = load_copy(model)
+        outputs = {value.name: value for node in copy.graph for value in node.outputs if value.name}
+        types = types_of(copy, folder, outputs, few=True)
+        search = cls(model, sample, copy)
+        search.survey({name: value for name, value in outputs.items() if types[name] in OBSERVABLE})
+        for value in copy.graph.inputs:
+            if value.name in sample.feed:
+                search.seen[value] = _seen(sample.feed[value.name])
+        return search
+
+    def survey(self, values: Mapping[str, ir.Value]) -> None:
+        """Run the model and record the extremes of float tensors."""
+        tap = open_tap(self.model, (), Targets(tuple(values), few=True))
+        ends = dict(zip(tap.order, tap.extremes(tap.run(self.sample)).tolist(), strict=True))
+        for name, value in values.items():
+            lo, hi, total, size = ends[name]
+            finite = not size or bool(np.isfinite([lo, hi]).all() and not np.isnan(total))
+            self.seen[value] = _Seen(finite, lo, hi, int(size))
+            self.order[value] = len(self.order)
+
+    def broken(self, value: ir.Value) -> bool:
+        """Whether a value contains NaN or infinity; a value that was not observed does if one of its sources does."""
+        if value not in self.seen:
+            self.seen[value] = _Seen()
+            producer = value.producer()
+            if producer is None and value.const_value is not None:
+                self.seen[value] = _seen(value.const_value.numpy())
+            elif producer is not None and (value.dtype is None or value.dtype.is_floating_point()):
+                self.seen[value] = _Seen(finite=not any(self.broken(source) for source in _sources(producer)))
+        return not self.seen[value].finite
 
     def clause(self, ends: Sequence[ir.Value]) -> str:
-        """Return where the NaN or infinity in these values comes from; an empty text if this is unknown."""
+        """Return where the NaN or infinity in these values comes from."""
         for _ in range(CANDIDATES):
-            root = self._root(ends)
-            if root is None:
-                return ""
-            array = self._whole(root)
-            if not np.isfinite(array).all():
-                return self._text(root)
-            self.extremes[root] = float(array.min()), float(array.max())  # the sum of finite values overflowed
-        return ""
+            roots = self._roots(ends)[:CANDIDATES]
+            kinds = {root: self._kinds(root) for root in roots}
+            finite = [root for root in roots if kinds[root] == set()]
+            if roots and not finite:
+                root = next((root for root in roots if "NaN" in (kinds[root] or ())), roots[0])
+                return self._root_clause(root, kinds[root] or {"infinity"})
+            for root in finite:
+                self.seen[root] = replace(self.seen[root], finite=True)
+        return UNNAMED
 
-    def _broken(self, value: ir.Value) -> bool:
-        """Return whether a value contains NaN or infinity."""
-        if value not in self.extremes and (value.const_value is not None or value.name in self.sample.feed):
-            array = self._whole(value)
-            if array.dtype.kind == "f" and array.size:
-                self.extremes[value] = _checked(float(array.min()), float(array.max()), 0.0)
-        return bool(np.isnan(self.extremes.get(value, (0.0, 0.0))).any())
-
-    def _root(self, ends: Sequence[ir.Value]) -> ir.Value | None:
-        """Return the first value with NaN or infinity on the way to `ends` whose own sources are all finite."""
-        pending, visited = [value for value in ends if self._broken(value)], set(ends)
-        roots = set()
+    def _roots(self, ends: Sequence[ir.Value]) -> list[ir.Value]:
+        """Return the values with NaN or infinity on the way to `ends` whose own sources are all finite."""
+        pending = [value for value in ends if self.broken(value)]
+        visited, roots = set(pending), []
+        self.next.clear()
         while pending:
             value = pending.pop()
             node = value.producer()
-            sources = [] if node is None else [source for source in _sources(node) if self._broken(source)]
-            if not sources:
-                roots.add(value)
-            pending += [source for source in sources if source not in visited]
-            visited.update(sources)
-        order = [value for value in self.extremes if value in roots]  # inputs and constants come last
-        return order[0] if order else None
+            sources = [] if node is None else [source for source in _sources(node) if self.broken(source)]
+            if not sources and (node is not None or value.const_value is not None or value.name in self.sample.feed):
+                roots.append(value)  # without inputs of bodies, whose values come from the node or the last iteration
+            for source in sources:
+                if source not in visited:
+                    visited.add(source)
+                    self.next[source] = value
+                    pending.append(source)
+        return sorted(roots, key=lambda value: (bool(_constant_noun(value)), self.order.get(value, -1)))
 
-    def _whole(self, value: ir.Value) -> Array:
-        """Return all elements of a value."""
-        if value.const_value is not None:
-            return np.asarray(value.const_value.numpy())
+    def _kinds(self, value: ir.Value) -> set[str] | None:
+        """Return which of NaN and infinity a value contains; None if the whole value cannot be read."""
         name = value.name or ""
-        if name in self.sample.feed:
-            return self.sample.feed[name]
-        return open_tap(self.model, [name], Targets((), few=True), reductions=False).run(self.sample)[name]
+        if value.producer() is None:
+            array = value.const_value.numpy() if value.const_value is not None else self.sample.feed[name]
+        elif value.graph is self.graph and value in self.order:
+            array = open_tap(self.model, [name], Targets((), few=True), reductions=False).run(self.sample)[name]
+        else:
+            return None
+        tests = (("NaN", np.isnan), ("infinity", np.isinf))
+        return {kind for kind, test in tests if any(bool(test(chunk).any()) for chunk in _chunks(array))}
 
-    def _text(self, root: ir.Value) -> str:
-        """Return a value with NaN or infinity, its node and the finite inputs of the node, as text."""
+    def _root_clause(self, root: ir.Value, kinds: set[str]) -> str:
+        """Return the first value with NaN or infinity, its node, and the node that turns infinity into NaN."""
+        nan_node = self._nan_node(root) if kinds == {"infinity"} else None
         node = root.producer()
-        if node is None or node.op_type == "Constant":
-            noun = "input" if root.name in self.sample.feed else "constant"
-            return f"the {noun} {root.name!r} holds NaN or infinity"
-        inputs = [(value, *self.extremes[value]) for value in dict.fromkeys(_sources(node)) if value in self.extremes]
-        texts = [
-            f"{value.name!r} ({f'{lo:.4g} to {hi:.4g}' if lo < hi else f'all {lo:.4g}'})" for value, lo, hi in inputs
-        ]
+        if node is None or _constant_noun(root):
+            text = f"{_constant_noun(root)} {root.name!r} holds {' and '.join(sorted(kinds))}"
+            return text if nan_node is None else f"{text}, which becomes NaN in {_node_text(nan_node)}"
+        text = self._inside(node) or f"made by {_node_text(node)}{self._finite_inputs(node)}"
+        return text if nan_node is None else f"infinity {text} becomes NaN in {_node_text(nan_node)}"
+
+    def _finite_inputs(self, node: ir.Node) -> str:
+        """Return a node's finite inputs as text: ``" from finite 'x' (-3 to 1.5), 'b' (all 0)"``."""
+        texts = []
+        for value in dict.fromkeys(_sources(node)):
+            seen = None if self.broken(value) else self.seen[value]
+            if seen is not None and seen.size:
+                values = f"{seen.lo:.4g} to {seen.hi:.4g}" if seen.lo < seen.hi else f"all {seen.lo:.4g}"
+                texts.append(f"{value.name!r} ({values})")
         more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
-        return f"made by {_node_text(node)}" + (f" from finite {', '.join(texts[:NAMED])}{more}" if texts else "")
+        return f" from finite {', '.join(texts[:NAMED])}{more}" if texts else ""
 
+    def _nan_node(self, root: ir.Value) -> ir.Node | None:
+        """Return the node that turns infinity into NaN on the path from a value to an end; None if there is none."""
+        path = [root]
+        while path[-1] in self.next:
+            path.append(self.next[path[-1]])
+        path = [root, *(value for value in path[1:] if value in self.order and value.graph is self.graph)]
+        low, high = 0, len(path) - 1
+        if not high or "NaN" not in (self._kinds(path[high]) or ()):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if "NaN" in (self._kinds(path[middle]) or ()) else (middle, high)
+        return path[high].producer()
 
-def _opened(model: ModelSource, sample: Sample) -> tuple[ir.Graph, _Search]:
-    """Run a model for the extremes of its float tensors; return a copy of the graph, and the search."""
-    copy, folder = load_copy(model)
-    outputs = {value.name: value for node in copy.graph for value in node.outputs if value.name}
-    types = types_of(copy, folder, outputs, few=True)
-    observed = {name: value for name, value in outputs.items() if types[name] in OBSERVABLE}
-    tap = open_tap(model, (), Targets(tuple(observed), few=True))
-    rows = dict(zip(tap.order, tap.extremes(tap.run(sample)).tolist(), strict=True))
-    extremes = {value: _checked(*rows[name][:3]) for name, value in observed.items() if rows[name][3]}
-    return copy.graph, _Search(model, sample, extremes)
-
-
-def _checked(lo: float, hi: float, total: float) -> tuple[float, float]:
-    """Return the extremes; NaN if one of them is not finite, or if the sum is NaN."""
-    return (lo, hi) if np.isfinite([lo, hi]).all() and not np.isnan(total) else (np.nan, np.nan)
+    def _inside(self, node: ir.Node) -> str | None:
+        """Return what makes NaN or infinity in the bodies of a node; None if it is unknown."""
+        bodies = bodies_of(node)
+        if not bodies:
+            return None
+        infer_types(self.copy, (), bodies=True)
+        names = Counter(name for graph in (self.graph, *self.graph.subgraphs()) for name in tensors_of(graph))
+        inner = {
+            name: value
+            for body in bodies
+            for name, value in tensors_of(body).items()
+            if names[name] == 1 and value.const_value is None and value.dtype is not None and value.dtype.name in FLOATS
+        }
+        try:
+            self.survey(inner)
+        except RequantError:
+            return None
+        clause = self.clause([value for body in bodies for value in body.outputs]) if inner else UNNAMED
+        return None if clause == UNNAMED else f"{clause} in a body of {_node_text(node)}"
 
 
 def _sources(node: ir.Node) -> list[ir.Value]:
@@ -161,6 +252,30 @@ def _sources(node: ir.Node) -> list[ir.Value]:
         outputs = (value for graph in own for value in graph.outputs)
         values += [value for value in (*read, *outputs) if value.graph not in own]
     return values
+
+
+def _seen(array: Array) -> _Seen:
+    """Return the summary of an array."""
+    if array.dtype.kind != "f" or not array.size:
+        return _Seen()
+    ends = [(chunk.min(), chunk.max()) for chunk in _chunks(array)]  # NaN is in both
+    lo, hi = float(min(low for low, _ in ends)), float(max(high for _, high in ends))
+    return _Seen(bool(np.isfinite(ends).all()), lo, hi, array.size)
+
+
+def _chunks(array: Array) -> Iterator[Array]:
+    """Yield the values of an array in chunks."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        yield flat[start : start + CHUNK]
+
+
+def _constant_noun(value: ir.Value) -> str:
+    """Return "the constant", "the initializer" or "the input"; an empty text for a computed value."""
+    node = value.producer()
+    if node is not None:
+        return "the constant" if node.op_type == "Constant" else ""
+    return "the initializer" if value.const_value is not None else "the input"
 
 
 def _node_text(node: ir.Node) -> str:
