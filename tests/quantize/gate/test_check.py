@@ -248,7 +248,7 @@ def test_a_metric_that_raises_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_data_without_labels_are_refused_for_a_labelled_metric(folder: Path, tmp_path: Path) -> None:
     with np.load(DATA) as file:
         np.savez(tmp_path / "bare.npz", image=file["image"][:20])
-    refused(asked(folder, "--metric", "top1", data=tmp_path / "bare.npz"), "no label, which top1 wants", "sample 0")
+    refused(asked(folder, "--metric", "top1", data=tmp_path / "bare.npz"), "no label, but top1 needs one", "sample 0")
 
 
 def test_a_model_that_does_not_load_is_refused(folder: Path) -> None:

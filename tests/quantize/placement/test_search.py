@@ -390,7 +390,7 @@ def test_a_plan_goes_with_every_way_of_placing(tmp_path: Path) -> None:
     quantize_model(path, str(data), tmp_path / "o.onnx", options)
     again = replace(options, place="rules", plan=tmp_path / "o.plan.json")
     assert quantize_model(path, str(data), tmp_path / "p.onnx", again).forms == {"u8->u8": 3}
-    with pytest.raises(RequantError, match="give the edited one another name"):
+    with pytest.raises(RequantError, match="rename the edited plan"):
         quantize_model(path, str(data), tmp_path / "o.onnx", again)
 
 

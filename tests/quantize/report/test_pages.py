@@ -86,7 +86,7 @@ def test_a_model_is_viewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("reports", "message"),
     [
-        (["run.txt"], "a report is an .html page, or a .json record"),
+        (["run.txt"], "a report is an .html page or a .json run record"),
         (["run.html", "run.html"], "two outputs have this path"),
         (["int8.plan.json"], "two outputs have this path"),
         (["nowhere/run.html"], "no folder"),

@@ -169,7 +169,7 @@ def test_shared_data_are_said(tmp_path: Path) -> None:
         (["--time-budget", "5"], "--time-budget needs --max-drop"),
         (["--max-drop", "1%"], "give --metric M"),
         (["--max-drop", "1%", "--metric", "top1"], "give --eval-data SRC"),
-        (["--max-drop", "x", "--metric", "top1", "--eval-data", "a.npz"], "'x' is no drop"),
+        (["--max-drop", "x", "--metric", "top1", "--eval-data", "a.npz"], "'x' is not a drop"),
         (["--max-drop", "1%", "--metric", "top2", "--eval-data", "a.npz"], "top2"),
         (["--max-drop", "1%", "--metric", "top1", "--eval-data", "a.npz", "--lambda", "3"], "no price of noise"),
     ],

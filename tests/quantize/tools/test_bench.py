@@ -117,7 +117,7 @@ def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:
         ((tmp_path / "none.ort",), "none.ort: no such file"),
         ((tmp_path / "no.ort",), "no.ort: "),
         ((DIGITS, "--data", tmp_path / "x.npz"), "x.npz"),
-        ((DIGITS, "--seconds", "3"), "--seconds is for --settings"),
+        ((DIGITS, "--seconds", "3"), "--seconds needs --settings"),
         ((DIGITS, "--settings", "--seconds", "0"), "--seconds"),
     ):
         result = invoke("bench", *arguments)

@@ -174,7 +174,7 @@ def test_open_lengths_are_said_and_not_guessed() -> None:
     assert told.exit_code == 0
     assert "depends on N: give --shape" in told.stdout
     assert refusal(DIGITS, "--nodes") == (
-        f"requant: {DIGITS}: what a node costs depends on N; give --shape, --dim or --data"
+        f"requant: {DIGITS}: the cost of a node depends on N; give --shape, --dim or --data"
     )
     assert "10.035" in invoke(DIGITS, "--nodes", "--dim", "N=1").stdout
 
