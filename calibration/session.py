@@ -118,7 +118,7 @@ def open_session(
     profile: Path | None = None,
     save_optimized: Path | None = None,
     lean: bool = False,
-    patterns: bool = True,
+    arena: bool = True,
 ) -> InferenceSession:
     """Load a model into ONNX Runtime's CPU provider.
 
@@ -133,8 +133,8 @@ def open_session(
         profile: The path prefix of a profile that the session writes; None for no profile.
         save_optimized: The file for the runtime's optimized graph; None for no file.
         lean: Whether to compute on the weights in their files.
-        patterns: Whether the memory of a run is one block, planned from the shapes of the first run. There is one block
-            per concurrent run. The block saves little if shapes vary or most tensors are outputs.
+        arena: Whether the session keeps the memory of its runs, in a block per concurrent run that is planned from the
+            shapes of the first run. Choose False if shapes vary or if most tensors are outputs.
 
     Raises:
         RequantError: The model cannot be loaded; the message has the file and the runtime's reason.
@@ -149,7 +149,7 @@ def open_session(
         profile=profile,
         save_optimized=save_optimized,
         lean=lean,
-        patterns=patterns,
+        arena=arena,
     )
     try:
         try:
@@ -185,7 +185,7 @@ def _session_options(
     profile: Path | None,
     save_optimized: Path | None,
     lean: bool,
-    patterns: bool,
+    arena: bool,
 ) -> SessionOptions:
     """Return the options of a session; the arguments are those of `open_session`."""
     import onnxruntime as ort
@@ -194,7 +194,7 @@ def _session_options(
     options.log_severity_level = 4  # do not print errors; they arrive as exceptions
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.enable_mem_pattern = patterns
+    options.enable_mem_pattern = options.enable_cpu_mem_arena = arena
     if lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
         # the next level reorders the weights of convolutions

@@ -182,7 +182,7 @@ def open_tap(
     watched = frozenset(name for name in outputs if name in reduced or name in whole)
     source, lean = _serialized(copy, folder), _is_lean(copy, few=targets.few)
     del copy, graph, values, inside  # and their weights, which the runtime copies
-    session = _open(source, lean, patterns=not fetched)
+    session = _open(source, lean, arena=not fetched)
     return Tap(session, tuple(whole), reduced, (*fetched, *ends), watched)
 
 
@@ -309,14 +309,14 @@ def _serialized(copy: ir.Model, folder: Path | None) -> Serialized:
     return Serialized(data, folder, weights=weights)
 
 
-def _open(source: Serialized, lean: bool, *, optimize: bool = True, patterns: bool = True) -> InferenceSession:
+def _open(source: Serialized, lean: bool, *, optimize: bool = True, arena: bool = True) -> InferenceSession:
     """Open a session with one thread, because the number of threads changes the rounding of the observed values."""
     try:
-        return open_session(source, threads=1, optimize=optimize, lean=lean, patterns=patterns)
+        return open_session(source, threads=1, optimize=optimize, lean=lean, arena=arena)
     except RequantError:  # an optimization may remove a tensor that is an output
         if not optimize:
             raise
-        return open_session(source, threads=1, optimize=False, lean=lean, patterns=patterns)
+        return open_session(source, threads=1, optimize=False, lean=lean, arena=arena)
 
 
 @dataclass(frozen=True, slots=True)

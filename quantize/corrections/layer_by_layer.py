@@ -177,14 +177,15 @@ def _product(
     Args:
         node: The node.
         model: Its model.
-        runners: The open one-node models. Nodes with the same operator, attributes and ranks share one.
+        runners: The open one-node models. Nodes with the same operator, attributes and ranks share one. They have no
+            arena: its blocks do not fit other shapes, and the walk over MobileNetV1 took 9.3 s instead of 6.4 to 7.7.
     """
     attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
 
     def compute(x: Array, weights: Array, bias: Array | None) -> Array:
         key = (node.domain, node.op_type, attributes, x.ndim, weights.ndim, None if bias is None else bias.ndim)
         if key not in runners:
-            runners[key] = Runner(serialize(_single_node_model(node, model, x, weights, bias)))
+            runners[key] = Runner(serialize(_single_node_model(node, model, x, weights, bias)), arena=False)
         result: Array = runners[key]({"x": x, "w": weights} | ({} if bias is None else {"b": bias}))["y"]
         return result
 

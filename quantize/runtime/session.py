@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class Runner:
     """A loaded model that is called with a feed and returns its outputs by name."""
 
-    def __init__(self, model: ModelSource, *, threads: int = 0, lean: bool = False) -> None:
-        """Load `model`; a lean session is for a few runs of a large model (`open_session`).
+    def __init__(self, model: ModelSource, *, threads: int = 0, lean: bool = False, arena: bool = True) -> None:
+        """Load `model`; the arguments are those of `open_session`.
 
         Raises:
             RequantError: The runtime cannot load it.
         """
-        self._use(open_session(model, threads=threads, lean=lean), describe(model))
+        self._use(open_session(model, threads=threads, lean=lean, arena=arena), describe(model))
 
     @classmethod
     def over(cls, session: InferenceSession, name: str) -> Runner:
