@@ -182,12 +182,14 @@ def quantize(values: Array, params: QParams) -> Array:
 
 
 def dequantize(values: Array, params: QParams) -> Array:
-    """Return the float32 values of the integers."""
+    """Return the float32 values of the integers: products with the scale, rounded once."""
+    # up to 16 bits, float32 holds the difference exactly; otherwise the product is rounded from float64
+    exact = np.float32 if values.dtype.itemsize <= 2 else np.float64
     scale, zero = _broadcast(params.scale, params, values.ndim), _broadcast(params.zero_point, params, values.ndim)
     real = np.empty(values.shape, np.float32)
     for index in blocks(values.shape):
-        steps = values[index].astype(np.float64) - _part(zero, index)
-        real[index] = steps * _part(scale, index).astype(np.float64)
+        steps = values[index].astype(exact) - _part(zero, index).astype(exact)
+        real[index] = steps * _part(scale, index)
     return real
 
 
