@@ -17,6 +17,7 @@ from ...transforms import PipelineResult, StepResult
 from ...transforms.existing import given_params, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import ORIGIN
+from ...transforms.plan import Plan
 from ..accuracy.pair import timing_note
 from ..job import Job
 from ..model.files import Weights, about, load_model, serialize
@@ -24,8 +25,9 @@ from ..model.types import add_types
 from ..options.given_ranges import load_given_ranges
 from ..options.options import Options
 from ..options.policy import Policy
+from ..options.selection import Selection
 from ..placement.costs import read as read_costs
-from ..placement.facts import facts_of
+from ..placement.facts import Facts, facts_of
 from ..placement.plan_file import read_plan
 from ..placement.rules import all_int8_plan, choose, choose_by
 from ..runtime.inputs import first_sample, open_for
@@ -59,36 +61,19 @@ def prepare(
     opened, source, feed = _opened(reference, data, options, Weights.of(original))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable)
-    simple, renamed, origins, notes = plain.model, plain.renamed, list(plain.origins), list(plain.notes)
+    simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
     supply.check(original, simple)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
     # a node of a function body may be renamed twice: it also has the names of its first name
     origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
     selection = options.selection.renamed([*renamed.items(), *origins])
-    gone = set(types) - set(nodes_by_name(simple))
-    for name in sorted(gone):
-        if name in selection.exclude_nodes or types[name] in selection.exclude_ops:
-            notes.append(f"{types[name]} {name!r} is excluded, but was folded into its neighbours by simplification")
-    if source is None:
-        notes.append("not measured: the model runs with none of the tried lengths of the inputs' free axes; give data")
-    elif data is None:
-        notes.append(f"measured on {source.description}: give data to judge the model by")
-    weights = Weights.of(simple)
-    notes += remarks
-    notes += [note] if (note := timing_note(weights)) else []
-    notes += supply.remarks(simple, options.scheme)
     static = data is not None or supply.ranges is not None
     facts = facts_of(simple, selection, types, options.scheme.activation)
     facts = replace(facts, static=static, zero_points=policy.zero_points, portable=policy.portable)
-    plan = choose_by(facts, simple)
-    if policy.plan is not None:
-        read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
-    if policy.costs is not None:
-        costs = read_costs(policy.costs)
-        if costs.machine.threads != options.threads:
-            raise RequantError(f"{policy.costs}: measured on {costs.machine.threads} threads, not {options.threads}")
-    if policy.all_int8 and static:
-        plan = all_int8_plan(facts, plan)
+    plan = _plan(simple, facts, policy, options.threads)
+    weights = Weights.of(simple)
+    notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
+    notes += (*filter(None, [timing_note(weights)]), *supply.remarks(simple, options.scheme))
     return Job(
         path=Path(path),
         reference=reference,
@@ -104,7 +89,7 @@ def prepare(
         model_qparams=given_params(simple),
         no_saturation=no_saturation,
         policy=policy,
-        notes=tuple(notes),
+        notes=notes,
         supply=supply,
         source=source,
         judged=data is not None,
@@ -112,6 +97,37 @@ def prepare(
         options=options,
         progress=progress,
     )
+
+
+def _plan(model: ir.Model, facts: Facts, policy: Policy, threads: int) -> Plan:
+    """Return the plan in which every unit is int8 that can be, and check the user's plan and costs.
+
+    Raises:
+        RequantError: The plan file does not fit the model, or the costs are of another number of threads.
+    """
+    plan = choose_by(facts, model)
+    if policy.plan is not None:
+        read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
+    if policy.costs is not None and (measured := read_costs(policy.costs).machine.threads) != threads:
+        raise RequantError(f"{policy.costs}: measured on {measured} threads, not {threads}")
+    return all_int8_plan(facts, plan) if policy.all_int8 and facts.static else plan
+
+
+def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> list[str]:
+    """Return a note for each excluded node that is no longer in the simplified model."""
+    gone = sorted(set(types) - set(nodes_by_name(model)))
+    return [
+        f"{types[name]} {name!r} is excluded, but was folded into its neighbours by simplification"
+        for name in gone
+        if name in selection.exclude_nodes or types[name] in selection.exclude_ops
+    ]
+
+
+def _unmeasured(source: Source | None, data: DataSource | None) -> list[str]:
+    """Return a note if the model is not measured on the user's data."""
+    if source is None:
+        return ["not measured: the model runs with none of the tried lengths of the inputs' free axes; give data"]
+    return [f"measured on {source.description}: give data to judge the model by"] if data is None else []
 
 
 @dataclass(frozen=True)
