@@ -20,7 +20,7 @@ from .work import Setup, Stored, Taps, Task, Unit, run_task, run_units, take_sam
 
 T = TypeVar("T")
 
-PIECE = 8
+PIECE = 16
 """The largest number of batches in a piece of work. Their statistics are merged with all others at once."""
 PIECE_BYTES = 2**24
 """The largest number of bytes of feeds in a piece of work, unless the piece is a single batch."""
