@@ -65,7 +65,7 @@ def test_a_quantized_model_classifies_as_in_onnxruntime(name: str, scheme: Schem
     to the border between two classes may change: at most one in a hundred.
     """
     original, output = SAMPLE_MODELS / f"{name}.onnx", tmp_path / "int8.onnx"
-    options = Options(force_int8=True, samples=64, seconds=0.05, scheme=scheme)
+    options = Options(force_int8=True, samples=64, seconds=0.05, scheme=scheme, place="rules")
     result = quantize_model(original, f"{DATA}:calib", output, options)
     assert result.int8_nodes > 0
     feed = {"image": np.load(DATA)["image"]}

@@ -52,7 +52,9 @@ def quantized(
             output = folder / f"{name}_{format_}.onnx"
             with pytest.MonkeyPatch.context() as patch:
                 set_latency(patch)
-                options = Options(format=format_, place="rules")  # the clock may tell otherwise from run to run
+                options = Options(
+                    format=format_, place="rules", samples=64
+                )  # the clock may tell otherwise from run to run
                 result = quantize_model(SAMPLE_MODELS / f"{name}.onnx", CALIBRATION, output, options)
             made[name, format_] = (output, result)
         return made[name, format_]
@@ -350,7 +352,7 @@ def test_labels_that_fit_the_predictions_are_counted(tmp_path: Path) -> None:
 def test_the_same_request_gives_the_same_bytes(tmp_path: Path, quantized: Quantized, int8_wins: None) -> None:
     for name in NAMES:
         again = tmp_path / f"{name}.onnx"
-        quantize_model(SAMPLE_MODELS / f"{name}.onnx", CALIBRATION, again, Options(place="rules"))
+        quantize_model(SAMPLE_MODELS / f"{name}.onnx", CALIBRATION, again, Options(place="rules", samples=64))
         assert again.read_bytes() == quantized(name, "qdq")[0].read_bytes()
 
 
