@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ... import RequantError
 from ...calibration.samples import Sample
+from ..runtime.spread import spread
 
 Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -200,10 +201,12 @@ def measure(
 ) -> Accuracy:
     """Run both models over the samples and compare them; see `compare_outputs`.
 
+    Several samples may run at the same time.
+
     Raises:
         RequantError: The labels of a sample do not fit the predictions.
     """
-    results = ((run_float(sample.feed), run_int8(sample.feed), sample) for sample in samples)
+    results = spread(lambda sample: (run_float(sample.feed), run_int8(sample.feed), sample), samples)
     return compare_outputs(results, progress, watch)
 
 

@@ -46,7 +46,7 @@ def judge_pair(
         RequantError: A model cannot be loaded or run, or the labels of a sample do not fit the predictions.
     """
     if not weights.large:
-        return measure(_opened(before), _opened(after), samples, progress, watch)
+        return measure(_opened(before, 1), _opened(after, 1), samples, progress, watch)
     gc.collect()  # unused models are in reference cycles
     rest = iter(samples)
     head = list(islice(rest, FEW + 1))
@@ -121,7 +121,7 @@ def time_pair(
     return summary(first, second, batch=batch)
 
 
-def _opened(model: Model, threads: int = 0) -> Runner:
+def _opened(model: Model, threads: int) -> Runner:
     """Return a model in the runtime: the open session where there is one."""
     return model.runner(threads) if isinstance(model, Sessions) else Runner(model, threads=threads)
 

@@ -48,8 +48,7 @@ def correct_bias(layer: Layer, integers: Array | None = None) -> tuple[Adjustmen
     actual = layer.run(integers)
     if not layer.has_bias:
         return Adjustment(stored=integers), actual
-    expected = [layer.product(x, layer.weights.array, layer.weights.bias) for x in layer.int8_inputs]
-    shift = mean_error(expected, actual, layer.channel_axis)
+    shift = mean_error(layer.expected, actual, layer.channel_axis)
     shape = [1] * actual[0].ndim
     shape[layer.channel_axis] = -1
     return Adjustment(shift, integers), [each + shift.reshape(shape) for each in actual]

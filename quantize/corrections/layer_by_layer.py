@@ -20,10 +20,12 @@ from ..job import Candidate, Job
 from ..model.files import serialize
 from ..placement.joined_convs import with_common_scales
 from ..runtime.session import Runner
+from ..runtime.spread import spread
 from .stream import Stream
 
 WALKED = frozenset({"Conv", "Gemm", "MatMul"})
 Key: TypeAlias = tuple[object, ...]
+Product: TypeAlias = Callable[[Array, Array, Array | None], Array]
 MEMORY = 2**30
 """Bytes of tensors that both streams may hold. Above this the number of samples is halved."""
 
@@ -50,7 +52,7 @@ class Layer:
     float_inputs: list[Array]
     int8_inputs: list[Array]
     float_results: list[Array]
-    product: Callable[[Array, Array, Array | None], Array] = field(repr=False)
+    product: Product = field(repr=False)
 
     @property
     def has_bias(self) -> bool:
@@ -70,7 +72,17 @@ class Layer:
     def run(self, integers: Array | None) -> list[Array]:
         """Return the results in the INT8 model with these integer weights; None for the nearest integers."""
         weights = dequantize(self.nearest if integers is None else integers, self.weights.params)
-        return [self.product(x, weights, self.weights.bias) for x in self.int8_inputs]
+        return list(spread(lambda x: self.product(x, weights, self.weights.bias), self.int8_inputs))
+
+    @property
+    def expected(self) -> list[Array]:
+        """The results of the float weights on the inputs in the INT8 model."""
+        return results_of(self.product, self.weights, self.int8_inputs)
+
+
+def results_of(product: Product, weights: FloatWeights, inputs: Sequence[Array]) -> list[Array]:
+    """Return the results of float weights on some inputs."""
+    return list(spread(lambda x: product(x, weights.array, weights.bias), inputs))
 
 
 def walk_layers(
@@ -110,7 +122,7 @@ def walk_layers(
         weights = writer.weights(visit.node, visit.unit, float(params.scale))
         product = _product(visit.node, job.simple, runners)
         inputs = floats.take(visit.float_input)
-        results = [product(x, weights.array, weights.bias) for x in inputs]
+        results = results_of(product, weights, inputs)
         int8_inputs = [dequantize(x, params) for x in integers.take(visit.int8_input)]
         layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
         adjustment, int8_results = correct(layer)
@@ -169,9 +181,7 @@ def _integer_input(int8_node: ir.Node, float_nodes: Collection[str]) -> ir.Value
     return value
 
 
-def _product(
-    node: ir.Node, model: ir.Model, runners: dict[Key, Runner]
-) -> Callable[[Array, Array, Array | None], Array]:
+def _product(node: ir.Node, model: ir.Model, runners: dict[Key, Runner]) -> Product:
     """Return a function that computes a node from an input, weights, and a bias or None.
 
     Args:
@@ -185,7 +195,7 @@ def _product(
     def compute(x: Array, weights: Array, bias: Array | None) -> Array:
         key = (node.domain, node.op_type, attributes, x.ndim, weights.ndim, None if bias is None else bias.ndim)
         if key not in runners:
-            runners[key] = Runner(serialize(_single_node_model(node, model, x, weights, bias)), arena=False)
+            runners[key] = Runner(serialize(_single_node_model(node, model, x, weights, bias)), threads=1, arena=False)
         result: Array = runners[key]({"x": x, "w": weights} | ({} if bias is None else {"b": bias}))["y"]
         return result
 

@@ -16,6 +16,7 @@ from ... import RequantError
 from ...calibration.session import open_session, run_session
 from ...transforms.graph import constant, inferred
 from ..model.files import serialize
+from ..runtime.spread import spread
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -179,12 +180,12 @@ class Stream:
         flags = [each.name for each in session.get_overridable_initializers() if each.name == piece.flag]
         on = dict.fromkeys(flags, np.array(True))
         place = str(self._model.graph.name)
-        rows = [
-            run_session(
-                session, names, {piece.name(each): self._known[each][index] for each in piece.inputs} | on, place
-            )
-            for index in range(self._samples if piece.inputs else 1)
-        ]
+
+        def run(index: int) -> dict[str, Any]:
+            feed = {piece.name(each): self._known[each][index] for each in piece.inputs}
+            return run_session(session, names, feed | on, place)
+
+        rows = list(spread(run, range(self._samples if piece.inputs else 1)))
         if not piece.inputs:  # it computes constants
             rows *= self._samples
         return [[row[name] for row in rows] for name in names]
@@ -213,7 +214,7 @@ class Stream:
         for piece in pieces:
             self._append(graph, piece, choose=len(pieces) > 1)
         model = ir.Model(graph, ir_version=self._model.ir_version, functions=tuple(self._model.functions.values()))
-        return open_session(serialize(model), optimize=False, lean=True)
+        return open_session(serialize(model), threads=1, optimize=False, lean=True)
 
     def _append(self, graph: ir.Graph, piece: _Piece, *, choose: bool) -> None:
         """Add a piece to a graph; where it can be chosen, in an If, and all inputs have defaults."""

@@ -233,7 +233,7 @@ def _opened(
     if data is None:
         source = generated_source(reference)
         return sessions, source, None if source is None else first_sample(source, options.batch).feed
-    run = Runner(reference, lean=True) if weights.large else sessions.runner()
+    run = Runner(reference, lean=True) if weights.large else sessions.runner(1)
     source = open_for(run, data, options.samples)
     feed = first_sample(source, options.batch).feed
     run(feed)
