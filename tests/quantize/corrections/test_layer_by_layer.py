@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from requant.calibration import session as sessions
 from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.corrections import layer_by_layer as walking
@@ -33,6 +35,7 @@ from requant.transforms.qparams import dequantize, quantize, quantize_bias
 Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
+SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -393,3 +396,21 @@ def test_another_format_is_corrected_alike(tmp_path: Path, monkeypatch: pytest.M
         assert np.array_equal(adjustment.shift, other[name].shift)  # type: ignore[arg-type]
         assert (adjustment.stored is None) == (other[name].stored is None)
         assert adjustment.stored is None or np.array_equal(adjustment.stored, other[name].stored)  # type: ignore[arg-type]
+
+
+def test_corrections_run_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime rounds differently on several threads: the model must not depend on the number of CPUs."""
+    threads: list[object] = []
+    options_of = sessions._session_options
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        callers = {frame.f_globals["__name__"] for frame, _ in traceback.walk_stack(None)}
+        if any(caller.startswith("requant.quantize.corrections.") for caller in callers):
+            threads.append(kwargs["threads"])
+        return options_of(*args, **kwargs)
+
+    monkeypatch.setattr(sessions, "_session_options", recorded)
+    options = Options(place="rules", samples=8, seconds=0.0, force_int8=True)
+    quantize_model(SAMPLE_MODELS / "digits.onnx", f"{SAMPLE_MODELS}/digits.npz:calib", tmp_path / "out.onnx", options)
+    assert threads
+    assert set(threads) == {1}

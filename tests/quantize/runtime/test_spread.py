@@ -64,8 +64,7 @@ def test_an_error_ends_the_calls() -> None:
             raise ValueError("7")
         return item
 
-    seen = []
+    results = spread(fail, range(1000))
+    assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(ValueError, match="7"):
-        for item in spread(fail, range(1000)):
-            seen.append(item)
-    assert seen == list(range(7))
+        next(results)
