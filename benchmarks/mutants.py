@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -101,7 +102,7 @@ def changes(node: ast.AST) -> Iterator[Change]:
         for position, operator in enumerate(node.ops):
             if other := COMPARED.get(type(operator)):
                 made = other()
-                yield _named(operator, made), lambda at=position, new=made: node.ops.__setitem__(at, new)  # type: ignore[misc]
+                yield _named(operator, made), partial(node.ops.__setitem__, position, made)
     elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in COMPUTED:
         computed = COMPUTED[type(node.op)]()
         yield _named(node.op, computed), lambda: setattr(node, "op", computed)

@@ -201,7 +201,7 @@ def measure(
 ) -> Accuracy:
     """Run both models over the samples and compare them; see `compare_outputs`.
 
-    Several samples may run at the same time.
+    Several threads may call both functions at the same time.
 
     Raises:
         RequantError: The labels of a sample do not fit the predictions.

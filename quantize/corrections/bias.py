@@ -48,7 +48,7 @@ def correct_bias(layer: Layer, integers: Array | None = None) -> tuple[Adjustmen
     actual = layer.run(integers)
     if not layer.has_bias:
         return Adjustment(stored=integers), actual
-    shift = mean_error(layer.expected, actual, layer.channel_axis)
+    shift = mean_error(layer.run_float(), actual, layer.channel_axis)
     shape = [1] * actual[0].ndim
     shape[layer.channel_axis] = -1
     return Adjustment(shift, integers), [each + shift.reshape(shape) for each in actual]

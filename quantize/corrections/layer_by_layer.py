@@ -74,9 +74,8 @@ class Layer:
         weights = dequantize(self.nearest if integers is None else integers, self.weights.params)
         return list(spread(lambda x: self.product(x, weights, self.weights.bias), self.int8_inputs))
 
-    @property
-    def expected(self) -> list[Array]:
-        """The results of the float weights on the inputs in the INT8 model."""
+    def run_float(self) -> list[Array]:
+        """Return the results of the float weights on the inputs in the INT8 model."""
         return results_of(self.product, self.weights, self.int8_inputs)
 
 

@@ -65,7 +65,7 @@ def estimate(unit: Unit, nodes: Mapping[str, ir.Node], sizes: Mapping[str, int],
         per_float, per_u8 = ELEMENTS.get(unit.op, OTHERS)
         return LAUNCH + elements * (per_u8 if impl.reads_u8 else per_float)
     node = nodes[unit.nodes[0]]
-    shape = [int(axis) for axis in weight.shape]  # type: ignore[arg-type]
+    shape = weight.shape.numpy()
     depth = math.prod(shape[1:]) if node.op_type == "Conv" else shape[0] if len(shape) == 2 else math.prod(shape[:-1])
     if node.attributes.get_int("transB", 0):
         depth = shape[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -160,7 +160,7 @@ def _compute_obstacle(node: ir.Node, row: Op) -> Reason:
         return why.ALREADY if _is_dequantized(node.inputs[1]) else why.WEIGHTS_COMPUTED
     if weight.dtype is not ir.DataType.FLOAT:
         return why.WEIGHTS_NOT_FLOAT32
-    shape = [int(d) for d in weight.shape]  # type: ignore[arg-type]
+    shape = weight.shape.numpy()
     if len(shape) not in RANKS.get(node.op_type, range(2, 9)):
         return why.WEIGHTS_RANK.about(len(shape))
     if not weight.size or not _is_finite(weight):
@@ -181,7 +181,7 @@ def _few_products(node: ir.Node) -> Reason:
     weight = constant(node.inputs[1])
     if node.op_type != "Conv" or weight is None:
         return NONE
-    shape = [int(d) for d in weight.shape]  # type: ignore[arg-type]
+    shape = weight.shape.numpy()
     products = math.prod(shape[1:])
     if node.attributes.get_int("group", 1) == 1 and products < LEAST_PRODUCTS and shape[1] < FEW_CHANNELS:
         return why.FEW_PRODUCTS.about(products)
@@ -201,7 +201,7 @@ def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
     return why.SMALL_STATE.about(hidden) if strategy is Strategy.AUTO and hidden < LEAST_HIDDEN else NONE
 
 
-def _attention_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> Reason:
+def _attention_obstacle(node: ir.Node, shape: Sequence[int], bias: ir.Value | None) -> Reason:
     """Return what keeps an Attention from being a QAttention."""
     spare = [value for value in node.inputs[5:] if value is not None]
     sizes = node.attributes.get_ints("qkv_hidden_sizes", None)
@@ -211,7 +211,7 @@ def _attention_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) 
     return why.BIAS_MISSING if len(node.inputs) < 3 or constant(node.inputs[2]) is None else NONE
 
 
-def _gemm_obstacle(node: ir.Node, shape: list[int], bias: ir.Value | None) -> Reason:
+def _gemm_obstacle(node: ir.Node, shape: Sequence[int], bias: ir.Value | None) -> Reason:
     """Return what keeps a Gemm from being a QGemm."""
     if node.attributes.get_int("transA", 0):
         return why.TRANSPOSED

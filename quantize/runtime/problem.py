@@ -98,5 +98,5 @@ def _kernel_shape(place: ir.Node, source: Shape, space: int, *, pooling: bool) -
         return tuple(said)
     for value in () if pooling else place.inputs[1:]:
         if value is not None and value.const_value is not None and len(value.const_value.shape) == space + 2:
-            return tuple(int(n) for n in value.const_value.shape[2:])  # type: ignore[arg-type]
+            return tuple(value.const_value.shape.numpy()[2:])
     return source[2:] if pooling else (1,) * space

@@ -71,7 +71,7 @@ class Sessions:
         self.source, self._keep = source, keep
         self._runners: dict[int, Runner] = {}
 
-    def runner(self, threads: int = 0) -> Runner:
+    def runner(self, threads: int) -> Runner:
         """Return the model in a session with so many threads; 0 leaves the choice to the runtime.
 
         Raises:

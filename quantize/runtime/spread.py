@@ -33,19 +33,22 @@ def spread(function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
         items: The samples. A few of them are read ahead.
     """
     rest = iter(items)
-    fastest = LONG
+    seconds = []
     for item in islice(rest, TRIED):
         began = time.perf_counter()
         result = function(item)
-        fastest = min(fastest, time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
         yield result
     workers = min(cpus(), MOST)
-    if fastest < LONG or workers == 1:
+    if workers == 1 or min(seconds, default=0.0) < LONG:
         yield from map(function, rest)
         return
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         waiting = deque(pool.submit(function, item) for item in islice(rest, 2 * workers))
         while waiting:
             result = waiting.popleft().result()
             waiting.extend(pool.submit(function, item) for item in islice(rest, 1))
             yield result
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error or an interrupt, calls that have not begun are dropped

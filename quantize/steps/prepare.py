@@ -100,7 +100,7 @@ def prepare(
 
 
 def _plan(model: ir.Model, facts: Facts, policy: Policy, threads: int) -> Plan:
-    """Return the plan in which every unit is int8 that can be, and check the user's plan and costs.
+    """Return the plan whose int8 units are calibrated, after checks of the user's plan and costs.
 
     Raises:
         RequantError: The plan file does not fit the model, or the costs are of another number of threads.

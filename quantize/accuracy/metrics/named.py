@@ -110,7 +110,7 @@ def _mean_overlap(sums: Array) -> Array:
 def _worst_decibels(sums: Array) -> Array:
     """Return the lowest SQNR of an output, in dB, from sums of signal and noise by turns."""
     values = np.frompyfunc(decibels, 2, 1)(sums[..., 0::2], sums[..., 1::2])
-    return np.asarray(values, np.float64).min(axis=-1)  # type: ignore[no-any-return]
+    return np.asarray(np.min(np.asarray(values, np.float64), axis=-1))
 
 
 def mid_ranks(values: Array) -> Array:
