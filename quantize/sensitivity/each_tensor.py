@@ -15,6 +15,7 @@ from ..accuracy.outputs import decibels
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..placement.estimates import runs_in
+from .segments import segments
 from .switch_graph import Switch
 from .switch_model import noises, tensor_switches
 
@@ -54,7 +55,7 @@ def alone(
 ) -> dict[str, float]:
     """Return the SQNR, in dB, of the worst float output with one tensor at a time in uint8.
 
-    One session serves all tensors.
+    One session serves all tensors of a segment of the model (`segments`).
 
     Args:
         model: A float model.
@@ -72,18 +73,20 @@ def alone(
     """
     if len(qparams) > runs:
         return {}
-    board = tensor_switches(model, qparams, optimize=optimize)
-    if not board.outputs:
-        return dict.fromkeys(qparams, math.inf)
     if qparams and runs < len(qparams) * len(samples):
         samples = samples[: int(runs // len(qparams))]
-    found = {}
-    trials = ({Switch("", name)} for name in qparams)
-    for name, outputs in zip(qparams, noises(board, trials, samples), strict=True):
-        found[name] = min(decibels(*sums) for sums in outputs.values())
-        if progress is not None:
-            progress(len(found), len(qparams))
-    return found
+    found: dict[str, float] = {}
+    for segment in segments(model, qparams, samples):
+        board = tensor_switches(segment.model, {name: qparams[name] for name in segment.tensors}, optimize=optimize)
+        trials = ({Switch("", name)} for name in segment.tensors)
+        if not board.outputs:
+            found |= dict.fromkeys(segment.tensors, math.inf)
+            continue
+        for name, outputs in zip(segment.tensors, noises(board, trials, segment.samples), strict=True):
+            found[name] = min(decibels(*sums) for sums in outputs.values())
+            if progress is not None:
+                progress(len(found), len(qparams))
+    return {name: found[name] for name in qparams}
 
 
 def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
+from requant.quantize.sensitivity import segments
 from requant.quantize.sensitivity.each_tensor import RUIN_DB, alone, ruinous
 from requant.transforms.qparams import asymmetric_u8
 
@@ -69,6 +70,13 @@ def samples(items: Sequence[dict[str, Floats]]) -> list[Sample]:
     return [Sample(dict(feed), None, f"sample {index}") for index, feed in enumerate(items)]
 
 
+@pytest.fixture(params=[1000, 1], ids=["whole", "segments"])
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try the tensors in the whole model, or cut it into segments however small it is."""
+    monkeypatch.setattr(segments, "LEAST", request.param)
+
+
+@pytest.mark.usefixtures("cut")
 def test_the_one_tensor_with_a_huge_channel_is_found() -> None:
     ranges = dict.fromkeys("xacdy", (-5.0, 5.0)) | {"b": (-5 * HUGE, 5 * HUGE)}
     qparams = {name: asymmetric_u8(*pair) for name, pair in ranges.items()}
@@ -92,6 +100,7 @@ def test_the_noise_of_a_tensor_alone_is_that_of_its_own_rounding() -> None:
     assert measured == pytest.approx(expected, abs=1e-9)  # dB of the same values, summed in another order
 
 
+@pytest.mark.usefixtures("cut")
 def test_the_least_of_several_outputs_counts_and_an_output_can_be_tried() -> None:
     model = build(
         "net (float[N,64] x) => (float[N,64] y, float[N,64] z) {\n[first] y = MatMul(x, w)\n[last] z = Relu(y)\n}",
@@ -104,6 +113,28 @@ def test_the_least_of_several_outputs_counts_and_an_output_can_be_tried() -> Non
     assert found["x"] > 30
 
 
+def test_segments_find_the_same_as_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a skip over several segments, an input and a shape that are read late, and an output in the middle."""
+    text = """net (float[N,16] x, float[N,16] late) => (float[N,16] y, float[N,16] early, float[N,16] z) {
+        sizes = Shape(x)  k = Constant <value_float = 0.5> ()
+        a = MatMul(x, v)  early = Tanh(a)  b = Mul(early, k)  c = MatMul(b, w)  d = Add(c, a)
+        z = Reshape(d, sizes)  e = Add(z, late)  y = Mul(e, k)
+    }"""
+    model = ir.from_proto(build(text, v=weights(16, 16), w=weights(16, 16, seed=1)))
+    items = [{**one, **other} for one, other in zip(feeds(3, 4, 16), feeds(3, 4, 16, name="late"), strict=True)]
+    qparams = {name: asymmetric_u8(-4, 4) for name in ("y", "x", "e", "early", "late", "a", "z", "b", "c", "d")}
+    whole = alone(model, qparams, samples(items))
+    for least in (1, 2, 5):
+        monkeypatch.setattr(segments, "LEAST", least)
+        parts = list(segments.segments(model, qparams, samples(items)))
+        assert [len(part.tensors) for part in parts] == [max(least, 2)] * (10 // max(least, 2))
+        assert len([*parts[-1].model.graph]) < len([*model.graph])
+        found = alone(model, qparams, samples(items))
+        assert list(found) == list(whole)  # float32 in other kernels: far less than the noise of 8 bits
+        assert found == pytest.approx(whole, abs=1e-3)
+
+
+@pytest.mark.usefixtures("cut")
 def test_tensors_that_bodies_of_if_read_are_tried() -> None:
     model = build(
         """net (float[1,64] x, bool flag) => (float[1,64] y) {
@@ -130,6 +161,7 @@ def test_float16_outputs_are_judged_and_others_are_not() -> None:
         assert found == {"x": expected}
 
 
+@pytest.mark.usefixtures("cut")
 def test_the_model_is_as_it_was_and_progress_is_told() -> None:
     model = ir.from_proto(huge_channel())
     before = ir.to_proto(model).SerializeToString(deterministic=True)
