@@ -31,7 +31,7 @@ builder = importlib.import_module("graph_builder")
 sys.path.remove(str(SCRIPT.parent))
 
 SMALL = {name: 64 for name, row in architectures.ARCHITECTURES.items() if row.step == 32} | {"unet": 32}
-LARGE = {"vit_b_16", "bert_base"}  # hundreds of megabytes
+LARGE = {"vit_b_16", "bert_base", "resnet50", "unet"}  # a hundred megabytes and more
 
 PARAMETERS = {
     "resnet50": 25_557_032,

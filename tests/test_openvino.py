@@ -51,12 +51,11 @@ def rms(values: Array) -> float:
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [
-        ("digits", Scheme()),
-        ("digits", Scheme("s8", symmetric=True)),
-        ("digits", Scheme(weight="u8")),
-        ("digits_transformer", Scheme()),
+        pytest.param("digits", Scheme(), id="digits"),
+        pytest.param("digits", Scheme("s8", symmetric=True), id="digits-s8-symmetric"),
+        pytest.param("digits", Scheme(weight="u8"), id="digits-u8-weights"),
+        pytest.param("digits_transformer", Scheme(), id="digits_transformer", marks=pytest.mark.slow),
     ],
-    ids=["digits", "digits-s8-symmetric", "digits-u8-weights", "digits_transformer"],
 )
 def test_a_quantized_model_classifies_as_in_onnxruntime(name: str, scheme: Scheme, tmp_path: Path) -> None:
     """Both runtimes compute the same exact integer sums, but their requantizations may differ by one step.

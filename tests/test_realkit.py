@@ -85,8 +85,11 @@ class Bound:
 
 @pytest.mark.parametrize(
     ("task", "samples", "items", "loss"),
-    [("mnist_cntk", 20, 100, 0.0), ("superres", 4, 8, 1.0), ("kwt1", 8, 30, 0.05)],
-    ids=["mnist_cntk", "superres", "kwt1"],
+    [
+        pytest.param("mnist_cntk", 20, 100, 0.0, id="mnist_cntk"),
+        pytest.param("superres", 4, 8, 1.0, id="superres", marks=pytest.mark.slow),
+        pytest.param("kwt1", 8, 30, 0.05, id="kwt1", marks=pytest.mark.slow),
+    ],
 )
 def test_a_small_model_comes_out_valid_and_works(
     task: str, samples: int, items: int, loss: float, tmp_path: Path, int8_wins: None

@@ -168,7 +168,8 @@ def run(
         model: The model.
         inputs: Tensor names for each step that has an option ``inputs`` and does not set it.
         outputs: The same for the option ``outputs``.
-        check: Whether to `verify` the model before the first step and after each step.
+        check: Whether to `verify` the model before the first step and after each step; not again after a transform of
+            this package that applied nothing.
         progress: Called with each step before the step runs.
         keep: Called after each step with its result and the model. Later steps edit the same model object.
 
@@ -178,7 +179,8 @@ def run(
         VerifyError: The model is not valid before the first step or after a step.
     """
     steps = _with_ports(parse(str(pipeline)).steps, {"inputs": tuple(inputs), "outputs": tuple(outputs)})
-    if check and not lookup(steps[0].name).takes_unsorted:
+    verified = check and not lookup(steps[0].name).takes_unsorted
+    if verified:
         _verify_after("the model given", model, None)
     model = _working_copy(model, lookup(steps[0].name))
     history = _history(model)
@@ -186,7 +188,8 @@ def run(
     for step in steps:
         if progress is not None:
             progress(step)
-        model, result = _run_step(step, model, history, check=check)
+        model, result = _run_step(step, model, history, check=check, verified=verified)
+        verified = check
         applied.append(result)
         if result.error is None:
             history.append(step.name)
@@ -197,8 +200,19 @@ def run(
     return PipelineResult(model, tuple(applied))
 
 
-def _run_step(step: Step, model: ir.Model, history: list[str], *, check: bool) -> tuple[ir.Model, StepResult]:
-    """Run one step in place; return the model, or a copy from before the step when its error is ignored."""
+def _run_step(
+    step: Step, model: ir.Model, history: list[str], *, check: bool, verified: bool
+) -> tuple[ir.Model, StepResult]:
+    """Run one step in place; return the model, or a copy from before the step when its error is ignored.
+
+    Args:
+        step: The step.
+        model: The model.
+        history: The names of the transforms that ran.
+        check: Whether to verify the model after the step.
+        verified: Whether the model is known to be valid. Then it is verified only if the step changed it, or belongs to
+            a plug-in, whose count of rewrites may be wrong.
+    """
     transform = lookup(step.name)
     options: dict[str, Any] = dict(step.options)
     backup = _copy(model, transform) if options.pop(IGNORE_ERRORS.name, False) else None
@@ -210,7 +224,8 @@ def _run_step(step: Step, model: ir.Model, history: list[str], *, check: bool) -
         if backup is None:
             raise TransformError(f"{step.name}: {error}") from error
         return backup, StepResult(step, Change(), notices, str(error))
-    if check:
+    own = transform.function.__module__.startswith(f"{__package__}.")
+    if check and (change.applied or not (verified and own)):
         _verify_after(f"after {step.name}", model, None if transform.changes_io else before)
     return model, StepResult(step, change, notices)
 

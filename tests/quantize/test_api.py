@@ -32,6 +32,12 @@ from requant.transforms import METADATA_KEY, parse
 
 SAMPLE_MODELS = Path(__file__).parents[2] / "sample_models"
 NAMES = ["digits", "digits_mobile", "digits_transformer"]
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:]]
+SAMPLES = [
+    *(pytest.param(name, "qdq") for name in NAMES),
+    pytest.param("digits", "qoperator"),
+    *(pytest.param(name, "qoperator", marks=pytest.mark.slow) for name in NAMES[1:]),
+]
 DATA = SAMPLE_MODELS / "digits.npz"
 CALIBRATION = f"{DATA}:calib"
 
@@ -114,8 +120,7 @@ def product(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------------------------------------- sample models
 
 
-@pytest.mark.parametrize("format_", ["qdq", "qoperator"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "format_"), SAMPLES)
 def test_a_sample_model_comes_out_valid_with_the_same_inputs_and_outputs(
     name: str, format_: str, quantized: Quantized
 ) -> None:
@@ -127,8 +132,7 @@ def test_a_sample_model_comes_out_valid_with_the_same_inputs_and_outputs(
     assert result.verdict == ""
 
 
-@pytest.mark.parametrize("format_", ["qdq", "qoperator"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "format_"), SAMPLES)
 def test_the_result_agrees_with_its_json_and_the_files(name: str, format_: str, quantized: Quantized) -> None:
     output, result = quantized(name, format_)
     found = json.loads(json.dumps(result.to_json(), allow_nan=False))
@@ -149,8 +153,7 @@ def test_the_result_agrees_with_its_json_and_the_files(name: str, format_: str, 
     assert found["rejected"] is None
 
 
-@pytest.mark.parametrize("format_", ["qdq", "qoperator"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "format_"), SAMPLES)
 def test_the_pipeline_is_in_the_model_and_in_the_result(name: str, format_: str, quantized: Quantized) -> None:
     output, result = quantized(name, format_)
     (recorded,) = [entry.value for entry in onnx.load(output).metadata_props if entry.key == METADATA_KEY]
@@ -170,11 +173,9 @@ def test_digits_is_computed_in_integers(format_: str, quantized: Quantized) -> N
     assert {node.name for node in result.float_nodes} >= {"conv1", "relu1"}
 
 
-@pytest.mark.parametrize("format_", ["qdq", "qoperator"])
-@pytest.mark.parametrize(("name", "points"), [("digits", 0.3), ("digits_mobile", 1.0), ("digits_transformer", 0.5)])
-def test_the_test_split_is_classified_nearly_as_well(
-    name: str, points: float, format_: str, quantized: Quantized
-) -> None:
+@pytest.mark.parametrize(("name", "format_"), SAMPLES)
+def test_the_test_split_is_classified_nearly_as_well(name: str, format_: str, quantized: Quantized) -> None:
+    points = {"digits": 0.3, "digits_mobile": 1.0, "digits_transformer": 0.5}[name]
     output, _ = quantized(name, format_)
     found = compare_models(SAMPLE_MODELS / f"{name}.onnx", output, DATA).accuracy
     assert found.labelled is not None
@@ -185,7 +186,7 @@ def test_the_test_split_is_classified_nearly_as_well(
     assert found.worst_sqnr_db >= 20
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["digits", *LARGE])
 def test_both_formats_compute_the_same(name: str, quantized: Quantized) -> None:
     """They may differ where a value is halfway between two steps, which moves each later tensor by a step at most.
 
@@ -307,12 +308,12 @@ def test_a_batch_that_the_model_cannot_run_is_refused_before_calibration(
 def test_the_library_prints_nothing_and_changes_no_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, int8_wins: None
 ) -> None:
-    for file in (SAMPLE_MODELS / "digits_mobile.onnx", DATA):
+    for file in (SAMPLE_MODELS / "digits.onnx", DATA):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.chdir(tmp_path)
-    quantize_model("digits_mobile.onnx", "digits.npz:calib", "out.onnx", Options(samples=4))
-    compare_models("digits_mobile.onnx", "out.onnx", "digits.npz:calib")
+    quantize_model("digits.onnx", "digits.npz:calib", "out.onnx", Options(samples=4))
+    compare_models("digits.onnx", "out.onnx", "digits.npz:calib")
     assert capfd.readouterr() == ("", "")
     for made in ("out.onnx", "out.plan.json"):
         (tmp_path / made).unlink()
@@ -349,11 +350,13 @@ def test_labels_that_fit_the_predictions_are_counted(tmp_path: Path) -> None:
     assert result.to_json()["items"] == result.accuracy.labelled.items == samples
 
 
-def test_the_same_request_gives_the_same_bytes(tmp_path: Path, quantized: Quantized, int8_wins: None) -> None:
-    for name in NAMES:
-        again = tmp_path / f"{name}.onnx"
-        quantize_model(SAMPLE_MODELS / f"{name}.onnx", CALIBRATION, again, Options(place="rules", samples=64))
-        assert again.read_bytes() == quantized(name, "qdq")[0].read_bytes()
+@pytest.mark.parametrize("name", ["digits", *LARGE])
+def test_the_same_request_gives_the_same_bytes(
+    name: str, tmp_path: Path, quantized: Quantized, int8_wins: None
+) -> None:
+    again = tmp_path / f"{name}.onnx"
+    quantize_model(SAMPLE_MODELS / f"{name}.onnx", CALIBRATION, again, Options(place="rules", samples=64))
+    assert again.read_bytes() == quantized(name, "qdq")[0].read_bytes()
 
 
 # ---------------------------------------------------------------------------------------------------- the guard

@@ -271,13 +271,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def applied(pipeline: str, model: ir.Model, log: Path) -> tuple[ir.Model, int]:
+def applied(pipeline: str, model: ir.Model, log: Path, *, check: bool = True) -> tuple[ir.Model, int]:
     """Run a pipeline; return the model without the record of it, and the rewrites of the first step."""
     if "{log}" in pipeline and not log.exists():
         log.write_text("\n".join(records(model)))
     if "{ranges}" in pipeline and not log.exists():
         log.write_text("\n".join(f";{name}__print__;__requant_min_max:[-3][4]" for name in float_tensors(model)))
-    result = run(pipeline.replace("{log}", str(log)).replace("{ranges}", str(log)), model)
+    result = run(pipeline.replace("{log}", str(log)).replace("{ranges}", str(log)), model, check=check)
     del result.model.metadata_props[METADATA_KEY]
     return result.model, result.applied[0].change.applied
 
@@ -354,18 +354,22 @@ def test_a_transform_keeps_its_contract(name: str, model: str) -> None:
         check_control_flow_keeps_its_bodies(done)
     if model in ("control-flow", "functions") and name not in ("convert_opset", "inline_functions"):
         check_functions_stay(done)
-    if model in RUNNABLE and keeps_values(name):
+    if done.count and model in RUNNABLE and keeps_values(name):
         check_outputs_stay_within_rounding(done)
 
 
 def check_bytes(done: Done) -> None:
-    """Check that a second run applies nothing, that nothing applied is nothing changed, and that runs are the same."""
+    """Check that a second run applies nothing, that nothing applied is nothing changed, and that runs are the same.
+
+    Where nothing was applied, the second run is another run on the same model. The model that both must equal is verified.
+    """
     pipeline, log = step(done.name, done.model), log_of(done.name, done.model)
     once = written(done.after)
-    again, _ = applied(pipeline, prepared(done.name, done.model), log)
-    assert written(again) == once
     assert (done.count == 0) == (written(done.before) == once)
-    twice, count = applied(pipeline, done.after, log)
+    if done.count:
+        again, _ = applied(pipeline, prepared(done.name, done.model), log, check=False)
+        assert written(again) == once
+    twice, count = applied(pipeline, done.after, log, check=False)
     assert count == 0
     assert written(twice) == once
 

@@ -438,7 +438,9 @@ def accuracy(model: ir.Model) -> float:
     return float(np.mean(found.argmax(1) == digits()["labels"][:256]))
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "digits" else []) for name in SAMPLES]
+)
 def test_every_stage_of_a_sample_is_as_accurate(name: str, folder: Path) -> None:
     stages = sample_stages(name, folder)
     expected = accuracy(stages.simple)

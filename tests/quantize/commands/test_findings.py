@@ -57,7 +57,7 @@ def test_data_of_another_scale_get_a_warning(tmp_path: Path, pixels: Path, comma
 
 
 @pytest.mark.parametrize("command", ["calibrate", "quantize"])
-@pytest.mark.parametrize("name", ["digits", "digits_transformer"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("digits_transformer", marks=pytest.mark.slow)])
 def test_right_data_are_met_with_silence(tmp_path: Path, name: str, command: str) -> None:
     arguments = [command, SAMPLE_MODELS / f"{name}.onnx", "--data", RIGHT, "-o", tmp_path / "out", "--json"]
     if command == "quantize":

@@ -229,7 +229,11 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Explanat
     return explain
 
 
-EVERY = [*NAMES, *(f"{name}-int8" for name in NAMES)]
+EVERY = [
+    *NAMES,
+    "digits-int8",
+    *(pytest.param(f"{name}-int8", marks=pytest.mark.slow) for name in NAMES if name != "digits"),
+]
 
 
 @pytest.mark.parametrize("name", EVERY)
