@@ -26,7 +26,7 @@ judge = importlib.import_module("benchmarks.backend_judge")
 suite = importlib.import_module("benchmarks.backend_suite")
 sys.path.remove(str(ROOT))
 
-SAMPLE = 32
+SAMPLE = 16
 
 
 def outcomes(*arguments: str) -> list[dict[str, Any]]:

@@ -207,6 +207,7 @@ Dense (x, w, b) => (y) { p = MatMul (x, w)  f = Dropout (p)  s = Add (f, b)  y =
 Turn <order> (x) => (y) {
     a = Transpose <perm: ints = @order> (x)  b = Transpose <perm: ints = @order> (a)  y = Identity (b)
 }"""
+LARGE = {"digits_mobile", "digits_transformer"}
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_models").glob("*.onnx"))
 MODELS: dict[str, Callable[[], ir.Model]] = {path.stem: partial(ir.load, path) for path in SAMPLES}
 MODELS |= {name: partial(ir.from_onnx_text, HEADER + text) for name, text in SMALL.items()}
@@ -244,9 +245,8 @@ def pairs() -> list[tuple[str, str]]:
 
     Model by model, so that one worker reads a model and brings it to a stage once.
     """
-    large = {path.stem for path in SAMPLES} - {"digits"}
     made = [(n, m) for m in sorted(MODELS) for n in sorted(REGISTRY) if m not in RANGELESS or not wants_log(n)]
-    return [(name, model) for name, model in made if not (name in OTHER_NAMES and model in large)]
+    return [(name, model) for name, model in made if not (name in OTHER_NAMES and model in LARGE)]
 
 
 def wants_log(name: str) -> bool:
@@ -259,7 +259,11 @@ def keeps_values(name: str) -> bool:
 
 
 each_pair = pytest.mark.parametrize(
-    ("name", "model"), [pytest.param(name, model, id=f"{name}-{model}") for name, model in pairs()]
+    ("name", "model"),
+    [
+        pytest.param(name, model, id=f"{name}-{model}", marks=[pytest.mark.slow] if model in LARGE else [])
+        for name, model in pairs()
+    ],
 )
 
 

@@ -809,7 +809,12 @@ def kernels(path: Path, feed: Feed, folder: Path) -> set[tuple[str, str]]:
     return {(a["op_name"], t) for a in ran for entry in a["input_type_shape"] for t, shape in entry.items() if shape}
 
 
-ALL = [pytest.param(row, e, id=f"{row}: {e.name}") for row, examples in EXAMPLES.items() for e in examples]
+# of each row the first two examples run in `make test`, since they cost a sixth of a second each
+ALL = [
+    pytest.param(row, each, id=f"{row}: {each.name}", marks=[pytest.mark.slow] if place > 1 else [])
+    for row, examples in EXAMPLES.items()
+    for place, each in enumerate(examples)
+]
 
 
 def known(node: onnx.NodeProto) -> bool:

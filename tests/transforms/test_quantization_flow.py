@@ -25,6 +25,7 @@ NodeSpec = tuple[str, list[str], str, dict[str, Any]]  # operator, inputs, outpu
 
 SAMPLE_MODELS = Path(__file__).parents[2] / "sample_models"
 SAMPLES = ["digits", "digits_mobile", "digits_transformer"]
+ONE_NOW = ["digits", *(pytest.param(name, marks=pytest.mark.slow) for name in SAMPLES[1:])]
 
 SIMPLIFY = "fold_constants fold_batch_norms strip_unused_nodes remove_nodes(op=Identity) merge_duplicate_nodes"
 QUANTIZE = "quantize_weights(minimum_size=2) quantize_nodes"
@@ -438,9 +439,7 @@ def accuracy(model: ir.Model) -> float:
     return float(np.mean(found.argmax(1) == digits()["labels"][:256]))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "digits" else []) for name in SAMPLES]
-)
+@pytest.mark.parametrize("name", ONE_NOW)
 def test_every_stage_of_a_sample_is_as_accurate(name: str, folder: Path) -> None:
     stages = sample_stages(name, folder)
     expected = accuracy(stages.simple)
@@ -448,7 +447,7 @@ def test_every_stage_of_a_sample_is_as_accurate(name: str, folder: Path) -> None
         assert accuracy(getattr(stages, stage)) >= expected - 0.01, stage
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", ONE_NOW)
 def test_every_frozen_product_of_a_sample_is_fused(name: str, folder: Path) -> None:
     stages = sample_stages(name, folder)
     quantized = sum(op in ("ConvInteger", "MatMulInteger") for op in operators(stages.dynamic))

@@ -138,7 +138,7 @@ def mutations() -> dict[str, Callable[[onnx.ModelProto, random.Random], None]]:
     return {each.__name__: each for each in (weight, attribute, operator, output, twice)}
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.parametrize("ignored", [STRICT, LOOSE], ids=["strict", "loose"])
 @pytest.mark.parametrize("kind", mutations())

@@ -253,7 +253,7 @@ def test_every_node_has_a_kernel_and_every_microsecond_a_place(name: str, sample
     assert sum(node.macs for node in found.nodes) == sum(kernel.run.macs for kernel in found.kernels)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["digits", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 def test_int8_moves_products_into_integer_kernels(name: str, sample: Callable[[str], Explanation]) -> None:
     before, after = sample(name), sample(f"{name}-int8")
     assert before.mac_share_int8 == 0.0
