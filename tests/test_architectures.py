@@ -233,7 +233,13 @@ def test_a_seed_gives_the_same_network_and_another_seed_another(name: str) -> No
 
 
 @pytest.mark.parametrize("opset", [13, 18, 26])
-@pytest.mark.parametrize("name", ["mobilenet_v3_large", "yolo_nms", "lstm_tagger", "if_branches", "loop_rnn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v3_large", "yolo_nms")),
+        *("lstm_tagger", "if_branches", "loop_rnn"),
+    ],
+)
 def test_a_network_can_be_written_for_other_opsets(name: str, opset: int) -> None:
     size = 32 if name in SMALL else None
     model = architectures.build(name, opset=opset, size=size)

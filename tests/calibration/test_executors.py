@@ -255,6 +255,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_of_two_workers_of_which_one_is_killed(
     model: Path, data: Path, expected: Observations, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_example_as_an_installed_package(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     source = tmp_path_factory.mktemp("source") / "plugin"  # building leaves files behind
     shutil.copytree(EXAMPLE, source)

@@ -265,6 +265,7 @@ def test_arrow_keys_go_along_the_tensors(digits: tuple[Path, Record], page: Page
     assert page.evaluate("document.querySelectorAll('#graph-svg [tabindex=\"0\"]').length") == 1
 
 
+@pytest.mark.slow
 def test_the_picture_is_moved_and_zoomed(digits: tuple[Path, Record], open_page: Open) -> None:
     page = open_page(digits[0])
 
@@ -302,6 +303,7 @@ def test_axe_finds_no_serious_fault(digits: tuple[Path, Record], open_page: Open
     assert faults(page) == []
 
 
+@pytest.mark.slow
 def test_the_switch_turns_the_page_and_its_charts_dark(digits: tuple[Path, Record], open_page: Open) -> None:
     page = open_page(digits[0])
     draw_all(page)
@@ -313,6 +315,7 @@ def test_the_switch_turns_the_page_and_its_charts_dark(digits: tuple[Path, Recor
     assert before[1] != after[1]
 
 
+@pytest.mark.slow
 def test_it_prints_with_all_charts_and_without_controls(digits: tuple[Path, Record], open_page: Open) -> None:
     page = open_page(digits[0])
     page.emulate_media(media="print")
