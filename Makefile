@@ -17,6 +17,7 @@ RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 PACKAGE := $(VENV)/.package
 CHROMIUM := $(VENV)/.chromium
+NATIVE := $(VENV)/.native
 
 # An environment that no longer starts, or belongs to another checkout (a copied folder), is made again.
 MINE := import os; from importlib.util import find_spec; os.path.samefile(find_spec("requant").origin, "__init__.py") or 1/0
@@ -27,7 +28,7 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again chromium clean coverage demo format help lint lock mutants test test-all wheel
+.PHONY: again chromium clean coverage demo format help lint lock mutants native test test-all wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -39,10 +40,10 @@ demo: $(RUN) $(PACKAGE)  ## quantize the digits network to build/demo/digits_int
 	$(BIN)/requant compare sample_models/digits.onnx build/demo/digits_int8.onnx \
 		--data sample_models/digits.npz --batch 128
 
-test: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run the tests, without the slow ones
+test: $(DEV) $(PACKAGE) $(CHROMIUM) $(NATIVE)  ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
-coverage: $(DEV) $(PACKAGE) $(CHROMIUM)  ## print the share of lines and branches that the tests run; fails below 95 % and 90 %
+coverage: $(DEV) $(PACKAGE) $(CHROMIUM) $(NATIVE)  ## print the share of lines and branches that the tests run; fails below 95 % and 90 %
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
 	$(BIN)/python -m coverage combine --quiet
@@ -51,8 +52,12 @@ coverage: $(DEV) $(PACKAGE) $(CHROMIUM)  ## print the share of lines and branche
 mutants: $(DEV) $(PACKAGE)  ## change the arithmetic in many places, and count which changes the tests notice (hours; MUTANTS_ARGS)
 	$(BIN)/python -m benchmarks.mutants --survivors $(MUTANTS_ARGS)
 
-test-all: $(DEV) $(PACKAGE) $(CHROMIUM)  ## run every test
+test-all: $(DEV) $(PACKAGE) $(CHROMIUM) $(NATIVE)  ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+native: $(DEV) $(PACKAGE)  ## build the native operators for this machine
+	@rm -f $(NATIVE)
+	@$(MAKE) --no-print-directory $(NATIVE)
 
 lint: $(DEV) $(PACKAGE)  ## ruff, formatting, mypy strict
 	$(BIN)/ruff check
@@ -77,7 +82,7 @@ wheel: $(RUN)  ## build dist/requant-*.whl with the locked build backend
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:  ## remove everything that was made, the environment too
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist quantize/kernels/lib *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN): requirements/run.txt
@@ -107,6 +112,13 @@ $(CHROMIUM): $(RUN)
 		$(AS_ROOT) apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
 	echo "Chromium cannot be installed here (apt-get, as root or by sudo -n): the browser tests want one on the PATH," \
 		"and are skipped without it" >&2
+	@touch $@
+
+# The native operators. Where they cannot be built their tests are skipped, and requant uses the runtime's operators.
+$(NATIVE): $(DEV) $(PACKAGE) quantize/kernels/build.py $(wildcard quantize/kernels/native/*)
+	@echo "building the native operators" >&2
+	@$(BIN)/python -m requant.quantize.kernels.build || \
+		echo "the native operators cannot be built here: requant uses those of ONNX Runtime" >&2
 	@touch $@
 
 $(PACKAGE): pyproject.toml $(RUN)

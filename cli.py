@@ -13,7 +13,7 @@ MODULES = {
     "calibrate": ("calibrate",),
     "check": ("check", "init"),
     "quantize": ("compare", "costs", "ops", "quantize", "report", "sensitivity"),
-    "tools": ("bench", "compile", "diff", "explain", "inspect", "view"),
+    "tools": ("bench", "compile", "diff", "explain", "inspect", "kernels", "view"),
     "transform": ("transform", "transforms"),
 }
 """The commands of each module of `requant.quantize.commands`."""

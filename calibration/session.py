@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -51,6 +52,10 @@ SOURCE = re.compile(r"\S*/onnxruntime\S*\.(?:cc|h|cpp):\d+ [^()]*\((?:[^()]|\([^
 """A position in the runtime's source code in an error message: file, line and the signature of a function."""
 
 PROVIDERS = ["CPUExecutionProvider"]  # without fallback, which prints to stdout
+
+OPERATORS_DOMAIN = "ai.requant"
+OPERATORS = Path(__file__).parents[1] / "quantize/kernels/lib" / platform.machine() / "librequant_kernels.so"
+"""The native operators, if their library was built for this machine. Models with them register it."""
 
 LARGE = 2**30
 """A model with more bytes of weights than this should not have two copies of them in memory."""
@@ -153,16 +158,29 @@ def open_session(
     )
     try:
         try:
-            return _create_session(model, options_for(model))
+            return _create_with_operators(model, options_for)
         except Exception as error:  # the runtime's exceptions have no common base class
             newest = NEWER_IR.search(str(error))
             if newest is None:
                 raise
-            older = _of_ir_version(model, int(newest[1]))
-            return _create_session(older, options_for(older))
+            return _create_with_operators(_of_ir_version(model, int(newest[1])), options_for)
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
+
+
+def _create_with_operators(
+    model: ModelSource, options_for: Callable[[ModelSource], SessionOptions]
+) -> InferenceSession:
+    """Create a session; if the model has native operators, register their library."""
+    try:
+        return _create_session(model, options_for(model))
+    except Exception as error:
+        if f"{OPERATORS_DOMAIN}:" not in str(error) or not OPERATORS.is_file():
+            raise
+        options = options_for(model)
+        options.register_custom_ops_library(os.fspath(OPERATORS))
+        return _create_session(model, options)
 
 
 def _create_session(model: ModelSource, options: SessionOptions) -> InferenceSession:

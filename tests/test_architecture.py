@@ -34,11 +34,12 @@ ROOMS = {
     "job": "accuracy options",
     "result": "job",
     "gate": "accuracy options",
+    "kernels": "",
     "placement": "job",
     "corrections": "placement",
     "sensitivity": "placement",
     "steps": "corrections sensitivity result",
-    "tools.bench": "accuracy",
+    "tools.bench": "accuracy kernels",
     "tools.explain": "model",
     "tools.inspect": "model",
     "tools": "steps",
@@ -48,7 +49,7 @@ ROOMS = {
     "project": "gate api report",
     "commands": "console project",
 }
-MOST_ROOMS, MOST_FLOORS = 20, 10
+MOST_ROOMS, MOST_FLOORS = 21, 10
 # Two libraries that only one room may import.
 HOMES = {"click": ("cli.py", "quantize/commands/"), "rich": ("quantize/console/", "quantize/commands/app.py")}
 # Libraries that a part must not import: transforms use no runtime, and only cli.py uses click.

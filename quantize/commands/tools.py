@@ -127,9 +127,18 @@ def diff(
 @click.option("-o", "--output", type=PATH, required=True, help="The model to write: .onnx, or .ort for ORT format.")
 @source_options(f"Outputs are compared on these data. {SOURCES} [default: random inputs]")
 @threads_option
+@click.option(
+    "--kernels",
+    type=click.Choice(("auto", "native", "stock")),
+    default="auto",
+    show_default=True,
+    help="Operators: the runtime's own (stock), those of ai.requant (native), or the faster ones (auto).",
+)
 @json_option
 @force_option
-def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: int, as_json: bool, force: bool) -> None:
+def compile_(
+    model: Path, output: Path, data: str | DataSpec | None, threads: int, kernels: str, as_json: bool, force: bool
+) -> None:
     """Write MODEL as ONNX Runtime optimizes it on this CPU. It loads faster and computes the same.
 
     \b
@@ -141,13 +150,37 @@ def compile_(model: Path, output: Path, data: str | DataSpec | None, threads: in
     from .. import compile_model
 
     with shown_progress() as progress:
-        compiled = compile_model(model, output, data, threads=threads, force=force, progress=progress)
+        compiled = compile_model(model, output, data, threads=threads, kernels=kernels, force=force, progress=progress)
     if as_json:
         print_json(compiled.to_json())
     else:
         from ..console.timed import print_compiled
 
         print_compiled(compiled)
+
+
+@click.command(cls=Talking)
+@json_option
+def kernels(as_json: bool) -> None:
+    """Show the native operators of this machine, and the lines that load them.
+
+    \b
+    requant kernels
+    requant kernels --json
+    REQUANT_KERNELS_ISA=portable requant kernels
+    """
+    from ..kernels.library import Kernels
+    from ..kernels.library import kernels as installed
+
+    found = installed()
+    if not isinstance(found, Kernels):
+        raise RequantError(found)
+    if as_json:
+        print_json(found.to_json())
+        return
+    from ..console.timed import print_kernels
+
+    print_kernels(found)
 
 
 @click.command(cls=Talking)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..kernels.library import Kernels
 from ..tools.bench.bench import Bench, Timed
 from ..tools.bench.compile import Change, Compiled
 from ..tools.bench.profile import BenchProfile
@@ -24,6 +25,7 @@ def print_compiled(found: Compiled) -> None:
     table.add_row("output", f"{escape(found.output)} ({found.format})")
     cpu = ", ".join(target.cpu) or "CPU features unknown"
     table.add_row("compiled for", f"ONNX Runtime {target.runtime}, {target.machine}: {cpu}")
+    table.add_row("kernels", _kernels(found))
     table.add_row("probes", ", ".join(found.probes) or "none: the graph does not depend on the CPU")
     if found.identical is None:
         table.add_row("outputs", "not compared: the model runs on no random inputs; give --data")
@@ -40,6 +42,29 @@ def print_compiled(found: Compiled) -> None:
     console.print(table)
     console.print("load the model with")
     _print_code(console, found.snippet)
+
+
+def _kernels(found: Compiled) -> str:
+    """Return which operators a compiled model has, with the times of all that were tried."""
+    tried = ", ".join(f"{form} {milliseconds:.3f} ms" for form, milliseconds in found.tried.items())
+    return f"{found.kernels}" + (f" (tried: {tried})" if tried else "")
+
+
+def print_kernels(found: Kernels) -> None:
+    """Print the native operators of this machine, and how programs load them."""
+    console = Console(highlight=False)
+    available = ", ".join(found.available)
+    rows = {
+        "library": str(found.library),
+        "operators": ", ".join(found.operators),
+        "isa": f"{found.isa} (of {available})",
+    }
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in {**rows, **found.lines}.items():
+        table.add_row(name, escape(value))
+    console.print(table)
 
 
 def print_bench(found: Bench) -> None:

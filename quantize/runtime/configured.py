@@ -31,6 +31,9 @@ ENUMERATIONS: Mapping[tuple[str, Value], str] = {
 """The runtime's names of the values that are words here."""
 
 
+LIBRARY = "custom_ops_library"
+"""The setting that is the path of a library of operators."""
+
 GAIN = 1.02  # a value replaces the default if runs are at least this many times as fast
 
 
@@ -90,8 +93,12 @@ def create_session(model: str | bytes, options: SessionOptions, name: str) -> In
 
 
 def _set(options: SessionOptions, option: str, value: Value) -> None:
-    """Set an attribute of the options, or a configuration entry if the name has a dot."""
+    """Set an attribute of the options, a configuration entry if the name has a dot, or a library of operators."""
     import onnxruntime as ort
+
+    if option == LIBRARY:
+        options.register_custom_ops_library(str(value))
+        return
 
     if "." in option:
         options.add_session_config_entry(option, str(value))
@@ -114,7 +121,9 @@ def snippet(model: str, values: Values) -> str:
     lines = ["import onnxruntime as ort", "", "options = ort.SessionOptions()"]
     for option, value in values.items():
         name = ENUMERATIONS.get((option, value))
-        if "." in option:
+        if option == LIBRARY:
+            lines.append(f"options.register_custom_ops_library({json.dumps(value, ensure_ascii=False)})")
+        elif "." in option:
             lines.append(f'options.add_session_config_entry("{option}", "{value}")')
         else:
             lines.append(f"options.{option} = {value if name is None else f'ort.{name}'}")

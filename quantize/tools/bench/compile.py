@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,10 @@ from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
 from ...runtime.timing import interleave
+from .native import Chosen, choose, native_library, with_library
 from .probes import add_probes
 
+SECONDS = 2.0  # how long loads are timed, and again runs
 COMPARED = 8  # samples whose outputs are compared
 LOADS, MOST_LOADS = 5, 25  # the minimum and the maximum number of timed loads
 
@@ -89,6 +92,8 @@ class Compiled:
         target: The machine and runtime that it is compiled for.
         probes: The probes in its graph (`requant.quantize.tools.bench.probes.add_probes`).
         settings: The session options to load it with.
+        kernels: The native operators in it (`requant.quantize.tools.bench.native.FORMS`), or ``stock``.
+        tried: The minimum time of a run with each form of native operators, in milliseconds; empty if none was tried.
         load: Load times of the original with the runtime's defaults, and of the compiled model with `settings`.
         run: Run times of both; None without inputs.
         threads: Threads inside one operator while timing.
@@ -105,6 +110,8 @@ class Compiled:
     target: Target
     probes: tuple[str, ...]
     settings: Values
+    kernels: str
+    tried: Mapping[str, float]
     load: Change
     run: Change | None
     threads: int
@@ -129,6 +136,8 @@ class Compiled:
             "probes": list(self.probes),
             "settings": dict(self.settings),
             "snippet": self.snippet,
+            "kernels": self.kernels,
+            "tried_ms": dict(self.tried),
             "load": self.load.to_json(),
             "run": self.run and self.run.to_json(),
             "threads": self.threads,
@@ -146,7 +155,7 @@ def compile_model(
     data: DataSource | None = None,
     *,
     threads: int = 1,
-    seconds: float = 2.0,
+    kernels: str = "auto",
     force: bool = False,
     progress: Progress = silent,
 ) -> Compiled:
@@ -161,7 +170,8 @@ def compile_model(
             than 2 GB in a file beside it. It is written completely or not at all.
         data: A data source whose first samples are run; None for random inputs, if the model runs on them.
         threads: Threads inside one operator while timing; 0 is the runtime's choice.
-        seconds: How long loads are timed, and again runs.
+        kernels: ``stock`` for the runtime's own operators, ``native`` for those of ``ai.requant``, or ``auto``: native
+            where that is faster here. A model with native operators needs their library to load.
         force: Whether an existing output may be overwritten.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
@@ -169,31 +179,37 @@ def compile_model(
         RequantError: The model cannot be compiled; nothing was written.
     """
     as_ort = Path(output).suffix.lower() == ".ort"
+    library = native_library(kernels, output)
     check_output(output, path, force=force)
-    original = load_model(path)
-    if KEY in original.metadata_props:
-        raise RequantError(f"{path}: the model is already compiled; compile the original")
+    original = _original(path)
     weights = Weights.of(original)
     if as_ort and weights.total > PROTOBUF_LIMIT:
         raise RequantError(f"{output}: the ORT format holds 2 GB; give a path that ends in .onnx")
-    source = generated_source(Path(path)) if data is None else open_data(Path(path), data)
-    samples = [] if source is None else list(islice(source, COMPARED))
+    source, samples = _inputs(Path(path), data)
+    base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
     expected = _outputs(path, samples, {})  # fails before the output is written
     with staging(output) as folder:
         progress("optimise", 0, None)
         target = this_machine()
-        model = _optimised(path, original, folder)
+        chosen = Chosen(_optimised(path, original, folder))
+        if library is not None and samples and not weights.large:
+            progress("try native operators", 0, None)
+            run_with = with_library({**LEVELS[0], **base}, library)
+            load = partial(configured_run, values=run_with, feed=samples[0].feed)
+            chosen = choose(chosen.model, library, kernels, load, SECONDS)
+        model = chosen.model
         model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
         probes = add_probes(model)
         _write(model, output, folder if as_ort else None)
         del model, original
-    found = _compare(expected, _outputs(output, samples, LEVELS[0]), samples)
+    levels = [with_library(level, chosen.library) for level in LEVELS]
+    found = _compare(expected, _outputs(output, samples, levels[0]), samples)
     progress("time", 0, None)
     feed = samples[0].feed if samples else None
-    base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
-    levels = LEVELS[:1] if as_ort or weights.large else LEVELS  # a graph in ORT format is not optimised again
+    if as_ort or weights.large:
+        levels = levels[:1]  # a graph in ORT format is not optimised again
     settings, run = _timed_runs(
-        [(path, base), *((output, {**base, **level}) for level in levels)], feed, seconds, weights
+        [(path, base), *((output, {**base, **level}) for level in levels)], feed, SECONDS, weights
     )
     return Compiled(
         output=os.fspath(output),
@@ -201,7 +217,9 @@ def compile_model(
         target=target,
         probes=probes,
         settings=settings,
-        load=_timed_loads((path, base), (output, settings), seconds),
+        kernels=chosen.form,
+        tried=chosen.tried,
+        load=_timed_loads((path, base), (output, settings), SECONDS),
         run=run,
         threads=threads,
         identical=found[0],
@@ -215,6 +233,24 @@ def compile_model(
 
 LEVELS: Sequence[Values] = ({"graph_optimization_level": "off"}, {"graph_optimization_level": "basic"})
 """The options to load a compiled model: unchanged, or with constants (the probes) computed once."""
+
+
+def _original(path: str | os.PathLike[str]) -> ir.Model:
+    """Return a model that is not compiled.
+
+    Raises:
+        RequantError: It is compiled, or no model.
+    """
+    original = load_model(path)
+    if KEY in original.metadata_props:
+        raise RequantError(f"{path}: the model is already compiled; compile the original")
+    return original
+
+
+def _inputs(path: Path, data: DataSource | None) -> tuple[Source | None, list[Sample]]:
+    """Return the data and their first samples; no source if there are no data and random inputs do not run."""
+    source = generated_source(path) if data is None else open_data(path, data)
+    return source, [] if source is None else list(islice(source, COMPARED))
 
 
 def _description(source: Source | None) -> str:

@@ -97,7 +97,7 @@ def test_a_compiled_model_is_timed_here_and_refused_elsewhere(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / f"out{suffix}"
-    compile_model(DIGITS, output, seconds=0.01)
+    compile_model(DIGITS, output)
     assert bench_model(output, DATA, Load(batch=2, seconds=0.01)).rate > 0
     monkeypatch.setattr("platform.machine", lambda: "abacus")
     result = invoke("bench", output)
@@ -250,7 +250,7 @@ def test_the_profile_is_printed_and_in_the_json() -> None:
 
 
 def test_of_ort_files_no_profile_is_told(tmp_path: Path) -> None:
-    compile_model(DIGITS, tmp_path / "m.ort", seconds=0.01)
+    compile_model(DIGITS, tmp_path / "m.ort")
     found = bench_model(tmp_path / "m.ort", load=Load(seconds=0.01, lengths=Lengths({}, {"N": 3})))
     assert (found.profile, found.batch) == (None, 3)
     assert found.notes == ("only ONNX files can be profiled",)

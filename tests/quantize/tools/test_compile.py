@@ -79,7 +79,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def quick(model: Path, output: Path, data: object = None, **options: Any) -> compiling.Compiled:
-    return compile_model(model, output, None if data is None else str(data), seconds=0.01, **options)
+    return compile_model(model, output, None if data is None else str(data), **options)
 
 
 def invoke(*arguments: object) -> Result:

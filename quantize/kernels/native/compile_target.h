@@ -1,0 +1,14 @@
+// The kernels of one instruction set. The file that includes this defines REQUANT_TARGET and includes its vectors first.
+#pragma once
+
+#include "dense.h"
+#include "depthwise.h"
+
+namespace requant::REQUANT_TARGET {
+
+inline std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
+  if (made.depthwise()) return std::make_unique<Depthwise>(std::move(made));
+  return std::make_unique<Dense>(std::move(made));
+}
+
+}  // namespace requant::REQUANT_TARGET

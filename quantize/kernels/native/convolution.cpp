@@ -1,0 +1,124 @@
+// Convolution: QLinearConv on NHWC tensors, with a table behind the requantization.
+//
+// Inputs: x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, table. All but x are constants.
+// w is (outputs, inputs / group, height, width) as in ONNX, with zero points 0.
+#include <algorithm>
+
+#include "operators.h"
+#include "target.h"
+
+namespace requant {
+namespace {
+
+enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable };
+
+void require(bool condition, const char* message) {
+  if (!condition) throw ort::Failure(std::string("ai.requant.Convolution: ") + message);
+}
+
+ort::Tensor constant(const ort::Node& node, Input index) {
+  ort::Tensor tensor = node.constant(index);
+  require(static_cast<bool>(tensor), "all inputs but x must be constants");
+  return tensor;
+}
+
+template <class T>
+T scalar(const ort::Node& node, Input index) {
+  const ort::Tensor tensor = constant(node, index);
+  require(tensor.size() == 1, "scale and zero point of x and y must have one value");
+  return tensor.as<T>()[0];
+}
+
+void read_pair(const ort::Node& node, const char* name, int64_t least, int64_t (&into)[2]) {
+  const std::vector<int64_t> values = node.attributes(name, {into[0], into[1]});
+  require(values.size() == 2, "strides and dilations must have two values");
+  for (int axis = 0; axis < 2; ++axis) {
+    require(values[axis] >= least && values[axis] <= INT32_MAX, "strides and dilations must be positive");
+    into[axis] = values[axis];
+  }
+}
+
+void read_padding(const ort::Node& node, Convolution& made) {
+  const std::vector<int64_t> pads = node.attributes("pads", {0, 0, 0, 0});
+  require(pads.size() == 4, "pads must have four values");
+  for (int axis = 0; axis < 2; ++axis) {
+    made.before[axis] = pads[axis];
+    made.after[axis] = pads[axis + 2];
+    require(std::min(made.before[axis], made.after[axis]) >= 0, "pads must not be negative");
+    require(std::max(made.before[axis], made.after[axis]) <= INT32_MAX, "pads are too large");
+  }
+}
+
+void read_weights(const ort::Node& node, Convolution& made) {
+  const ort::Tensor w = constant(node, kW), w_zero = constant(node, kWZero);
+  require(w.shape.size() == 4, "w must have four axes");
+  require(w.size() > 0, "w must not be empty");
+  for (int64_t i = 0; i < w_zero.size(); ++i) require(w_zero.as<int8_t>()[i] == 0, "the zero points of w must be 0");
+  made.group = node.attribute("group", 1);
+  made.outputs = w.shape[0];
+  require(made.group >= 1 && made.outputs % made.group == 0, "group must divide the output channels");
+  made.inputs = w.shape[1] * made.group;
+  made.kernel[0] = w.shape[2];
+  made.kernel[1] = w.shape[3];
+  made.weights.assign(w.as<int8_t>(), w.as<int8_t>() + w.size());
+}
+
+void read_requantization(const ort::Node& node, Convolution& made) {
+  const float x_scale = scalar<float>(node, kXScale), y_scale = scalar<float>(node, kYScale);
+  const ort::Tensor w_scale = constant(node, kWScale);
+  require(w_scale.size() == 1 || w_scale.size() == made.outputs, "w_scale must have one value, or one for each output");
+  made.x_zero = scalar<uint8_t>(node, kXZero);
+  made.y_zero = scalar<uint8_t>(node, kYZero);
+  for (int64_t o = 0; o < made.outputs; ++o) {  // in float and in this order, as ONNX Runtime does
+    const float scale = w_scale.as<float>()[w_scale.size() == 1 ? 0 : o];
+    made.multiplier.push_back(x_scale * scale / y_scale);
+  }
+  const ort::Tensor bias = node.constant(kBias);
+  require(!bias || bias.size() == made.outputs, "B must have one value for each output");
+  made.bias.assign(made.outputs, 0);
+  if (bias) std::copy_n(bias.as<int32_t>(), made.outputs, made.bias.begin());
+  const ort::Tensor table = node.constant(kTable);
+  if (!table) return;
+  require(table.size() == 256 || table.size() == 256 * made.outputs, "the table must be (256,) or (outputs, 256)");
+  made.table.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
+}
+
+class ConvolutionOperator {
+ public:
+  explicit ConvolutionOperator(const ort::Node& node) {
+    read_weights(node, made_);
+    read_pair(node, "strides", 1, made_.stride);
+    read_pair(node, "dilations", 1, made_.dilation);
+    read_padding(node, made_);
+    read_requantization(node, made_);
+    kernel_ = chosen().convolution(made_);
+    made_.weights = {};  // the kernel holds them packed
+  }
+
+  void run(const ort::Run& run) const {
+    const ort::Tensor x = run.input(kX);
+    require(x.shape.size() == 4 && x.shape[3] == made_.inputs, "x must be (batch, height, width, input channels of w)");
+    const Extent extent{x.shape[0], x.shape[1], x.shape[2], made_.length(0, x.shape[1]), made_.length(1, x.shape[2])};
+    require(extent.rows > 0 && extent.columns > 0, "the padded input is smaller than the kernel");
+    uint8_t* y = run.output({extent.batch, extent.rows, extent.columns, made_.outputs});
+    if (extent.batch == 0) return;
+    kernel_->run(x.as<uint8_t>(), y, extent, [&](size_t count, const std::function<void(size_t)>& work) {
+      run.parallel(count, work);
+    });
+  }
+
+ private:
+  Convolution made_;
+  std::unique_ptr<ConvolutionKernel> kernel_;
+};
+
+}  // namespace
+
+ort::CustomOp* convolution_operator() {
+  using enum ort::ElementType;
+  static Operator<ConvolutionOperator> made(
+      "Convolution", {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8}, 8);
+  return &made;
+}
+
+}  // namespace requant

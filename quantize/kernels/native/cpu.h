@@ -1,0 +1,11 @@
+// What this CPU and its operating system can do.
+#pragma once
+
+namespace requant::cpu {
+
+inline bool has_portable() { return true; }
+bool has_avx2();
+bool has_avxvnni();
+bool has_avx512();
+
+}  // namespace requant::cpu

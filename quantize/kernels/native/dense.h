@@ -1,0 +1,191 @@
+// Convolution with several channels in a group, as a product of matrices: patches by weights.
+//
+// A task copies the patches of some pixels to rows of `length` bytes (a 1x1 convolution reads its input as it is), and
+// multiplies them by one panel of weights at a time. A panel holds the weights of two vectors of output channels; its
+// bytes stand in the order in which the product reads them: quads of the patch, then channels, then the four of a quad.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "target.h"
+
+namespace requant::REQUANT_TARGET {
+
+constexpr int kPanel = 2 * kLanes;            // output channels of a panel
+constexpr int64_t kPatches = 1 << 15;         // bytes of the patches of one task, about: they stay in the nearest cache
+
+class Dense final : public ConvolutionKernel {
+ public:
+  explicit Dense(Convolution made)
+      : conv_(std::move(made)),
+        depth_(conv_.inputs / conv_.group),
+        width_(conv_.outputs / conv_.group),
+        quads_((conv_.taps() * depth_ + 3) / 4),
+        panels_((width_ + kPanel - 1) / kPanel) {
+    pack();
+    const int64_t fit = std::clamp<int64_t>(kPatches / (4 * quads_), kRows, 128);
+    pixels_ = fit / kRows * kRows;
+  }
+
+  void run(const uint8_t* x, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
+    const int64_t pixels = extent.batch * extent.rows * extent.columns;
+    const int64_t tasks = (pixels + pixels_ - 1) / pixels_;
+    parallel(static_cast<size_t>(tasks * conv_.group), [&](size_t index) {
+      const int64_t first = static_cast<int64_t>(index) / conv_.group * pixels_;
+      task(x, y, extent, first, std::min(pixels_, pixels - first), static_cast<int64_t>(index) % conv_.group);
+    });
+  }
+
+ private:
+  // Whether the rows of the input are the patches.
+  bool direct() const {
+    const bool whole = conv_.taps() == 1 && conv_.stride[0] == 1 && conv_.stride[1] == 1;
+    const bool bare = !(conv_.before[0] | conv_.before[1] | conv_.after[0] | conv_.after[1]);
+    return whole && bare && conv_.group == 1 && depth_ % 4 == 0;
+  }
+
+  void pack() {
+    const int64_t length = 4 * quads_, count = conv_.group * panels_;
+    weights_.assign(count * quads_ * kPanel * 4, 0);
+    sums_.assign(count * kPanel, 0);
+    multiplier_.assign(count * kPanel, 0.0f);
+    narrow_.assign(count, true);
+    std::vector<int8_t> patch(length);
+    for (int64_t o = 0; o < conv_.outputs; ++o) {
+      const int64_t panel = o / width_ * panels_ + o % width_ / kPanel, lane = o % width_ % kPanel;
+      int32_t sum = 0;
+      std::fill(patch.begin(), patch.end(), 0);
+      for (int64_t i = 0; i < depth_; ++i)  // from channel, tap to tap, channel
+        for (int64_t tap = 0; tap < conv_.taps(); ++tap)
+          sum += patch[tap * depth_ + i] = conv_.weights[(o * depth_ + i) * conv_.taps() + tap];
+      for (int64_t quad = 0; quad < quads_; ++quad) {
+        std::memcpy(&weights_[((panel * quads_ + quad) * kPanel + lane) * 4], &patch[4 * quad], 4);
+        if (!fits_narrow(&patch[4 * quad])) narrow_[panel] = false;
+      }
+      sums_[panel * kPanel + lane] = conv_.bias[o] - conv_.x_zero * sum;
+      multiplier_[panel * kPanel + lane] = conv_.multiplier[o];
+    }
+    conv_.weights = {};
+  }
+
+  void task(const uint8_t* x, uint8_t* y, const Extent& extent, int64_t first, int64_t count, int64_t group) const {
+    const int64_t length = 4 * quads_;
+    thread_local std::vector<uint8_t> scratch;  // grows to the largest task of a thread
+    const uint8_t* patches = x + first * length;
+    if (!direct()) {
+      if (scratch.size() < static_cast<size_t>(pixels_ * length)) scratch.resize(pixels_ * length);
+      gather(x, extent, first, count, group, scratch.data());
+      patches = scratch.data();
+    }
+    for (int64_t panel = 0; panel < panels_; ++panel) {
+      const int64_t place = group * panels_ + panel, channel = group * width_ + panel * kPanel;
+      const int64_t channels = std::min<int64_t>(kPanel, width_ - panel * kPanel);
+      for (int64_t pixel = 0; pixel < count; pixel += kRows) {
+        const int64_t rows = std::min<int64_t>(kRows, count - pixel);
+        uint8_t* to = y + (first + pixel) * conv_.outputs + channel;
+        multiply(patches + pixel * length, rows, place, to, channel, channels);
+      }
+    }
+  }
+
+  // Copies the patches of some pixels, one after the other; what lies outside of the image is x_zero.
+  void gather(const uint8_t* x, const Extent& extent, int64_t first, int64_t count, int64_t group, uint8_t* to) const {
+    const int64_t used = conv_.taps() * depth_, span = conv_.kernel[1] * depth_;
+    const int64_t reach = (conv_.kernel[1] - 1) * conv_.dilation[1];
+    const bool joined = conv_.group == 1 && conv_.dilation[1] == 1;  // a row of taps is one piece of the image
+    for (int64_t pixel = first; pixel < first + count; ++pixel, to += 4 * quads_) {
+      const int64_t column = pixel % extent.columns, row = pixel / extent.columns % extent.rows;
+      const uint8_t* image = x + pixel / extent.columns / extent.rows * extent.height * extent.width * conv_.inputs;
+      const int64_t left = column * conv_.stride[1] - conv_.before[1];
+      uint8_t* line = to;
+      for (int64_t ky = 0; ky < conv_.kernel[0]; ++ky, line += span) {
+        const int64_t yy = row * conv_.stride[0] - conv_.before[0] + ky * conv_.dilation[0];
+        const uint8_t* from = image + (yy * extent.width + left) * conv_.inputs + group * depth_;
+        if (yy < 0 || yy >= extent.height)
+          std::memset(line, conv_.x_zero, span);
+        else if (joined && left >= 0 && left + reach < extent.width)
+          std::memcpy(line, from, span);
+        else
+          gather_taps(from, left, extent.width, line);
+      }
+      std::memset(to + used, 0, 4 * quads_ - used);  // its weights are 0
+    }
+  }
+
+  // Copies the taps of one row of the kernel.
+  void gather_taps(const uint8_t* from, int64_t left, int64_t width, uint8_t* to) const {
+    for (int64_t kx = 0; kx < conv_.kernel[1]; ++kx, to += depth_) {
+      const int64_t offset = kx * conv_.dilation[1], xx = left + offset;
+      if (xx < 0 || xx >= width)
+        std::memset(to, conv_.x_zero, depth_);
+      else
+        std::memcpy(to, from + offset * conv_.inputs, depth_);
+    }
+  }
+
+  void multiply(const uint8_t* patches, int64_t rows, int64_t panel, uint8_t* to, int64_t channel,
+                int64_t channels) const {
+    switch (rows) {
+#define REQUANT_ROWS(n)                                                                                          \
+  case n:                                                                                                        \
+    return narrow_[panel] ? product<n, true>(patches, panel, to, channel, channels)                              \
+                          : product<n, false>(patches, panel, to, channel, channels);
+      REQUANT_ROWS(1) REQUANT_ROWS(2) REQUANT_ROWS(3) REQUANT_ROWS(4)
+#if REQUANT_MOST_ROWS == 8
+      REQUANT_ROWS(5) REQUANT_ROWS(6) REQUANT_ROWS(7) REQUANT_ROWS(8)
+#endif
+#undef REQUANT_ROWS
+    }
+  }
+
+  template <int Rows, bool Narrow>
+  void product(const uint8_t* patches, int64_t panel, uint8_t* to, int64_t channel, int64_t channels) const {
+    const int64_t length = 4 * quads_;
+    const int32_t* start = &sums_[panel * kPanel];
+    const uint8_t* w = reinterpret_cast<const uint8_t*>(&weights_[panel * quads_ * kPanel * 4]);
+    Ints sum[Rows][2];
+    for (auto& row : sum) {
+      row[0] = load_ints(start);
+      row[1] = load_ints(start + kLanes);
+    }
+    for (int64_t quad = 0; quad < quads_; ++quad, w += 2 * kBytes) {
+      const Bytes first = load_bytes(w), second = load_bytes(w + kBytes);
+      for (int row = 0; row < Rows; ++row) {
+        const Bytes x = repeat(patches + row * length + 4 * quad);
+        sum[row][0] = Narrow ? dot_narrow(sum[row][0], x, first) : dot(sum[row][0], x, first);
+        sum[row][1] = Narrow ? dot_narrow(sum[row][1], x, second) : dot(sum[row][1], x, second);
+      }
+    }
+    for (int row = 0; row < Rows; ++row, to += conv_.outputs) finish(sum[row], panel, to, channel, channels);
+  }
+
+  // Requantizes one pixel of a panel, and looks it up.
+  void finish(const Ints (&sum)[2], int64_t panel, uint8_t* to, int64_t channel, int64_t channels) const {
+    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(255 - conv_.y_zero);
+    const float* multiplier = &multiplier_[panel * kPanel];
+    const bool whole = channels == kPanel;
+    uint8_t part[kPanel];
+    uint8_t* made = whole ? to : part;
+    for (int half = 0; half < 2; ++half) {
+      const int offset = half * kLanes;
+      store_narrow(made + offset, scale(sum[half], multiplier + offset, least, most), conv_.y_zero);
+    }
+    if (conv_.table.size() == 256)
+      look_up(made, made, kPanel, conv_.table.data());
+    else if (!conv_.table.empty())
+      for (int64_t c = 0; c < channels; ++c) made[c] = conv_.table[256 * (channel + c) + made[c]];
+    if (!whole) std::memcpy(to, part, channels);
+  }
+
+  Convolution conv_;
+  int64_t depth_, width_;  // input and output channels of a group
+  int64_t quads_, panels_; // quads of a patch, panels of a group
+  int64_t pixels_ = 0;     // of one task
+  std::vector<int8_t> weights_;
+  std::vector<int32_t> sums_;  // the bias without the part of x_zero
+  std::vector<float> multiplier_;
+  std::vector<bool> narrow_;  // by panel: whether `dot_narrow` is exact
+};
+
+}  // namespace requant::REQUANT_TARGET

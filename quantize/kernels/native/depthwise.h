@@ -1,0 +1,143 @@
+// Convolution of each channel with a kernel of its own.
+//
+// A vector holds as many channels as it has bytes. Four taps at a time are transposed, so that the four bytes of a group
+// belong to one channel, and multiplied by weights that were transposed in the same way when they were packed. The last
+// vector of a pixel begins earlier and computes some channels again, so that no byte behind the pixel is read.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "target.h"
+
+namespace requant::REQUANT_TARGET {
+
+class Depthwise final : public ConvolutionKernel {
+ public:
+  explicit Depthwise(Convolution made)
+      : conv_(std::move(made)), quads_((conv_.taps() + 3) / 4), blocks_((conv_.inputs + kBytes - 1) / kBytes) {
+    for (int64_t block = 0; block < blocks_; ++block) pack(block);
+    conv_.weights = {};
+  }
+
+  void run(const uint8_t* x, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
+    parallel(static_cast<size_t>(extent.batch * extent.rows), [&](size_t index) {
+      const int64_t image = static_cast<int64_t>(index) / extent.rows, row = static_cast<int64_t>(index) % extent.rows;
+      const uint8_t* from = x + image * extent.height * extent.width * conv_.inputs;
+      uint8_t* to = y + static_cast<int64_t>(index) * extent.columns * conv_.inputs;
+      thread_local std::vector<const uint8_t*> taps;  // one pointer for each tap, padded to quads; null outside
+      taps.assign(4 * quads_, nullptr);
+      for (int64_t column = 0; column < extent.columns; ++column, to += conv_.inputs) {
+        point(from, extent, row, column, taps.data());
+        for (int64_t block = 0; block < blocks_; ++block) multiply(taps.data(), block, to + start(block));
+        if (conv_.table.size() == 256)
+          look_up(to, to, conv_.inputs, conv_.table.data());
+        else if (!conv_.table.empty())
+          for (int64_t c = 0; c < conv_.inputs; ++c) to[c] = conv_.table[256 * c + to[c]];
+      }
+    });
+  }
+
+ private:
+  // The first channel of a vector, and the number of its channels.
+  int64_t start(int64_t block) const {
+    return std::max<int64_t>(0, std::min(block * kBytes, conv_.inputs - kBytes));
+  }
+  int64_t channels() const { return std::min<int64_t>(kBytes, conv_.inputs); }
+
+  void pack(int64_t block) {
+    const int64_t count = channels(), taps = conv_.taps();
+    bool narrow = true;
+    uint8_t lane[4][kBytes] = {};
+    for (int64_t quad = 0; quad < quads_; ++quad) {
+      for (int64_t c = 0; c < count; ++c) {
+        int8_t four[4] = {};
+        for (int64_t i = 0; i < std::min<int64_t>(4, taps - 4 * quad); ++i)
+          four[i] = conv_.weights[(start(block) + c) * taps + 4 * quad + i];
+        narrow = narrow && fits_narrow(four);
+        for (int i = 0; i < 4; ++i) lane[i][c] = static_cast<uint8_t>(four[i]);
+      }
+      append(lane, weights_);
+    }
+    narrow_.push_back(narrow);
+    std::vector<uint8_t> order;  // the channel of each group of four
+    for (int c = 0; c < kBytes; ++c)
+      for (int i = 0; i < 4; ++i) lane[i][c] = static_cast<uint8_t>(c);
+    append(lane, order);
+    for (int group = 0; group < kBytes; ++group) {
+      const int64_t c = order[4 * group], channel = start(block) + c;
+      int32_t sum = 0;
+      for (int64_t tap = 0; c < count && tap < taps; ++tap) sum += conv_.weights[channel * taps + tap];
+      sums_.push_back(c < count ? conv_.bias[channel] - conv_.x_zero * sum : 0);
+      multiplier_.push_back(c < count ? conv_.multiplier[channel] : 0.0f);
+    }
+  }
+
+  static void append(const uint8_t (&lane)[4][kBytes], std::vector<uint8_t>& to) {
+    const Bytes in[4] = {load_bytes(lane[0]), load_bytes(lane[1]), load_bytes(lane[2]), load_bytes(lane[3])};
+    Bytes out[4];
+    transpose(in, out);
+    to.resize(to.size() + 4 * kBytes);
+    for (int i = 0; i < 4; ++i) store_bytes(to.data() + to.size() - (4 - i) * kBytes, out[i]);
+  }
+
+  // Sets the pointers to the pixels under the kernel.
+  void point(const uint8_t* from, const Extent& extent, int64_t row, int64_t column, const uint8_t** taps) const {
+    for (int64_t ky = 0; ky < conv_.kernel[0]; ++ky) {
+      const int64_t yy = row * conv_.stride[0] - conv_.before[0] + ky * conv_.dilation[0];
+      for (int64_t kx = 0; kx < conv_.kernel[1]; ++kx) {
+        const int64_t xx = column * conv_.stride[1] - conv_.before[1] + kx * conv_.dilation[1];
+        const bool inside = yy >= 0 && yy < extent.height && xx >= 0 && xx < extent.width;
+        *taps++ = inside ? from + (yy * extent.width + xx) * conv_.inputs : nullptr;
+      }
+    }
+  }
+
+  void multiply(const uint8_t* const* taps, int64_t block, uint8_t* to) const {
+    narrow_[block] ? product<true>(taps, block, to) : product<false>(taps, block, to);
+  }
+
+  template <bool Narrow>
+  void product(const uint8_t* const* taps, int64_t block, uint8_t* to) const {
+    const uint8_t* w = &weights_[block * quads_ * 4 * kBytes];
+    const int64_t count = channels(), offset = start(block), place = block * kBytes;
+    const Bytes outside = fill(static_cast<uint8_t>(conv_.x_zero));
+    Ints sum[4];
+    for (int i = 0; i < 4; ++i) sum[i] = load_ints(&sums_[place + i * kLanes]);
+    for (int64_t quad = 0; quad < quads_; ++quad, w += 4 * kBytes) {
+      Bytes x[4], turned[4];
+      for (int i = 0; i < 4; ++i) {
+        const uint8_t* from = taps[4 * quad + i];
+        x[i] = from == nullptr ? outside : count == kBytes ? load_bytes(from + offset) : load_part(from + offset, count);
+      }
+      transpose(x, turned);
+      for (int i = 0; i < 4; ++i) {
+        const Bytes weights = load_bytes(w + i * kBytes);
+        sum[i] = Narrow ? dot_narrow(sum[i], turned[i], weights) : dot(sum[i], turned[i], weights);
+      }
+    }
+    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(255 - conv_.y_zero);
+    for (int i = 0; i < 4; ++i) sum[i] = scale(sum[i], &multiplier_[place + i * kLanes], least, most);
+    const Bytes made = narrow(sum, conv_.y_zero);
+    if (count == kBytes) return store_bytes(to, made);
+    uint8_t whole[kBytes];
+    store_bytes(whole, made);
+    std::memcpy(to, whole, count);
+  }
+
+  // Loads the channels of a pixel that are fewer than a vector has.
+  static Bytes load_part(const uint8_t* from, int64_t count) {
+    uint8_t whole[kBytes] = {};
+    std::memcpy(whole, from, count);
+    return load_bytes(whole);
+  }
+
+  Convolution conv_;
+  int64_t quads_, blocks_;  // quads of taps, vectors of channels
+  std::vector<uint8_t> weights_;
+  std::vector<int32_t> sums_;  // the bias without the part of x_zero, in the order of `transpose`
+  std::vector<float> multiplier_;
+  std::vector<bool> narrow_;  // by block: whether `dot_narrow` is exact
+};
+
+}  // namespace requant::REQUANT_TARGET

@@ -1,0 +1,74 @@
+// What a program calls: RegisterCustomOps through SessionOptions.register_custom_ops_library, and a description.
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "operators.h"
+#include "target.h"
+
+#define REQUANT_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace requant {
+
+const void* const* ort::api = nullptr;
+
+namespace {
+
+ort::CustomOp* operators[] = {table_operator(), convolution_operator()};
+
+// Returns the domain with all operators. Sessions share it, so it is never released.
+ort::Domain* domain() {
+  static ort::Domain* made = [] {
+    ort::Domain* fresh = nullptr;
+    ort::invoke(ort::kCreateCustomOpDomain, "ai.requant", &fresh);
+    for (ort::CustomOp* each : operators)
+      ort::invoke(ort::kCustomOpDomainAdd, fresh, static_cast<const ort::CustomOp*>(each));
+    return fresh;
+  }();
+  return made;
+}
+
+std::string quoted(const char* text) { return std::string("\"") + text + "\""; }
+
+}  // namespace
+}  // namespace requant
+
+REQUANT_EXPORT requant::ort::Status* RegisterCustomOps(requant::ort::SessionOptions* options,
+                                                       const requant::ort::ApiBase* base) {
+  using namespace requant;
+  const void* const* api = base->get_api(ort::kOldest);
+  if (api == nullptr) {  // no table to make a status with: the oldest one that has these slots
+    ort::api = base->get_api(1);
+    return ort::status(ort::kFail, "ai.requant: the operators need ONNX Runtime 1.23 or newer");
+  }
+  ort::api = api;
+  try {
+    chosen();
+    ort::invoke(ort::kAddCustomOpDomain, options, domain());
+    return nullptr;
+  } catch (const std::exception& error) {
+    return ort::status(ort::kInvalidArgument, error.what());
+  }
+}
+
+// Returns JSON: the operators, the instruction sets that this CPU has, and the chosen one.
+REQUANT_EXPORT const char* RequantKernels() {
+  using namespace requant;
+  static std::string text;
+  text = "{\"operators\": [";
+  for (ort::CustomOp* each : operators) text += (each == operators[0] ? "" : ", ") + quoted(each->name(each));
+  text += "], \"available\": [";
+  bool first = true;
+  for (const Target* target : targets()) {
+    if (!target->available()) continue;
+    text += (first ? "" : ", ") + quoted(target->name);
+    first = false;
+  }
+  text += "], \"isa\": ";
+  try {
+    text += quoted(chosen().name);
+  } catch (const std::exception&) {
+    text += "null";
+  }
+  return (text += "}").c_str();
+}

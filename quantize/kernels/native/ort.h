@@ -1,0 +1,212 @@
+// The part of ONNX Runtime's C interface that the operators use, declared here so that no header of it is needed.
+//
+// The interface is a table of functions that only grows: a function keeps its slot in all later versions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace requant::ort {
+
+struct Status;
+struct Value;
+struct ShapeInfo;
+struct KernelInfo;
+struct KernelContext;
+struct SessionOptions;
+struct Domain;
+
+constexpr uint32_t kOldest = 23;  // version of the interface in ONNX Runtime 1.23
+
+struct ApiBase {
+  const void* const* (*get_api)(uint32_t version);
+  const char* (*version_string)();
+};
+
+enum Slot : size_t {
+  kCreateStatus = 0,
+  kGetErrorMessage = 2,
+  kCreateCustomOpDomain = 26,
+  kCustomOpDomainAdd = 27,
+  kAddCustomOpDomain = 28,
+  kGetTensorMutableData = 51,
+  kGetTensorElementType = 60,
+  kGetDimensionsCount = 61,
+  kGetDimensions = 62,
+  kGetTensorTypeAndShape = 65,
+  kKernelInfoGetAttributeInt64 = 86,
+  kKernelContextGetInput = 90,
+  kKernelContextGetOutput = 91,
+  kReleaseStatus = 93,
+  kReleaseTensorTypeAndShapeInfo = 99,
+  kKernelInfoGetAttributeArrayInt64 = 163,
+  kKernelInfoGetInputCount = 230,
+  kKernelInfoGetConstantInputTensor = 249,
+  kKernelContextParallelFor = 274,
+};
+
+enum ElementType : int { kNone = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6 };
+enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
+
+extern const void* const* api;  // set when the library is registered
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <class Result, class... Arguments>
+Result call(Slot slot, Arguments... arguments) {
+  return reinterpret_cast<Result (*)(Arguments...)>(const_cast<void*>(api[slot]))(arguments...);
+}
+
+inline Status* status(ErrorCode code, const char* message) {
+  return call<Status*>(kCreateStatus, code, message);
+}
+
+// Calls a function that returns a status, and throws its message.
+template <class... Arguments>
+void invoke(Slot slot, Arguments... arguments) {
+  Status* failed = call<Status*>(slot, arguments...);
+  if (failed == nullptr) return;
+  std::string message = call<const char*>(kGetErrorMessage, static_cast<const Status*>(failed));
+  call<void>(kReleaseStatus, failed);
+  throw Failure(message);
+}
+
+// The layout of OrtCustomOp up to version 17.
+struct CustomOp {
+  uint32_t version = 17;
+  void* create_kernel = nullptr;
+  const char* (*name)(const CustomOp*) = nullptr;
+  const char* (*provider)(const CustomOp*) = nullptr;
+  ElementType (*input_type)(const CustomOp*, size_t) = nullptr;
+  size_t (*input_count)(const CustomOp*) = nullptr;
+  ElementType (*output_type)(const CustomOp*, size_t) = nullptr;
+  size_t (*output_count)(const CustomOp*) = nullptr;
+  void* compute = nullptr;
+  void (*destroy)(void* kernel) = nullptr;
+  int (*input_characteristic)(const CustomOp*, size_t) = nullptr;  // 0 required, 1 optional
+  int (*output_characteristic)(const CustomOp*, size_t) = nullptr;
+  int (*input_memory)(const CustomOp*, size_t) = nullptr;
+  int (*variadic[4])(const CustomOp*) = {};
+  Status* (*create_kernel_v2)(const CustomOp*, const void* api, const KernelInfo*, void** kernel) = nullptr;
+  Status* (*compute_v2)(void* kernel, KernelContext*) = nullptr;
+  void* infer_shape = nullptr;
+  int (*start_version)(const CustomOp*) = nullptr;
+  int (*end_version)(const CustomOp*) = nullptr;
+  void* in_place[4] = {};
+};
+
+// A tensor's shape and data. The data belong to the runtime.
+struct Tensor {
+  std::vector<int64_t> shape;
+  ElementType type = kNone;
+  void* data = nullptr;  // null too if the size is 0
+  bool present = false;
+
+  explicit operator bool() const { return present; }
+  int64_t size() const {
+    int64_t count = 1;
+    for (int64_t length : shape) count *= length;
+    return count;
+  }
+  template <class T>
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
+};
+
+inline Tensor tensor_of(const Value* value) {
+  Tensor tensor;
+  tensor.present = true;
+  ShapeInfo* info = nullptr;
+  invoke(kGetTensorTypeAndShape, value, &info);
+  size_t rank = 0;
+  invoke(kGetDimensionsCount, static_cast<const ShapeInfo*>(info), &rank);
+  tensor.shape.resize(rank);
+  invoke(kGetDimensions, static_cast<const ShapeInfo*>(info), tensor.shape.data(), rank);
+  invoke(kGetTensorElementType, static_cast<const ShapeInfo*>(info), &tensor.type);
+  call<void>(kReleaseTensorTypeAndShapeInfo, info);
+  invoke(kGetTensorMutableData, const_cast<Value*>(value), &tensor.data);
+  return tensor;
+}
+
+// What is known of a node when its kernel is created.
+class Node {
+ public:
+  explicit Node(const KernelInfo* info) : info_(info) {}
+
+  // Returns a constant input; empty if the node does not have it or it is no constant.
+  Tensor constant(size_t index) const {
+    size_t count = 0;
+    invoke(kKernelInfoGetInputCount, info_, &count);
+    if (index >= count) return {};
+    int is_constant = 0;
+    const Value* value = nullptr;
+    Status* failed = call<Status*>(kKernelInfoGetConstantInputTensor, info_, index, &is_constant, &value);
+    if (failed != nullptr) {  // an input that the node omits
+      call<void>(kReleaseStatus, failed);
+      return {};
+    }
+    return is_constant && value != nullptr ? tensor_of(value) : Tensor{};
+  }
+
+  int64_t attribute(const char* name, int64_t otherwise) const {
+    int64_t value = otherwise;
+    return absent(call<Status*>(kKernelInfoGetAttributeInt64, info_, name, &value)) ? otherwise : value;
+  }
+
+  std::vector<int64_t> attributes(const char* name, std::vector<int64_t> otherwise) const {
+    size_t count = 0;
+    int64_t* nowhere = nullptr;
+    if (absent(call<Status*>(kKernelInfoGetAttributeArrayInt64, info_, name, nowhere, &count))) return otherwise;
+    std::vector<int64_t> values(count);
+    if (count) invoke(kKernelInfoGetAttributeArrayInt64, info_, name, values.data(), &count);
+    return values;
+  }
+
+ private:
+  static bool absent(Status* failed) {
+    if (failed != nullptr) call<void>(kReleaseStatus, failed);
+    return failed != nullptr;
+  }
+
+  const KernelInfo* info_;
+};
+
+// One run of a kernel.
+class Run {
+ public:
+  explicit Run(KernelContext* context) : context_(context) {}
+
+  Tensor input(size_t index) const {
+    const Value* value = nullptr;
+    invoke(kKernelContextGetInput, static_cast<const KernelContext*>(context_), index, &value);
+    return tensor_of(value);
+  }
+
+  uint8_t* output(const std::vector<int64_t>& shape) const {
+    Value* value = nullptr;
+    invoke(kKernelContextGetOutput, context_, size_t{0}, shape.data(), shape.size(), &value);
+    void* data = nullptr;
+    invoke(kGetTensorMutableData, value, &data);
+    return static_cast<uint8_t*>(data);
+  }
+
+  // Calls work(i) for 0 <= i < count, on the threads of the session.
+  template <class Work>
+  void parallel(size_t count, const Work& work) const {
+    if (count == 1) return work(size_t{0});
+    void (*each)(void*, size_t) = [](void* given, size_t index) { (*static_cast<const Work*>(given))(index); };
+    void* given = const_cast<Work*>(&work);
+    invoke(kKernelContextParallelFor, static_cast<const KernelContext*>(context_), each, count, size_t{0}, given);
+  }
+
+ private:
+  KernelContext* context_;
+};
+
+}  // namespace requant::ort

@@ -1,0 +1,64 @@
+// What is compiled once for each instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace requant {
+
+// A convolution with all that is constant: uint8 NHWC to uint8 NHWC.
+//
+//   y = table[clip(rint(multiplier * (bias + sum (x - x_zero) * w)) + y_zero)]
+//
+// `rint` rounds half to even. Without a table the clipped value is the result.
+struct Convolution {
+  int64_t inputs = 0, outputs = 0, group = 1;  // channels
+  int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, dilation[2] = {1, 1};
+  int64_t before[2] = {0, 0}, after[2] = {0, 0};  // padding with x_zero
+  int x_zero = 0, y_zero = 0;
+  std::vector<int8_t> weights;     // (outputs, inputs / group, kernel[0], kernel[1])
+  std::vector<int32_t> bias;       // (outputs,)
+  std::vector<float> multiplier;   // (outputs,)
+  std::vector<uint8_t> table;      // (256,), (outputs, 256) or empty
+  int64_t taps() const { return kernel[0] * kernel[1]; }
+  bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
+  // The length of an axis of the result; 0 or less if the padded input is shorter than the kernel.
+  int64_t length(int axis, int64_t input) const {
+    const int64_t reach = dilation[axis] * (kernel[axis] - 1) + 1, padded = before[axis] + input + after[axis];
+    return padded < reach ? 0 : (padded - reach) / stride[axis] + 1;
+  }
+};
+
+// The sizes of one run: x is (batch, height, width, inputs), y (batch, rows, columns, outputs).
+struct Extent {
+  int64_t batch, height, width, rows, columns;
+};
+
+// Calls a function for each index below a count, on several threads.
+using Parallel = std::function<void(size_t count, const std::function<void(size_t)>& work)>;
+
+class ConvolutionKernel {
+ public:
+  virtual ~ConvolutionKernel() = default;
+  virtual void run(const uint8_t* x, uint8_t* y, const Extent& extent, const Parallel& parallel) const = 0;
+};
+
+struct Target {
+  const char* name;
+  bool (*available)();
+  std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
+  // to[i] = table[from[i]]; `to` may be `from`.
+  void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
+};
+
+// Returns all instruction sets that this library was compiled for, the fastest first.
+const std::vector<const Target*>& targets();
+
+// Returns the fastest instruction set of this CPU, or the one that REQUANT_KERNELS_ISA names; throws if it is not here.
+const Target& chosen();
+
+}  // namespace requant

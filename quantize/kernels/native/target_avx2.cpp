@@ -1,0 +1,13 @@
+#define REQUANT_TARGET avx2
+#define REQUANT_MOST_ROWS 4
+#include "vector_avx2.h"
+
+#include "compile_target.h"
+#include "cpu.h"
+
+namespace requant {
+
+extern const Target target_avx2;
+const Target target_avx2 = {"avx2", cpu::has_avx2, avx2::convolution, avx2::look_up};
+
+}  // namespace requant

@@ -1,0 +1,13 @@
+#define REQUANT_TARGET avx512
+#define REQUANT_MOST_ROWS 8
+#include "vector_avx512.h"
+
+#include "compile_target.h"
+#include "cpu.h"
+
+namespace requant {
+
+extern const Target target_avx512;
+const Target target_avx512 = {"avx512", cpu::has_avx512, avx512::convolution, avx512::look_up};
+
+}  // namespace requant

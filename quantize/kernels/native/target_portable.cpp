@@ -1,0 +1,13 @@
+#define REQUANT_TARGET portable
+#define REQUANT_MOST_ROWS 4
+#include "vector_portable.h"
+
+#include "compile_target.h"
+#include "cpu.h"
+
+namespace requant {
+
+extern const Target target_portable;
+const Target target_portable = {"portable", cpu::has_portable, portable::convolution, portable::look_up};
+
+}  // namespace requant

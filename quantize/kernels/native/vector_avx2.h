@@ -1,0 +1,92 @@
+// Vectors of AVX2. `dot_narrow` adds pairs of products in 16 bits, which saturate unless the weights are small.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace requant::REQUANT_TARGET {
+
+constexpr int kLanes = 8;
+constexpr int kBytes = 4 * kLanes;
+constexpr int kRows = 4;
+
+using Ints = __m256i;
+using Bytes = __m256i;
+
+inline Ints load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline Bytes load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline void store_bytes(uint8_t* to, Bytes value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
+inline Bytes fill(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
+
+inline Bytes repeat(const uint8_t* four) {
+  int32_t word;
+  __builtin_memcpy(&word, four, 4);
+  return _mm256_set1_epi32(word);
+}
+
+#ifdef __AVXVNNI__
+inline Ints dot(Ints sum, Bytes x, Bytes w) { return _mm256_dpbusd_avx_epi32(sum, x, w); }
+inline Ints dot_narrow(Ints sum, Bytes x, Bytes w) { return dot(sum, x, w); }
+inline bool fits_narrow(const int8_t*) { return true; }
+#else
+// Bytes 0 and 2 of each group, then bytes 1 and 3, as pairs of int16.
+inline Ints dot(Ints sum, Bytes x, Bytes w) {
+  const Ints even_x = _mm256_and_si256(x, _mm256_set1_epi16(0xff)), odd_x = _mm256_srli_epi16(x, 8);
+  const Ints even_w = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), odd_w = _mm256_srai_epi16(w, 8);
+  const Ints even = _mm256_madd_epi16(even_x, even_w), odd = _mm256_madd_epi16(odd_x, odd_w);
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+
+inline Ints dot_narrow(Ints sum, Bytes x, Bytes w) {
+  const Ints pairs = _mm256_maddubs_epi16(x, w);
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+inline bool fits_pair(int a, int b) {
+  const int most = (a > 0 ? a : 0) + (b > 0 ? b : 0), least = (a < 0 ? a : 0) + (b < 0 ? b : 0);
+  return 255 * most <= INT16_MAX && 255 * least >= INT16_MIN;
+}
+
+inline bool fits_narrow(const int8_t* four) { return fits_pair(four[0], four[1]) && fits_pair(four[2], four[3]); }
+#endif
+
+inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
+  const Bytes low01 = _mm256_unpacklo_epi8(in[0], in[1]), high01 = _mm256_unpackhi_epi8(in[0], in[1]);
+  const Bytes low23 = _mm256_unpacklo_epi8(in[2], in[3]), high23 = _mm256_unpackhi_epi8(in[2], in[3]);
+  out[0] = _mm256_unpacklo_epi16(low01, low23);
+  out[1] = _mm256_unpackhi_epi16(low01, low23);
+  out[2] = _mm256_unpacklo_epi16(high01, high23);
+  out[3] = _mm256_unpackhi_epi16(high01, high23);
+}
+
+inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
+  const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(multiplier));
+  return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(value, _mm256_set1_ps(least)), _mm256_set1_ps(most)));
+}
+
+inline Bytes narrow(const Ints (&in)[4], int zero) {
+  const Ints add = _mm256_set1_epi16(static_cast<int16_t>(zero));
+  const Ints first = _mm256_add_epi16(_mm256_packs_epi32(in[0], in[1]), add);
+  const Ints second = _mm256_add_epi16(_mm256_packs_epi32(in[2], in[3]), add);
+  return _mm256_packus_epi16(first, second);
+}
+
+inline void store_narrow(uint8_t* to, Ints value, int zero) {
+  const __m128i low = _mm256_castsi256_si128(value), high = _mm256_extracti128_si256(value, 1);
+  const __m128i words = _mm_add_epi16(_mm_packs_epi32(low, high), _mm_set1_epi16(static_cast<int16_t>(zero)));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
+}
+
+inline void look_up(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) {  // eight loads in flight; shuffles of 16 bytes are no faster
+    uint64_t word = 0, made = 0;
+    __builtin_memcpy(&word, from + i, 8);
+    for (int k = 0; k < 8; ++k) made |= static_cast<uint64_t>(table[(word >> (8 * k)) & 0xff]) << (8 * k);
+    __builtin_memcpy(to + i, &made, 8);
+  }
+  for (; i < count; ++i) to[i] = table[from[i]];
+}
+
+}  // namespace requant::REQUANT_TARGET

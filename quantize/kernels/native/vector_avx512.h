@@ -1,0 +1,70 @@
+// Vectors of AVX-512 with VNNI (products of bytes) and VBMI (tables of bytes).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace requant::REQUANT_TARGET {
+
+constexpr int kLanes = 16;
+constexpr int kBytes = 4 * kLanes;
+constexpr int kRows = 8;
+
+using Ints = __m512i;
+using Bytes = __m512i;
+
+inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
+inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+inline void store_bytes(uint8_t* to, Bytes value) { _mm512_storeu_si512(to, value); }
+inline Bytes fill(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+
+inline Bytes repeat(const uint8_t* four) {
+  int32_t word;
+  __builtin_memcpy(&word, four, 4);
+  return _mm512_set1_epi32(word);
+}
+
+inline Ints dot(Ints sum, Bytes x, Bytes w) { return _mm512_dpbusd_epi32(sum, x, w); }
+inline Ints dot_narrow(Ints sum, Bytes x, Bytes w) { return dot(sum, x, w); }
+inline bool fits_narrow(const int8_t*) { return true; }
+
+inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
+  const Bytes low01 = _mm512_unpacklo_epi8(in[0], in[1]), high01 = _mm512_unpackhi_epi8(in[0], in[1]);
+  const Bytes low23 = _mm512_unpacklo_epi8(in[2], in[3]), high23 = _mm512_unpackhi_epi8(in[2], in[3]);
+  out[0] = _mm512_unpacklo_epi16(low01, low23);
+  out[1] = _mm512_unpackhi_epi16(low01, low23);
+  out[2] = _mm512_unpacklo_epi16(high01, high23);
+  out[3] = _mm512_unpackhi_epi16(high01, high23);
+}
+
+inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
+  const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(multiplier));
+  return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(least)), _mm512_set1_ps(most)));
+}
+
+inline Bytes narrow(const Ints (&in)[4], int zero) {
+  const Ints add = _mm512_set1_epi16(static_cast<int16_t>(zero));
+  const Ints first = _mm512_add_epi16(_mm512_packs_epi32(in[0], in[1]), add);
+  const Ints second = _mm512_add_epi16(_mm512_packs_epi32(in[2], in[3]), add);
+  return _mm512_packus_epi16(first, second);
+}
+
+inline void store_narrow(uint8_t* to, Ints value, int zero) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(value, _mm512_set1_epi32(zero)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+}
+
+// A permutation of two registers looks up 7 bits of the index, and its sign bit chooses between two of them.
+inline void look_up(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table) {
+  const Bytes part[4] = {load_bytes(table), load_bytes(table + 64), load_bytes(table + 128), load_bytes(table + 192)};
+  for (size_t i = 0; i < count; i += 64) {
+    const __mmask64 mask = count - i >= 64 ? ~0ull : (1ull << (count - i)) - 1;
+    const Bytes index = _mm512_maskz_loadu_epi8(mask, from + i);
+    const Bytes low = _mm512_permutex2var_epi8(part[0], index, part[1]);
+    const Bytes high = _mm512_permutex2var_epi8(part[2], index, part[3]);
+    _mm512_mask_storeu_epi8(to + i, mask, _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high));
+  }
+}
+
+}  // namespace requant::REQUANT_TARGET

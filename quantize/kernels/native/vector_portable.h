@@ -1,0 +1,93 @@
+// Vectors as arrays, in plain C++: for any CPU, and the measure for all other instruction sets.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace requant::REQUANT_TARGET {
+
+constexpr int kLanes = 8;           // int32 of one vector
+constexpr int kBytes = 4 * kLanes;  // bytes of one vector
+constexpr int kRows = 4;            // pixels that share a load of weights
+
+struct Ints {
+  int32_t at[kLanes];
+};
+struct Bytes {
+  uint8_t at[kBytes];
+};
+
+inline Ints load_ints(const int32_t* from) {
+  Ints made;
+  std::memcpy(made.at, from, sizeof made.at);
+  return made;
+}
+
+inline Bytes load_bytes(const uint8_t* from) {
+  Bytes made;
+  std::memcpy(made.at, from, sizeof made.at);
+  return made;
+}
+
+inline void store_bytes(uint8_t* to, Bytes value) { std::memcpy(to, value.at, sizeof value.at); }
+
+inline Bytes fill(uint8_t value) {
+  Bytes made;
+  std::memset(made.at, value, sizeof made.at);
+  return made;
+}
+
+// Returns four bytes, repeated.
+inline Bytes repeat(const uint8_t* four) {
+  Bytes made;
+  for (int i = 0; i < kBytes; ++i) made.at[i] = four[i % 4];
+  return made;
+}
+
+// Adds to each int32 the four products of its bytes: x is uint8, w is int8.
+inline Ints dot(Ints sum, Bytes x, Bytes w) {
+  for (int i = 0; i < kBytes; ++i) sum.at[i / 4] += x.at[i] * static_cast<int8_t>(w.at[i]);
+  return sum;
+}
+
+// The same, for weights that `fits_narrow`.
+inline Ints dot_narrow(Ints sum, Bytes x, Bytes w) { return dot(sum, x, w); }
+
+// Whether the sums of `dot_narrow` are exact for four weights and any x.
+inline bool fits_narrow(const int8_t*) { return true; }
+
+// Turns four vectors of bytes into four vectors of groups of four, one from each. Which group stands where is its own
+// affair: `narrow` undoes it.
+inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
+  for (int group = 0; group < kBytes; ++group)
+    for (int i = 0; i < 4; ++i) out[group / kLanes].at[4 * (group % kLanes) + i] = in[i].at[group];
+}
+
+// Returns rint(sum * multiplier), clipped to [least, most].
+inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
+  for (int i = 0; i < kLanes; ++i) {
+    const float value = static_cast<float>(sum.at[i]) * multiplier[i];
+    sum.at[i] = static_cast<int32_t>(std::nearbyintf(std::min(std::max(value, least), most)));
+  }
+  return sum;
+}
+
+// Returns the bytes of four vectors in [0, 255] that stand in the order of `transpose`.
+inline Bytes narrow(const Ints (&in)[4], int zero) {
+  Bytes made;
+  for (int i = 0; i < kBytes; ++i) made.at[i] = static_cast<uint8_t>(in[i / kLanes].at[i % kLanes] + zero);
+  return made;
+}
+
+// Writes the bytes of one vector in order.
+inline void store_narrow(uint8_t* to, Ints value, int zero) {
+  for (int i = 0; i < kLanes; ++i) to[i] = static_cast<uint8_t>(value.at[i] + zero);
+}
+
+inline void look_up(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table) {
+  for (size_t i = 0; i < count; ++i) to[i] = table[from[i]];
+}
+
+}  // namespace requant::REQUANT_TARGET

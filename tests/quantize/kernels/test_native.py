@@ -1,0 +1,326 @@
+"""The native operators against their definition in NumPy, bit for bit, on every instruction set of this CPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from requant.quantize.kernels.library import DOMAIN, VERSION, Kernels, kernels
+
+Array = NDArray[Any]
+FOUND = kernels()
+ISAS = FOUND.available if isinstance(FOUND, Kernels) else ()
+
+pytestmark = pytest.mark.skipif(not ISAS, reason=str(FOUND))
+
+
+@pytest.fixture(params=ISAS or [""], scope="module")
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute with one instruction set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REQUANT_KERNELS_ISA", request.param)
+        yield request.param
+
+
+def session(
+    operator: str, inputs: Sequence[Array | None], threads: int = 1, domain: str = DOMAIN, **attributes: Any
+) -> ort.InferenceSession:
+    """Load a model with one operator; all inputs but the first, uint8 ``x``, are constants."""
+    assert isinstance(FOUND, Kernels)
+    names = ["x", *("" if array is None else f"c{index}" for index, array in enumerate(inputs[1:]))]
+    node = helper.make_node(operator, names, ["y"], domain=domain, **attributes)
+    constants = [
+        numpy_helper.from_array(array, name)
+        for name, array in zip(names[1:], inputs[1:], strict=True)
+        if array is not None
+    ]
+    x = inputs[0]
+    assert x is not None
+    ends = [helper.make_tensor_value_info(name, TensorProto.UINT8, [None] * x.ndim) for name in "xy"]
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], constants)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(domain, VERSION)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.register_custom_ops_library(str(FOUND.library))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+# ----------------------------------------------------------------------------------------------------- convolution
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution: its sizes, attributes and seed."""
+
+    batch: int = 1
+    size: tuple[int, int] = (5, 6)
+    group: int = 1
+    inputs: int = 4  # of a group
+    outputs: int = 4  # of a group
+    kernel: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    zeros: tuple[int, int] = (128, 128)
+    largest: int = 127  # magnitude of the weights
+    table: str = ""
+    seed: int = 0
+    arrays: dict[str, Array] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(self.seed)
+        channels, results = self.group * self.inputs, self.group * self.outputs
+        shape = (results, self.inputs, *self.kernel)
+        reach = np.sqrt(np.prod(shape[1:])) * 255 * self.largest / 3
+        tables = {"": None, "one": (256,), "each": (results, 256)}[self.table]
+        self.arrays.update(
+            x=random.integers(0, 256, (self.batch, *self.size, channels)).astype(np.uint8),
+            x_scale=np.asarray(0.02, np.float32),
+            w=random.integers(-self.largest - 1, self.largest + 1, shape).astype(np.int8),
+            w_scale=random.uniform(0.5, 1.5, results).astype(np.float32),
+            y_scale=np.asarray(0.02 * reach / 100, np.float32),
+            bias=random.integers(-int(reach) - 1, int(reach) + 1, results).astype(np.int32),
+        )
+        if tables:
+            self.arrays["table"] = random.integers(0, 256, tables).astype(np.uint8)
+
+    @property
+    def constants(self) -> list[Array | None]:
+        given = self.arrays
+        zeros = [np.asarray(zero, np.uint8) for zero in self.zeros]
+        weight = [given["w"], given["w_scale"], np.zeros_like(given["w_scale"], np.int8)]
+        return [given["x_scale"], zeros[0], *weight, given["y_scale"], zeros[1], given["bias"], given.get("table")]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"group": self.group, "strides": self.strides, "dilations": self.dilations, "pads": self.pads}
+
+    def run(self, threads: int = 1) -> Array:
+        """Compute it with the native operator."""
+        x = self.arrays["x"]
+        opened = session("Convolution", [x, *self.constants], threads, **self.attributes)
+        return np.asarray(opened.run(None, {"x": x})[0])
+
+    def expected(self) -> Array:
+        """Compute it from its definition: exact sums, one multiplication in float32, rounded half to even."""
+        given, (x_zero, y_zero) = self.arrays, self.zeros
+        top, left, bottom, right = self.pads
+        x = np.pad(given["x"].astype(np.int64) - x_zero, ((0, 0), (top, bottom), (left, right), (0, 0)))
+        spans = [d * (k - 1) + 1 for d, k in zip(self.dilations, self.kernel, strict=True)]
+        windows = np.lib.stride_tricks.sliding_window_view(x, spans, axis=(1, 2))
+        windows = windows[:, :: self.strides[0], :: self.strides[1], :, :: self.dilations[0], :: self.dilations[1]]
+        grouped = windows.reshape(*windows.shape[:3], self.group, self.inputs, *self.kernel)
+        w = given["w"].astype(np.int64).reshape(self.group, self.outputs, self.inputs, *self.kernel)
+        sums = np.einsum("nyxgikl,goikl->nyxgo", grouped, w).reshape(*windows.shape[:3], -1) + given["bias"]
+        multiplier = given["x_scale"] * given["w_scale"] / given["y_scale"]
+        assert multiplier.dtype == np.float32
+        y: Array = np.clip(np.rint(sums.astype(np.float32) * multiplier) + y_zero, 0, 255).astype(np.uint8)
+        table = given.get("table")
+        if table is None:
+            return y
+        if table.ndim == 1:
+            return np.asarray(table[y])
+        return np.take_along_axis(table.T, y.reshape(-1, y.shape[-1]), 0).reshape(y.shape)
+
+
+def fits(case: Case) -> bool:
+    """Return whether the padded input is as large as the kernel."""
+    lengths = [size + case.pads[axis] + case.pads[axis + 2] for axis, size in enumerate(case.size)]
+    spans = [d * (k - 1) + 1 for d, k in zip(case.dilations, case.kernel, strict=True)]
+    return all(length >= span for length, span in zip(lengths, spans, strict=True))
+
+
+small = st.integers(1, 3)
+CASES = st.builds(
+    Case,
+    batch=st.integers(1, 3),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    group=st.sampled_from([1, 1, 2, 5]),
+    inputs=st.integers(1, 21),
+    outputs=st.integers(1, 40),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    strides=st.tuples(small, small),
+    dilations=st.tuples(small, small),
+    pads=st.tuples(*[st.integers(0, 4)] * 4),
+    zeros=st.tuples(st.integers(0, 255), st.integers(0, 255)),
+    largest=st.sampled_from([127, 63, 1]),
+    table=st.sampled_from(["", "one", "each"]),
+    seed=st.integers(0, 2**32 - 1),
+).filter(fits)
+DEPTHWISE = st.builds(
+    lambda case, channels: replace(case, group=channels, inputs=1, outputs=1), CASES, st.integers(2, 140)
+)
+many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@many
+@given(case=st.one_of(CASES, DEPTHWISE), threads=st.integers(1, 3))
+def test_a_convolution_is_its_definition_bit_for_bit(isa: str, case: Case, threads: int) -> None:
+    np.testing.assert_array_equal(case.run(threads), case.expected())
+
+
+@pytest.mark.parametrize("group", [1, 64], ids=["dense", "depthwise"])
+def test_sums_do_not_saturate(isa: str, group: int) -> None:
+    """The largest products of all signs: pairs of them exceed 16 bits."""
+    case = Case(group=group, inputs=64 // group, outputs=64 // group, kernel=(3, 3), pads=(1, 1, 1, 1), zeros=(0, 128))
+    case.arrays["x"][:] = 255
+    for low, high in product((-128, 127), repeat=2):
+        case.arrays["w"][:] = np.resize(np.array([low, high], np.int8), case.arrays["w"].shape)
+        case.arrays["y_scale"] = np.asarray(8.0, np.float32) if group > 1 else np.asarray(500.0, np.float32)
+        np.testing.assert_array_equal(case.run(), case.expected())
+
+
+@pytest.mark.parametrize(("group", "kernel"), [(1, 1), (1, 3), (96, 3), (96, 5)])
+def test_it_equals_the_runtime_s_own_convolution(isa: str, group: int, kernel: int) -> None:
+    """The weights have 7 bits, so that the runtime adds exactly without VNNI too."""
+    pads = (kernel // 2,) * 4
+    case = Case(2, (14, 15), group, 96 // group, 96 // group, (kernel, kernel), pads=pads, zeros=(117, 9), largest=63)
+    x = case.arrays["x"]
+    attributes = {**case.attributes, "channels_last": 1}
+    own = session("QLinearConv", [x, *case.constants[:8]], domain="com.microsoft", **attributes)
+    np.testing.assert_array_equal(case.run(), own.run(None, {"x": x})[0])
+
+
+def test_the_number_of_threads_changes_no_bit(isa: str) -> None:
+    case = Case(3, (33, 31), 1, 48, 80, (3, 3), pads=(1, 1, 1, 1))
+    first = case.run(1)
+    for threads in (2, 3, 5):
+        np.testing.assert_array_equal(case.run(threads), first)
+
+
+def test_one_session_serves_several_threads(isa: str) -> None:
+    """Runs of different sizes at the same time: each has its own patches."""
+    cases = [Case(1, (7 + 5 * i, 9), 1, 30, 50, (3, 3), pads=(1, 1, 1, 1)) for i in range(4)]
+    constants = cases[0].constants
+    opened = session("Convolution", [cases[0].arrays["x"], *constants], 2, **cases[0].attributes)
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        x, expected = cases[index].arrays["x"], alone[index]
+        for _ in range(30):
+            if not np.array_equal(opened.run(None, {"x": x})[0], expected):
+                wrong.append(index)
+
+    alone = [np.asarray(opened.run(None, {"x": case.arrays["x"]})[0]) for case in cases]
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"strides": [0, 1]}, "strides and dilations must be positive"),
+        ({"dilations": [1, -1]}, "strides and dilations must be positive"),
+        ({"strides": [1]}, "strides and dilations must have two values"),
+        ({"pads": [0, 0, -1, 0]}, "pads must not be negative"),
+        ({"pads": [0, 0]}, "pads must have four values"),
+        ({"group": 3}, "group must divide the output channels"),
+        ({"group": 0}, "group must divide the output channels"),
+    ],
+    ids=str,
+)
+def test_attributes_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    case = Case()
+    with pytest.raises(Exception, match=message):
+        session("Convolution", [case.arrays["x"], *case.constants], **{**case.attributes, **change})
+
+
+@pytest.mark.parametrize(
+    ("index", "array", "message"),
+    [
+        (3, np.zeros((4, 4, 1), np.int8), "w must have four axes"),
+        (3, np.zeros((0, 4, 1, 1), np.int8), "w must not be empty"),
+        (4, np.ones(3, np.float32), "w_scale must have one value, or one for each output"),
+        (1, np.ones(2, np.float32), "scale and zero point of x and y must have one value"),
+        (7, np.zeros(0, np.uint8), "scale and zero point of x and y must have one value"),
+        (5, np.full(4, 1, np.int8), "the zero points of w must be 0"),
+        (8, np.zeros(3, np.int32), "B must have one value for each output"),
+        (9, np.zeros(255, np.uint8), "the table must be"),
+    ],
+)
+def test_constants_that_do_not_fit_are_refused(index: int, array: Array, message: str) -> None:
+    case = Case(table="one")
+    inputs = [case.arrays["x"], *case.constants]
+    inputs[index] = array
+    with pytest.raises(Exception, match=message):
+        session("Convolution", inputs, **case.attributes)
+
+
+def test_inputs_that_do_not_fit_are_refused_and_empty_ones_are_not() -> None:
+    case = Case(kernel=(3, 3))
+    opened = session("Convolution", [case.arrays["x"], *case.constants], **case.attributes)
+    with pytest.raises(Exception, match="the padded input is smaller than the kernel"):
+        opened.run(None, {"x": np.zeros((1, 2, 5, 4), np.uint8)})
+    with pytest.raises(Exception, match="input channels of w"):
+        opened.run(None, {"x": np.zeros((1, 5, 5, 3), np.uint8)})
+    assert opened.run(None, {"x": np.zeros((0, 5, 5, 4), np.uint8)})[0].shape == (0, 3, 3, 4)
+
+
+# ----------------------------------------------------------------------------------------------------------- table
+
+
+@many
+@given(
+    shape=st.lists(st.integers(0, 70), min_size=0, max_size=4).map(tuple),
+    each=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_table_is_its_definition(isa: str, shape: tuple[int, ...], each: bool, threads: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    each = each and bool(shape) and shape[-1] > 0
+    table = random.integers(0, 256, (shape[-1], 256) if each else 256).astype(np.uint8)
+    x = random.integers(0, 256, shape).astype(np.uint8)
+    found = session("Table", [x, table], threads).run(None, {"x": x})[0]
+    channels = np.broadcast_to(np.arange(shape[-1]), shape) if each else None
+    np.testing.assert_array_equal(found, table[x] if channels is None else table[channels, x])
+
+
+@pytest.mark.parametrize("shape", [(255,), (256, 4), (1, 2, 256)])
+def test_tables_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(Exception, match=r"must be \(256,\) or \(C, 256\)"):
+        session("Table", [np.zeros((2, 3), np.uint8), np.zeros(shape, np.uint8)])
+
+
+# --------------------------------------------------------------------------------------------------------- library
+
+
+def test_an_instruction_set_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUANT_KERNELS_ISA", "mmx")
+    with pytest.raises(Exception, match="REQUANT_KERNELS_ISA: no mmx on this CPU"):
+        session("Table", [np.zeros(3, np.uint8), np.zeros(256, np.uint8)])
+
+
+def test_the_library_is_small() -> None:
+    assert isinstance(FOUND, Kernels)
+    assert os.path.getsize(FOUND.library) < 1_000_000
+
+
+def test_a_model_without_the_library_is_not_loaded() -> None:
+    node = helper.make_node("Table", ["x", "t"], ["y"], domain=DOMAIN)
+    ends = [helper.make_tensor_value_info(name, TensorProto.UINT8, [3]) for name in "xy"]
+    table = numpy_helper.from_array(np.zeros(256, np.uint8), "t")
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], [table])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, VERSION)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    onnx.checker.check_model(model)
+    with pytest.raises(Exception, match=r"ai\.requant"):
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
