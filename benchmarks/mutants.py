@@ -31,7 +31,8 @@ PATIENCE, STARTED = 10, 20
 """A mutant may take this many times the CPU time of the tests, and as many more seconds."""
 
 STATISTICS = "tests/calibration/test_observers.py tests/calibration/test_records.py"
-RULES = "tests/calibration/test_rules.py tests/calibration/test_expected_error.py"
+RULES = " ".join(f"tests/calibration/test_{name}.py" for name in ("rule_arithmetic", "expected_error", "rules"))
+CORRECTIONS = "tests/quantize/corrections/test"
 TARGETS = {
     "calibration/ranges.py": f"{RULES} tests/calibration/test_ranges.py tests/calibration/test_observers.py",
     "calibration/precision.py": f"tests/calibration/test_precision.py {RULES}",
@@ -40,9 +41,9 @@ TARGETS = {
     "calibration/rule_error.py": RULES,
     "calibration/rule_excess.py": f"{RULES} tests/calibration/test_checks.py",
     "calibration/rule_mse.py": RULES,
-    "calibration/rule_result.py": "tests/quantize/corrections/test_activation_ranges.py",
-    "calibration/rule_search.py": RULES,
-    "calibration/histogram.py": f"{STATISTICS} {RULES}",
+    "calibration/rule_result.py": f"tests/calibration/test_rule_arithmetic.py {CORRECTIONS}_activation_ranges.py",
+    "calibration/rule_search.py": f"tests/calibration/test_rule_search.py {RULES}",
+    "calibration/histogram.py": f"tests/calibration/test_histogram.py {STATISTICS} {RULES}",
     "calibration/sums.py": f"tests/calibration/test_exact.py {STATISTICS} tests/calibration/test_checks.py {RULES}",
     "calibration/exact.py": f"tests/calibration/test_exact.py {STATISTICS}",
     "calibration/extremes.py": f"{STATISTICS} tests/calibration/test_checks.py",
@@ -207,7 +208,17 @@ def _pytest(tests: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
         quick = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-seed", "0"]
-        return pytest.main([*quick, *tests])
+        return pytest.main([*quick, *tests], plugins=[_Quick()])
+
+
+class _Quick:
+    """A plugin of pytest: hypothesis does not simplify failing examples."""
+
+    def pytest_configure(self) -> None:
+        from hypothesis import Phase, settings
+
+        settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("mutants")
 
 
 def survivors(file: str, sample: int, seed: int, jobs: int) -> tuple[list[Mutant], int, int]:
