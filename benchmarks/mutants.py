@@ -43,7 +43,7 @@ TARGETS = {
     "calibration/rule_result.py": f"tests/calibration/test_rule_arithmetic.py {CORRECTIONS}_activation_ranges.py",
     "calibration/rule_search.py": f"tests/calibration/test_rule_search.py {RULES}",
     "calibration/histogram.py": f"tests/calibration/test_histogram.py {STATISTICS} {RULES}",
-    "calibration/sums.py": f"tests/calibration/test_exact.py {STATISTICS} tests/calibration/test_checks.py {RULES}",
+    "calibration/sums.py": f"tests/calibration/test_sums.py {STATISTICS} tests/calibration/test_checks.py {RULES}",
     "calibration/exact.py": f"tests/calibration/test_exact.py {STATISTICS}",
     "calibration/extremes.py": f"{STATISTICS} tests/calibration/test_checks.py",
     "calibration/observations.py": f"{STATISTICS} tests/calibration/test_checks.py tests/calibration/test_files.py",
