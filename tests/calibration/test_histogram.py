@@ -170,7 +170,7 @@ def test_a_number_is_a_sample() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1])
 def test_chunks_are_counted_once(size: int, dtype: type) -> None:
-    values = np.arange(size).astype(dtype)  # 0..32768: 16 of each bin
+    values: Array = np.arange(size).astype(dtype)  # 0..32768: 16 of each bin
     seen = Histogram.of(values)
     assert seen.exponent == (4 if size <= CHUNK else 5)
     assert seen.counts.tolist() == np.bincount(np.arange(size) >> seen.exponent).tolist()

@@ -219,7 +219,8 @@ def test_every_bias_fits_int32(
 def test_a_bias_has_a_scale_per_channel_and_no_zero_point(weight_scale: Any) -> None:
     params = quantize_bias(np.array([8, -16, 3.0625], np.float32), 0.5, np.asarray(weight_scale))
     assert params.scale.tolist() == (np.ones(3) * weight_scale / 2).tolist()
-    assert (params.scale.dtype, params.zero_point.dtype) == (np.float32, np.int32)
+    assert params.scale.dtype == np.float32
+    assert params.zero_point.dtype == np.int32
     assert params.zero_point.tolist() == [0, 0, 0]
     assert params.axis == 0
 
@@ -240,7 +241,8 @@ def test_a_bias_has_a_scale_per_channel_and_no_zero_point(weight_scale: Any) -> 
 )
 def test_scale_and_zero_point_of_round_ranges(bounds: tuple[float, float], scale: float, zero: int) -> None:
     params = asymmetric_u8(*bounds)
-    assert (params.scale, params.zero_point) == (np.float32(scale), zero)
+    assert params.scale == np.float32(scale)
+    assert params.zero_point == zero
 
 
 def test_a_scale_is_1_only_below_the_smallest_normal_float() -> None:

@@ -66,7 +66,7 @@ def test_zero_at_an_end_of_the_range_stays_zero(sign: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_by_default_a_tensor_has_256_values(dtype: type) -> None:
-    weights = np.arange(257, dtype=dtype)
+    weights: Array = np.arange(257, dtype=dtype)
     found, left = rounded(weights)
     assert not left
     assert np.unique(found).size == 256
