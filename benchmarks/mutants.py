@@ -211,12 +211,13 @@ def _pytest(tests: Sequence[str]) -> int:
 
 
 class _Quick:
-    """A plugin of pytest: hypothesis does not simplify failing examples."""
+    """A plugin of pytest: hypothesis does not simplify failing examples, and a busy machine fails no test."""
 
     def pytest_configure(self) -> None:
-        from hypothesis import Phase, settings
+        from hypothesis import HealthCheck, Phase, settings
 
-        settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))
+        phases, slow = (Phase.explicit, Phase.generate), (HealthCheck.too_slow,)
+        settings.register_profile("mutants", phases=phases, deadline=None, suppress_health_check=slow)
         settings.load_profile("mutants")
 
 
