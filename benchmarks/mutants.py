@@ -1,7 +1,8 @@
 """Change one operator, constant or condition of the arithmetic at a time, and count how many changes the tests notice.
 
-    python -m benchmarks.mutants [calibration/ranges.py ...] [--sample 40] [--jobs 2] [--survivors]
+    python -m benchmarks.mutants [calibration/ranges.py ...] [--sample 40] [--seed 0] [--jobs 2] [--survivors]
 
+Constants of a module (upper-case names) are measured settings and no arithmetic, so they do not change.
 Each mutant runs in a process of its own, against the tests of its file alone; no file is written. A mutant is killed if
 a test fails or takes ten times as long. The exit code is 1 if fewer than 85 % are killed.
 """
@@ -30,7 +31,8 @@ PATIENCE, STARTED = 10, 20
 """A mutant may take this many times the CPU time of the tests, and as many more seconds."""
 
 STATISTICS = "tests/calibration/test_observers.py tests/calibration/test_records.py"
-RULES = "tests/calibration/test_rules.py tests/calibration/test_expected_error.py"
+RULES = " ".join(f"tests/calibration/test_{name}.py" for name in ("rule_arithmetic", "expected_error", "rules"))
+CORRECTIONS = "tests/quantize/corrections/test"
 TARGETS = {
     "calibration/ranges.py": f"{RULES} tests/calibration/test_ranges.py tests/calibration/test_observers.py",
     "calibration/precision.py": f"tests/calibration/test_precision.py {RULES}",
@@ -38,16 +40,15 @@ TARGETS = {
     "calibration/rule_entropy.py": RULES,
     "calibration/rule_error.py": RULES,
     "calibration/rule_excess.py": f"{RULES} tests/calibration/test_checks.py",
-    "calibration/rule_mse.py": RULES,
-    "calibration/rule_result.py": RULES,
-    "calibration/rule_search.py": RULES,
-    "calibration/histogram.py": f"{STATISTICS} {RULES}",
-    "calibration/sums.py": f"tests/calibration/test_exact.py {STATISTICS} tests/calibration/test_checks.py {RULES}",
+    "calibration/rule_result.py": f"tests/calibration/test_rule_arithmetic.py {CORRECTIONS}_activation_ranges.py",
+    "calibration/rule_search.py": f"tests/calibration/test_rule_search.py {RULES}",
+    "calibration/histogram.py": f"tests/calibration/test_histogram.py {STATISTICS} {RULES}",
+    "calibration/sums.py": f"tests/calibration/test_sums.py {STATISTICS} tests/calibration/test_checks.py {RULES}",
     "calibration/exact.py": f"tests/calibration/test_exact.py {STATISTICS}",
     "calibration/extremes.py": f"{STATISTICS} tests/calibration/test_checks.py",
     "calibration/observations.py": f"{STATISTICS} tests/calibration/test_checks.py tests/calibration/test_files.py",
     "transforms/qparams.py": "tests/transforms/test_qparams.py tests/transforms/test_saturation.py",
-    "transforms/round_weights.py": "tests/transforms/test_golden.py tests/transforms/test_qparams.py",
+    "transforms/round_weights.py": "tests/transforms/test_round_weights.py tests/transforms/test_golden.py",
     "transforms/bias_correction.py": "tests/transforms/test_insert_qdq.py",
     "transforms/saturation.py": "tests/transforms/test_saturation.py",
     "quantize/placement/min_cut.py": "tests/quantize/placement/test_min_cut.py",
@@ -129,9 +130,14 @@ def _named(before: ast.AST, after: ast.AST) -> str:
 
 
 def computing(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a tree that compute: no annotations, decorators, declarations of types, or messages."""
+    """Yield the nodes of a tree that compute.
+
+    Annotations, decorators, declarations of types, messages and constants of a module do not compute.
+    """
     if isinstance(node, ast.Raise) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
         return
+    if isinstance(node, ast.Module):
+        node = ast.Module([statement for statement in node.body if not _constant(statement)], node.type_ignores)
     yield node
     for field, value in ast.iter_fields(node):
         declared = field == "value" and isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation)
@@ -139,6 +145,13 @@ def computing(node: ast.AST) -> Iterator[ast.AST]:
             for inner in value if isinstance(value, list) else [value]:
                 if isinstance(inner, ast.AST):
                     yield from computing(inner)
+
+
+def _constant(statement: ast.stmt) -> bool:
+    """Whether a statement assigns to upper-case names alone."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return all(isinstance(name, ast.Name) and name.id.isupper() for name in names)
 
 
 def all_changes(tree: ast.Module) -> list[tuple[int, Change]]:
@@ -194,16 +207,27 @@ def _pytest(tests: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
         quick = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-seed", "0"]
-        return pytest.main([*quick, *tests])
+        return pytest.main([*quick, *tests], plugins=[_Quick()])
 
 
-def survivors(file: str, sample: int, jobs: int) -> tuple[list[Mutant], int, int]:
+class _Quick:
+    """A plugin of pytest: hypothesis does not simplify failing examples, and a busy machine fails no test."""
+
+    def pytest_configure(self) -> None:
+        from hypothesis import HealthCheck, Phase, settings
+
+        phases, slow = (Phase.explicit, Phase.generate), (HealthCheck.too_slow,)
+        settings.register_profile("mutants", phases=phases, deadline=None, suppress_health_check=slow)
+        settings.load_profile("mutants")
+
+
+def survivors(file: str, sample: int, seed: int, jobs: int) -> tuple[list[Mutant], int, int]:
     """Run mutants of a file; return those that no test noticed, how many ran, and how many there are."""
     tests, found = TARGETS[file], mutants(file)
     passed, seconds = run_tests(tests)
     if not passed:
         raise click.ClickException(f"the tests of {file} fail without a mutant: {tests}")
-    chosen = random.Random(0).sample(found, min(sample, len(found))) if sample else found
+    chosen = random.Random(seed).sample(found, min(sample, len(found))) if sample else found
     limit = PATIENCE * seconds + STARTED
     with ThreadPoolExecutor(jobs) as pool:
         alive = [passed for passed, _ in pool.map(lambda each: run_tests(tests, each, limit), chosen)]
@@ -213,9 +237,10 @@ def survivors(file: str, sample: int, jobs: int) -> tuple[list[Mutant], int, int
 @click.command()
 @click.argument("files", nargs=-1)
 @click.option("--sample", default=0, help="Mutants of each file, at random; 0 for all.")
+@click.option("--seed", default=0, help="Seed of the sample.")
 @click.option("--jobs", default=2, help="Mutants that run at the same time.")
 @click.option("--survivors", "listed", is_flag=True, help="List the mutants that no test noticed.")
-def main(files: Sequence[str], sample: int, jobs: int, listed: bool) -> None:
+def main(files: Sequence[str], sample: int, seed: int, jobs: int, listed: bool) -> None:
     """Print how many mutants of each file the tests kill."""
     if unknown := [file for file in files if file not in TARGETS]:
         raise click.UsageError(f"no tests are known for {', '.join(unknown)}; there are: {', '.join(TARGETS)}")
@@ -227,7 +252,7 @@ def main(files: Sequence[str], sample: int, jobs: int, listed: bool) -> None:
     assert onnx_ir and onnxruntime
     killed = ran = 0
     for file in files or TARGETS:
-        alive, tried, there = survivors(file, sample, jobs)
+        alive, tried, there = survivors(file, sample, seed, jobs)
         killed, ran = killed + tried - len(alive), ran + tried
         print(f"{file:32} {tried - len(alive):4} of {tried:4} killed, of {there:4} mutants", flush=True)
         for mutant in sorted(alive, key=lambda each: each.line) if listed else ():

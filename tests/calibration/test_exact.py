@@ -73,3 +73,35 @@ def test_shapes_must_agree() -> None:
 def test_parts_are_the_sums_of_the_parts(rows: list[tuple[float, float]]) -> None:
     values = np.array(rows)
     assert ExactSum.of(values).parts() == [ExactSum.of(values[:, 0]), ExactSum.of(values[:, 1])]
+
+
+def test_2_to_the_29_values_are_too_many_for_one_step() -> None:
+    assert ExactSum.of(np.zeros((2**29 - 1, 0))).shape == (0,)  # arrays without elements need no memory
+    with pytest.raises(ValueError, match="too many values"):
+        ExactSum.of(np.zeros((2**29, 0)))
+
+
+def test_sums_are_equal_only_if_shapes_and_digits_are() -> None:
+    assert ExactSum.of(np.zeros((1, 1))) != ExactSum.of(np.zeros((1, 2)))  # neither has digits
+    assert ExactSum.of(np.ones((1, 1))) != ExactSum.of(np.zeros((1, 1)))
+    assert ExactSum.of(np.zeros((1, 1))) != ExactSum.of(np.ones((1, 1)))
+    assert ExactSum.of(np.ones((1, 1))) != ExactSum.of(np.full((1, 1), 2.0))
+    assert ExactSum.of(np.array([[1.0, 2.0]])) != ExactSum.of(np.array([[1.0, 3.0]]))
+    assert ExactSum.of(np.ones((1, 1))) != 1.0
+
+
+@pytest.mark.parametrize("value", [2.0**31, 2.0**31 - 1, -(2.0**31), -(2.0**31) - 1, 2.0**63, -(2.0**63), 2.0**-1074])
+def test_digits_are_balanced(value: float) -> None:
+    total = ExactSum.of(np.array([[value]]))
+    assert exactly(total) == [Fraction(value)]
+    assert all(-(2**31) <= int(digit[0]) < 2**31 and digit.any() for digit in total.digits.values())
+    assert total.value.tolist() == [value]
+
+
+def test_a_carry_meets_the_digit_above_it() -> None:
+    # 2**31 - 1 in both digits; 1 more carries 1 into the upper digit, and that carries again.
+    full = (2**31 - 1) * (2.0**32 + 1)  # 63 bits, not a float64: two floats
+    total = ExactSum.of(np.array([[(2**31 - 1) * 2.0**32], [2.0**31 - 1], [1.0]]))
+    assert exactly(total) == [Fraction(2**31 - 1) * (2**32 + 1) + 1]
+    assert {k: digit.tolist() for k, digit in total.digits.items()} == {0: [-(2**31)], 1: [-(2**31)], 2: [1]}
+    assert total.value.tolist() == [full]

@@ -388,7 +388,19 @@ def test_means_of_another_tensor_correct_nothing() -> None:
     assert mean_shift(conv, np.ones((4, 3, 1, 1), np.float32), np.ones(2)) is None
     gemm = ir.node("Gemm", [ir.Value(name="x"), ir.Value(name="w")])
     assert mean_shift(gemm, np.ones((4, 3), np.float32), np.ones(3)) is None
+    assert mean_shift(gemm, np.ones((4, 3, 4), np.float32), np.ones(4)) is None
+    grouped = ir.node("Conv", [ir.Value(name="x"), ir.Value(name="w")], {"group": 2})
+    assert mean_shift(grouped, np.ones((3, 3, 1, 1), np.float32), np.ones(6)) is None
+    assert mean_shift(grouped, np.ones((4, 3, 1, 1), np.float32), np.ones(3)) is None
     assert (mean_axis(conv), mean_axis(gemm)) == (1, -1)
+
+
+def test_a_convolution_without_attributes_has_one_group() -> None:
+    conv = ir.node("Conv", [ir.Value(name="x"), ir.Value(name="w")])
+    error = np.array([[[1.0, 2.0], [4.0, 8.0]], [[0.0, -1.0], [3.0, 0.0]]], np.float32)
+    found = mean_shift(conv, error, np.array([10.0, 100.0]))
+    assert found is not None
+    assert found.tolist() == [3 * 10 + 12 * 100, -1 * 10 + 3 * 100]
 
 
 def test_a_conv_without_a_bias_gets_the_correction_as_one() -> None:

@@ -213,6 +213,88 @@ def test_every_bias_fits_int32(
     assert (np.abs(stored.astype(np.int64)) < 2**31 - 1).all()  # nothing was saturated
 
 
+@pytest.mark.parametrize(
+    "weight_scale", [np.float32(0.25), np.array([0.25, 0.5, 4.0], np.float32)], ids=["one", "each"]
+)
+def test_a_bias_has_a_scale_per_channel_and_no_zero_point(weight_scale: Any) -> None:
+    params = quantize_bias(np.array([8, -16, 3.0625], np.float32), 0.5, np.asarray(weight_scale))
+    assert params.scale.tolist() == (np.ones(3) * weight_scale / 2).tolist()
+    assert params.scale.dtype == np.float32
+    assert params.zero_point.dtype == np.int32
+    assert params.zero_point.tolist() == [0, 0, 0]
+    assert params.axis == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "scale", "zero"),
+    [
+        ((0.0, 510.0), 2, 0),
+        ((-510.0, 0.0), 2, 255),
+        ((-200.0, 310.0), 2, 100),
+        ((5.0, 255.0), 1, 0),
+        ((-255.0, -5.0), 1, 255),
+        ((-0.5, 254.5), 1, 0),  # half to even
+        ((-1.5, 253.5), 1, 2),
+        ((-FLOAT_MAX, FLOAT_MAX), np.float32(FLOAT_MAX) / np.float32(255) * 2, 128),
+    ],
+    ids=str,
+)
+def test_scale_and_zero_point_of_round_ranges(bounds: tuple[float, float], scale: float, zero: int) -> None:
+    params = asymmetric_u8(*bounds)
+    assert params.scale == np.float32(scale)
+    assert params.zero_point == zero
+
+
+def test_a_scale_is_1_only_below_the_smallest_normal_float() -> None:
+    assert asymmetric_u8(0.0, 255 * TINY).scale == TINY
+    assert asymmetric_u8(0.0, 254 * TINY).scale == 1
+    assert Scheme(symmetric=True).activation_params(-127 * TINY, 0.0).scale == TINY
+    assert Scheme(symmetric=True).activation_params(-126 * TINY, 0.0).scale == 1
+    weights = np.array([[127 * TINY, 0], [126 * TINY, 0], [0, 0]], np.float32)
+    assert symmetric_s8(weights, 0).scale.tolist() == [TINY, 1, 1]
+
+
+def test_the_scale_of_a_bias_is_a_normal_float() -> None:
+    params = QParams(scale=np.array([1e-30, 1.0], np.float32), zero_point=np.zeros(2, np.int8), axis=0)
+    fitted = fit_bias(params, np.zeros(2, np.float32), 1e-20)
+    assert fitted.scale[0] == pytest.approx(TINY / 1e-20, rel=2e-6)
+    assert fitted.scale[0] * 1e-20 >= TINY
+    assert fitted.scale[1] == 1
+
+
+def test_one_scale_for_all_weights_is_raised_to_that_of_the_largest_bias() -> None:
+    params = QParams(scale=np.asarray(1e-12, np.float32), zero_point=np.asarray(0, np.int8))
+    fitted = fit_bias(params, np.array([1, -100, 10], np.float32), 0.01)
+    assert fitted.scale == pytest.approx(100 / 0.01 / 2**30, rel=1e-5)
+    assert fit_bias(params, np.zeros(0, np.float32), 0.01).scale == params.scale
+
+
+def test_a_block_is_the_longest_run_of_last_axes_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qparams, "BLOCK", 12)
+    every = slice(None)
+    assert list(blocks((3, 4))) == [(every, every)]  # exactly a block
+    assert list(blocks((13,))) == [(slice(0, 12),), (slice(12, 24),)]
+    assert list(blocks((2, 5, 4))) == [
+        (slice(i, i + 1), slice(start, start + 3), every) for i in (0, 1) for start in (0, 3)
+    ]
+    assert list(blocks((2, 13))) == [(slice(i, i + 1), slice(start, start + 12)) for i in (0, 1) for start in (0, 12)]
+    assert list(blocks((3, 3, 4))) == [(slice(i, i + 1), every, every) for i in range(3)]
+
+
+@pytest.mark.parametrize("taps", [9, 63, 64, 65])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_peaks_of_short_and_long_rows(axis: int, taps: int) -> None:
+    weights = np.zeros((3, 4, taps), np.float32)
+    weights[0, 1, 0], weights[1, 3, taps - 1], weights[2, 0, taps // 2] = 127, -254, 381
+    expected = {0: {0: 1, 1: 2, 2: 3}, 1: {1: 1, 3: 2, 0: 3}, 2: {0: 1, taps - 1: 2, taps // 2: 3}}[axis]
+    assert symmetric_s8(weights, axis).scale.tolist() == [expected.get(i, 1) for i in range(weights.shape[axis])]
+
+
+def test_the_range_of_a_tensor_is_that_of_its_type() -> None:
+    for dtype, ends in ((np.uint8, (-20.0, 490.0)), (np.int8, (-276.0, 234.0))):
+        assert QParams(scale=np.asarray(2, np.float32), zero_point=np.asarray(10, dtype)).range == ends
+
+
 def test_a_bias_that_fits_leaves_the_scale_alone() -> None:
     params = QParams(scale=np.array([0.1, 0.2], np.float32), zero_point=np.zeros(2, np.int8), axis=0)
     fitted = fit_bias(params, np.array([1, -1], np.float32), 0.1)

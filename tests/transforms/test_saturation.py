@@ -133,6 +133,16 @@ def test_depthwise_convolutions_do_not_saturate(channels: int) -> None:
     assert relieve(params, weights.astype(np.float32), 0, group=channels) is params
 
 
+def test_by_default_a_convolution_has_one_group() -> None:
+    one, two = np.full((1, 1, 4), 127, np.int8), np.full((2, 1, 4), 127, np.int8)
+    assert pair_peak(one, 0).tolist() == [0]  # depthwise: one input and one output channel
+    assert pair_peak(two, 0).tolist() == [254, 254]
+    assert (saturating(one, 0).tolist(), saturating(two, 0).tolist()) == ([False], [True, True])
+    for weights in (one, two):
+        params = symmetric_s8(weights.astype(np.float32), 0)
+        assert (relieve(params, weights.astype(np.float32), 0) is params) == (weights is one)
+
+
 def test_uint8_weights_do_not_saturate() -> None:
     weights = np.full((4, 2), 1, np.float32)
     params = Scheme(weight="u8").weight_params(weights, 1)

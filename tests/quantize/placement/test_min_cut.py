@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +43,51 @@ def every(problem: Problem) -> list[dict[str, Impl]]:
     """Return all placements."""
     names = [item.name for item in problem.items]
     return [dict(zip(names, row, strict=True)) for row in product(*(item.costs for item in problem.items))]
+
+
+COSTS = {
+    Impl.FLOAT: 1.0,
+    Impl.U8: 2.0,
+    Impl.U8_FLOAT: 4.0,
+    Impl.DYNAMIC: 8.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (Impl.FLOAT, Impl.FLOAT, 0),  # nothing is converted
+        (Impl.FLOAT, Impl.U8, 200 + 4000),  # the tensor between is quantized, the output dequantized
+        (Impl.U8, Impl.FLOAT, 100 + 2000),  # the input is quantized, the tensor between dequantized
+        (Impl.U8, Impl.U8, 100 + 4000),
+        (Impl.U8_FLOAT, Impl.FLOAT, 100),
+        (Impl.U8_FLOAT, Impl.U8_FLOAT, 100 + 200),
+        (Impl.DYNAMIC, Impl.DYNAMIC, 0),
+    ],
+)
+def test_the_total_of_a_chain(first: Impl, second: Impl, expected: float) -> None:
+    items = [Item("a", ("x",), ("t",), COSTS), Item("b", ("t",), ("y",), COSTS)]
+    prices = {"x": 100.0, "t": 200.0, "y": 400.0}, {"x": 1000.0, "t": 2000.0, "y": 4000.0}
+    problem = Problem(items, *prices, frozenset({"y"}))
+    assert total(problem, {"a": first, "b": second}) == COSTS[first] + COSTS[second] + expected
+    hidden = Problem(items, *prices)  # nothing reads y
+    assert total(hidden, {"a": first, "b": second}) == total(problem, {"a": first, "b": second}) - (
+        4000 if second == Impl.U8 else 0
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_placement_of_three_units_is_cheaper(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tensors, items = ["x0", "x1"], []
+    for index in range(3):
+        inputs = tuple(tensors[i] for i in random.choice(len(tensors), random.integers(1, 3), replace=False))
+        forms = FORMS[random.integers(3, len(FORMS))]
+        items.append(Item(f"u{index}", inputs, (f"t{index}",), {impl: random.integers(0, 9) / 2 for impl in forms}))
+        tensors.append(f"t{index}")
+    prices = [dict(zip(tensors, (random.integers(0, 9, len(tensors)) / 4).tolist(), strict=True)) for _ in range(2)]
+    problem = Problem(items, prices[0], prices[1], frozenset(random.choice(tensors, 1).tolist()))
+    assert total(problem, cheapest(problem)) == min(total(problem, chosen) for chosen in every(problem))
 
 
 @given(problems())
