@@ -383,6 +383,7 @@ def test_a_plan_is_tuned_to_the_faster_kernels(model: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("name", ["digits", "digits_mobile", "digits_transformer"])
 def test_more_effort_is_more_accurate_on_other_data(name: str, tmp_path: Path) -> None:
     data, float_model = SAMPLE_MODELS / "digits.npz", SAMPLE_MODELS / f"{name}.onnx"

@@ -153,6 +153,7 @@ def board_of(path: Path, count: int = 8) -> tuple[ir.Model, Plan, dict[str, QPar
     return model, plan, qparams, board, items
 
 
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize(
     "name",
     ["digits", *(pytest.param(name, marks=pytest.mark.slow) for name in ("digits_mobile", "digits_transformer"))],
