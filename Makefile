@@ -28,7 +28,7 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again chromium clean coverage demo format help lint lock mutants native test test-all wheel
+.PHONY: again chromium clean coverage demo format help lint lock mutants native sanitize test test-all wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ test-all: $(DEV) $(PACKAGE) $(CHROMIUM) $(NATIVE)  ## run every test
 native: $(DEV) $(PACKAGE)  ## build the native operators for this machine
 	@rm -f $(NATIVE)
 	@$(MAKE) --no-print-directory $(NATIVE)
+
+sanitize: $(DEV) $(PACKAGE)  ## compare the native kernels with their definition, and stop at undefined behaviour
+	$(BIN)/python -m requant.quantize.kernels.build --check 500 --sanitize
 
 lint: $(DEV) $(PACKAGE)  ## ruff, formatting, mypy strict
 	$(BIN)/ruff check

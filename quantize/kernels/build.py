@@ -1,6 +1,10 @@
 """Compile the native operators with the C++ compiler of the package ``ziglang``.
 
-    python -m requant.quantize.kernels.build [x86_64|aarch64] [--sanitize]
+    python -m requant.quantize.kernels.build [x86_64|aarch64]
+    python -m requant.quantize.kernels.build [x86_64|aarch64] --check 1000 [--sanitize]
+
+The second form builds a program that compares the kernels with their definition, and runs it; for another machine under
+qemu. Its tensors end at pages without access, so that reads and writes behind them end the program.
 
 The compiler needs no other tool and no headers of the system. The library needs glibc 2.17 or newer, and nothing else.
 """
@@ -31,7 +35,8 @@ OPTIONS = (
     "-Werror",
 )
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
-COMMON = ("library", "convolution", "table", "cpu", "target_portable")
+OPERATORS_SOURCES = ("library", "convolution", "table")
+KERNELS = ("cpu", "target_portable")
 AVX512 = ("f", "bw", "dq", "vl", "vnni", "vbmi")
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
@@ -45,54 +50,84 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
 SANITIZED = ("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 
 
-def build(machine: str, output: Path, *, sanitize: bool = False) -> None:
+def build(machine: str, output: Path) -> None:
     """Compile the library.
-
-    The linker keeps the first copy of a template that several sources compiled, so the sources are linked from the
-    smallest instruction set to the largest.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
         output: The library to write.
+
+    Raises:
+        CalledProcessError: The compiler failed; it has printed why.
+    """
+    made = _linked(f"{machine}-linux-gnu.2.17", (*OPERATORS_SOURCES, *kernels_of(machine)), ("-O3",), ("-shared", "-s"))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staged = output.with_suffix(".new")
+    staged.write_bytes(made)
+    staged.replace(output)
+
+
+def build_check(machine: str, output: Path, *, sanitize: bool = False) -> None:
+    """Compile the program that compares the kernels with their definition; it needs no library of the system.
+
+    Args:
+        machine: ``x86_64`` or ``aarch64``.
+        output: The program to write.
         sanitize: Whether undefined behaviour ends the program.
 
     Raises:
         CalledProcessError: The compiler failed; it has printed why.
     """
-    compiler = [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu.2.17"]
     level = SANITIZED if sanitize else ("-O3",)
-    sources = {**dict.fromkeys(COMMON, ()), **TARGETS[machine]}
+    output.write_bytes(_linked(f"{machine}-linux-musl", ("check", *kernels_of(machine)), level, (*level, "-static")))
+    output.chmod(0o755)
+
+
+def kernels_of(machine: str) -> tuple[str, ...]:
+    """Return the sources of the kernels, from the smallest instruction set to the largest."""
+    return (*KERNELS, *TARGETS[machine])
+
+
+def _linked(target: str, sources: Sequence[str], options: Sequence[str], linked: Sequence[str]) -> bytes:
+    """Compile sources and link them in this order: the linker keeps the first copy of a template."""
+    compiler = [sys.executable, "-m", "ziglang", "c++", "-target", target]
+    enabled = {name: flags for each in TARGETS.values() for name, flags in each.items()}
     with tempfile.TemporaryDirectory() as folder:
 
         def compiled(name: str) -> str:
             made = f"{folder}/{name}.o"
-            run([*compiler, *OPTIONS, *level, *sources[name], "-c", f"{SOURCES / name}.cpp", "-o", made])
+            run([*compiler, *OPTIONS, *options, *enabled.get(name, ()), "-c", f"{SOURCES / name}.cpp", "-o", made])
             return made
 
-        objects = [compiled(COMMON[0])]  # the first one also compiles the C++ library for the cache
+        objects = [compiled(sources[0])]  # the first one also compiles the C++ library for the cache
         with ThreadPoolExecutor(cpu_count()) as pool:
-            objects += pool.map(compiled, [name for name in sources if name != COMMON[0]])
-        output.parent.mkdir(parents=True, exist_ok=True)
-        whole = Path(folder, OPERATORS.name)
-        run([*compiler, *level, *(() if sanitize else ("-s",)), "-shared", *objects, "-o", str(whole)])
-        staged = output.with_suffix(".new")
-        staged.write_bytes(whole.read_bytes())
-        staged.replace(output)
+            objects += pool.map(compiled, sources[1:])
+        whole = Path(folder, "whole")
+        run([*compiler, *linked, *objects, "-o", str(whole)])
+        return whole.read_bytes()
 
 
 def run(command: Sequence[str]) -> None:
-    """Run the compiler."""
+    """Run a program that must succeed."""
     subprocess.run(command, check=True)
 
 
 def main() -> None:
-    """Build the library for a machine; the default is this one."""
+    """Build the library, or build and run the program that checks the kernels."""
     parser = argparse.ArgumentParser(description="Compile the native operators.")
     parser.add_argument("machine", nargs="?", default=platform.machine(), choices=sorted(TARGETS))
     parser.add_argument("--output", type=Path, help="The library to write.")
-    parser.add_argument("--sanitize", action="store_true", help="Stop at undefined behaviour.")
+    parser.add_argument("--check", type=int, metavar="N", help="Compare N random convolutions with their definition.")
+    parser.add_argument("--sanitize", action="store_true", help="With --check: stop at undefined behaviour.")
     given = parser.parse_args()
-    build(given.machine, given.output or OPERATORS.parents[1] / given.machine / OPERATORS.name, sanitize=given.sanitize)
+    if given.check is None:
+        build(given.machine, given.output or OPERATORS.parents[1] / given.machine / OPERATORS.name)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "check")
+        build_check(given.machine, program, sanitize=given.sanitize)
+        emulator = [] if given.machine == platform.machine() else [f"qemu-{given.machine}"]
+        run([*emulator, str(program), str(given.check)])
 
 
 if __name__ == "__main__":

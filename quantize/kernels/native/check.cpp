@@ -1,0 +1,145 @@
+// A program that compares the kernels of every instruction set of this CPU with their definition, without ONNX Runtime.
+//
+//   check [number of convolutions] [seed]
+//
+// All tensors end where a page ends that nobody may touch: a read or write behind a tensor ends the program.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+
+#include "target.h"
+
+namespace requant {
+namespace {
+
+// Bytes in front of a page without access.
+class Guarded {
+ public:
+  explicit Guarded(size_t size) : size_(size) {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    whole_ = (size + page - 1) / page * page + page;
+    start_ = static_cast<uint8_t*>(mmap(nullptr, whole_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (start_ == MAP_FAILED || mprotect(start_ + whole_ - page, page, PROT_NONE)) std::abort();
+    data_ = start_ + whole_ - page - size;
+  }
+  ~Guarded() { munmap(start_, whole_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+  uint8_t* data() { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_, whole_ = 0;
+  uint8_t *start_ = nullptr, *data_ = nullptr;
+};
+
+using Random = std::mt19937_64;
+
+int64_t draw(Random& random, int64_t least, int64_t most) {
+  return least + static_cast<int64_t>(random() % static_cast<uint64_t>(most - least + 1));
+}
+
+Convolution drawn(Random& random) {
+  Convolution made;
+  const bool depthwise = draw(random, 0, 2) == 0;
+  const int64_t groups[] = {1, 1, 1, 2, 5};
+  made.group = depthwise ? draw(random, 2, 140) : groups[draw(random, 0, 4)];
+  made.inputs = made.group * (depthwise ? 1 : draw(random, 1, 70));
+  made.outputs = made.group * (depthwise ? 1 : draw(random, 1, 70));
+  for (int axis = 0; axis < 2; ++axis) {
+    made.kernel[axis] = draw(random, 1, 5);
+    made.stride[axis] = draw(random, 1, 3);
+    made.dilation[axis] = draw(random, 1, 3);
+    made.before[axis] = draw(random, 0, 3);
+    made.after[axis] = draw(random, 0, 3);
+  }
+  made.x_zero = static_cast<int>(draw(random, 0, 255));
+  made.y_zero = static_cast<int>(draw(random, 0, 255));
+  const int64_t depth = made.inputs / made.group * made.taps(), largest = draw(random, 0, 1) ? 128 : 64;
+  for (int64_t i = 0; i < made.outputs * depth; ++i)
+    made.weights.push_back(static_cast<int8_t>(draw(random, -largest, largest - 1)));
+  for (int64_t o = 0; o < made.outputs; ++o) {
+    made.bias.push_back(static_cast<int32_t>(draw(random, -100000, 100000)));
+    made.multiplier.push_back(1e-6f * static_cast<float>(draw(random, 1, 100000)) / std::sqrt(static_cast<float>(depth)));
+  }
+  const int64_t tables[] = {0, 256, 256 * made.outputs};
+  for (int64_t i = tables[draw(random, 0, 2)]; i > 0; --i) made.table.push_back(static_cast<uint8_t>(random()));
+  return made;
+}
+
+int64_t sum_at(const Convolution& conv, const uint8_t* image, const Extent& extent, int64_t row, int64_t column, int64_t o) {
+  const int64_t depth = conv.inputs / conv.group, group = o / (conv.outputs / conv.group);
+  int64_t sum = conv.bias[o];
+  for (int64_t tap = 0; tap < conv.taps(); ++tap) {
+    const int64_t y = row * conv.stride[0] - conv.before[0] + tap / conv.kernel[1] * conv.dilation[0];
+    const int64_t x = column * conv.stride[1] - conv.before[1] + tap % conv.kernel[1] * conv.dilation[1];
+    if (y < 0 || y >= extent.height || x < 0 || x >= extent.width) continue;
+    const uint8_t* pixel = image + (y * extent.width + x) * conv.inputs + group * depth;
+    for (int64_t i = 0; i < depth; ++i)
+      sum += (pixel[i] - conv.x_zero) * conv.weights[(o * depth + i) * conv.taps() + tap];
+  }
+  return sum;
+}
+
+void define(const Convolution& conv, const uint8_t* x, uint8_t* y, const Extent& extent) {
+  for (int64_t pixel = 0; pixel < extent.batch * extent.rows * extent.columns; ++pixel) {
+    const int64_t column = pixel % extent.columns, row = pixel / extent.columns % extent.rows;
+    const uint8_t* image = x + pixel / extent.columns / extent.rows * extent.height * extent.width * conv.inputs;
+    for (int64_t o = 0; o < conv.outputs; ++o) {
+      const float scaled = static_cast<float>(sum_at(conv, image, extent, row, column, o)) * conv.multiplier[o];
+      const float clipped = std::clamp(std::nearbyint(scaled) + static_cast<float>(conv.y_zero), 0.0f, 255.0f);
+      const auto value = static_cast<uint8_t>(clipped);
+      y[pixel * conv.outputs + o] = conv.table.empty() ? value : conv.table[(conv.table.size() > 256 ? 256 * o : 0) + value];
+    }
+  }
+}
+
+// Returns whether all instruction sets compute one drawn convolution, and one table, rightly.
+bool check_one(uint64_t seed) {
+  Random random(seed);
+  const Convolution conv = drawn(random);
+  Extent extent{draw(random, 1, 3), draw(random, 1, 12), draw(random, 1, 12), 0, 0};
+  extent.rows = conv.length(0, extent.height);
+  extent.columns = conv.length(1, extent.width);
+  if (extent.rows < 1 || extent.columns < 1) return true;
+  Guarded x(extent.batch * extent.height * extent.width * conv.inputs);
+  Guarded expected(extent.batch * extent.rows * extent.columns * conv.outputs), found(expected.size()), table(256);
+  for (size_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<uint8_t>(random());
+  for (size_t i = 0; i < table.size(); ++i) table.data()[i] = static_cast<uint8_t>(random());
+  define(conv, x.data(), expected.data(), extent);
+  const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
+    for (size_t i = 0; i < count; ++i) work(i);
+  };
+  for (const Target* target : targets()) {
+    if (!target->available()) continue;
+    std::memset(found.data(), 0, found.size());
+    target->convolution(conv)->run(x.data(), found.data(), extent, serial);
+    bool right = !std::memcmp(found.data(), expected.data(), found.size());
+    target->lookup(expected.data(), found.data(), found.size(), table.data());
+    for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
+    if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
+    if (!right) return false;
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace requant
+
+int main(int count, char** arguments) {
+  const uint64_t many = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 1000;
+  const uint64_t first = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 0;
+  for (uint64_t seed = first; seed < first + many; ++seed)
+    if (!requant::check_one(seed)) return 1;
+  std::printf("%llu convolutions are equal on:", static_cast<unsigned long long>(many));
+  for (const requant::Target* target : requant::targets())
+    if (target->available()) std::printf(" %s", target->name);
+  std::printf("\n");
+  return 0;
+}

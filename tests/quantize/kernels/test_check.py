@@ -1,0 +1,30 @@
+"""The kernels without ONNX Runtime: under emulation, with sanitizers, and beside pages that nobody may touch."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+needs_compiler = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs the package ziglang")
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    ("machine", "count", "sanitize"),
+    [("x86_64", 1000, False), ("x86_64", 300, True), ("aarch64", 200, False)],
+    ids=["plain", "sanitized", "aarch64"],
+)
+def test_the_kernels_are_their_definition(machine: str, count: int, sanitize: bool) -> None:
+    if machine != platform.machine() and shutil.which(f"qemu-{machine}") is None:
+        pytest.skip(f"needs qemu-{machine}")
+    command = [sys.executable, "-m", "requant.quantize.kernels.build", machine, "--check", str(count)]
+    done = subprocess.run([*command, *["--sanitize"] * sanitize], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{count} convolutions are equal on: ")
+    assert done.stdout.rstrip().endswith("portable")
