@@ -809,9 +809,9 @@ def kernels(path: Path, feed: Feed, folder: Path) -> set[tuple[str, str]]:
     return {(a["op_name"], t) for a in ran for entry in a["input_type_shape"] for t, shape in entry.items() if shape}
 
 
-# of each row the first two examples run in `make test`, since they cost a sixth of a second each
+# of each row the first example runs in `make test`: each takes a sixth of a second
 ALL = [
-    pytest.param(row, each, id=f"{row}: {each.name}", marks=[pytest.mark.slow] if place > 1 else [])
+    pytest.param(row, each, id=f"{row}: {each.name}", marks=[pytest.mark.slow] if place else [])
     for row, examples in EXAMPLES.items()
     for place, each in enumerate(examples)
 ]

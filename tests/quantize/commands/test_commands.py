@@ -245,7 +245,7 @@ def test_quantize_prints_its_table_on_stderr(tmp_path: Path, model: Path, data: 
 def test_quantize_takes_names_separated_by_commas(tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
     names = ["--exclude-nodes", "conv2, fc1", "--exclude-ops", "MaxPool"]
-    arguments = [*names, "--samples", "8", "--threads", "0", FORCE_INT8]
+    arguments = [*names, "--samples", "8", "--threads", "0", "--place", "rules", FORCE_INT8]
     found = json.loads(
         succeed("quantize", DIGITS, "--data", CALIBRATION, "-o", output, "--json", "--batch", "4", *arguments).stdout
     )

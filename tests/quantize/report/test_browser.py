@@ -326,6 +326,7 @@ def test_it_prints_with_all_charts_and_without_controls(digits: tuple[Path, Reco
     assert page.pdf()[:5] == b"%PDF-"
 
 
+@pytest.mark.slow
 def test_several_runs_stand_side_by_side(digits: tuple[Path, Record], open_page: Open, tmp_path: Path) -> None:
     _, record = digits
     head = replace(record.headline, verdict="int8 gains too little here", sqnr_db=20.0)
@@ -385,6 +386,7 @@ def test_a_model_is_viewed(open_page: Open, tmp_path: Path) -> None:
     assert faults(page) == []
 
 
+@pytest.mark.slow
 def test_a_search_is_drawn_against_its_bar(digits: tuple[Path, Record], open_page: Open, tmp_path: Path) -> None:
     points = [
         Point(price=price, value=0.9 + price, speedup=3 - price, int8_units=4, kept=price > 0.02) for price in PRICES
