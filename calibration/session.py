@@ -55,7 +55,7 @@ PROVIDERS = ["CPUExecutionProvider"]  # without fallback, which prints to stdout
 
 OPERATORS_DOMAIN = "ai.requant"
 OPERATORS = Path(__file__).parents[1] / "quantize/kernels/lib" / platform.machine() / "librequant_kernels.so"
-"""The native operators, if their library was built for this machine. Models with them register it."""
+"""The library of the native operators; the file exists if it was built for this machine."""
 
 LARGE = 2**30
 """A model with more bytes of weights than this should not have two copies of them in memory."""
@@ -172,12 +172,14 @@ def open_session(
 def _create_with_operators(
     model: ModelSource, options_for: Callable[[ModelSource], SessionOptions]
 ) -> InferenceSession:
-    """Create a session; if the model has native operators, register their library."""
+    """Create a session; if the runtime refuses the native operators of the model, register their library."""
     try:
         return _create_session(model, options_for(model))
-    except Exception as error:
-        if f"{OPERATORS_DOMAIN}:" not in str(error) or not OPERATORS.is_file():
+    except Exception as error:  # the runtime's exceptions have no common base class
+        if f"{OPERATORS_DOMAIN}:" not in str(error):
             raise
+        if not OPERATORS.is_file():
+            raise RuntimeError("it has native operators, which are not built here; see 'requant kernels'") from error
         options = options_for(model)
         options.register_custom_ops_library(os.fspath(OPERATORS))
         return _create_session(model, options)

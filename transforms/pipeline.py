@@ -189,7 +189,7 @@ def run(
         if progress is not None:
             progress(step)
         model, result = _run_step(step, model, history, check=check, verified=verified)
-        verified = check
+        verified = verified or (check and result.error is None)
         applied.append(result)
         if result.error is None:
             history.append(step.name)

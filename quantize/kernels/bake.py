@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array, open_session, run_session
-from ...transforms.graph import constant, fresh_name, remove
-from .library import DOMAIN, VERSION
+from ...calibration.session import OPERATORS_DOMAIN, Array, open_session, run_session
+from ...transforms.graph import add_initializer, constant, fresh_name, remove_if_unread, sole_reader, take_place
+from .library import VERSION
 
 MS = "com.microsoft"
 ELEMENTWISE = frozenset(
@@ -32,7 +32,7 @@ CONV_INPUTS, CONV_ZEROS, CONV_RESULT = 8, (2, 5), 7
 
 
 @dataclass(frozen=True, eq=False)
-class _Cone:
+class _Chain:
     """What a tensor is a function of, element by element.
 
     Attributes:
@@ -51,16 +51,16 @@ def bake_tables(model: ir.Model) -> int:
     After:   y = ai.requant.Table(x, table), with the values that the runtime computes for 0 to 255
     Left alone: what reads two tensors, int8 tensors, and constants with more than one element.
     """
-    cones: dict[ir.Value, _Cone] = {}
+    chains: dict[ir.Value, _Chain] = {}
     for node in model.graph:
-        cone = _cone(node, cones)
-        if cone is not None:
-            cones[node.outputs[0]] = cone
-    ends = [value for value, cone in cones.items() if _is_end(value, cone, cones)]
-    tables = [_table(model, value, cones[value]) for value in ends]  # before any tensor is replaced
+        chain = _chain(node, chains)
+        if chain is not None:
+            chains[node.outputs[0]] = chain
+    ends = [value for value, chain in chains.items() if _is_end(value, chain, chains)]
+    tables = [_table(model, value, chains[value]) for value in ends]  # before any tensor is replaced
     for value, table in zip(ends, tables, strict=True):
-        _put(model, value, "Table", [cones[value].root, _initializer(model, value, table)], {})
-    _drop_unread(model)
+        constants = [add_initializer(model.graph, fresh_name(model, f"{value.name}_table"), table)]
+        _compute(model, value, "Table", [chains[value].root, *constants], {})
     return len(ends)
 
 
@@ -79,14 +79,13 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
     for node in [node for node in model.graph if _is_convolution(node) and wanted(node)]:
         inputs = [*node.inputs, *[None] * (CONV_INPUTS + 1 - len(node.inputs))]
         result = node.outputs[0]
-        reader = _only_reader(result)
-        if reader is not None and (reader.op_type, reader.domain) == ("Table", DOMAIN):
+        reader = sole_reader(result)
+        if reader is not None and (reader.op_type, reader.domain) == ("Table", OPERATORS_DOMAIN):
             inputs.append(reader.inputs[1])
             result = reader.outputs[0]
         kept = ("dilations", "group", "pads", "strides")
-        _put(model, result, "Convolution", inputs, {k: v for k, v in node.attributes.items() if k in kept})
+        _compute(model, result, "Convolution", inputs, {k: v for k, v in node.attributes.items() if k in kept})
         count += 1
-    _drop_unread(model)
     return count
 
 
@@ -99,7 +98,7 @@ def is_depthwise(node: ir.Node) -> bool:
 # ----------------------------------------------------------------------------------------------------------- tables
 
 
-def _cone(node: ir.Node, cones: Mapping[ir.Value, _Cone]) -> _Cone | None:
+def _chain(node: ir.Node, chains: Mapping[ir.Value, _Chain]) -> _Chain | None:
     """Return what the result of a node is a function of; None if that is not one uint8 tensor."""
     zeros, _ = INTEGER.get(node.op_type, ({}, -1))
     known = node.op_type in INTEGER or (node.op_type in ELEMENTWISE and node.domain == "")
@@ -107,6 +106,7 @@ def _cone(node: ir.Node, cones: Mapping[ir.Value, _Cone]) -> _Cone | None:
         return None
     roots: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
+    axes = 0  # of the constants
     for index, value in enumerate(node.inputs):
         if value is None:
             continue
@@ -114,14 +114,19 @@ def _cone(node: ir.Node, cones: Mapping[ir.Value, _Cone]) -> _Cone | None:
         if tensor is not None:
             if tensor.size != 1:
                 return None
-        elif value in cones:
-            roots[cones[value].root] = None
-            nodes |= dict.fromkeys(cones[value].nodes)
+            axes = max(axes, len(tensor.shape))
+        elif value in chains:
+            roots[chains[value].root] = None
+            nodes |= dict.fromkeys(chains[value].nodes)
         elif index in zeros and _is_uint8(node, zeros[index]):
             roots[value] = None
         else:
             return None
-    return _Cone(next(iter(roots)), (*nodes, node)) if len(roots) == 1 else None
+    if len(roots) != 1:
+        return None
+    (root,) = roots
+    keeps_shape = axes <= (1 if root.shape is None else len(root.shape))  # more axes would broadcast the result
+    return _Chain(root, (*nodes, node)) if keeps_shape else None
 
 
 def _is_uint8(node: ir.Node, zero: int) -> bool:
@@ -130,31 +135,31 @@ def _is_uint8(node: ir.Node, zero: int) -> bool:
     return tensor is not None and tensor.dtype is ir.DataType.UINT8
 
 
-def _is_end(value: ir.Value, cone: _Cone, cones: Mapping[ir.Value, _Cone]) -> bool:
+def _is_end(value: ir.Value, chain: _Chain, chains: Mapping[ir.Value, _Chain]) -> bool:
     """Return whether a tensor is uint8, and is read by more than functions of the same root."""
-    node = cone.nodes[-1]
+    node = chain.nodes[-1]
     if not _is_uint8(node, INTEGER.get(node.op_type, ({}, -1))[1]):
         return False
     if value.is_graph_output():
         return True
     results = [use.node.outputs[0] for use in value.uses()]
-    return any(result not in cones or cones[result].root is not cone.root for result in results)
+    return any(result not in chains or chains[result].root is not chain.root for result in results)
 
 
-def _table(model: ir.Model, value: ir.Value, cone: _Cone) -> Array:
+def _table(model: ir.Model, value: ir.Value, chain: _Chain) -> Array:
     """Return the 256 values of a function, as the runtime computes them without optimizations."""
     root = ir.val("x", dtype=ir.DataType.UINT8, shape=[256])
-    copies: dict[ir.Value, ir.Value] = {cone.root: root}
+    copies: dict[ir.Value, ir.Value] = {chain.root: root}
     constants: dict[str, ir.Value] = {}
     nodes: list[ir.Node] = []
-    for node in cone.nodes:
+    for node in chain.nodes:
         inputs = [None if each is None else copies.get(each) or _copied(each, constants) for each in node.inputs]
         made = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain)
-        made.outputs[0].name = f"y{len(nodes)}"
+        made.outputs[0].name = f"t{len(nodes)}"
         copies[node.outputs[0]] = made.outputs[0]
         nodes.append(made)
     result = copies[value]
-    result.dtype = ir.DataType.UINT8
+    result.dtype, result.name = ir.DataType.UINT8, "y"
     graph = ir.Graph(
         [root],
         [result],
@@ -165,15 +170,14 @@ def _table(model: ir.Model, value: ir.Value, cone: _Cone) -> Array:
     )
     source = bytes(ir.to_proto(ir.Model(graph, ir_version=model.ir_version)).SerializeToString())
     session = open_session(source, threads=1, optimize=False)
-    (name,) = (str(result.name),)
-    values: Array = run_session(session, [name], {"x": np.arange(256, dtype=np.uint8)}, "table")[name]
-    return values.reshape(256)
+    values: Array = run_session(session, ["y"], {"x": np.arange(256, dtype=np.uint8)}, "table")["y"]
+    return values
 
 
 def _copied(value: ir.Value, constants: dict[str, ir.Value]) -> ir.Value:
     """Return a constant for another graph."""
     tensor = constant(value)
-    assert tensor is not None  # a cone reads its root and constants
+    assert tensor is not None  # a chain reads its root and constants
     name = f"c{len(constants)}"
     constants[name] = ir.Value(name=name, const_value=ir.tensor(tensor.numpy(), name=name))
     return constants[name]
@@ -196,50 +200,26 @@ def _is_convolution(node: ir.Node) -> bool:
     return plain and _is_uint8(node, CONV_ZEROS[0]) and _is_uint8(node, CONV_RESULT)
 
 
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    """Return the only node that reads a tensor; None if there are several, or if it is an output of the graph."""
-    readers = [use.node for use in value.uses()]
-    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
-
-
 # ------------------------------------------------------------------------------------------------------------ graph
 
 
-def _put(
+def _compute(
     model: ir.Model,
     value: ir.Value,
     operator: str,
     inputs: Iterable[ir.Value | None],
     attributes: Mapping[str, ir.Attr],
 ) -> None:
-    """Compute a tensor by a native operator instead."""
+    """Compute a tensor by a native operator instead, and remove the nodes that nothing reads then."""
     old = value.producer()
     assert old is not None
-    made = ir.node(
-        operator, list(inputs), dict(attributes), domain=DOMAIN, name=fresh_name(model, f"{value.name}_native")
-    )
-    result = made.outputs[0]
-    result.dtype, result.shape, name = ir.DataType.UINT8, value.shape, value.name
-    model.graph.insert_after(old, [made])
-    value.replace_all_uses_with(result, replace_graph_outputs=True)
-    value.name, result.name = fresh_name(model, f"{name}_stock"), name
-    model.opset_imports[DOMAIN] = VERSION
-
-
-def _initializer(model: ir.Model, value: ir.Value, array: Array) -> ir.Value:
-    """Add a constant that is named after a tensor."""
-    name = fresh_name(model, f"{value.name}_table")
-    made = ir.Value(name=name, const_value=ir.tensor(array, name=name), type=ir.TensorType(ir.DataType.UINT8))
-    made.shape = ir.Shape(array.shape)
-    model.graph.register_initializer(made)
-    return made
-
-
-def _drop_unread(model: ir.Model) -> None:
-    """Remove nodes and initializers that nothing reads."""
-    for node in reversed(list(model.graph)):
-        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
-            remove(node)
-    for name, value in list(model.graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-            del model.graph.initializers[name]
+    before = [each.producer() for each in old.inputs if each is not None]
+    name = fresh_name(model, f"{value.name}_native")
+    value.type = ir.TensorType(ir.DataType.UINT8)
+    take_place(old, ir.node(operator, list(inputs), dict(attributes), domain=OPERATORS_DOMAIN, name=name))
+    while before:
+        node = before.pop()
+        sources = [] if node is None else [each.producer() for each in node.inputs if each is not None]
+        if remove_if_unread(node):
+            before += sources
+    model.opset_imports[OPERATORS_DOMAIN] = VERSION

@@ -12,6 +12,7 @@ The compiler needs no other tool and no headers of the system. The library needs
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import platform
 import subprocess
 import sys
@@ -24,16 +25,8 @@ from pathlib import Path
 from ...calibration.session import OPERATORS
 
 SOURCES = Path(__file__).parent / "native"
-OPTIONS = (
-    "-std=c++20",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-ffp-contract=off",
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Werror",
-)
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = ("library", "convolution", "table")
 KERNELS = ("cpu", "target_portable")
@@ -113,7 +106,21 @@ def run(command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Build the library, or build and run the program that checks the kernels."""
+    """Build the library, or build and run the program that checks the kernels. Errors end it with one line."""
+    if platform.system() != "Linux":
+        sys.exit(f"error: the native operators are for Linux, not for {platform.system()}")
+    if importlib.util.find_spec("ziglang") is None:
+        sys.exit("error: the compiler is not installed; pip install 'requant[native]'")
+    try:
+        _main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"error: {error.cmd[0]} ended with {error.returncode}; its messages are above")
+    except OSError as error:
+        sys.exit(f"error: {error}")
+
+
+def _main() -> None:
+    """Do what the command line says."""
     parser = argparse.ArgumentParser(description="Compile the native operators.")
     parser.add_argument("machine", nargs="?", default=platform.machine(), choices=sorted(TARGETS))
     parser.add_argument("--output", type=Path, help="The library to write.")

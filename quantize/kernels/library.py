@@ -14,8 +14,8 @@ from typing import Any
 
 from ...calibration.session import OPERATORS, OPERATORS_DOMAIN
 
-DOMAIN, VERSION = OPERATORS_DOMAIN, 1
-"""The domain of the operators, and its version."""
+VERSION = 1
+"""The version of the operators' domain."""
 LANGUAGES = {
     "Python": 'options.register_custom_ops_library("{path}")',
     "C++": 'options.RegisterCustomOpsLibrary("{path}");',
@@ -49,7 +49,7 @@ class Kernels:
         """Return plain JSON values."""
         return {
             "library": str(self.library),
-            "domain": DOMAIN,
+            "domain": OPERATORS_DOMAIN,
             "operators": list(self.operators),
             "available": list(self.available),
             "isa": self.isa,
@@ -60,17 +60,16 @@ class Kernels:
 @cache
 def kernels() -> Kernels | str:
     """Return the native operators of this machine, or why there are none."""
-    path = OPERATORS
-    if os.name != "posix" or not path.is_file():
+    if os.name != "posix" or not OPERATORS.is_file():
         build = "pip install 'requant[native]', then python -m requant.quantize.kernels.build"
         return f"no native operators here ({platform.system()}, {platform.machine()}); to build them: {build}"
     try:
-        library = ctypes.CDLL(os.fspath(path))
+        library = ctypes.CDLL(os.fspath(OPERATORS))
     except OSError as error:
-        return f"{path}: the library cannot be loaded: {error}"
+        return f"{OPERATORS}: the library cannot be loaded: {error}"
     library.RequantKernels.restype = ctypes.c_char_p
     found = json.loads(library.RequantKernels())
     if found["isa"] is None:
         asked = os.environ.get("REQUANT_KERNELS_ISA", "")
         return f"REQUANT_KERNELS_ISA is {asked!r}; this CPU has {', '.join(found['available'])}"
-    return Kernels(path, tuple(found["operators"]), tuple(found["available"]), found["isa"])
+    return Kernels(OPERATORS, tuple(found["operators"]), tuple(found["available"]), found["isa"])

@@ -99,7 +99,6 @@ def _set(options: SessionOptions, option: str, value: Value) -> None:
     if option == LIBRARY:
         options.register_custom_ops_library(str(value))
         return
-
     if "." in option:
         options.add_session_config_entry(option, str(value))
         return

@@ -67,6 +67,14 @@ def give_up(model: ir.Model) -> Change:
     raise TransformError("node 'first': no")
 
 
+def leave(model: ir.Model) -> Change:
+    """Change nothing, as a transform of the package."""
+    return Change()
+
+
+leave.__module__ = "requant.transforms.leave"
+
+
 def spoil(model: ir.Model) -> Change:
     """Leave a node that reads what nothing computes."""
     model.graph.node("last").replace_input_with(0, ir.Value(name="nowhere"))
@@ -87,7 +95,7 @@ def late(model: ir.Model) -> Change:
 @pytest.fixture(autouse=True, scope="module")
 def toys() -> Iterator[None]:
     """Replace the registry, so that the texts of the errors depend on nothing else."""
-    functions: list[Callable[..., Change]] = [tune, pick, rename, cut, give_up, spoil, retype]
+    functions: list[Callable[..., Change]] = [tune, pick, rename, cut, give_up, leave, spoil, retype]
     table: dict[str, Transform] = {}
     with pytest.MonkeyPatch.context() as patch:
         for module in (registry, plugins):
@@ -95,6 +103,7 @@ def toys() -> Iterator[None]:
         for function in functions:
             register(function.__name__)(function)
         register("late", after=("rename", "tune"))(late)
+        register("give_up_unsorted", takes_unsorted=True)(give_up)
         yield
 
 
@@ -164,7 +173,7 @@ BAD = [
     ("rename Rename", "no transform named 'Rename'; did you mean 'rename'?", "rename "),
     (
         "zzz",
-        "no transform named 'zzz'; there are: cut, give_up, late, pick, rename, retype, spoil, tune",
+        "no transform named 'zzz'; there are: cut, give_up, give_up_unsorted, late, leave, pick, rename, retype, spoil, tune",
         "",
     ),
     ("rename, cut", "expected white space after a step, not ','", "rename"),
@@ -304,6 +313,14 @@ def test_ignore_errors_goes_on_from_before_the_step() -> None:
     assert result.model.graph.node("first").outputs[0].name == "renamed"
     assert [step.error for step in result.applied] == [None, "node 'first': no", None]
     assert result.model.metadata_props["requant.pipeline"] == "rename tune"
+
+
+def test_a_model_is_verified_after_a_first_step_that_fails_and_is_ignored() -> None:
+    """The first step takes unsorted models, so nothing verified the model before it."""
+    mine = model()
+    spoil(mine)
+    with pytest.raises(VerifyError, match=r"^after leave: node 'last' \(Relu\) reads 'nowhere'"):
+        run("give_up_unsorted(ignore_errors=true) leave", mine)
 
 
 @pytest.mark.parametrize("options", ["", "(ignore_errors=true)"], ids=["strict", "ignoring-errors"])

@@ -124,19 +124,14 @@ class Dense final : public ConvolutionKernel {
     }
   }
 
+  // Calls `product` with the number of rows as a constant, so that its sums stay in registers.
+  template <int Rows = kRows>
   void multiply(const uint8_t* patches, int64_t rows, int64_t panel, uint8_t* to, int64_t channel,
                 int64_t channels) const {
-    switch (rows) {
-#define REQUANT_ROWS(n)                                                                                          \
-  case n:                                                                                                        \
-    return narrow_[panel] ? product<n, true>(patches, panel, to, channel, channels)                              \
-                          : product<n, false>(patches, panel, to, channel, channels);
-      REQUANT_ROWS(1) REQUANT_ROWS(2) REQUANT_ROWS(3) REQUANT_ROWS(4)
-#if REQUANT_MOST_ROWS == 8
-      REQUANT_ROWS(5) REQUANT_ROWS(6) REQUANT_ROWS(7) REQUANT_ROWS(8)
-#endif
-#undef REQUANT_ROWS
-    }
+    if constexpr (Rows > 1)
+      if (rows < Rows) return multiply<Rows - 1>(patches, rows, panel, to, channel, channels);
+    narrow_[panel] ? product<Rows, true>(patches, panel, to, channel, channels)
+                   : product<Rows, false>(patches, panel, to, channel, channels);
   }
 
   template <int Rows, bool Narrow>

@@ -1,6 +1,4 @@
 // What a program calls: RegisterCustomOps through SessionOptions.register_custom_ops_library, and a description.
-#include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include "operators.h"

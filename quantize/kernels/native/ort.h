@@ -33,7 +33,6 @@ enum Slot : size_t {
   kCustomOpDomainAdd = 27,
   kAddCustomOpDomain = 28,
   kGetTensorMutableData = 51,
-  kGetTensorElementType = 60,
   kGetDimensionsCount = 61,
   kGetDimensions = 62,
   kGetTensorTypeAndShape = 65,
@@ -48,7 +47,7 @@ enum Slot : size_t {
   kKernelContextParallelFor = 274,
 };
 
-enum ElementType : int { kNone = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6 };
+enum ElementType : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
 extern const void* const* api;  // set when the library is registered
@@ -103,7 +102,6 @@ struct CustomOp {
 // A tensor's shape and data. The data belong to the runtime.
 struct Tensor {
   std::vector<int64_t> shape;
-  ElementType type = kNone;
   void* data = nullptr;  // null too if the size is 0
   bool present = false;
 
@@ -128,7 +126,6 @@ inline Tensor tensor_of(const Value* value) {
   invoke(kGetDimensionsCount, static_cast<const ShapeInfo*>(info), &rank);
   tensor.shape.resize(rank);
   invoke(kGetDimensions, static_cast<const ShapeInfo*>(info), tensor.shape.data(), rank);
-  invoke(kGetTensorElementType, static_cast<const ShapeInfo*>(info), &tensor.type);
   call<void>(kReleaseTensorTypeAndShapeInfo, info);
   invoke(kGetTensorMutableData, const_cast<Value*>(value), &tensor.data);
   return tensor;

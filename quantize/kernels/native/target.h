@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace requant {
@@ -26,7 +25,7 @@ struct Convolution {
   std::vector<uint8_t> table;      // (256,), (outputs, 256) or empty
   int64_t taps() const { return kernel[0] * kernel[1]; }
   bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
-  // The length of an axis of the result; 0 or less if the padded input is shorter than the kernel.
+  // The length of an axis of the result; 0 if the padded input is shorter than the kernel.
   int64_t length(int axis, int64_t input) const {
     const int64_t reach = dilation[axis] * (kernel[axis] - 1) + 1, padded = before[axis] + input + after[axis];
     return padded < reach ? 0 : (padded - reach) / stride[axis] + 1;

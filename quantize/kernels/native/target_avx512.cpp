@@ -1,5 +1,4 @@
 #define REQUANT_TARGET avx512
-#define REQUANT_MOST_ROWS 8
 #include "vector_avx512.h"
 
 #include "compile_target.h"

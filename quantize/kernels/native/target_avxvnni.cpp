@@ -1,5 +1,4 @@
 #define REQUANT_TARGET avxvnni
-#define REQUANT_MOST_ROWS 4
 #include "vector_avx2.h"
 
 #include "compile_target.h"

@@ -1,5 +1,4 @@
 #define REQUANT_TARGET portable
-#define REQUANT_MOST_ROWS 4
 #include "vector_portable.h"
 
 #include "compile_target.h"

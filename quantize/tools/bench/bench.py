@@ -22,6 +22,7 @@ from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import source_of_shapes
 from ...runtime.session import Runner
 from ...runtime.timing import interleave
+from .native import needed_library
 from .profile import BenchProfile, profile_model
 from .settings import Settings, recommend
 
@@ -200,7 +201,14 @@ def bench_model(
         return found
     return replace(
         found,
-        settings=recommend(models[0], feed, threads=search.threads, seconds=search.seconds, progress=progress),
+        settings=recommend(
+            models[0],
+            feed,
+            threads=search.threads,
+            seconds=search.seconds,
+            needed=needed_library(models[0]),
+            progress=progress,
+        ),
     )
 
 

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
 from ...runtime.timing import interleave
-from .native import Chosen, choose, native_library, with_library
+from .native import UNCHANGED, Natives, choose, native_library, with_library
 from .probes import add_probes
 
 SECONDS = 2.0  # how long loads are timed, and again runs
@@ -186,17 +185,14 @@ def compile_model(
     if as_ort and weights.total > PROTOBUF_LIMIT:
         raise RequantError(f"{output}: the ORT format holds 2 GB; give a path that ends in .onnx")
     source, samples = _inputs(Path(path), data)
+    feed = samples[0].feed if samples else None
     base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
+    natives = None if library is None or feed is None or weights.large else Natives(library, kernels, base, feed)
     expected = _outputs(path, samples, {})  # fails before the output is written
     with staging(output) as folder:
         progress("optimise", 0, None)
         target = this_machine()
-        chosen = Chosen(_optimised(path, original, folder))
-        if library is not None and samples and not weights.large:
-            progress("try native operators", 0, None)
-            run_with = with_library({**LEVELS[0], **base}, library)
-            load = partial(configured_run, values=run_with, feed=samples[0].feed)
-            chosen = choose(chosen.model, library, kernels, load, SECONDS)
+        chosen = choose(_optimised(path, original, folder), natives, folder, SECONDS)
         model = chosen.model
         model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
         probes = add_probes(model)
@@ -205,7 +201,6 @@ def compile_model(
     levels = [with_library(level, chosen.library) for level in LEVELS]
     found = _compare(expected, _outputs(output, samples, levels[0]), samples)
     progress("time", 0, None)
-    feed = samples[0].feed if samples else None
     if as_ort or weights.large:
         levels = levels[:1]  # a graph in ORT format is not optimised again
     settings, run = _timed_runs(
@@ -231,7 +226,7 @@ def compile_model(
     )
 
 
-LEVELS: Sequence[Values] = ({"graph_optimization_level": "off"}, {"graph_optimization_level": "basic"})
+LEVELS: Sequence[Values] = (UNCHANGED, {"graph_optimization_level": "basic"})
 """The options to load a compiled model: unchanged, or with constants (the probes) computed once."""
 
 

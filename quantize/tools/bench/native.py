@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,55 +10,86 @@ from pathlib import Path
 import onnx_ir as ir
 
 from .... import RequantError
+from ....calibration.session import OPERATORS_DOMAIN, Array
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
-from ...model.files import save_model
-from ...runtime.configured import GAIN, LIBRARY, Values
+from ...model.files import load_model, save_model
+from ...runtime.configured import GAIN, LIBRARY, Values, configured_run
 from ...runtime.timing import interleave
 
 KERNELS = ("auto", "native", "stock")
 STOCK = "stock"
-FORMS: Mapping[str, Callable[[ir.Node], bool] | None] = {
-    "tables": None,
+FORMS: Mapping[str, Callable[[ir.Node], bool]] = {
+    "tables": lambda _: False,
     "tables, depthwise convolutions": is_depthwise,
     "tables, convolutions": lambda _: True,
 }
-"""The forms that are tried: which convolutions are native."""
+"""The forms that are tried, and which convolutions are native in each."""
+UNCHANGED: Values = {"graph_optimization_level": "off"}
+"""The session options that run a compiled graph as it is."""
 
 
 def native_library(asked: str, output: str | os.PathLike[str]) -> Kernels | None:
-    """Return the native operators that may be used; None for the runtime's kernels alone.
+    """Return the native operators that may be used; None for the runtime's operators alone.
 
     Args:
         asked: One of `KERNELS`.
-        output: The model to write; in ORT format it has none.
+        output: The model to write; a model in ORT format has no native operators.
 
     Raises:
-        RequantError: They are asked for and cannot be had, or there is no such choice.
+        RequantError: `asked` is not one of `KERNELS`, or it is ``native`` and there are no native operators here.
     """
-    if Path(output).suffix.lower() == ".ort":
-        if asked == "native":
-            raise RequantError(f"{output}: native operators need a model in ONNX; give a path that ends in .onnx")
-        return None
     if asked not in KERNELS:
         raise RequantError(f"no kernels {asked!r}; there are: {', '.join(KERNELS)}")
-    found = None if asked == STOCK else kernels()
+    as_ort = Path(output).suffix.lower() == ".ort"
+    if as_ort and asked == "native":
+        raise RequantError(f"{output}: native operators need a model in ONNX; give a path that ends in .onnx")
+    found = None if as_ort or asked == STOCK else kernels()
     if isinstance(found, str) and asked == "native":
         raise RequantError(found)
     return found if isinstance(found, Kernels) else None
 
 
+def needed_library(path: str | os.PathLike[str]) -> Values:
+    """Return the session option that loads the native operators of a model; empty if it has none.
+
+    Raises:
+        RequantError: The model cannot be loaded.
+    """
+    native = Path(path).suffix.lower() != ".ort" and OPERATORS_DOMAIN in load_model(path).opset_imports
+    found = kernels() if native else None
+    return with_library({}, found if isinstance(found, Kernels) else None)
+
+
 def native_models(model: ir.Model) -> dict[str, ir.Model]:
-    """Return copies of a graph that the runtime has optimized, by form; a form that changes nothing is left out."""
+    """Return copies of a graph that the runtime has optimized, by form; forms with equal graphs once."""
     made: dict[str, ir.Model] = {}
     tables = model.clone()
-    count = bake_tables(tables)
+    seen = set() if bake_tables(tables) else {0}  # by the number of native convolutions
     for form, wanted in FORMS.items():
         copy = tables.clone()
-        replaced = bake_convolutions(copy, wanted) if wanted is not None else 0
-        if replaced or (wanted is None and count):
+        count = bake_convolutions(copy, wanted)
+        if count not in seen:
             made[form] = copy
+            seen.add(count)
     return made
+
+
+@dataclass(frozen=True, eq=False)
+class Natives:
+    """The native operators to try in a model, and how the model runs.
+
+    Attributes:
+        library: The native operators.
+        asked: ``native``, or ``auto`` for the runtime's operators if no form is `GAIN` times as fast.
+        values: The session options.
+        feed: The inputs of a run.
+    """
+
+    library: Kernels
+    asked: str
+    values: Values
+    feed: Mapping[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,33 +109,29 @@ class Chosen:
     library: Kernels | None = None
 
 
-def choose(
-    model: ir.Model, library: Kernels, asked: str, run: Callable[[Path], Callable[[], object]], seconds: float
-) -> Chosen:
+def choose(model: ir.Model, natives: Natives | None, folder: Path, seconds: float) -> Chosen:
     """Time a graph with each form of native operators, and return the fastest one.
 
     Args:
         model: A graph that the runtime has optimized.
-        library: The native operators.
-        asked: ``native``, or ``auto`` for the runtime's operators if no form is `GAIN` times as fast.
-        run: Loads a model, and returns a function that runs it once.
+        natives: What to try; None for the graph as it is.
+        folder: An empty folder for the forms.
         seconds: How long all runs together take, about.
     """
-    forms = {STOCK: model, **native_models(model)}
-    if len(forms) == 1:
+    forms = {STOCK: model, **(native_models(model) if natives is not None else {})}
+    if natives is None or len(forms) == 1:
         return Chosen(model)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = []
-        for index, form in enumerate(forms.values()):
-            save_model(form, path := Path(folder, f"form-{index}.onnx"))
-            runs.append(run(path))
-        found = interleave(runs, seconds=seconds)
-        del runs
-    tried = {form: 1e3 * min(each) for form, each in zip(forms, found, strict=True)}
+    values = with_library({**UNCHANGED, **natives.values}, natives.library)
+    runs = []
+    for index, form in enumerate(forms.values()):
+        save_model(form, path := folder / f"form-{index}.onnx")
+        runs.append(configured_run(path, values, natives.feed))
+    times = interleave(runs, seconds=seconds)
+    tried = {form: 1e3 * min(each) for form, each in zip(forms, times, strict=True)}
     best = min((form for form in tried if form != STOCK), key=tried.__getitem__)
-    if asked == "auto" and tried[STOCK] < GAIN * tried[best]:
+    if natives.asked == "auto" and tried[STOCK] < GAIN * tried[best]:
         return Chosen(model, STOCK, tried)
-    return Chosen(forms[best], best, tried, library)
+    return Chosen(forms[best], best, tried, natives.library)
 
 
 def with_library(values: Values, library: Kernels | None) -> Values:

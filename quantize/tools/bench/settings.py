@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from .... import RequantError
@@ -35,6 +36,8 @@ CANDIDATES: Mapping[str, tuple[Value, ...]] = {
     "execution_mode": ("parallel",),
 }
 """Other values by option. Numbers of threads depend on the machine."""
+
+NOTHING: Values = MappingProxyType({})
 
 BLOCK = 0.03
 """Seconds of one session at a time. In shorter turns, the spinning threads of one session slow down the next one; a
@@ -117,6 +120,7 @@ def recommend(
     *,
     threads: int | None = None,
     seconds: float = 10.0,
+    needed: Values = NOTHING,
     progress: Progress = silent,
 ) -> Settings:
     """Find the session options with which a model runs fastest on this machine.
@@ -130,6 +134,7 @@ def recommend(
         feed: The inputs of a run.
         threads: Threads inside one operator; None to search the number.
         seconds: How long the search may take. Values for which no time is left are not tried.
+        needed: Options without which the model cannot be loaded.
         progress: Called with a stage, how much of it is done, and how much there is.
 
     Raises:
@@ -137,7 +142,7 @@ def recommend(
     """
     if not seconds > 0:
         raise RequantError(f"seconds must be positive, not {seconds:g}")
-    given: Values = {} if threads is None else {"intra_op_num_threads": threads}
+    given: Values = {**needed, **({} if threads is None else {"intra_op_num_threads": threads})}
     end = time.perf_counter() + seconds
     candidates = list(_candidates(threads))
     default = best = configured_run(model, given, feed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from requant import RequantError
 from requant.calibration import open_session
 from requant.cli import main
 from requant.quantize import compile_model
+from requant.quantize.kernels import build
 from requant.quantize.kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from requant.quantize.kernels.library import Kernels, kernels
 
 FOUND = kernels()
-needs_library = pytest.mark.skipif(isinstance(FOUND, str), reason=str(FOUND))
+needs_library = pytest.mark.skipif(isinstance(FOUND, str) and not os.environ.get("CI"), reason=str(FOUND))
 Array = NDArray[Any]
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
@@ -35,6 +37,7 @@ SCALES: dict[str, Array] = {
     "n": np.asarray(0, np.uint8),
     "b": np.asarray(-3, np.int8),
     "half": np.asarray([0.5], np.float32),
+    "axes": np.full((1, 1, 1, 1), 0.5, np.float32),
     "many": np.linspace(0.5, 2, 8, dtype=np.float32),
 }
 SILU = """g (uint8[N,8] x) => (uint8[N,8] y) {
@@ -92,7 +95,13 @@ def test_a_chain_becomes_a_table_with_the_same_results(text: str, tables: int) -
     assert bake_tables(model) == 0
 
 
-@pytest.mark.parametrize("text", [TWO, INT8, VECTOR, SOFTMAX], ids=["two tensors", "int8", "a vector", "softmax"])
+AXES = """g (uint8[N,8] x) => (uint8[1,1,N,8] y) {
+    d = DequantizeLinear(x, s, z)  m = Mul(d, axes)  y = QuantizeLinear(m, s, z)
+}"""
+LEFT = {"two tensors": TWO, "int8": INT8, "a vector": VECTOR, "softmax": SOFTMAX, "more axes": AXES}
+
+
+@pytest.mark.parametrize("text", LEFT.values(), ids=LEFT)
 def test_what_is_no_function_of_one_element_is_left_alone(text: str) -> None:
     model = made(text)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
@@ -160,6 +169,21 @@ def test_without_the_library_it_says_how_to_build_it(monkeypatch: pytest.MonkeyP
     kernels.cache_clear()
 
 
+def test_a_model_with_native_operators_needs_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = convolution()
+    bake_convolutions(model, lambda _: True)
+    ir.save(model, tmp_path / "model.onnx")
+    monkeypatch.setattr("requant.calibration.session.OPERATORS", tmp_path / "none.so")
+    with pytest.raises(RequantError, match="it has native operators, which are not built here; see 'requant kernels'"):
+        open_session(tmp_path / "model.onnx")
+
+
+def test_the_build_refuses_other_systems_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    with pytest.raises(SystemExit, match=r"^error: the native operators are for Linux, not for Windows$"):
+        build.main()
+
+
 @needs_library
 def test_a_model_is_compiled_with_native_operators_and_computes_the_same(tmp_path: Path) -> None:
     model = convolution()
@@ -173,6 +197,8 @@ def test_a_model_is_compiled_with_native_operators_and_computes_the_same(tmp_pat
     assert "register_custom_ops_library" in found.snippet
     assert {"Table", "Convolution"} & {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
     open_session(tmp_path / "out.onnx")  # registers the library by itself
+    settings = CliRunner().invoke(main, ["bench", str(tmp_path / "out.onnx"), "--settings", "--seconds", "0.5"])
+    assert settings.exit_code == 0, settings.output
     stock = compile_model(tmp_path / "model.onnx", tmp_path / "stock.onnx", kernels="stock")
     assert (stock.kernels, stock.tried) == ("stock", {})
     with pytest.raises(RequantError, match=r"give a path that ends in \.onnx"):

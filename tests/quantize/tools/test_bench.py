@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Lengths, Load, Search, bench_model, compile_model
+from requant.quantize.runtime.configured import Values
 from requant.quantize.tools.bench import bench
 from requant.quantize.tools.bench.settings import Settings, Trial
 
@@ -68,7 +69,10 @@ def test_settings_are_looked_for_with_the_threads_that_were_asked_for(
 ) -> None:
     asked = []
 
-    def pretend(model: Path, feed: object, *, threads: int | None, seconds: float, progress: object) -> Settings:
+    def pretend(
+        model: Path, feed: object, *, threads: int | None, seconds: float, needed: Values, progress: object
+    ) -> Settings:
+        assert needed == {}
         asked.append((model, threads, seconds))
         return FOUND
 
