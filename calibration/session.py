@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -158,31 +158,19 @@ def open_session(
     )
     try:
         try:
-            return _create_with_operators(model, options_for)
+            return _create_session(model, options_for(model))
         except Exception as error:  # the runtime's exceptions have no common base class
             newest = NEWER_IR.search(str(error))
             if newest is None:
                 raise
-            return _create_with_operators(_of_ir_version(model, int(newest[1])), options_for)
+            older = _of_ir_version(model, int(newest[1]))
+            return _create_session(older, options_for(older))
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
-        raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
-
-
-def _create_with_operators(
-    model: ModelSource, options_for: Callable[[ModelSource], SessionOptions]
-) -> InferenceSession:
-    """Create a session; if the runtime refuses the native operators of the model, register their library."""
-    try:
-        return _create_session(model, options_for(model))
-    except Exception as error:  # the runtime's exceptions have no common base class
-        if f"{OPERATORS_DOMAIN}:" not in str(error):
-            raise
-        if not OPERATORS.is_file():
-            raise RuntimeError("it has native operators, which are not built here; see 'requant kernels'") from error
-        options = options_for(model)
-        options.register_custom_ops_library(os.fspath(OPERATORS))
-        return _create_session(model, options)
+        message = runtime_message(error)
+        if f"{OPERATORS_DOMAIN}:" in message and native_library() is None:
+            message = "it has native operators, which are not built here; see 'requant kernels'"
+        raise RequantError(f"{name}: {hint}: {message}") from error
 
 
 def _create_session(model: ModelSource, options: SessionOptions) -> InferenceSession:
@@ -226,10 +214,25 @@ def _session_options(
         options.profile_file_prefix = os.fspath(profile)
     if save_optimized is not None:
         options.optimized_model_filepath = os.fspath(save_optimized)
+    library = native_library()
+    if library is not None:
+        options.register_custom_ops_library(library)
     if isinstance(model, Serialized) and model.folder is not None:
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, os.fspath(model.folder.resolve()))
     return options
+
+
+@cache
+def native_library() -> str | None:
+    """Return the library of the native operators; None if it is not built, or does not load into this runtime."""
+    import onnxruntime as ort
+
+    try:
+        ort.SessionOptions().register_custom_ops_library(os.fspath(OPERATORS))
+    except Exception:  # noqa: BLE001 - the runtime's exceptions have no common base class
+        return None
+    return os.fspath(OPERATORS)
 
 
 def _of_ir_version(model: ModelSource, version: int) -> Serialized:

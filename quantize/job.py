@@ -14,7 +14,8 @@ from ..calibration.ranges import parse_rule
 from ..calibration.session import Feed, ModelSource
 from ..calibration.sources import Source
 from ..transforms import StepResult
-from ..transforms.plan import Plan
+from ..transforms.graph import inferred
+from ..transforms.plan import Impl, Plan
 from ..transforms.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
 from .model.files import Weights
@@ -93,6 +94,16 @@ class Job:
         """Whether there are ranges, from the user or from the data."""
         return self.judged or self.supply.ranges is not None
 
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int | str | None, ...]]:
+        """Shapes of the tensors of the simplified model by name, as far as they can be inferred."""
+        found = {name: value.shape for name, value in inferred(self.simple).items()}
+        return {
+            name: tuple(axis if isinstance(axis, int) else axis.value for axis in shape)
+            for name, shape in found.items()
+            if shape is not None
+        }
+
     @property
     def reserved(self) -> frozenset[str]:
         """Tensors whose range the user sets, by overrides or by quantization in the model."""
@@ -160,6 +171,11 @@ class Candidate:
     relieved: Mapping[str, int] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
     evidence: Evidence = field(default_factory=Evidence)
+
+    @property
+    def native(self) -> bool:
+        """Whether any unit is a native operator."""
+        return any(choice.impl is Impl.U8_NATIVE for choice in self.plan.choices.values())
 
     @cached_property
     def sessions(self) -> Sessions:

@@ -228,6 +228,16 @@ def remove_if_unread(node: ir.Node | None) -> bool:
     return True
 
 
+def remove_unread(nodes: Iterable[ir.Node | None]) -> None:
+    """Remove the nodes whose outputs nothing reads, then the nodes that only they read, and so on."""
+    waiting = [*nodes]
+    while waiting:
+        node = waiting.pop()
+        sources = [] if node is None else [value.producer() for value in node.inputs if value is not None]
+        if remove_if_unread(node):
+            waiting += sources
+
+
 def names(model: ir.Model) -> set[str]:
     """Return the name of each value and node of the graph and of its bodies."""
     used: set[str] = set()

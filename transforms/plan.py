@@ -20,6 +20,7 @@ class Impl(StrEnum):
     FLOAT = "float"
     U8 = "u8->u8"  # QLinearConv, QLinearAdd, MaxPool on uint8, ...
     U8_GEMM = "u8->u8 gemm"  # QLinearConv with a weight zero point, which the runtime computes as a matrix product
+    U8_NATIVE = "u8->u8 native"  # an operator of ai.requant, as a function whose body is the form U8
     U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
     DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float with integer products; finds ranges at run time
     WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float
@@ -27,12 +28,12 @@ class Impl(StrEnum):
     @property
     def reads_u8(self) -> bool:
         """Whether the unit reads uint8 activations."""
-        return self in (Impl.U8, Impl.U8_GEMM, Impl.U8_FLOAT)
+        return self in (Impl.U8, Impl.U8_GEMM, Impl.U8_NATIVE, Impl.U8_FLOAT)
 
     @property
     def writes_u8(self) -> bool:
         """Whether the unit writes uint8 results."""
-        return self in (Impl.U8, Impl.U8_GEMM)
+        return self in (Impl.U8, Impl.U8_GEMM, Impl.U8_NATIVE)
 
     @property
     def int8(self) -> bool:

@@ -53,7 +53,12 @@ def build(machine: str, output: Path) -> None:
     Raises:
         CalledProcessError: The compiler failed; it has printed why.
     """
-    made = _linked(f"{machine}-linux-gnu.2.17", (*OPERATORS_SOURCES, *kernels_of(machine)), ("-O3",), ("-shared", "-s"))
+    made = _linked(
+        f"{machine}-linux-gnu.2.17",
+        (*OPERATORS_SOURCES, *kernels_of(machine)),
+        ("-O3",),
+        ("-shared", "-s", "-Wl,-z,nodelete"),
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     staged = output.with_suffix(".new")
     staged.write_bytes(made)

@@ -19,6 +19,7 @@ from .efforts import CORRECTIONS, EFFORTS
 FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
 PLACES = ("measured", "estimated", "rules", "all")
+KERNELS = ("auto", "native", "stock")
 BASELINE = "requant.lock.json"
 SOURCES = "FILE.npz[:SPLIT], a folder, FILE.csv, FILE.jsonl or FILE.py:NAME; see docs/data.md."
 METRICS = "top1, top5, agreement, sqnr, psnr, perplexity, miou, auroc or FILE.py:NAME; see docs/metrics.md."
@@ -207,6 +208,13 @@ INT8 = (
         default="measured",
         choices=PLACES,
         help="What decides which operators become int8; see docs/speed.md",
+    ),
+    Option(
+        "kernels",
+        Kind.TEXT,
+        "Native operators: where they are faster, everywhere, or nowhere",
+        default="auto",
+        choices=KERNELS,
     ),
     CALIBRATION,
     Option(

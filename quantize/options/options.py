@@ -12,7 +12,7 @@ from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
 from ...transforms.qparams import Scheme
-from .declared import FORMATS, PLACES, TARGETS
+from .declared import FORMATS, KERNELS, PLACES, TARGETS
 from .efforts import EFFORTS, chosen
 from .selection import Selection
 
@@ -39,6 +39,9 @@ class Options:
         place: What decides which operators become int8: ``measured`` on this machine, ``estimated`` by built-in or
             given costs, ``rules`` per operator, or ``all`` for every operator with an integer kernel.
         costs: A file of costs that were measured on the target machine; implies placement by these costs.
+        kernels: Whether native operators compute units: ``auto`` where they are here and measured to be faster,
+            ``native`` wherever there is one, ``stock`` nowhere. Without their library, ONNX Runtime runs the body of
+            each: the same model with its own operators.
         plan: A plan file that decides the units that it names.
         noise_weight: Microseconds of latency that one unit of noise costs; noise as strong as the signal is one unit.
         effort: The amount of work for accuracy, a key of `EFFORTS`.
@@ -63,6 +66,7 @@ class Options:
     portable: bool = False
     place: str = "measured"
     costs: str | os.PathLike[str] | None = None
+    kernels: str = "auto"
     plan: str | os.PathLike[str] | None = None
     noise_weight: float = 0.0
     effort: str = "medium"
@@ -86,9 +90,23 @@ class Options:
             raise RequantError("costs have no effect with the placements rules and all, or with a plan")
         if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
             raise RequantError("--portable needs --format qdq, and no --costs, --place estimated or --place all")
+        if self.kernels == "native" and self._without_native():
+            raise RequantError(f"--kernels native does not go with {self._without_native()}")
         chosen(self.effort, self.corrections)
         if self.calibration is not None:
             parse_rule(self.calibration)
+
+    def _without_native(self) -> str:
+        """Return what makes a model without native operators; empty if nothing does."""
+        if self.portable or self.format != "qdq":
+            return "--portable" if self.portable else f"--format {self.format}"
+        types = (self.scheme.activation, self.scheme.weight)
+        return "" if types == ("u8", "s8") else f"activations of {types[0]} and weights of {types[1]}"
+
+    @property
+    def may_be_native(self) -> bool:
+        """Whether units may be native operators, if their library is here."""
+        return self.kernels != "stock" and not self._without_native()
 
     def _check_values(self) -> None:
         """Refuse unknown names and numbers out of range."""
@@ -96,6 +114,7 @@ class Options:
             ("format", self.format, FORMATS),
             ("instruction set", self.isa, TARGETS),
             ("placement", self.place, PLACES),
+            ("kernels", self.kernels, KERNELS),
             ("effort", self.effort, tuple(EFFORTS)),
         )
         for noun, name, known in names:
@@ -127,6 +146,7 @@ class Options:
             "isa": self.isa,
             "portable": self.portable,
             "place": self.place,
+            "kernels": self.kernels,
             "noise_weight": self.noise_weight,
             "effort": self.effort,
             "corrections": sorted(chosen(self.effort, self.corrections)),

@@ -30,6 +30,7 @@ class Facts:
         allow_slow: Whether units may become int8 that the rules expect to be slower.
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too.
+        native: Whether units may be native operators.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -44,6 +45,7 @@ class Facts:
     allow_slow: bool = False
     zero_points: bool = False
     portable: bool = False
+    native: bool = False
 
 
 def facts_of(

@@ -15,7 +15,7 @@ from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, profiled
 from .costs import Costs
 from .layouts import layout_costs
-from .pricing import Prices, conversion_costs, unit_cost
+from .pricing import OTHER_FORMS, Prices, conversion_costs, unit_cost
 from .rules import all_int8_plan
 
 PROFILED = 3e5  # microseconds that one profile takes, in LEAST_RUNS to MOST_RUNS runs
@@ -115,9 +115,10 @@ def measure_units(bench: Bench, known: Measured) -> tuple[Candidate, Measured]:
     (in_float, in_int8), known = profile(bench, known, [bench.job.float_source, wide.source])
     known = _with_costs(known, in_float, dict.fromkeys(space.forms, Impl.FLOAT))
     known = with_profile(known, wide.plan, in_int8)
-    gemms = {name: Choice(Impl.U8_GEMM) for name, forms in space.forms.items() if Impl.U8_GEMM in forms}
-    if gemms:
-        plan = wide.plan.with_choices(gemms)
+    for impl in OTHER_FORMS:
+        plan = wide.plan.with_choices({name: Choice(impl) for name, forms in space.forms.items() if impl in forms})
+        if plan.choices == wide.plan.choices:
+            continue
         (spent,), known = profile(bench, known, [bench.write(plan).source])
         known = _with_costs(known, spent, {unit.name: plan.impl(unit) for unit in plan.units})
     return wide, known

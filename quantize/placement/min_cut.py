@@ -17,7 +17,7 @@ from typing import Any
 from ...transforms.plan import Impl
 
 SOURCE, SINK = "source", "sink"
-READS = {Impl.U8: (1, 1), Impl.U8_GEMM: (1, 1), Impl.U8_FLOAT: (1, 0)}
+READS = {Impl.U8: (1, 1), Impl.U8_GEMM: (1, 1), Impl.U8_NATIVE: (1, 1), Impl.U8_FLOAT: (1, 0)}
 """Whether an implementation reads and writes uint8, 1 for uint8; all others read and write float."""
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ...transforms.graph import constant, release
 from ...transforms.int8_forms import gate_obstacle
-from ...transforms.ops import MS, OPS, Kernel, Op, only_moves
+from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
 from ...transforms.reasons import NONE, Reason
 from ...transforms.units import activations
@@ -31,6 +31,9 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
 LEAST_HIDDEN = 192
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
+NATIVE = frozenset({"Conv", GATE, "LeakyRelu", "Sigmoid"})
+"""The units that native operators compute: convolutions, and functions of one element."""
+IMAGE, SET = 4, "NOTSET"
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
 
@@ -52,6 +55,22 @@ def _gemm_form_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     if not facts.zero_points or unit.op != "Conv" or node.attributes.get_int("group", 1) != 1:
         return why.NO_FORM
     return _static_obstacle(unit, facts, strategy)
+
+
+def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot be a native operator."""
+    node = facts.nodes[unit.nodes[0]]
+    ranked = all(_rank(facts.values.get(name)) is not None for name in (*unit.inputs, *unit.outputs))
+    if not facts.native or unit.op not in NATIVE or not ranked:
+        return why.NO_FORM
+    if unit.op == "Conv" and (_rank(node.inputs[1]) != IMAGE or node.attributes.get_string("auto_pad", SET) != SET):
+        return why.NO_FORM
+    return _static_obstacle(unit, facts, strategy)
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    """Return the number of axes of a tensor, as far as it is known."""
+    return None if value is None or value.shape is None else len(value.shape)
 
 
 def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
@@ -105,6 +124,7 @@ def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reaso
 OBSTACLES: Mapping[Impl, Rule] = {
     Impl.U8: _static_obstacle,
     Impl.U8_GEMM: _gemm_form_obstacle,
+    Impl.U8_NATIVE: _native_obstacle,
     Impl.U8_FLOAT: _static_float_obstacle,
     Impl.DYNAMIC: _dynamic_obstacle,
     Impl.WEIGHT: _weight_only_obstacle,

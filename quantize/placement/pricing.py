@@ -20,6 +20,9 @@ from .rules import able
 
 Shape = tuple[int, ...]
 
+OTHER_FORMS = (Impl.U8_GEMM, Impl.U8_NATIVE)
+"""Forms from uint8 to uint8 that a unit has only where they are measured to be faster than `Impl.U8`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -120,27 +123,28 @@ def with_noise_price(prices: Prices, job: Job, microseconds: float, exchange: fl
 
 def measured_int8(prices: Prices, name: str) -> float | None:
     """Return the measured cost of a unit in integers; None without one."""
-    known = (_measured(prices, name, impl) for impl in prices.space.forms[name] if impl.reads_u8)
+    known = (measured(prices, name, impl) for impl in prices.space.forms[name] if impl.reads_u8)
     return next((cost for cost in known if cost is not None), None)
 
 
-def measured_gemm(prices: Prices, name: str) -> float | None:
-    """Return the measured cost of a convolution as an integer matrix product; None without one."""
-    return _measured(prices, name, Impl.U8_GEMM)
+def measured(prices: Prices, name: str, impl: Impl) -> float | None:
+    """Return the measured cost of an implementation of a unit; None without one."""
+    key = prices.space.keys.get(name)
+    return None if key is None else prices.costs.of(key, impl)
 
 
 def has_unmeasured(prices: Prices) -> bool:
-    """Return whether the cost of any unit in integers, or as an integer matrix product, is not measured."""
-    forms = prices.space.forms
+    """Return whether the cost of any unit in integers, or in one of its other integer forms, is not measured."""
     return any(
-        measured_int8(prices, name) is None or (Impl.U8_GEMM in forms[name] and measured_gemm(prices, name) is None)
+        measured_int8(prices, name) is None
+        or any(impl in prices.space.forms[name] and measured(prices, name, impl) is None for impl in OTHER_FORMS)
         for name in prices.space.keys
     )
 
 
 def lacks_float(prices: Prices, name: str) -> bool:
     """Return whether the cost of a unit in float is not measured."""
-    return _measured(prices, name, Impl.FLOAT) is None
+    return measured(prices, name, Impl.FLOAT) is None
 
 
 def unit_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
@@ -161,16 +165,10 @@ def _kernel_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
     """Return the cost of a kernel: as measured, else as measured for the other integer form, else as estimated."""
     if (unit.name, impl) in prices.slowed:
         return prices.slowed[unit.name, impl]
-    measured = _measured(prices, unit.name, impl)
-    if measured is None and impl.reads_u8 and unit.name in prices.space.keys:
-        measured = measured_int8(prices, unit.name)
-    return estimate(unit, prices.space.facts.nodes, prices.sizes, impl) if measured is None else measured
-
-
-def _measured(prices: Prices, name: str, impl: Impl) -> float | None:
-    """Return the measured cost of an implementation of a unit; None without one."""
-    key = prices.space.keys.get(name)
-    return None if key is None else prices.costs.of(key, impl)
+    cost = measured(prices, unit.name, impl)
+    if cost is None and impl.reads_u8 and unit.name in prices.space.keys:
+        cost = measured_int8(prices, unit.name)
+    return estimate(unit, prices.space.facts.nodes, prices.sizes, impl) if cost is None else cost
 
 
 # ---------------------------------------------------------------------------------------------------------- noise

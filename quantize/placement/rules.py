@@ -27,7 +27,7 @@ from .reasons import EXCLUDED, FLOAT_INPUTS, FLOAT_READERS, FOREIGN, FUSED_ELSEW
 
 MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that every runtime computes in integers, besides products and operators that move values."""
-STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM)
+STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM, Impl.U8_NATIVE)
 
 
 def choose(
@@ -87,6 +87,13 @@ def all_int8_plan(facts: Facts, plan: Plan) -> Plan:
         if len(forms) > 1 and plan.choices[name].impl is not Impl.U8
     }
     return plan.with_choices(changed)
+
+
+def native_plan(facts: Facts, plan: Plan) -> Plan:
+    """Return a plan with native operators wherever a unit reads and writes uint8 and has one."""
+    options = able(facts, plan)
+    units = (unit.name for unit in plan.units if plan.impl(unit).writes_u8 and Impl.U8_NATIVE in options[unit.name])
+    return plan.with_choices(dict.fromkeys(units, Choice(Impl.U8_NATIVE)))
 
 
 def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:

@@ -13,6 +13,7 @@ from ...transforms.ops import OPS
 from ...transforms.plan import Choice, Impl, Plan, Unit
 from ..job import Candidate, Job, Placement
 from ..options.efforts import EFFORTS
+from ..runtime.configured import GAIN
 from ..runtime.machine import Machine
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
@@ -23,13 +24,14 @@ from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
 from .min_cut import Item, Problem, cheapest
 from .pricing import (
+    OTHER_FORMS,
     Prices,
     Space,
     dequantize_cost,
     float_time,
     has_unmeasured,
     lacks_float,
-    measured_gemm,
+    measured,
     measured_int8,
     noise_cost,
     plan_milliseconds,
@@ -39,7 +41,7 @@ from .pricing import (
     with_noise_price,
 )
 from .reasons import CONVERSIONS_COST_MORE, FLOAT_FASTER, NOISE_COSTS_MORE, NOTHING_COMPUTES, TOO_NOISY
-from .rules import able, all_int8_plan
+from .rules import able, all_int8_plan, native_plan
 
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
 LEAST_MS = 0.5  # shorter runs time too noisily
@@ -67,17 +69,23 @@ def place(
         noise: The noise at the outputs that each uint8 tensor adds, as far as known.
     """
     how = job.policy.how
+    wanted = partial(native_plan, facts) if job.policy.kernels == "native" else _as_it_is
     if how == "all":
-        return write(all_int8_plan(facts, rules)), Placement("all")
+        return write(wanted(all_int8_plan(facts, rules))), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
     if not free or not _costs_decide(job, facts, feed):
-        return write(rules), Placement("rules")
+        return write(wanted(rules)), Placement("rules")
     prices = Prices.of(Space.of(job, facts, rules, feed), _known_costs(job), noise or {})
     if how == "estimated":
         prices = with_noise_price(prices, job, float_time(prices), EFFORTS[job.options.effort].exchange)
         plan = cheapest_plan(prices)
-        return write(plan), Placement("estimated", plan_milliseconds(prices, plan))
+        return write(wanted(plan)), Placement("estimated", plan_milliseconds(prices, plan))
     return _measured_placement(Bench.of(job, rules, write, feed), Measured.of(prices))
+
+
+def _as_it_is(plan: Plan) -> Plan:
+    """Return the plan."""
+    return plan
 
 
 def plans_by_price(
@@ -182,7 +190,7 @@ def _item(prices: Prices, unit: Unit) -> Item:
     if len(forms) == 1:
         return Item(unit.name, unit.inputs, unit.outputs, {forms[0]: 0.0})
     noise = noise_cost(prices, unit)
-    known = [form for form in forms if form is not Impl.U8_GEMM or measured_gemm(prices, unit.name) is not None]
+    known = [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
     costs = {form: unit_cost(prices, unit, form) + (noise if form.reads_u8 else 0.0) for form in known}
     return Item(unit.name, unit.inputs, unit.outputs, costs)
 
@@ -262,17 +270,30 @@ def _measured_placement(bench: Bench, known: Measured) -> tuple[Candidate, Place
         known = measure_plan(bench, known, candidate)
         tell(3 + index, steps)
     store.keep(known.fresh)
+    if job.policy.kernels == "native":
+        everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
+        candidates |= {f"{name}, native": bench.write(plan) for name, plan in everywhere.items()}
+        candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates
     return fastest(bench, known, candidates)
 
 
 def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:
-    """Return a plan with the faster kernel for each integer convolution; None if that changes nothing."""
-    gemms = {}
+    """Return a plan with the fastest kernel for each unit from uint8 to uint8; None if that changes nothing."""
+    faster = {}
     for unit in plan.units:
-        cost = measured_gemm(prices, unit.name) if Impl.U8_GEMM in prices.space.forms[unit.name] else None
-        if plan.impl(unit) is Impl.U8 and cost is not None and cost < unit_cost(prices, unit, Impl.U8):
-            gemms[unit.name] = Choice(Impl.U8_GEMM)
-    return plan.with_choices(gemms) if gemms else None
+        if plan.impl(unit) is not Impl.U8:
+            continue
+        others = {
+            impl: measured(prices, unit.name, impl) for impl in OTHER_FORMS if impl in prices.space.forms[unit.name]
+        }
+        costs = {
+            Impl.U8: unit_cost(prices, unit, Impl.U8),
+            **{k: cost for k, cost in others.items() if cost is not None},
+        }
+        best = min(costs, key=costs.__getitem__)
+        if best is not Impl.U8:
+            faster[unit.name] = Choice(best)
+    return plan.with_choices(faster) if faster else None
 
 
 def _untried(prices: Prices, candidates: Mapping[str, Candidate]) -> Plan | None:
@@ -318,6 +339,10 @@ def fastest(bench: Bench, known: Measured, candidates: Mapping[str, Candidate]) 
     best = min(worth, key=worth.__getitem__)
     if "rules" in tried and worth[best] > CLEAR * worth["rules"]:
         best = "rules"
+    stock = [name for name in worth if not candidates[name].native]
+    if stock and candidates[best].native:
+        other = min(stock, key=worth.__getitem__)
+        best = other if worth[other] < GAIN * worth[best] else best
     (spent,), _ = profile(bench, known, [candidates[best].source])
     predicted = spent.total / 1e3 if spent is not None else None
     return candidates[best], Placement("measured", predicted, tried)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
-    "DynamicQuantizeLSTM QAttention".split()
+    "DynamicQuantizeLSTM QAttention Convolution".split()
 )
 
 
@@ -45,7 +45,7 @@ def _attention(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
 
 
 MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
-    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
+    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger Convolution".split(), _convolution),
     "ConvTranspose": _transposed,
     **dict.fromkeys(
         "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "

@@ -13,12 +13,13 @@ from ...transforms.insert_qdq import insert_qdq
 from ...transforms.int8_weights import Adjustment
 from ...transforms.joined_convs import join_convs
 from ...transforms.ops import GATE
-from ...transforms.plan import Plan
+from ...transforms.plan import Impl, Plan
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ...transforms.qparams import QParams
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
+from ..kernels.wrap import wrap_units
 from ..model.files import serialize
 from ..model.metadata import describe_origin
 from ..options.efforts import ADJUSTING
@@ -45,6 +46,7 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
         kept_float={**ranges.without, **evidence.kept_float},
         zero_points=job.policy.zero_points,
         portable=job.policy.portable,
+        native=job.policy.native,
     )
     return facts, choose_by(facts, job.simple), partial(apply_plan, job, ranges)
 
@@ -64,7 +66,8 @@ def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:
     """Adjust weights and biases by the chosen corrections, and join convolutions whose results are only added."""
     adjusted: Mapping[str, Adjustment] = {}
     if job.corrections & ADJUSTING and job.judged and not job.weights.large:
-        plain = candidate if job.options.format == "qdq" else apply_plan(job, ranges, candidate.plan, form="qdq")
+        pairs = job.options.format == "qdq" and not candidate.native
+        plain = candidate if pairs else apply_plan(job, ranges, candidate.plan, form="qdq", native=False)
         adjusted = find_adjustments(job, plain)
     if not adjusted and not sums_of(job, candidate.plan):
         return candidate
@@ -79,6 +82,7 @@ def apply_plan(
     form: str = "",
     *,
     join: bool = False,
+    native: bool = True,
 ) -> Candidate:
     """Apply a plan to a copy of the simplified model.
 
@@ -90,6 +94,7 @@ def apply_plan(
         form: The format; empty for the format of the job.
         join: Whether two convolutions become one if only their sum is read. If not, every unit has its own kernel,
             which can be timed and corrected.
+        native: Whether units that the plan has as native operators become functions; if not, they stay pairs.
     """
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
     given = {name: params for name, params in job.model_qparams.items() if params.zero_point.dtype == dtype}
@@ -116,6 +121,8 @@ def apply_plan(
     if (form or job.options.format) == "qoperator":
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
+    if native and wrap_units(model, [u for u in plan.units if plan.impl(u) is Impl.U8_NATIVE], job.shapes):
+        steps.append("ai.requant")
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)

@@ -20,6 +20,7 @@ from ...transforms.inline_functions import ORIGIN
 from ...transforms.plan import Plan
 from ..accuracy.pair import timing_note
 from ..job import Job
+from ..kernels.library import Kernels, kernels
 from ..model.files import Weights, about, load_model, serialize
 from ..model.types import add_types
 from ..options.given_ranges import load_given_ranges
@@ -51,7 +52,7 @@ def prepare(
     """
     supply = load_given_ranges(options)
     no_saturation = resolve(options.isa).exact
-    policy = Policy.of(options, exact=no_saturation)
+    policy = Policy.of(options, exact=no_saturation, native=_has_native(options))
     original = load_model(path)
     options.selection.check(original)
     if not supply.is_of(original):
@@ -70,6 +71,7 @@ def prepare(
     static = data is not None or supply.ranges is not None
     facts = facts_of(simple, selection, types, options.scheme.activation)
     facts = replace(facts, static=static, zero_points=policy.zero_points, portable=policy.portable)
+    facts = replace(facts, native=policy.native)
     plan = _plan(simple, facts, policy, options.threads)
     weights = Weights.of(simple)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
@@ -97,6 +99,18 @@ def prepare(
         options=options,
         progress=progress,
     )
+
+
+def _has_native(options: Options) -> bool:
+    """Return whether the native operators are here.
+
+    Raises:
+        RequantError: They are asked for, and are not here.
+    """
+    found = kernels()
+    if options.kernels == "native" and isinstance(found, str):
+        raise RequantError(found)
+    return isinstance(found, Kernels)
 
 
 def _plan(model: ir.Model, facts: Facts, policy: Policy, threads: int) -> Plan:

@@ -197,7 +197,7 @@ def test_the_rough_error_is_that_of_steps_full_of_values(bits: int) -> None:
 def test_of_equal_ranges_the_first_is_the_one_of_least_error(
     values: Array, ranges: list[list[float]], precision: Precision
 ) -> None:
-    histogram, pairs = Histogram.of(values), [(lo, hi) for lo, hi in ranges]
-    lo, hi = np.array(pairs).T
-    found = errors(Spread.of(histogram), lo, hi, precision)
-    assert least_error(histogram, pairs + pairs[::-1], precision) == pairs[found.tolist().index(min(found))]
+    histogram = Histogram.of(values)
+    pairs = [(lo, hi) for lo, hi in [*ranges, *ranges[::-1]]]
+    found = errors(Spread.of(histogram), *np.array(pairs).T, precision)
+    assert least_error(histogram, pairs, precision) == pairs[found.tolist().index(min(found))]

@@ -173,7 +173,7 @@ def test_a_model_with_native_operators_needs_the_library(monkeypatch: pytest.Mon
     model = convolution()
     bake_convolutions(model, lambda _: True)
     ir.save(model, tmp_path / "model.onnx")
-    monkeypatch.setattr("requant.calibration.session.OPERATORS", tmp_path / "none.so")
+    monkeypatch.setattr("requant.calibration.session.native_library", lambda: None)
     with pytest.raises(RequantError, match="it has native operators, which are not built here; see 'requant kernels'"):
         open_session(tmp_path / "model.onnx")
 

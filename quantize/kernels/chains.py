@@ -1,0 +1,125 @@
+"""Chains of elementwise operators between uint8 tensors, and the tables of 256 values that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ...calibration.session import Array, open_session, run_session
+from ...transforms.graph import constant
+
+MS = "com.microsoft"
+ELEMENTWISE = frozenset(
+    "Abs Add Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Sigmoid Softplus "
+    "Sqrt Sub Tanh".split()
+)
+"""Float operators whose result at an element depends on this element alone, apart from constants of one element."""
+INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
+    "QLinearSigmoid": ({0: 2}, 4),
+    "QLinearLeakyRelu": ({0: 2}, 4),
+    "QLinearAdd": ({0: 2, 3: 5}, 7),
+    "QLinearMul": ({0: 2, 3: 5}, 7),
+    "DequantizeLinear": ({0: 2}, -1),
+    "QuantizeLinear": ({}, 2),
+}
+"""By operator: the zero point of each integer input, and that of the result; -1 for a float result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """What a tensor is a function of, element by element.
+
+    Attributes:
+        root: The uint8 tensor.
+        nodes: The nodes between the two, in order.
+    """
+
+    root: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+
+def chain_of(node: ir.Node, chains: Mapping[ir.Value, Chain]) -> Chain | None:
+    """Return what the result of a node is a function of; None if that is not one uint8 tensor."""
+    zeros, _ = INTEGER.get(node.op_type, ({}, -1))
+    known = node.op_type in INTEGER or (node.op_type in ELEMENTWISE and node.domain == "")
+    if not known or len(node.outputs) != 1:
+        return None
+    roots: dict[ir.Value, None] = {}
+    nodes: dict[ir.Node, None] = {}
+    axes = 0  # of the constants
+    for index, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        tensor = constant(value)
+        if tensor is not None:
+            if tensor.size != 1:
+                return None
+            axes = max(axes, len(tensor.shape))
+        elif value in chains:
+            roots[chains[value].root] = None
+            nodes |= dict.fromkeys(chains[value].nodes)
+        elif index in zeros and is_uint8(node, zeros[index]):
+            roots[value] = None
+        else:
+            return None
+    if len(roots) != 1:
+        return None
+    (root,) = roots
+    keeps_shape = axes <= (1 if root.shape is None else len(root.shape))  # more axes would broadcast the result
+    return Chain(root, (*nodes, node)) if keeps_shape else None
+
+
+def is_uint8(node: ir.Node, zero: int) -> bool:
+    """Return whether the zero point at an input of a node is uint8."""
+    tensor = constant(node.inputs[zero]) if 0 <= zero < len(node.inputs) else None
+    return tensor is not None and tensor.dtype is ir.DataType.UINT8
+
+
+def table_of(model: ir.Model, chain: Chain) -> Array:
+    """Return the 256 values of a function, uint8 (256,), as the runtime computes them without optimizations."""
+    root = ir.val("x", dtype=ir.DataType.UINT8, shape=[256])
+    constants: list[ir.Value] = []
+
+    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
+        constants.append(ir.Value(name=f"c{len(constants)}", const_value=ir.tensor(tensor.numpy())))
+        return constants[-1]
+
+    copies = copied(chain.nodes, {chain.root: root}, add_constant)
+    result = copies[-1].outputs[0]
+    result.dtype, result.name = ir.DataType.UINT8, "y"
+    graph = ir.Graph(
+        [root], [result], nodes=copies, initializers=constants, opset_imports=model.opset_imports, name="table"
+    )
+    source = bytes(ir.to_proto(ir.Model(graph, ir_version=model.ir_version)).SerializeToString())
+    session = open_session(source, threads=1, optimize=False)
+    values: Array = run_session(session, ["y"], {"x": np.arange(256, dtype=np.uint8)}, "table")["y"]
+    return values.reshape(256)  # constants of several axes add axes
+
+
+def copied(
+    nodes: Iterable[ir.Node], known: Mapping[ir.Value, ir.Value], add_constant: Callable[[ir.TensorProtocol], ir.Value]
+) -> list[ir.Node]:
+    """Return copies of nodes for another graph; their results are named ``t0``, ``t1``, ...
+
+    Args:
+        nodes: The nodes, in order.
+        known: The values of the other graph that stand for values of this one.
+        add_constant: Adds a constant to the other graph. All values that are not in `known`, and that none of the nodes
+            computes, must be constants.
+    """
+    values, made = dict(known), list[ir.Node]()
+    for node in nodes:
+        for value in node.inputs:
+            if value is not None and value not in values:
+                tensor = constant(value)
+                assert tensor is not None
+                values[value] = add_constant(tensor)
+        inputs = [None if value is None else values[value] for value in node.inputs]
+        copy = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain)
+        copy.outputs[0].name = f"t{len(made)}"
+        values[node.outputs[0]] = copy.outputs[0]
+        made.append(copy)
+    return made

@@ -1,0 +1,255 @@
+"""Put units of a QDQ model into functions of the domain ``ai.requant``, which native operators compute.
+
+A runtime with the library computes the node by the operator of the same name. Any other runtime replaces the node by
+the body of the function: the nodes that were there before. The operators take NHWC, so that a Transpose stands on both
+sides of the node, and of the body. ONNX Runtime cancels them, if the types and shapes of the tensors are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from ...calibration.session import OPERATORS_DOMAIN, Array
+from ...transforms.graph import (
+    add_initializer,
+    constant,
+    fresh_name,
+    graph_of,
+    nodes_by_name,
+    remove_unread,
+    sole_reader,
+    take_place,
+)
+from ...transforms.plan import Unit
+from ...transforms.units import clip_bounds
+from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, copied, table_of
+from .library import VERSION
+
+IR_VERSION = 10  # the first one in which several functions may have the same name
+IMAGE = 4  # axes of a tensor with a layout
+TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+CONVOLUTION = ("x", "x_scale", "x_zero_point", "w", "w_scale", "w_zero_point", "y_scale", "y_zero_point", "B", "table")
+BIAS = CONVOLUTION.index("B")
+TABLE = ("x", "table")
+KEPT = ("dilations", "group", "pads", "strides")
+"""The attributes of a Conv that the operator has."""
+
+UINT8 = ir.TensorType(ir.DataType.UINT8)
+
+Shape = Sequence[int | str | None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of a native operator, and the nodes that it replaces.
+
+    Attributes:
+        operator: The operator.
+        name: The name of the node; it also tells the functions of an operator apart.
+        names: The names of the operator's inputs.
+        inputs: The inputs; the first one is the uint8 tensor.
+        body: The nodes that it replaces, in order.
+        attributes: The attributes of the node.
+    """
+
+    operator: str
+    name: str
+    names: Sequence[str]
+    inputs: Sequence[ir.Value | None]
+    body: Sequence[ir.Node]
+    attributes: Mapping[str, ir.Attr] = field(default_factory=dict)
+
+
+def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape]) -> int:
+    """Put units between uint8 tensors into functions; return how many.
+
+    Before:  y8 = QuantizeLinear(Conv(DequantizeLinear(x8), DequantizeLinear(w8), DequantizeLinear(b32)))
+    After:   y8 = Transpose(ai.requant.Convolution(Transpose(x8), ..., w8, ..., b32)), a function with the old body
+    Left alone: units that have another form in the model, weights with zero points, and tensors of unknown rank.
+
+    Args:
+        model: A model in QDQ form.
+        units: Convolutions, and units that are functions of each element of one tensor.
+        shapes: Shapes of the float tensors by name.
+    """
+    nodes = nodes_by_name(model)
+    images = any(node.op_type == "Conv" for node in model.graph)
+    count = 0
+    for unit in units:
+        end = _quantized(nodes[unit.nodes[-1]])
+        ends = [shapes.get(name) for name in (unit.inputs[0], unit.outputs[0])]
+        if end is None or None in ends:
+            continue
+        call = _convolution(model, nodes, unit, end) if unit.op == "Conv" else _table(model, nodes, unit, end)
+        if call is None:
+            continue
+        turned = images and all(shape is not None and len(shape) == IMAGE for shape in ends)
+        _put(model, call, end, [shape for shape in ends if shape is not None] if turned else ())
+        count += 1
+    if count:
+        model.opset_imports[OPERATORS_DOMAIN] = VERSION
+        model.ir_version = max(model.ir_version, IR_VERSION)
+    return count
+
+
+def _quantized(node: ir.Node) -> ir.Value | None:
+    """Return the uint8 form of the result of a node, if nothing else reads the result; else None."""
+    reader = sole_reader(node.outputs[0])
+    return reader.outputs[0] if reader is not None and reader.op_type == "QuantizeLinear" else None
+
+
+# ----------------------------------------------------------------------------------------------------- convolutions
+
+
+def _convolution(model: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+    """Return the call for a convolution with the Relu or Clip that it absorbs; None if it has another form."""
+    anchor, *absorbed = (nodes[name] for name in unit.nodes)
+    quantize = end.producer()
+    pairs = [value.producer() for value in anchor.inputs if value is not None]
+    if quantize is None or any(pair is None or pair.op_type != "DequantizeLinear" for pair in pairs):
+        return None
+    x, w, *bias = ([*pair.inputs, None][:3] for pair in pairs if pair is not None)
+    inputs = [*x, *w, *[*quantize.inputs, None][1:3], *(each[0] for each in bias)]
+    if not _is_supported(anchor, inputs):
+        return None
+    table = _clipping(absorbed, *inputs[BIAS - 2 : BIAS])
+    if table is not None:
+        name = fresh_name(model, f"{anchor.name}/table")
+        inputs += [*[None] * (BIAS + 1 - len(inputs)), add_initializer(graph_of(anchor), name, table)]
+    body = [pair for pair in pairs if pair is not None]
+    kept = {name: attribute for name, attribute in anchor.attributes.items() if name in KEPT}
+    return _Call("Convolution", str(anchor.name), CONVOLUTION, inputs, [*body, anchor, *absorbed, quantize], kept)
+
+
+def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
+    """Return whether the operator computes a convolution with these inputs, its own up to the bias."""
+    tensors = [constant(value) for value in inputs[1:]]
+    if any(tensor is None for tensor in tensors) or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return False
+    by_name = {name: tensor for name, tensor in zip(CONVOLUTION[1:], tensors, strict=False) if tensor is not None}
+    unsigned = by_name["x_zero_point"].dtype is by_name["y_zero_point"].dtype is ir.DataType.UINT8
+    symmetric = by_name["w"].dtype is ir.DataType.INT8 and not by_name["w_zero_point"].numpy().any()
+    return unsigned and symmetric and len(by_name["w"].shape) == IMAGE
+
+
+def _clipping(absorbed: Iterable[ir.Node], scale: ir.Value | None, zero: ir.Value | None) -> Array | None:
+    """Return a Relu or Clip as a table of integers, uint8 (256,); None if every integer stays as it is.
+
+    Rounding to integers is monotone, so that it can come before or after the Clip.
+    """
+    step, origin = constant(scale), constant(zero)
+    assert step is not None
+    assert origin is not None
+    table = every = np.arange(256)
+    for node in absorbed:
+        bounds = clip_bounds(node)
+        assert bounds is not None  # `units` absorbs no other Clip
+        limits = np.rint(np.asarray(bounds, np.float32) / step.numpy().reshape(())) + float(origin.numpy().item())
+        table = np.clip(table, *np.clip(limits, 0, 255).astype(np.int64))
+    return None if (table == every).all() else table.astype(np.uint8)
+
+
+# ----------------------------------------------------------------------------------------------------------- tables
+
+
+def _table(model: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+    """Return the call for a unit that is a function of one element; None if it is not."""
+    first = nodes.get(unit.nodes[0])
+    pair = first.inputs[0].producer() if first is not None and first.inputs[0] is not None else None
+    if pair is None or pair.op_type != "DequantizeLinear" or pair.inputs[0] is None:
+        return None
+    chains: dict[ir.Value, Chain] = {}
+    _find_chains(end, pair.inputs[0], chains)
+    chain = chains.get(end)
+    if chain is None or chain.root is not pair.inputs[0]:
+        return None
+    anchor = nodes[unit.nodes[-1]]
+    table = add_initializer(graph_of(anchor), fresh_name(model, f"{anchor.name}/table"), table_of(model, chain))
+    return _Call("Table", unit.name, TABLE, [chain.root, table], chain.nodes)
+
+
+def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain]) -> None:
+    """Find what a tensor, and the tensors between it and `root`, are functions of, and add it to `chains`."""
+    node = value.producer()
+    if value is root or value in chains or node is None or node.op_type not in INTEGER.keys() | ELEMENTWISE:
+        return
+    for each in node.inputs:
+        if each is not None and constant(each) is None:
+            _find_chains(each, root, chains)
+    chain = chain_of(node, chains)
+    if chain is not None:
+        chains[value] = chain
+
+
+# -------------------------------------------------------------------------------------------------------- functions
+
+
+def _put(model: ir.Model, call: _Call, end: ir.Value, shapes: Sequence[Shape]) -> None:
+    """Compute `end` by a call, and remove the nodes that nothing reads then.
+
+    Args:
+        model: The model.
+        call: The call.
+        end: The uint8 tensor.
+        shapes: The shapes of x and of `end` in NCHW, if the operator takes NHWC; else empty.
+    """
+    old = end.producer()
+    assert old is not None
+    function = _function(model, call, end, turned=bool(shapes))
+    model.functions[function.identifier()] = function
+    x, *others = call.inputs
+    assert x is not None
+    end.type = UINT8
+    if shapes:
+        x.shape, end.shape = (ir.Shape(shape) for shape in shapes)
+        x = _inserted(model, old, _turn(x, TO_NHWC, f"{call.name}/nhwc"), [shapes[0][axis] for axis in TO_NHWC])
+    native = ir.node(
+        call.operator, [x, *others], dict(call.attributes), domain=OPERATORS_DOMAIN, overload=call.name, name=call.name
+    )
+    sources = [value.producer() for node in call.body for value in node.inputs if value is not None]
+    if shapes:
+        y = _inserted(model, old, native, [shapes[1][axis] for axis in TO_NHWC])
+        native = _turn(y, TO_NCHW, f"{call.name}/nchw")
+    take_place(old, native)
+    remove_unread([*call.body[:-1], *sources])
+
+
+def _function(model: ir.Model, call: _Call, end: ir.Value, *, turned: bool) -> ir.Function:
+    """Return the function of a call."""
+    formal = [ir.Value(name=name) for name, _ in zip(call.names, call.inputs, strict=False)]
+    known = {value: own for value, own in zip(call.inputs[1:], formal[1:], strict=True) if value is not None}
+    constants: list[ir.Node] = []
+
+    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
+        node = ir.node("Constant", [], {"value": ir.tensor(tensor.numpy())})
+        node.outputs[0].name = f"c{len(constants)}"
+        constants.append(node)
+        return node.outputs[0]
+
+    before = [_turn(formal[0], TO_NCHW, "")] if turned else []
+    x = call.inputs[0]
+    assert x is not None
+    body = copied(call.body, {**known, x: before[0].outputs[0] if before else formal[0]}, add_constant)
+    after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if turned else []
+    nodes = [*constants, *before, *body, *after]
+    graph = ir.Graph(formal, [nodes[-1].outputs[0]], nodes=nodes, opset_imports=model.opset_imports, name=call.name)
+    nodes[-1].outputs[0].name = "y"
+    attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]
+    return ir.Function(OPERATORS_DOMAIN, call.operator, call.name, graph=graph, attributes=attributes)
+
+
+def _turn(x: ir.Value, order: Sequence[int], name: str) -> ir.Node:
+    """Return a Transpose."""
+    return ir.node("Transpose", [x], {"perm": list(order)}, name=name or None)
+
+
+def _inserted(model: ir.Model, place: ir.Node, node: ir.Node, shape: Shape) -> ir.Value:
+    """Insert a node that computes a uint8 tensor of this shape; return the tensor."""
+    graph_of(place).insert_before(place, [node])
+    result = node.outputs[0]
+    result.name, result.shape, result.type = fresh_name(model, str(node.name)), ir.Shape(shape), UINT8
+    return result

@@ -1,0 +1,210 @@
+"""Functions of native operators: the same results with the library, without it, and before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from requant import RequantError
+from requant.calibration.session import OPERATORS, OPERATORS_DOMAIN, open_session
+from requant.quantize import Options, quantize_model
+from requant.quantize.kernels.library import kernels
+from requant.quantize.kernels.wrap import wrap_units
+from requant.transforms.plan import Unit
+
+Array = NDArray[Any]
+ROOT = Path(__file__).parents[3]
+DIGITS = ROOT / "sample_models/digits_mobile.onnx"
+DATA = f"{ROOT / 'sample_models/digits.npz'}:calib"
+needs_library = pytest.mark.skipif(isinstance(kernels(), str) and not os.environ.get("CI"), reason=str(kernels()))
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
+CONV = """g (float[N,3,9,8] x) => (float[N,4,5,4] y) {{
+    q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+    v = DequantizeLinear <axis = 0> (w, t, n)  e = DequantizeLinear <axis = 0> (b, u)
+    [conv] c = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (d, v, e)
+    {middle}
+    r = QuantizeLinear({last}, p, m)  y = DequantizeLinear(r, p, m)
+}}"""
+SILU = """g (float[N,3,4] x) => (float[N,3,4] y) {
+    q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+    [sigmoid] f = Sigmoid(d)
+    g = QuantizeLinear(f, h, n8)  i = DequantizeLinear(g, h, n8)
+    [silu] j = Mul(d, i)
+    r = QuantizeLinear(j, p, m)  y = DequantizeLinear(r, p, m)
+}"""
+RANDOM = np.random.default_rng(0)
+CONSTANTS: Mapping[str, Array] = {
+    "s": np.asarray(0.03, np.float32),
+    "z": np.asarray(117, np.uint8),
+    "w": RANDOM.integers(-63, 64, (4, 3, 3, 3)).astype(np.int8),
+    "t": RANDOM.uniform(0.01, 0.02, 4).astype(np.float32),
+    "n": np.zeros(4, np.int8),
+    "b": RANDOM.integers(-500, 500, 4).astype(np.int32),
+    "p": np.asarray(0.05, np.float32),
+    "m": np.asarray(30, np.uint8),
+    "h": np.asarray(1 / 256, np.float32),
+    "n8": np.asarray(0, np.uint8),
+    "zero": np.asarray(0, np.float32),
+    "six": np.asarray(6, np.float32),
+}
+CONSTANTS = {**CONSTANTS, "u": CONSTANTS["s"] * CONSTANTS["t"]}
+
+
+def model(text: str, **other: Array) -> ir.Model:
+    """Return a model from ONNX text with the constants that it reads."""
+    proto = onnx.parser.parse_model(HEAD + text)
+    read = {name for node in proto.graph.node for name in node.input}
+    known = {**CONSTANTS, **other}
+    proto.graph.initializer.extend(numpy_helper.from_array(known[name], name) for name in known if name in read)
+    return ir.from_proto(proto)
+
+
+def with_library(source: ir.Model | Path, *, optimize: bool = False) -> ort.InferenceSession:
+    data = source if isinstance(source, Path) else ir.to_proto(source).SerializeToString()
+    return open_session(data, threads=1, optimize=optimize)
+
+
+def without_library(source: ir.Model | Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = str(source) if isinstance(source, Path) else ir.to_proto(source).SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def outputs(session: ort.InferenceSession, feed: Mapping[str, Array]) -> list[Array]:
+    return [np.asarray(each) for each in session.run(None, dict(feed))]
+
+
+MIDDLES = {
+    "nothing": ("", "c", ("conv",)),
+    "relu": ("[relu] a = Relu(c)", "a", ("conv", "relu")),
+    "clip": ("[clip] a = Clip(c, zero, six)", "a", ("conv", "clip")),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(("middle", "last", "nodes"), MIDDLES.values(), ids=MIDDLES)
+def test_a_convolution_becomes_a_function(middle: str, last: str, nodes: tuple[str, ...], bias: bool) -> None:
+    text = CONV.format(middle=middle, last=last)
+    made = model(text if bias else text.replace("(d, v, e)", "(d, v)"))
+    feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 9, 8)).astype(np.float32)}
+    expected = outputs(without_library(made), feed)
+    unit = Unit(name="conv", op="Conv", nodes=nodes, inputs=("x",), outputs=(last,))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), last: ("N", 4, 5, 4)}) == 1
+    assert [node.op_type for node in made.graph].count("Convolution") == 1
+    assert "Conv" not in {node.op_type for node in made.graph}
+    (key,) = made.functions
+    assert key == (OPERATORS_DOMAIN, "Convolution", "conv")
+    onnx.checker.check_model(ir.to_proto(made))
+    for session in (without_library(made), with_library(made), with_library(made, optimize=True)):
+        np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
+
+
+@needs_library
+def test_a_gate_becomes_a_table_with_the_same_results() -> None:
+    made = model(SILU)
+    feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 4)).astype(np.float32)}
+    expected = outputs(without_library(made), feed)
+    unit = Unit(name="silu", op="gate", nodes=("sigmoid", "silu"), inputs=("x",), outputs=("j",))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 4), "j": ("N", 3, 4)}) == 1
+    assert [node.op_type for node in made.graph] == ["QuantizeLinear", "Table", "DequantizeLinear"]
+    for session in (without_library(made), with_library(made)):
+        np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
+
+
+LEFT = {
+    "a zero point of the weights": {"n": np.asarray([0, 1, 0, 0], np.int8)},
+    "unsigned weights": {"w": CONSTANTS["w"].view(np.uint8), "n": np.full(4, 128, np.uint8)},
+    "signed activations": {"z": np.asarray(3, np.int8)},
+}
+
+
+@pytest.mark.parametrize("constants", LEFT.values(), ids=LEFT)
+def test_what_the_operator_does_not_compute_is_left_alone(constants: dict[str, Array]) -> None:
+    made = model(CONV.format(middle="", last="c"), **constants)
+    before = ir.to_proto(made).SerializeToString(deterministic=True)
+    unit = Unit(name="conv", op="Conv", nodes=("conv",), inputs=("x",), outputs=("c",))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "c": ("N", 4, 5, 4)}) == 0
+    assert wrap_units(made, [unit], {}) == 0
+    assert ir.to_proto(made).SerializeToString(deterministic=True) == before
+
+
+# ------------------------------------------------------------------------------------------------------- the whole flow
+
+
+@needs_library
+def test_a_model_with_functions_computes_the_same_with_and_without_the_library(tmp_path: Path) -> None:
+    asked = {"place": "all", "force_int8": True, "seconds": 0.05, "samples": 16}
+    stock = quantize_model(DIGITS, DATA, tmp_path / "stock.onnx", Options(kernels="stock", **asked))
+    native = quantize_model(DIGITS, DATA, tmp_path / "native.onnx", Options(kernels="native", **asked))
+    assert "u8->u8 native" not in stock.forms
+    assert native.forms["u8->u8 native"] >= 10
+    assert native.kernels["Convolution"] >= 10
+    assert native.accuracy.worst_sqnr_db == pytest.approx(stock.accuracy.worst_sqnr_db, abs=0.5)
+    x = np.load(ROOT / "sample_models/digits.npz")
+    name = without_library(tmp_path / "stock.onnx").get_inputs()[0].name
+    feed = {name: next(x[key] for key in x.files if x[key].ndim == 4)[:8].astype(np.float32)}
+    expected = outputs(without_library(tmp_path / "stock.onnx"), feed)
+    for session in (without_library(tmp_path / "native.onnx"), with_library(tmp_path / "native.onnx")):
+        for found, wanted in zip(outputs(session, feed), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    units = json.loads((tmp_path / "native.plan.json").read_text())["units"]
+    assert list(units.values()) if isinstance(units, dict) else units
+    again = quantize_model(
+        DIGITS,
+        DATA,
+        tmp_path / "again.onnx",
+        Options(plan=tmp_path / "native.plan.json", **{**asked, "place": "measured"}),
+    )
+    assert again.forms == native.forms
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"kernels": "fast"}, "no kernels 'fast'; there are: auto, native, stock"),
+        ({"kernels": "native", "portable": True}, "--kernels native does not go with --portable"),
+        ({"kernels": "native", "format": "qoperator"}, "--kernels native does not go with --format qoperator"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(asked: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequantError, match=reason):
+        Options(**asked)
+
+
+def test_native_operators_that_are_not_here_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("requant.quantize.kernels.library.OPERATORS", tmp_path / "none.so")
+    kernels.cache_clear()
+    with pytest.raises(RequantError, match="no native operators here"):
+        quantize_model(DIGITS, DATA, tmp_path / "out.onnx", Options(kernels="native"))
+    kernels.cache_clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_library
+def test_the_library_stays_loaded_when_the_last_session_closes() -> None:
+    program = f"""
+import onnxruntime as ort
+for _ in range(5):
+    ort.SessionOptions().register_custom_ops_library({os.fspath(OPERATORS)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
