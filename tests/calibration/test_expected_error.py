@@ -199,5 +199,6 @@ def test_of_equal_ranges_the_first_is_the_one_of_least_error(
 ) -> None:
     histogram = Histogram.of(values)
     pairs = [(lo, hi) for lo, hi in [*ranges, *ranges[::-1]]]
-    found = errors(Spread.of(histogram), *np.array(pairs).T, precision)
+    lo, hi = np.array(pairs).T
+    found = errors(Spread.of(histogram), lo, hi, precision)
     assert least_error(histogram, pairs, precision) == pairs[found.tolist().index(min(found))]
