@@ -28,7 +28,7 @@ SOURCES = Path(__file__).parent / "native"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
-OPERATORS_SOURCES = ("library", "convolution", "table")
+OPERATORS_SOURCES = ("library", "average", "convolution", "table")
 KERNELS = ("cpu", "target_portable")
 AVX512 = ("f", "bw", "dq", "vl", "vnni", "vbmi")
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -36,6 +36,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "target_avx2": ("-mavx2",),
         "target_avxvnni": ("-mavx2", "-mavxvnni"),
         "target_avx512": tuple(f"-mavx512{part}" for part in AVX512),
+        "target_amx": (*(f"-mavx512{part}" for part in AVX512), "-mamx-tile", "-mamx-int8"),
     },
     "aarch64": {},
 }

@@ -35,10 +35,13 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 CONVOLUTION = ("x", "x_scale", "x_zero_point", "w", "w_scale", "w_zero_point", "y_scale", "y_zero_point", "B", "table")
 BIAS = CONVOLUTION.index("B")
 TABLE = ("x", "table")
+AVERAGE = ("x", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
 KEPT = ("dilations", "group", "pads", "strides")
 """The attributes of a Conv that the operator has."""
 
 UINT8 = ir.TensorType(ir.DataType.UINT8)
+UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
+"""Types of zero points and scales."""
 
 Shape = Sequence[int | str | None]
 
@@ -84,10 +87,10 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
         ends = [shapes.get(name) for name in (unit.inputs[0], unit.outputs[0])]
         if end is None or None in ends:
             continue
-        call = _convolution(model, nodes, unit, end) if unit.op == "Conv" else _table(model, nodes, unit, end)
+        call = CALLS.get(unit.op, _table)(model, nodes, unit, end)
         if call is None:
             continue
-        turned = images and all(shape is not None and len(shape) == IMAGE for shape in ends)
+        turned = (images or unit.op in CALLS) and all(shape is not None and len(shape) == IMAGE for shape in ends)
         _put(model, call, end, [shape for shape in ends if shape is not None] if turned else ())
         count += 1
     if count:
@@ -153,6 +156,22 @@ def _clipping(absorbed: Iterable[ir.Node], scale: ir.Value | None, zero: ir.Valu
     return None if (table == every).all() else table.astype(np.uint8)
 
 
+# --------------------------------------------------------------------------------------------------------- averages
+
+
+def _average(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+    """Return the call for a GlobalAveragePool; None if it has another form."""
+    (anchor,) = (nodes[name] for name in unit.nodes)
+    pair, quantize = anchor.inputs[0].producer() if anchor.inputs[0] is not None else None, end.producer()
+    if pair is None or quantize is None or pair.op_type != "DequantizeLinear":
+        return None
+    inputs = [*[*pair.inputs, None][:3], *[*quantize.inputs, None][1:3]]
+    tensors = [constant(value) for value in inputs[1:]]
+    if any(tensor is None or tensor.dtype not in UNSIGNED for tensor in tensors):
+        return None
+    return _Call("GlobalAveragePool", str(anchor.name), AVERAGE, inputs, [pair, anchor, quantize])
+
+
 # ----------------------------------------------------------------------------------------------------------- tables
 
 
@@ -183,6 +202,10 @@ def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain])
     chain = chain_of(node, chains)
     if chain is not None:
         chains[value] = chain
+
+
+CALLS = {"Conv": _convolution, "GlobalAveragePool": _average}
+"""What makes the call of a unit, by its operator; `_table` for all others."""
 
 
 # -------------------------------------------------------------------------------------------------------- functions

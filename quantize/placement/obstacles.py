@@ -31,8 +31,8 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
 LEAST_HIDDEN = 192
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
-NATIVE = frozenset({"Conv", GATE, "LeakyRelu", "Sigmoid"})
-"""The units that native operators compute: convolutions, and functions of one element."""
+NATIVE = frozenset({"Conv", "GlobalAveragePool", GATE, "LeakyRelu", "Sigmoid"})
+"""The units that native operators compute: of images, and functions of one element."""
 IMAGE, SET = 4, "NOTSET"
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
@@ -62,6 +62,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     node = facts.nodes[unit.nodes[0]]
     ranked = all(_rank(facts.values.get(name)) is not None for name in (*unit.inputs, *unit.outputs))
     if not facts.native or unit.op not in NATIVE or not ranked:
+        return why.NO_FORM
+    if unit.op == "GlobalAveragePool" and _rank(facts.values.get(unit.inputs[0])) != IMAGE:
         return why.NO_FORM
     if unit.op == "Conv" and (_rank(node.inputs[1]) != IMAGE or node.attributes.get_string("auto_pad", SET) != SET):
         return why.NO_FORM

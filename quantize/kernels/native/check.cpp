@@ -100,6 +100,14 @@ void define(const Convolution& conv, const uint8_t* x, uint8_t* y, const Extent&
   }
 }
 
+// Returns whether an instruction set adds the pixels of one image.
+bool sums_are_right(const Target& target, const uint8_t* x, size_t pixels, size_t channels) {
+  std::vector<uint32_t> found(channels), expected(channels);
+  for (size_t i = 0; i < pixels * channels; ++i) expected[i % channels] += x[i];
+  target.add_pixels(x, pixels, channels, found.data());
+  return found == expected;
+}
+
 // Returns whether all instruction sets compute one drawn convolution, and one table, rightly.
 bool check_one(uint64_t seed) {
   Random random(seed);
@@ -123,6 +131,7 @@ bool check_one(uint64_t seed) {
     bool right = !std::memcmp(found.data(), expected.data(), found.size());
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
+    right = right && sums_are_right(*target, x.data(), static_cast<size_t>(extent.height * extent.width), conv.inputs);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;
   }

@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace requant {
@@ -36,7 +38,8 @@ bool keeps(unsigned registers) {
   return (low & registers) == registers;
 }
 
-constexpr unsigned kYmm = 0x6, kZmm = 0xe6;
+constexpr unsigned kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
+constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl: a process asks once to use tiles
 
 }  // namespace
 
@@ -48,10 +51,16 @@ bool cpu::has_avx512() {
   return keeps(kZmm) && common && bit(leaf.c, 1) && bit(leaf.c, 11);                             // VBMI, VNNI
 }
 
-extern const Target target_portable, target_avx2, target_avxvnni, target_avx512;
+bool cpu::has_amx() {
+  const unsigned found = ask(7).d;
+  if (!has_avx512() || !keeps(kZmm | kTiles) || !bit(found, 24) || !bit(found, 25)) return false;  // TILE, INT8
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+extern const Target target_portable, target_avx2, target_avxvnni, target_avx512, target_amx;
 
 const std::vector<const Target*>& targets() {
-  static const std::vector<const Target*> all = {&target_avx512, &target_avxvnni, &target_avx2, &target_portable};
+  static const std::vector<const Target*> all = {&target_amx, &target_avx512, &target_avxvnni, &target_avx2, &target_portable};
   return all;
 }
 #else

@@ -7,5 +7,6 @@ inline bool has_portable() { return true; }
 bool has_avx2();
 bool has_avxvnni();
 bool has_avx512();
+bool has_amx();  // asks the system for the tiles
 
 }  // namespace requant::cpu

@@ -3,6 +3,7 @@
 // A task copies the patches of some pixels to rows of `length` bytes (a 1x1 convolution reads its input as it is), and
 // multiplies them by one panel of weights at a time. A panel holds the weights of two vectors of output channels; its
 // bytes stand in the order in which the product reads them: quads of the patch, then channels, then the four of a quad.
+// The file that includes this has included a product, in vectors or in tiles.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +13,13 @@
 
 namespace requant::REQUANT_TARGET {
 
-constexpr int kPanel = 2 * kLanes;            // output channels of a panel
-constexpr int64_t kPatches = 1 << 15;         // bytes of the patches of one task, about: they stay in the nearest cache
-
 class Dense final : public ConvolutionKernel {
  public:
   explicit Dense(Convolution made)
       : conv_(std::move(made)),
         depth_(conv_.inputs / conv_.group),
         width_(conv_.outputs / conv_.group),
-        quads_((conv_.taps() * depth_ + 3) / 4),
+        quads_((conv_.taps() * depth_ + kDepth - 1) / kDepth * (kDepth / 4)),
         panels_((width_ + kPanel - 1) / kPanel) {
     pack();
     const int64_t fit = std::clamp<int64_t>(kPatches / (4 * quads_), kRows, 128);
@@ -38,11 +36,12 @@ class Dense final : public ConvolutionKernel {
   }
 
  private:
-  // Whether the rows of the input are the patches.
-  bool direct() const {
-    const bool whole = conv_.taps() == 1 && conv_.stride[0] == 1 && conv_.stride[1] == 1;
+  // Whether some rows of the input are the patches of these pixels, and can be read to the end of the last step.
+  bool direct(int64_t first, int64_t count, int64_t pixels) const {
+    const bool whole = conv_.taps() == 1 && conv_.stride[0] == 1 && conv_.stride[1] == 1 && conv_.group == 1;
     const bool bare = !(conv_.before[0] | conv_.before[1] | conv_.after[0] | conv_.after[1]);
-    return whole && bare && conv_.group == 1 && depth_ % 4 == 0;
+    const int64_t read = kDepth == 4 ? count : (count + kRows - 1) / kRows * kRows;
+    return whole && bare && (first + read - 1) * depth_ + 4 * quads_ <= pixels * depth_;
   }
 
   void pack() {
@@ -70,21 +69,26 @@ class Dense final : public ConvolutionKernel {
   }
 
   void task(const uint8_t* x, uint8_t* y, const Extent& extent, int64_t first, int64_t count, int64_t group) const {
-    const int64_t length = 4 * quads_;
     thread_local std::vector<uint8_t> scratch;  // grows to the largest task of a thread
-    const uint8_t* patches = x + first * length;
-    if (!direct()) {
-      if (scratch.size() < static_cast<size_t>(pixels_ * length)) scratch.resize(pixels_ * length);
+    const uint8_t* patches = x + first * depth_;
+    int64_t stride = depth_;
+    if (!direct(first, count, extent.batch * extent.rows * extent.columns)) {
+      stride = 4 * quads_;
+      if (scratch.size() < static_cast<size_t>(pixels_ * stride)) scratch.resize(pixels_ * stride);
       gather(x, extent, first, count, group, scratch.data());
       patches = scratch.data();
     }
+    [[maybe_unused]] const Multiplier ready;
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t place = group * panels_ + panel, channel = group * width_ + panel * kPanel;
       const int64_t channels = std::min<int64_t>(kPanel, width_ - panel * kPanel);
+      const uint8_t* w = reinterpret_cast<const uint8_t*>(&weights_[place * quads_ * kPanel * 4]);
       for (int64_t pixel = 0; pixel < count; pixel += kRows) {
-        const int64_t rows = std::min<int64_t>(kRows, count - pixel);
         uint8_t* to = y + (first + pixel) * conv_.outputs + channel;
-        multiply(patches + pixel * length, rows, place, to, channel, channels);
+        multiply(patches + pixel * stride, std::min<int64_t>(kRows, count - pixel), stride, w, quads_,
+                 &sums_[place * kPanel], narrow_[place], [&](int64_t row, const Ints(&sum)[2]) {
+                   finish(sum, place, to + row * conv_.outputs, channel, channels);
+                 });
       }
     }
   }
@@ -122,37 +126,6 @@ class Dense final : public ConvolutionKernel {
       else
         std::memcpy(to, from + offset * conv_.inputs, depth_);
     }
-  }
-
-  // Calls `product` with the number of rows as a constant, so that its sums stay in registers.
-  template <int Rows = kRows>
-  void multiply(const uint8_t* patches, int64_t rows, int64_t panel, uint8_t* to, int64_t channel,
-                int64_t channels) const {
-    if constexpr (Rows > 1)
-      if (rows < Rows) return multiply<Rows - 1>(patches, rows, panel, to, channel, channels);
-    narrow_[panel] ? product<Rows, true>(patches, panel, to, channel, channels)
-                   : product<Rows, false>(patches, panel, to, channel, channels);
-  }
-
-  template <int Rows, bool Narrow>
-  void product(const uint8_t* patches, int64_t panel, uint8_t* to, int64_t channel, int64_t channels) const {
-    const int64_t length = 4 * quads_;
-    const int32_t* start = &sums_[panel * kPanel];
-    const uint8_t* w = reinterpret_cast<const uint8_t*>(&weights_[panel * quads_ * kPanel * 4]);
-    Ints sum[Rows][2];
-    for (auto& row : sum) {
-      row[0] = load_ints(start);
-      row[1] = load_ints(start + kLanes);
-    }
-    for (int64_t quad = 0; quad < quads_; ++quad, w += 2 * kBytes) {
-      const Bytes first = load_bytes(w), second = load_bytes(w + kBytes);
-      for (int row = 0; row < Rows; ++row) {
-        const Bytes x = repeat(patches + row * length + 4 * quad);
-        sum[row][0] = Narrow ? dot_narrow(sum[row][0], x, first) : dot(sum[row][0], x, first);
-        sum[row][1] = Narrow ? dot_narrow(sum[row][1], x, second) : dot(sum[row][1], x, second);
-      }
-    }
-    for (int row = 0; row < Rows; ++row, to += conv_.outputs) finish(sum[row], panel, to, channel, channels);
   }
 
   // Requantizes one pixel of a panel, and looks it up.

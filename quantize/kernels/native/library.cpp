@@ -12,7 +12,7 @@ const void* const* ort::api = nullptr;
 
 namespace {
 
-ort::CustomOp* operators[] = {table_operator(), convolution_operator()};
+ort::CustomOp* operators[] = {table_operator(), convolution_operator(), average_operator()};
 
 // Returns the domain with all operators. Sessions share it, so it is never released.
 ort::Domain* domain() {

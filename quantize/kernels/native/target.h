@@ -52,6 +52,8 @@ struct Target {
   std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
   // to[i] = table[from[i]]; `to` may be `from`.
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
+  // to[c] = the sum of from[p, c] over all pixels p; at most 2^24 pixels.
+  void (*add_pixels)(const uint8_t* from, size_t pixels, size_t channels, uint32_t* to);
 };
 
 // Returns all instruction sets that this library was compiled for, the fastest first.

@@ -1,5 +1,6 @@
 #define REQUANT_TARGET avx2
 #include "vector_avx2.h"
+#include "product_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"
@@ -7,6 +8,6 @@
 namespace requant {
 
 extern const Target target_avx2;
-const Target target_avx2 = {"avx2", cpu::has_avx2, avx2::convolution, avx2::look_up};
+const Target target_avx2 = {"avx2", cpu::has_avx2, avx2::convolution, avx2::look_up, avx2::add_pixels};
 
 }  // namespace requant

@@ -1,5 +1,6 @@
 #define REQUANT_TARGET avx512
 #include "vector_avx512.h"
+#include "product_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"
@@ -7,6 +8,6 @@
 namespace requant {
 
 extern const Target target_avx512;
-const Target target_avx512 = {"avx512", cpu::has_avx512, avx512::convolution, avx512::look_up};
+const Target target_avx512 = {"avx512", cpu::has_avx512, avx512::convolution, avx512::look_up, avx512::add_pixels};
 
 }  // namespace requant

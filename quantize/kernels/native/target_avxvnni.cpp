@@ -1,5 +1,6 @@
 #define REQUANT_TARGET avxvnni
 #include "vector_avx2.h"
+#include "product_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"
@@ -7,6 +8,6 @@
 namespace requant {
 
 extern const Target target_avxvnni;
-const Target target_avxvnni = {"avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up};
+const Target target_avxvnni = {"avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up, avxvnni::add_pixels};
 
 }  // namespace requant

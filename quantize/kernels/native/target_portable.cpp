@@ -1,5 +1,6 @@
 #define REQUANT_TARGET portable
 #include "vector_portable.h"
+#include "product_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"
@@ -7,6 +8,6 @@
 namespace requant {
 
 extern const Target target_portable;
-const Target target_portable = {"portable", cpu::has_portable, portable::convolution, portable::look_up};
+const Target target_portable = {"portable", cpu::has_portable, portable::convolution, portable::look_up, portable::add_pixels};
 
 }  // namespace requant

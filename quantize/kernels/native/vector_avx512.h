@@ -17,6 +17,7 @@ using Bytes = __m512i;
 inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm512_storeu_si512(to, value); }
+inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Bytes fill(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 
 inline Bytes repeat(const uint8_t* four) {

@@ -301,6 +301,39 @@ def test_tables_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
         session("Table", [np.zeros((2, 3), np.uint8), np.zeros(shape, np.uint8)])
 
 
+# --------------------------------------------------------------------------------------------------------- average
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 150)),
+    zeros=st.tuples(st.integers(0, 255), st.integers(0, 255)),
+    ratio=st.sampled_from([0.2, 1.0, 3.0]),
+    threads=st.integers(1, 3),
+)
+def test_an_average_is_its_definition(
+    isa: str, shape: tuple[int, int, int, int], zeros: tuple[int, int], ratio: float, threads: int
+) -> None:
+    x = np.random.default_rng(sum(shape)).integers(0, 256, shape).astype(np.uint8)
+    scales = [np.float32(0.02 * ratio), np.float32(0.02)]
+    pairs = [(np.asarray(scale), np.asarray(zero, np.uint8)) for scale, zero in zip(scales, zeros, strict=True)]
+    found = session("GlobalAveragePool", [x, *pairs[0], *pairs[1]], threads).run(None, {"x": x})[0]
+    pixels = shape[1] * shape[2]
+    multiplier = scales[0] / scales[1] / np.float32(pixels)
+    sums = (x.astype(np.int64) - zeros[0]).sum(axis=(1, 2), keepdims=True).astype(np.float32)
+    expected = np.clip(np.rint(multiplier * sums) + zeros[1], 0, 255).astype(np.uint8)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 3), (1, 0, 4, 3)], ids=["three axes", "no pixels"])
+def test_an_average_refuses_what_is_no_image(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.uint8)
+    one, zero = np.asarray(1, np.float32), np.asarray(0, np.uint8)
+    opened = session("GlobalAveragePool", [x, one, zero, one, zero])
+    with pytest.raises(Exception, match=r"ai\.requant\.GlobalAveragePool"):
+        opened.run(None, {"x": x})
+
+
 # --------------------------------------------------------------------------------------------------------- library
 
 

@@ -128,6 +128,27 @@ def test_a_gate_becomes_a_table_with_the_same_results() -> None:
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
 
 
+AVERAGE = """g (float[N,3,9,8] x) => (float[N,3,1,1] y) {
+    q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+    [average] a = GlobalAveragePool(d)
+    r = QuantizeLinear(a, p, m)  y = DequantizeLinear(r, p, m)
+}"""
+
+
+@needs_library
+def test_an_average_becomes_a_function() -> None:
+    made = model(AVERAGE)
+    feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 9, 8)).astype(np.float32)}
+    expected = outputs(without_library(made), feed)
+    unit = Unit(name="average", op="GlobalAveragePool", nodes=("average",), inputs=("x",), outputs=("a",))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "a": ("N", 3, 1, 1)}) == 1
+    assert [node.op_type for node in made.graph if node.domain] == ["GlobalAveragePool"]
+    np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected[0])
+    # the body rounds the sum of float values, the operator the sum of integers: they may differ by one step
+    step = 1.001 * float(CONSTANTS["p"])
+    np.testing.assert_allclose(outputs(with_library(made), feed)[0], expected[0], rtol=0, atol=step)
+
+
 LEFT = {
     "a zero point of the weights": {"n": np.asarray([0, 1, 0, 0], np.int8)},
     "unsigned weights": {"w": CONSTANTS["w"].view(np.uint8), "n": np.full(4, 128, np.uint8)},

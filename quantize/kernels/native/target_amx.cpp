@@ -1,0 +1,13 @@
+#define REQUANT_TARGET amx
+#include "vector_avx512.h"
+#include "product_tiles.h"
+
+#include "compile_target.h"
+#include "cpu.h"
+
+namespace requant {
+
+extern const Target target_amx;
+const Target target_amx = {"amx", cpu::has_amx, amx::convolution, amx::look_up, amx::add_pixels};
+
+}  // namespace requant
