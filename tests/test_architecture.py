@@ -39,7 +39,7 @@ ROOMS = {
     "corrections": "placement",
     "sensitivity": "placement",
     "steps": "corrections sensitivity result kernels",
-    "tools.bench": "accuracy kernels options",
+    "tools.bench": "accuracy kernels",
     "tools.explain": "model",
     "tools.inspect": "model",
     "tools": "steps",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,9 @@ INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
     "QuantizeLinear": ({}, 2),
 }
 """By operator: the zero point of each integer input, and that of the result; -1 for a float result."""
+
+FINER = 16  # entries of a fine table for each integer
+LEVELS = 256 * FINER
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +91,54 @@ def table_of(model: ir.Model, chain: Chain) -> Array:
         return constants[-1]
 
     copies = copied(chain.nodes, {chain.root: root}, add_constant)
-    result = copies[-1].outputs[0]
+    return _evaluated(model, root, copies, constants, np.arange(256, dtype=np.uint8))
+
+
+def fine_table_of(model: ir.Model, chain: Chain) -> Array | None:
+    """Return `LEVELS` values of a function, uint8, without the roundings between its operators; None if it has others.
+
+    Entry i is the result for the value ``(i / 16 - zero point) * scale`` of the root: sixteen entries for each of its
+    integers.
+    """
+    first, *inner, last = chain.nodes
+    scale, zero = constant(first.inputs[1]), constant(first.inputs[2]) if len(first.inputs) > 2 else None
+    if scale is None or zero is None or any(node.op_type.startswith("QLinear") for node in chain.nodes):
+        return None
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[LEVELS])
+    values, rounded = {first.outputs[0]: x}, dict[ir.Value, ir.Value]()
+    nodes, constants = list[ir.Node](), list[ir.Value]()
+
+    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
+        constants.append(ir.Value(name=f"c{len(constants)}", const_value=ir.tensor(tensor.numpy())))
+        return constants[-1]
+
+    for node in (*inner, last):
+        source = node.inputs[0]
+        if node.op_type == "DequantizeLinear" and source is not None:
+            values[node.outputs[0]] = x if source is chain.root else values[rounded[source]]
+        elif node.op_type == "QuantizeLinear" and node is not last and source is not None:
+            rounded[node.outputs[0]] = source
+        else:
+            nodes += copied([node], values, add_constant)
+            values[node.outputs[0]] = nodes[-1].outputs[0]
+            nodes[-1].outputs[0].name = f"t{len(nodes)}"
+    real = (np.arange(LEVELS) / FINER - float(zero.numpy().item())) * float(scale.numpy().item())
+    return _evaluated(model, x, nodes, constants, real.astype(np.float32))
+
+
+def _evaluated(
+    model: ir.Model, x: ir.Value, nodes: Sequence[ir.Node], constants: Sequence[ir.Value], values: Array
+) -> Array:
+    """Return what the runtime computes for values of one tensor, without optimizations; uint8."""
+    result = nodes[-1].outputs[0]
     result.dtype, result.name = ir.DataType.UINT8, "y"
     graph = ir.Graph(
-        [root], [result], nodes=copies, initializers=constants, opset_imports=model.opset_imports, name="table"
+        [x], [result], nodes=nodes, initializers=constants, opset_imports=model.opset_imports, name="table"
     )
     source = bytes(ir.to_proto(ir.Model(graph, ir_version=model.ir_version)).SerializeToString())
     session = open_session(source, threads=1, optimize=False)
-    values: Array = run_session(session, ["y"], {"x": np.arange(256, dtype=np.uint8)}, "table")["y"]
-    return values.reshape(256)  # constants of several axes add axes
+    found: Array = run_session(session, ["y"], {"x": values}, "table")["y"]
+    return found.reshape(values.shape)  # constants of several axes add axes
 
 
 def copied(

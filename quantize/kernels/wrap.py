@@ -8,7 +8,7 @@ sides of the node, and of the body. ONNX Runtime cancels them, if the types and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +26,7 @@ from ...transforms.graph import (
 )
 from ...transforms.plan import Unit
 from ...transforms.units import clip_bounds
-from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, copied, table_of
+from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, copied, fine_table_of, table_of
 from .library import VERSION
 
 IR_VERSION = 10  # the first one in which several functions may have the same name
@@ -57,6 +57,8 @@ class _Call:
         inputs: The inputs; the first one is the uint8 tensor.
         body: The nodes that it replaces, in order.
         attributes: The attributes of the node.
+        table: The values of the last input, uint8; None if the operator has none.
+        shapes: The shapes of x and of the result in NCHW, if the operator takes NHWC; else empty.
     """
 
     operator: str
@@ -65,9 +67,18 @@ class _Call:
     inputs: Sequence[ir.Value | None]
     body: Sequence[ir.Node]
     attributes: Mapping[str, ir.Attr] = field(default_factory=dict)
+    table: Array | None = None
+    shapes: Sequence[Shape] = ()
+
+    @property
+    def x(self) -> ir.Value:
+        """The uint8 tensor that it reads."""
+        x = self.inputs[0]
+        assert x is not None
+        return x
 
 
-def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape]) -> int:
+def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, fuse: bool = False) -> int:
     """Put units between uint8 tensors into functions; return how many.
 
     Before:  y8 = QuantizeLinear(Conv(DequantizeLinear(x8), DequantizeLinear(w8), DequantizeLinear(b32)))
@@ -76,27 +87,48 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
 
     Args:
         model: A model in QDQ form.
-        units: Convolutions, and units that are functions of each element of one tensor.
+        units: Convolutions, averages, and units that are functions of each element of one tensor, in order.
         shapes: Shapes of the float tensors by name.
+        fuse: Whether a convolution and the function that alone reads it become one call, in which the sums are rounded
+            only once, behind the function. Its results are not those of its body, but more accurate.
     """
     nodes = nodes_by_name(model)
     images = any(node.op_type == "Conv" for node in model.graph)
-    count = 0
+    calls: dict[ir.Value, _Call] = {}  # by the uint8 tensor that they compute
     for unit in units:
         end = _quantized(nodes[unit.nodes[-1]])
         ends = [shapes.get(name) for name in (unit.inputs[0], unit.outputs[0])]
-        if end is None or None in ends:
+        call = None if end is None or None in ends else CALLS.get(unit.op, _table)(model, nodes, unit, end)
+        if call is None or end is None:
             continue
-        call = CALLS.get(unit.op, _table)(model, nodes, unit, end)
-        if call is None:
-            continue
-        turned = (images or unit.op in CALLS) and all(shape is not None and len(shape) == IMAGE for shape in ends)
-        _put(model, call, end, [shape for shape in ends if shape is not None] if turned else ())
-        count += 1
-    if count:
+        if (images or unit.op in CALLS) and all(shape is not None and len(shape) == IMAGE for shape in ends):
+            call = replace(call, shapes=[shape for shape in ends if shape is not None])
+        before = calls.get(call.x) if fuse else None
+        fused = None if before is None else _fused(model, before, call)
+        if fused is not None:
+            del calls[call.x]
+        calls[end] = fused or call
+    moved: dict[ir.Value, ir.Value] = {}
+    for end, call in calls.items():
+        moved[end] = _put(model, replace(call, inputs=[moved.get(call.x, call.x), *call.inputs[1:]]), end)
+    if calls:
         model.opset_imports[OPERATORS_DOMAIN] = VERSION
         model.ir_version = max(model.ir_version, IR_VERSION)
-    return count
+    return len(calls)
+
+
+def _fused(model: ir.Model, convolution: _Call, function: _Call) -> _Call | None:
+    """Return the call of a convolution and the function of its result; None if they cannot be one."""
+    inner = {*function.body}
+    if (convolution.operator, function.operator) != ("Convolution", "Table"):
+        return None
+    if convolution.table is not None or not convolution.shapes:
+        return None
+    if function.x.is_graph_output() or any(use.node not in inner for use in function.x.uses()):
+        return None
+    table = fine_table_of(model, Chain(function.x, tuple(function.body)))
+    body = [*convolution.body, *function.body]
+    return None if table is None else replace(convolution, body=body, table=table)
 
 
 def _quantized(node: ir.Node) -> ir.Value | None:
@@ -108,7 +140,7 @@ def _quantized(node: ir.Node) -> ir.Value | None:
 # ----------------------------------------------------------------------------------------------------- convolutions
 
 
-def _convolution(model: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+def _convolution(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
     """Return the call for a convolution with the Relu or Clip that it absorbs; None if it has another form."""
     anchor, *absorbed = (nodes[name] for name in unit.nodes)
     quantize = end.producer()
@@ -120,12 +152,11 @@ def _convolution(model: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end:
     if not _is_supported(anchor, inputs):
         return None
     table = _clipping(absorbed, *inputs[BIAS - 2 : BIAS])
-    if table is not None:
-        name = fresh_name(model, f"{anchor.name}/table")
-        inputs += [*[None] * (BIAS + 1 - len(inputs)), add_initializer(graph_of(anchor), name, table)]
     body = [pair for pair in pairs if pair is not None]
     kept = {name: attribute for name, attribute in anchor.attributes.items() if name in KEPT}
-    return _Call("Convolution", str(anchor.name), CONVOLUTION, inputs, [*body, anchor, *absorbed, quantize], kept)
+    return _Call(
+        "Convolution", str(anchor.name), CONVOLUTION, inputs, [*body, anchor, *absorbed, quantize], kept, table
+    )
 
 
 def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
@@ -186,9 +217,7 @@ def _table(model: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Va
     chain = chains.get(end)
     if chain is None or chain.root is not pair.inputs[0]:
         return None
-    anchor = nodes[unit.nodes[-1]]
-    table = add_initializer(graph_of(anchor), fresh_name(model, f"{anchor.name}/table"), table_of(model, chain))
-    return _Call("Table", unit.name, TABLE, [chain.root, table], chain.nodes)
+    return _Call("Table", unit.name, TABLE, [chain.root], chain.nodes, table=table_of(model, chain))
 
 
 def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain]) -> None:
@@ -211,40 +240,37 @@ CALLS = {"Conv": _convolution, "GlobalAveragePool": _average}
 # -------------------------------------------------------------------------------------------------------- functions
 
 
-def _put(model: ir.Model, call: _Call, end: ir.Value, shapes: Sequence[Shape]) -> None:
-    """Compute `end` by a call, and remove the nodes that nothing reads then.
-
-    Args:
-        model: The model.
-        call: The call.
-        end: The uint8 tensor.
-        shapes: The shapes of x and of `end` in NCHW, if the operator takes NHWC; else empty.
-    """
+def _put(model: ir.Model, call: _Call, end: ir.Value) -> ir.Value:
+    """Compute the uint8 tensor `end` by a call, and remove the nodes that nothing reads then; return the new tensor."""
     old = end.producer()
     assert old is not None
-    function = _function(model, call, end, turned=bool(shapes))
-    model.functions[function.identifier()] = function
     x, *others = call.inputs
-    assert x is not None
+    if call.table is not None:
+        table = add_initializer(model.graph, fresh_name(model, f"{call.name}/table"), call.table)
+        others += [*[None] * (len(call.names) - 2 - len(others)), table]
+    function = _function(model, call, [call.x, *others])
+    model.functions[function.identifier()] = function
     end.type = UINT8
-    if shapes:
-        x.shape, end.shape = (ir.Shape(shape) for shape in shapes)
-        x = _inserted(model, old, _turn(x, TO_NHWC, f"{call.name}/nhwc"), [shapes[0][axis] for axis in TO_NHWC])
+    if call.shapes:
+        call.x.shape, end.shape = (ir.Shape(shape) for shape in call.shapes)
+        turned = [call.shapes[0][axis] for axis in TO_NHWC]
+        x = _inserted(model, old, _turn(call.x, TO_NHWC, f"{call.name}/nhwc"), turned)
     native = ir.node(
         call.operator, [x, *others], dict(call.attributes), domain=OPERATORS_DOMAIN, overload=call.name, name=call.name
     )
     sources = [value.producer() for node in call.body for value in node.inputs if value is not None]
-    if shapes:
-        y = _inserted(model, old, native, [shapes[1][axis] for axis in TO_NHWC])
+    if call.shapes:
+        y = _inserted(model, old, native, [call.shapes[1][axis] for axis in TO_NHWC])
         native = _turn(y, TO_NCHW, f"{call.name}/nchw")
     take_place(old, native)
     remove_unread([*call.body[:-1], *sources])
+    return native.outputs[0]
 
 
-def _function(model: ir.Model, call: _Call, end: ir.Value, *, turned: bool) -> ir.Function:
-    """Return the function of a call."""
-    formal = [ir.Value(name=name) for name, _ in zip(call.names, call.inputs, strict=False)]
-    known = {value: own for value, own in zip(call.inputs[1:], formal[1:], strict=True) if value is not None}
+def _function(model: ir.Model, call: _Call, inputs: Sequence[ir.Value | None]) -> ir.Function:
+    """Return the function of a call with these inputs."""
+    formal = [ir.Value(name=name) for name, _ in zip(call.names, inputs, strict=False)]
+    known = {value: own for value, own in zip(inputs[1:], formal[1:], strict=True) if value is not None}
     constants: list[ir.Node] = []
 
     def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
@@ -253,11 +279,9 @@ def _function(model: ir.Model, call: _Call, end: ir.Value, *, turned: bool) -> i
         constants.append(node)
         return node.outputs[0]
 
-    before = [_turn(formal[0], TO_NCHW, "")] if turned else []
-    x = call.inputs[0]
-    assert x is not None
-    body = copied(call.body, {**known, x: before[0].outputs[0] if before else formal[0]}, add_constant)
-    after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if turned else []
+    before = [_turn(formal[0], TO_NCHW, "")] if call.shapes else []
+    body = copied(call.body, {**known, call.x: before[0].outputs[0] if before else formal[0]}, add_constant)
+    after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if call.shapes else []
     nodes = [*constants, *before, *body, *after]
     graph = ir.Graph(formal, [nodes[-1].outputs[0]], nodes=nodes, opset_imports=model.opset_imports, name=call.name)
     nodes[-1].outputs[0].name = "y"

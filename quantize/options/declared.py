@@ -19,7 +19,7 @@ from .efforts import CORRECTIONS, EFFORTS
 FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
 PLACES = ("measured", "estimated", "rules", "all")
-KERNELS = ("auto", "native", "stock")
+KERNELS = ("auto", "native", "exact", "stock")
 BASELINE = "requant.lock.json"
 SOURCES = "FILE.npz[:SPLIT], a folder, FILE.csv, FILE.jsonl or FILE.py:NAME; see docs/data.md."
 METRICS = "top1, top5, agreement, sqnr, psnr, perplexity, miou, auroc or FILE.py:NAME; see docs/metrics.md."

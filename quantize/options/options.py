@@ -40,8 +40,9 @@ class Options:
             given costs, ``rules`` per operator, or ``all`` for every operator with an integer kernel.
         costs: A file of costs that were measured on the target machine; implies placement by these costs.
         kernels: Whether native operators compute units: ``auto`` where they are here and measured to be faster,
-            ``native`` wherever there is one, ``stock`` nowhere. Without their library, ONNX Runtime runs the body of
-            each: the same model with its own operators.
+            ``native`` wherever there is one, ``stock`` nowhere. A convolution and the function behind it become one
+            operator without a rounding between them, which is more accurate; with ``exact`` they stay two, and each
+            computes what its body does. Without their library, ONNX Runtime runs the bodies.
         plan: A plan file that decides the units that it names.
         noise_weight: Microseconds of latency that one unit of noise costs; noise as strong as the signal is one unit.
         effort: The amount of work for accuracy, a key of `EFFORTS`.
@@ -90,8 +91,8 @@ class Options:
             raise RequantError("costs have no effect with the placements rules and all, or with a plan")
         if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
             raise RequantError("--portable needs --format qdq, and no --costs, --place estimated or --place all")
-        if self.kernels == "native" and self._without_native():
-            raise RequantError(f"--kernels native does not go with {self._without_native()}")
+        if self.wants_native and self._without_native():
+            raise RequantError(f"--kernels {self.kernels} does not go with {self._without_native()}")
         chosen(self.effort, self.corrections)
         if self.calibration is not None:
             parse_rule(self.calibration)
@@ -102,6 +103,11 @@ class Options:
             return "--portable" if self.portable else f"--format {self.format}"
         types = (self.scheme.activation, self.scheme.weight)
         return "" if types == ("u8", "s8") else f"activations of {types[0]} and weights of {types[1]}"
+
+    @property
+    def wants_native(self) -> bool:
+        """Whether every unit that has a native operator is one."""
+        return self.kernels in ("native", "exact")
 
     @property
     def may_be_native(self) -> bool:

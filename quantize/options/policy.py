@@ -19,7 +19,7 @@ class Policy:
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too. ONNX Runtime's speed then decides nothing.
         kernels: Where units are native operators: ``stock`` nowhere, ``auto`` where they are faster, ``native``
-            wherever there is one.
+            and ``exact`` wherever there is one.
         plan: The plan file; None without one.
         costs: The file of costs; None without one.
     """

@@ -69,7 +69,7 @@ def place(
         noise: The noise at the outputs that each uint8 tensor adds, as far as known.
     """
     how = job.policy.how
-    wanted = partial(native_plan, facts) if job.policy.kernels == "native" else _as_it_is
+    wanted = partial(native_plan, facts) if job.policy.kernels in ("native", "exact") else _as_it_is
     if how == "all":
         return write(wanted(all_int8_plan(facts, rules))), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
@@ -270,7 +270,7 @@ def _measured_placement(bench: Bench, known: Measured) -> tuple[Candidate, Place
         known = measure_plan(bench, known, candidate)
         tell(3 + index, steps)
     store.keep(known.fresh)
-    if job.policy.kernels == "native":
+    if job.policy.kernels in ("native", "exact"):
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
         candidates |= {f"{name}, native": bench.write(plan) for name, plan in everywhere.items()}
         candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates

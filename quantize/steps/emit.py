@@ -69,9 +69,9 @@ def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:
         pairs = job.options.format == "qdq" and not candidate.native
         plain = candidate if pairs else apply_plan(job, ranges, candidate.plan, form="qdq", native=False)
         adjusted = find_adjustments(job, plain)
-    if not adjusted and not sums_of(job, candidate.plan):
+    if not adjusted and not candidate.native and not sums_of(job, candidate.plan):
         return candidate
-    return apply_plan(job, ranges, candidate.plan, adjusted, join=True)
+    return apply_plan(job, ranges, candidate.plan, adjusted, last=True)
 
 
 def apply_plan(
@@ -81,7 +81,7 @@ def apply_plan(
     adjusted: Mapping[str, Adjustment] | None = None,
     form: str = "",
     *,
-    join: bool = False,
+    last: bool = False,
     native: bool = True,
 ) -> Candidate:
     """Apply a plan to a copy of the simplified model.
@@ -92,8 +92,8 @@ def apply_plan(
         plan: The implementation of each unit.
         adjusted: Corrected weights and biases, by unit.
         form: The format; empty for the format of the job.
-        join: Whether two convolutions become one if only their sum is read. If not, every unit has its own kernel,
-            which can be timed and corrected.
+        last: Whether two convolutions become one if only their sum is read, and a native convolution becomes one with
+            the function behind it. If not, every unit has its own kernel, which can be timed and corrected.
         native: Whether units that the plan has as native operators become functions; if not, they stay pairs.
     """
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
@@ -114,14 +114,15 @@ def apply_plan(
     written = insert_qdq(
         model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.no_saturation
     )
-    if join:
+    if last:
         join_convs(model, sums_of(job, plan), job.scheme)
     if job.model_qparams:
         drop_round_trips(model)
     if (form or job.options.format) == "qoperator":
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    if native and wrap_units(model, [u for u in plan.units if plan.impl(u) is Impl.U8_NATIVE], job.shapes):
+    units = [unit for unit in plan.units if native and plan.impl(unit) is Impl.U8_NATIVE]
+    if wrap_units(model, units, job.shapes, fuse=last and job.policy.kernels != "exact"):
         steps.append("ai.requant")
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))

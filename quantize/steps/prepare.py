@@ -108,7 +108,7 @@ def _has_native(options: Options) -> bool:
         RequantError: They are asked for, and are not here.
     """
     found = kernels()
-    if options.kernels == "native" and isinstance(found, str):
+    if options.wants_native and isinstance(found, str):
         raise RequantError(found)
     return isinstance(found, Kernels)
 

@@ -68,8 +68,12 @@ Convolution drawn(Random& random) {
     made.bias.push_back(static_cast<int32_t>(draw(random, -100000, 100000)));
     made.multiplier.push_back(1e-6f * static_cast<float>(draw(random, 1, 100000)) / std::sqrt(static_cast<float>(depth)));
   }
-  const int64_t tables[] = {0, 256, 256 * made.outputs};
-  for (int64_t i = tables[draw(random, 0, 2)]; i > 0; --i) made.table.push_back(static_cast<uint8_t>(random()));
+  const int64_t tables[] = {0, 256, 256 * made.outputs, 4096}, kind = draw(random, 0, 3);
+  if (kind == 3) {
+    made.levels = 4096;
+    made.y_zero = static_cast<int>(draw(random, 0, 4095));
+  }
+  for (int64_t i = tables[kind]; i > 0; --i) made.table.push_back(static_cast<uint8_t>(random()));
   return made;
 }
 
@@ -93,9 +97,12 @@ void define(const Convolution& conv, const uint8_t* x, uint8_t* y, const Extent&
     const uint8_t* image = x + pixel / extent.columns / extent.rows * extent.height * extent.width * conv.inputs;
     for (int64_t o = 0; o < conv.outputs; ++o) {
       const float scaled = static_cast<float>(sum_at(conv, image, extent, row, column, o)) * conv.multiplier[o];
-      const float clipped = std::clamp(std::nearbyint(scaled) + static_cast<float>(conv.y_zero), 0.0f, 255.0f);
-      const auto value = static_cast<uint8_t>(clipped);
-      y[pixel * conv.outputs + o] = conv.table.empty() ? value : conv.table[(conv.table.size() > 256 ? 256 * o : 0) + value];
+      const float clipped = std::clamp(std::nearbyint(scaled) + static_cast<float>(conv.y_zero), 0.0f,
+                                       static_cast<float>(conv.levels - 1));
+      const auto value = static_cast<int64_t>(clipped);
+      const bool by_channel = conv.levels == 256 && conv.table.size() > 256;
+      y[pixel * conv.outputs + o] =
+          conv.table.empty() ? static_cast<uint8_t>(value) : conv.table[(by_channel ? 256 * o : 0) + value];
     }
   }
 }

@@ -1,7 +1,8 @@
 // Convolution: QLinearConv on NHWC tensors, with a table behind the requantization.
 //
 // Inputs: x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, table. All but x are constants.
-// w is (outputs, inputs / group, height, width) as in ONNX, with zero points 0.
+// w is (outputs, inputs / group, height, width) as in ONNX, with zero points 0. The table is (256,); or (outputs, 256), a row
+// for each channel; or (4096,): then it is read at 16 times the value, and the value is rounded to a sixteenth of y_scale.
 #include <algorithm>
 
 #include "operators.h"
@@ -9,6 +10,8 @@
 
 namespace requant {
 namespace {
+
+constexpr int kFine = 4096;  // entries of a table behind a finer rounding
 
 enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable };
 
@@ -79,7 +82,13 @@ void read_requantization(const ort::Node& node, Convolution& made) {
   if (bias) std::copy_n(bias.as<int32_t>(), made.outputs, made.bias.begin());
   const ort::Tensor table = node.constant(kTable);
   if (!table) return;
-  require(table.size() == 256 || table.size() == 256 * made.outputs, "the table must be (256,) or (outputs, 256)");
+  const bool each = table.shape == std::vector<int64_t>{made.outputs, 256}, fine = table.shape == std::vector<int64_t>{kFine};
+  require(each || fine || table.shape == std::vector<int64_t>{256}, "the table must be (256,), (4096,) or (outputs, 256)");
+  if (fine) {  // the index has the scale y_scale / 16
+    made.levels = kFine;
+    made.y_zero *= kFine / 256;
+    for (float& multiplier : made.multiplier) multiplier *= kFine / 256;
+  }
   made.table.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
 }
 

@@ -130,8 +130,15 @@ class Dense final : public ConvolutionKernel {
 
   // Requantizes one pixel of a panel, and looks it up.
   void finish(const Ints (&sum)[2], int64_t panel, uint8_t* to, int64_t channel, int64_t channels) const {
-    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(255 - conv_.y_zero);
+    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
     const float* multiplier = &multiplier_[panel * kPanel];
+    if (conv_.levels > 256) {
+      int32_t index[kPanel];
+      for (int half = 0; half < kPanel; half += kLanes)
+        store_ints(index + half, scale(sum[half / kLanes], multiplier + half, least, most));
+      for (int64_t c = 0; c < channels; ++c) to[c] = conv_.table[index[c] + conv_.y_zero];
+      return;
+    }
     const bool whole = channels == kPanel;
     uint8_t part[kPanel];
     uint8_t* made = whole ? to : part;

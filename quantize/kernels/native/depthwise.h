@@ -30,6 +30,7 @@ class Depthwise final : public ConvolutionKernel {
       for (int64_t column = 0; column < extent.columns; ++column, to += conv_.inputs) {
         point(from, extent, row, column, taps.data());
         for (int64_t block = 0; block < blocks_; ++block) multiply(taps.data(), block, to + start(block));
+        if (conv_.levels > 256) continue;  // looked up already
         if (conv_.table.size() == 256)
           look_up(to, to, conv_.inputs, conv_.table.data());
         else if (!conv_.table.empty())
@@ -64,8 +65,9 @@ class Depthwise final : public ConvolutionKernel {
     for (int c = 0; c < kBytes; ++c)
       for (int i = 0; i < 4; ++i) lane[i][c] = static_cast<uint8_t>(c);
     append(lane, order);
+    for (int group = 0; group < kBytes; ++group) channel_[group] = order[4 * group];
     for (int group = 0; group < kBytes; ++group) {
-      const int64_t c = order[4 * group], channel = start(block) + c;
+      const int64_t c = channel_[group], channel = start(block) + c;
       int32_t sum = 0;
       for (int64_t tap = 0; c < count && tap < taps; ++tap) sum += conv_.weights[channel * taps + tap];
       sums_.push_back(c < count ? conv_.bias[channel] - conv_.x_zero * sum : 0);
@@ -116,13 +118,22 @@ class Depthwise final : public ConvolutionKernel {
         sum[i] = Narrow ? dot_narrow(sum[i], turned[i], weights) : dot(sum[i], turned[i], weights);
       }
     }
-    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(255 - conv_.y_zero);
+    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
     for (int i = 0; i < 4; ++i) sum[i] = scale(sum[i], &multiplier_[place + i * kLanes], least, most);
+    if (conv_.levels > 256) return look_up_fine(sum, to, count);
     const Bytes made = narrow(sum, conv_.y_zero);
     if (count == kBytes) return store_bytes(to, made);
     uint8_t whole[kBytes];
     store_bytes(whole, made);
     std::memcpy(to, whole, count);
+  }
+
+  // Looks up indices of more than eight bits, which stand in the order of `transpose`.
+  void look_up_fine(const Ints (&index)[4], uint8_t* to, int64_t count) const {
+    int32_t at[kBytes];
+    for (int i = 0; i < 4; ++i) store_ints(at + i * kLanes, index[i]);
+    for (int group = 0; group < kBytes; ++group)
+      if (channel_[group] < count) to[channel_[group]] = conv_.table[at[group] + conv_.y_zero];
   }
 
   // Loads the channels of a pixel that are fewer than a vector has.
@@ -137,6 +148,7 @@ class Depthwise final : public ConvolutionKernel {
   std::vector<uint8_t> weights_;
   std::vector<int32_t> sums_;  // the bias without the part of x_zero, in the order of `transpose`
   std::vector<float> multiplier_;
+  uint8_t channel_[kBytes] = {};  // by group of four bytes in the order of `transpose`
   std::vector<bool> narrow_;  // by block: whether `dot_narrow` is exact
 };
 

@@ -11,18 +11,19 @@ namespace requant {
 
 // A convolution with all that is constant: uint8 NHWC to uint8 NHWC.
 //
-//   y = table[clip(rint(multiplier * (bias + sum (x - x_zero) * w)) + y_zero)]
+//   y = table[clip(rint(multiplier * (bias + sum (x - x_zero) * w)) + y_zero, 0, levels - 1)]
 //
-// `rint` rounds half to even. Without a table the clipped value is the result.
+// `rint` rounds half to even. Without a table the clipped value is the result. With a table of more than 256 levels,
+// the value in front of the table has more bits than the result: what is rounded there does not show in the result.
 struct Convolution {
   int64_t inputs = 0, outputs = 0, group = 1;  // channels
   int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, dilation[2] = {1, 1};
   int64_t before[2] = {0, 0}, after[2] = {0, 0};  // padding with x_zero
-  int x_zero = 0, y_zero = 0;
+  int x_zero = 0, y_zero = 0, levels = 256;
   std::vector<int8_t> weights;     // (outputs, inputs / group, kernel[0], kernel[1])
   std::vector<int32_t> bias;       // (outputs,)
   std::vector<float> multiplier;   // (outputs,)
-  std::vector<uint8_t> table;      // (256,), (outputs, 256) or empty
+  std::vector<uint8_t> table;      // (levels,), (outputs, 256) or empty
   int64_t taps() const { return kernel[0] * kernel[1]; }
   bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
   // The length of an axis of the result; 0 if the padded input is shorter than the kernel.

@@ -15,6 +15,7 @@ using Ints = __m256i;
 using Bytes = __m256i;
 
 inline Ints load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline void store_ints(int32_t* to, Ints value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
 inline Bytes fill(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }

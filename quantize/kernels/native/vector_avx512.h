@@ -15,6 +15,7 @@ using Ints = __m512i;
 using Bytes = __m512i;
 
 inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
+inline void store_ints(int32_t* to, Ints value) { _mm512_storeu_si512(to, value); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm512_storeu_si512(to, value); }
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }

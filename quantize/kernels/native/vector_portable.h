@@ -25,6 +25,8 @@ inline Ints load_ints(const int32_t* from) {
   return made;
 }
 
+inline void store_ints(int32_t* to, Ints value) { std::memcpy(to, value.at, sizeof value.at); }
+
 inline Bytes load_bytes(const uint8_t* from) {
   Bytes made;
   std::memcpy(made.at, from, sizeof made.at);

@@ -14,10 +14,10 @@ from ....calibration.session import OPERATORS_DOMAIN, Array
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
 from ...model.files import load_model, save_model
-from ...options.declared import KERNELS
 from ...runtime.configured import GAIN, LIBRARY, Values, configured_run
 from ...runtime.timing import interleave
 
+KERNELS = ("auto", "native", "stock")
 STOCK = "stock"
 FORMS: Mapping[str, Callable[[ir.Node], bool]] = {
     "tables": lambda _: False,

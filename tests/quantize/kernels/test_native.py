@@ -87,7 +87,7 @@ class Case:
         channels, results = self.group * self.inputs, self.group * self.outputs
         shape = (results, self.inputs, *self.kernel)
         reach = np.sqrt(np.prod(shape[1:])) * 255 * self.largest / 3
-        tables = {"": None, "one": (256,), "each": (results, 256)}[self.table]
+        tables = {"": None, "one": (256,), "each": (results, 256), "fine": (4096,)}[self.table]
         self.arrays.update(
             x=random.integers(0, 256, (self.batch, *self.size, channels)).astype(np.uint8),
             x_scale=np.asarray(0.02, np.float32),
@@ -129,10 +129,12 @@ class Case:
         sums = np.einsum("nyxgikl,goikl->nyxgo", grouped, w).reshape(*windows.shape[:3], -1) + given["bias"]
         multiplier = given["x_scale"] * given["w_scale"] / given["y_scale"]
         assert multiplier.dtype == np.float32
-        y: Array = np.clip(np.rint(sums.astype(np.float32) * multiplier) + y_zero, 0, 255).astype(np.uint8)
         table = given.get("table")
+        finer = 16 if self.table == "fine" else 1
+        index = np.rint(sums.astype(np.float32) * (multiplier * np.float32(finer))) + finer * y_zero
+        y: Array = np.clip(index, 0, 256 * finer - 1).astype(np.int64)
         if table is None:
-            return y
+            return y.astype(np.uint8)
         if table.ndim == 1:
             return np.asarray(table[y])
         return np.take_along_axis(table.T, y.reshape(-1, y.shape[-1]), 0).reshape(y.shape)
@@ -159,7 +161,7 @@ CASES = st.builds(
     pads=st.tuples(*[st.integers(0, 4)] * 4),
     zeros=st.tuples(st.integers(0, 255), st.integers(0, 255)),
     largest=st.sampled_from([127, 63, 1]),
-    table=st.sampled_from(["", "one", "each"]),
+    table=st.sampled_from(["", "one", "each", "fine"]),
     seed=st.integers(0, 2**32 - 1),
 ).filter(fits)
 DEPTHWISE = st.builds(
