@@ -1,10 +1,13 @@
 """requant: a float ONNX model and a sample of its data in, a measured INT8 model out.
 
-Only the errors live here; everything else is imported from its own package
+Only errors and one name live here; everything else is imported from its own package
 (`requant.transforms`, `requant.calibration`, `requant.quantize`), so that `import requant` costs nothing.
 """
 
 from collections.abc import Iterable
+
+NATIVE_DOMAIN = "ai.requant"
+"""The domain of the native operators."""
 
 
 class RequantError(Exception):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .. import RequantError
+from .. import NATIVE_DOMAIN, RequantError
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -53,7 +53,6 @@ SOURCE = re.compile(r"\S*/onnxruntime\S*\.(?:cc|h|cpp):\d+ [^()]*\((?:[^()]|\([^
 
 PROVIDERS = ["CPUExecutionProvider"]  # without fallback, which prints to stdout
 
-OPERATORS_DOMAIN = "ai.requant"
 OPERATORS = Path(__file__).parents[1] / "quantize/kernels/lib" / platform.machine() / "librequant_kernels.so"
 """The library of the native operators; the file exists if it was built for this machine."""
 
@@ -168,7 +167,7 @@ def open_session(
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         message = runtime_message(error)
-        if f"{OPERATORS_DOMAIN}:" in message and native_library() is None:
+        if f"{NATIVE_DOMAIN}:" in message and native_library() is None:
             message = "it has native operators, which are not built here; see 'requant kernels'"
         raise RequantError(f"{name}: {hint}: {message}") from error
 

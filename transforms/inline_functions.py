@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from .. import NATIVE_DOMAIN
 from .functions import DOMAIN
 from .graph import names, node_name, take
 from .registry import Change, TransformError, transform
@@ -23,17 +24,22 @@ Identifier = tuple[str, str, str]  # domain, name, overload
 
 
 @transform("inline_functions")
-def inline_functions(model: ir.Model) -> Change:
+def inline_functions(model: ir.Model, *, native: bool = False) -> Change:
     """Replace each call of a model-local function by the nodes of the function.
 
     Before:  y = my.domain.Block(x, w) of a node `block1`;  Block(a, b) => (d) { c = MatMul(a, b); d = Relu(c) }
     After:   y = Relu(block1/c), block1/c = MatMul(x, w)
         Calls inside functions and inside bodies of control flow are included. Functions without calls are removed;
         each removed function counts as one rewrite.
-    Left alone: functions of the domain ``requant``, which are stages of quantization; a function with another version
+    Left alone: functions of the domain ``requant``, which are stages of quantization, and of ``ai.requant``, which are
+        native operators with the nodes that they replace; a function with another version
         of an operator set than the model, if one of its operators differs between the versions (``other-opset``); a
         function that is called with a graph as attribute (``graph-attribute``); functions that these functions call
         (``called-by-function``).
+
+    Args:
+        model: The model.
+        native: Whether native operators are replaced too.
 
     Raises:
         TransformError: Functions call each other in a circle, a call has more inputs than its function, or a function
@@ -42,8 +48,9 @@ def inline_functions(model: ir.Model) -> Change:
     change = Change()
     order = _callees_first(model)
     _check_calls(model)
+    own = {DOMAIN} if native else {DOMAIN, NATIVE_DOMAIN}
     change.applied = _drop_uncalled(model)
-    kept = _kept(model, order, change)
+    kept = _kept(model, order, own, change)
     pending = [name for name in order if name in model.functions and name not in kept]
     taken = {*names(model), *(name for function in model.functions.values() for name in _names_in(function))}
     change.applied += len(pending)
@@ -129,8 +136,15 @@ def _drop_uncalled(model: ir.Model) -> int:
     return len(uncalled)
 
 
-def _kept(model: ir.Model, order: list[Identifier], change: Change) -> set[Identifier]:
-    """Return the functions that must stay, and count the reasons in `change`."""
+def _kept(model: ir.Model, order: list[Identifier], own: set[str], change: Change) -> set[Identifier]:
+    """Return the functions that must stay, and count the reasons in `change`.
+
+    Args:
+        model: The model.
+        order: All functions; each comes after the functions that it calls.
+        own: The domains whose functions stay without a reason.
+        change: The counts.
+    """
     kept: set[Identifier] = set()
     needed: set[Identifier] = set()  # functions that functions in `kept` call
     with_graphs = {
@@ -140,8 +154,8 @@ def _kept(model: ir.Model, order: list[Identifier], change: Change) -> set[Ident
         if name not in model.functions:
             continue
         reason = None
-        if name[0] == DOMAIN:
-            reason = "requant"
+        if name[0] in own:
+            reason = name[0]
         elif name in needed:
             reason = "called-by-function"
         elif name in with_graphs:
@@ -151,7 +165,7 @@ def _kept(model: ir.Model, order: list[Identifier], change: Change) -> set[Ident
         if reason is not None:
             kept.add(name)
             needed |= _callees(model, name)
-            if name[0] != DOMAIN:
+            if name[0] not in own:
                 change.skip(reason)
     return kept
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
-from ...calibration.session import OPERATORS_DOMAIN
+from ... import NATIVE_DOMAIN
 from ...transforms.graph import add_initializer, constant, fresh_name, remove_unread, sole_reader, take_place
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .library import VERSION
@@ -52,7 +52,7 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
         inputs = [*node.inputs, *[None] * (CONV_INPUTS + 1 - len(node.inputs))]
         result = node.outputs[0]
         reader = sole_reader(result)
-        if reader is not None and (reader.op_type, reader.domain) == ("Table", OPERATORS_DOMAIN):
+        if reader is not None and (reader.op_type, reader.domain) == ("Table", NATIVE_DOMAIN):
             inputs.append(reader.inputs[1])
             result = reader.outputs[0]
         kept = ("dilations", "group", "pads", "strides")
@@ -111,6 +111,6 @@ def _compute(
     before = [each.producer() for each in old.inputs if each is not None]
     name = fresh_name(model, f"{value.name}_native")
     value.type = ir.TensorType(ir.DataType.UINT8)
-    take_place(old, ir.node(operator, list(inputs), dict(attributes), domain=OPERATORS_DOMAIN, name=name))
+    take_place(old, ir.node(operator, list(inputs), dict(attributes), domain=NATIVE_DOMAIN, name=name))
     remove_unread(before)
-    model.opset_imports[OPERATORS_DOMAIN] = VERSION
+    model.opset_imports[NATIVE_DOMAIN] = VERSION

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...calibration.session import OPERATORS, OPERATORS_DOMAIN
+from ... import NATIVE_DOMAIN
+from ...calibration.session import OPERATORS
 
 VERSION = 1
 """The version of the operators' domain."""
@@ -49,7 +50,7 @@ class Kernels:
         """Return plain JSON values."""
         return {
             "library": str(self.library),
-            "domain": OPERATORS_DOMAIN,
+            "domain": NATIVE_DOMAIN,
             "operators": list(self.operators),
             "available": list(self.available),
             "isa": self.isa,

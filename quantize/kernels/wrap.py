@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import OPERATORS_DOMAIN, Array
+from ... import NATIVE_DOMAIN
+from ...calibration.session import Array
 from ...transforms.graph import (
     add_initializer,
     constant,
@@ -112,7 +113,7 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
     for end, call in calls.items():
         moved[end] = _put(model, replace(call, inputs=[moved.get(call.x, call.x), *call.inputs[1:]]), end)
     if calls:
-        model.opset_imports[OPERATORS_DOMAIN] = VERSION
+        model.opset_imports[NATIVE_DOMAIN] = VERSION
         model.ir_version = max(model.ir_version, IR_VERSION)
     return len(calls)
 
@@ -253,17 +254,16 @@ def _put(model: ir.Model, call: _Call, end: ir.Value) -> ir.Value:
     end.type = UINT8
     if call.shapes:
         call.x.shape, end.shape = (ir.Shape(shape) for shape in call.shapes)
-        turned = [call.shapes[0][axis] for axis in TO_NHWC]
-        x = _inserted(model, old, _turn(call.x, TO_NHWC, f"{call.name}/nhwc"), turned)
+        x = _in_nhwc(model, call, old)
     native = ir.node(
-        call.operator, [x, *others], dict(call.attributes), domain=OPERATORS_DOMAIN, overload=call.name, name=call.name
+        call.operator, [x, *others], dict(call.attributes), domain=NATIVE_DOMAIN, overload=call.name, name=call.name
     )
     sources = [value.producer() for node in call.body for value in node.inputs if value is not None]
     if call.shapes:
         y = _inserted(model, old, native, [call.shapes[1][axis] for axis in TO_NHWC])
         native = _turn(y, TO_NCHW, f"{call.name}/nchw")
     take_place(old, native)
-    remove_unread([*call.body[:-1], *sources])
+    remove_unread([*call.body[:-1], *sources, call.x.producer()])
     return native.outputs[0]
 
 
@@ -286,7 +286,17 @@ def _function(model: ir.Model, call: _Call, inputs: Sequence[ir.Value | None]) -
     graph = ir.Graph(formal, [nodes[-1].outputs[0]], nodes=nodes, opset_imports=model.opset_imports, name=call.name)
     nodes[-1].outputs[0].name = "y"
     attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]
-    return ir.Function(OPERATORS_DOMAIN, call.operator, call.name, graph=graph, attributes=attributes)
+    return ir.Function(NATIVE_DOMAIN, call.operator, call.name, graph=graph, attributes=attributes)
+
+
+def _in_nhwc(model: ir.Model, call: _Call, place: ir.Node) -> ir.Value:
+    """Return the tensor that a call reads, in NHWC: what the call before it computed, or a Transpose before `place`."""
+    before = call.x.producer()
+    if before is not None and before.op_type == "Transpose" and before.attributes.get_ints("perm", ()) == TO_NCHW:
+        assert before.inputs[0] is not None
+        return before.inputs[0]
+    shape = [call.shapes[0][axis] for axis in TO_NHWC]
+    return _inserted(model, place, _turn(call.x, TO_NHWC, f"{call.name}/nhwc"), shape)
 
 
 def _turn(x: ir.Value, order: Sequence[int], name: str) -> ir.Node:

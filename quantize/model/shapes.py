@@ -196,7 +196,7 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
         RequantError: `lengths` does not fit the model.
     """
     copy = model.clone()
-    inline_functions(copy)
+    inline_functions(copy, native=True)
     for node in copy.graph.all_nodes():
         node.metadata_props.pop(ORIGIN, None)
     with quiet():

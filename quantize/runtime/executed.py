@@ -8,6 +8,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from ... import NATIVE_DOMAIN
 from .match import CONVERSIONS, NCHWC, PRODUCTS, REORDERS, Match, inserted_layout
 from .profile import KernelRun
 
@@ -158,9 +159,14 @@ def _layouts(graph: ir.Graph, nodes: Mapping[str, ir.Node]) -> dict[str, str]:
 def _own_layout(node: ir.Node) -> str:
     if node.domain == NCHWC:
         return "NCHWc"
-    if node.attributes.get_int("channels_last", 0) or node.op_type.startswith("Nhwc"):
+    if node.attributes.get_int("channels_last", 0) or node.op_type.startswith("Nhwc") or _is_native(node):
         return "NHWC"
     return "NCHW" if node.op_type in SPATIAL else ""
+
+
+def _is_native(node: ir.Node) -> bool:
+    """Return whether a node is a native operator on images; their layout is NHWC."""
+    return node.domain == NATIVE_DOMAIN and node.op_type != "Table"
 
 
 def _plain(node: ir.Node) -> str:

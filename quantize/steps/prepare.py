@@ -172,7 +172,7 @@ def make_plain(
         RequantError: The runtime does not load it.
     """
     with about(path):
-        inlined, origins = _inlined(original, progress)
+        inlined, origins = _inlined(original, progress, portable=portable)
         done, notes, renamed = _plainer(inlined.model, folder, progress, portable=portable)
     add_types(done.model, folder)
     return Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
@@ -221,9 +221,9 @@ def _plainer(
     return done, notes, renamed
 
 
-def _inlined(original: ir.Model, progress: Progress) -> tuple[PipelineResult, list[tuple[str, str]]]:
+def _inlined(original: ir.Model, progress: Progress, *, portable: bool) -> tuple[PipelineResult, list[tuple[str, str]]]:
     """Return a copy without functions, and for each inlined node its new name with each of its old names."""
-    inline, _ = pipelines()
+    inline, _ = pipelines(portable=portable)
     done = simplify(original, progress, pipeline=inline)
     origins = []
     for node in done.model.graph.all_nodes():

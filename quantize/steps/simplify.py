@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from ...transforms import Pipeline, PipelineResult, parse_groups, run
@@ -17,9 +19,12 @@ def pipelines(*, portable: bool = False) -> tuple[str, str]:
     """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions.
 
     Args:
-        portable: Whether gates stay single operators, which other runtimes need.
+        portable: Whether gates stay single operators, and native operators are replaced: other runtimes need both.
     """
     steps = [step for step in parse_groups("simplify").steps if not (portable and step.name == GATES)]
+    if portable:
+        all_of_them = {"inline_functions": (("native", True),)}
+        steps = [replace(step, options=(*step.options, *all_of_them.get(step.name, ()))) for step in steps]
     cut = 1 + [step.name for step in steps].index("inline_functions")
     return str(Pipeline(tuple(steps[:cut]))), str(Pipeline(tuple(steps[cut:])))
 

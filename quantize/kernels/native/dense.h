@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fine.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -132,23 +133,19 @@ class Dense final : public ConvolutionKernel {
   void finish(const Ints (&sum)[2], int64_t panel, uint8_t* to, int64_t channel, int64_t channels) const {
     const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
     const float* multiplier = &multiplier_[panel * kPanel];
-    if (conv_.levels > 256) {
-      int32_t index[kPanel];
-      for (int half = 0; half < kPanel; half += kLanes)
-        store_ints(index + half, scale(sum[half / kLanes], multiplier + half, least, most));
-      for (int64_t c = 0; c < channels; ++c) to[c] = conv_.table[index[c] + conv_.y_zero];
-      return;
-    }
-    const bool whole = channels == kPanel;
+    const bool whole = channels == kPanel, fine = conv_.levels > 256;
     uint8_t part[kPanel];
     uint8_t* made = whole ? to : part;
-    for (int half = 0; half < 2; ++half) {
+    if (fine)
+      look_up_fine(scale(sum[0], multiplier, least, most), scale(sum[1], multiplier + kLanes, least, most), conv_.y_zero,
+                   conv_.table.data(), made, made + kLanes, 4);
+    for (int half = 0; half < 2 && !fine; ++half) {
       const int offset = half * kLanes;
       store_narrow(made + offset, scale(sum[half], multiplier + offset, least, most), conv_.y_zero);
     }
     if (conv_.table.size() == 256)
       look_up(made, made, kPanel, conv_.table.data());
-    else if (!conv_.table.empty())
+    else if (!conv_.table.empty() && !fine)
       for (int64_t c = 0; c < channels; ++c) made[c] = conv_.table[256 * (channel + c) + made[c]];
     if (!whole) std::memcpy(to, part, channels);
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fine.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -65,9 +66,8 @@ class Depthwise final : public ConvolutionKernel {
     for (int c = 0; c < kBytes; ++c)
       for (int i = 0; i < 4; ++i) lane[i][c] = static_cast<uint8_t>(c);
     append(lane, order);
-    for (int group = 0; group < kBytes; ++group) channel_[group] = order[4 * group];
     for (int group = 0; group < kBytes; ++group) {
-      const int64_t c = channel_[group], channel = start(block) + c;
+      const int64_t c = order[4 * group], channel = start(block) + c;
       int32_t sum = 0;
       for (int64_t tap = 0; c < count && tap < taps; ++tap) sum += conv_.weights[channel * taps + tap];
       sums_.push_back(c < count ? conv_.bias[channel] - conv_.x_zero * sum : 0);
@@ -120,8 +120,7 @@ class Depthwise final : public ConvolutionKernel {
     }
     const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
     for (int i = 0; i < 4; ++i) sum[i] = scale(sum[i], &multiplier_[place + i * kLanes], least, most);
-    if (conv_.levels > 256) return look_up_fine(sum, to, count);
-    const Bytes made = narrow(sum, conv_.y_zero);
+    const Bytes made = conv_.levels > 256 ? look_up_all(sum) : narrow(sum, conv_.y_zero);
     if (count == kBytes) return store_bytes(to, made);
     uint8_t whole[kBytes];
     store_bytes(whole, made);
@@ -129,11 +128,12 @@ class Depthwise final : public ConvolutionKernel {
   }
 
   // Looks up indices of more than eight bits, which stand in the order of `transpose`.
-  void look_up_fine(const Ints (&index)[4], uint8_t* to, int64_t count) const {
-    int32_t at[kBytes];
-    for (int i = 0; i < 4; ++i) store_ints(at + i * kLanes, index[i]);
-    for (int group = 0; group < kBytes; ++group)
-      if (channel_[group] < count) to[channel_[group]] = conv_.table[at[group] + conv_.y_zero];
+  Bytes look_up_all(const Ints (&index)[4]) const {
+    uint8_t made[kBytes];
+    for (int i = 0; i < 4; i += 2)
+      look_up_fine(index[i], index[i + 1], conv_.y_zero, conv_.table.data(), made + i * kVectorStep,
+                   made + (i + 1) * kVectorStep, kQuadStep);
+    return load_bytes(made);
   }
 
   // Loads the channels of a pixel that are fewer than a vector has.
@@ -148,7 +148,6 @@ class Depthwise final : public ConvolutionKernel {
   std::vector<uint8_t> weights_;
   std::vector<int32_t> sums_;  // the bias without the part of x_zero, in the order of `transpose`
   std::vector<float> multiplier_;
-  uint8_t channel_[kBytes] = {};  // by group of four bytes in the order of `transpose`
   std::vector<bool> narrow_;  // by block: whether `dot_narrow` is exact
 };
 

@@ -15,7 +15,6 @@ using Ints = __m256i;
 using Bytes = __m256i;
 
 inline Ints load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
-inline void store_ints(int32_t* to, Ints value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
 inline Bytes fill(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
@@ -59,6 +58,14 @@ inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
   out[1] = _mm256_unpackhi_epi16(low01, low23);
   out[2] = _mm256_unpacklo_epi16(high01, high23);
   out[3] = _mm256_unpackhi_epi16(high01, high23);
+}
+
+constexpr int kVectorStep = 4, kQuadStep = 16;
+
+inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
+  const Ints add = _mm256_set1_epi32(zero);
+  const Ints words = _mm256_packus_epi32(_mm256_add_epi32(first, add), _mm256_add_epi32(second, add));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
 }
 
 inline Ints scale(Ints sum, const float* multiplier, float least, float most) {

@@ -15,7 +15,6 @@ using Ints = __m512i;
 using Bytes = __m512i;
 
 inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
-inline void store_ints(int32_t* to, Ints value) { _mm512_storeu_si512(to, value); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm512_storeu_si512(to, value); }
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
@@ -38,6 +37,14 @@ inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
   out[1] = _mm512_unpackhi_epi16(low01, low23);
   out[2] = _mm512_unpacklo_epi16(high01, high23);
   out[3] = _mm512_unpackhi_epi16(high01, high23);
+}
+
+constexpr int kVectorStep = 4, kQuadStep = 16;
+
+inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
+  const Ints add = _mm512_set1_epi32(zero);
+  const Ints words = _mm512_packus_epi32(_mm512_add_epi32(first, add), _mm512_add_epi32(second, add));
+  _mm512_storeu_si512(to, words);
 }
 
 inline Ints scale(Ints sum, const float* multiplier, float least, float most) {

@@ -25,8 +25,6 @@ inline Ints load_ints(const int32_t* from) {
   return made;
 }
 
-inline void store_ints(int32_t* to, Ints value) { std::memcpy(to, value.at, sizeof value.at); }
-
 inline Bytes load_bytes(const uint8_t* from) {
   Bytes made;
   std::memcpy(made.at, from, sizeof made.at);
@@ -65,6 +63,17 @@ inline bool fits_narrow(const int8_t*) { return true; }
 inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
   for (int group = 0; group < kBytes; ++group)
     for (int i = 0; i < 4; ++i) out[group / kLanes].at[4 * (group % kLanes) + i] = in[i].at[group];
+}
+
+// Where `transpose` puts four groups: those of vector i and quad q begin with channel i * kVectorStep + q * kQuadStep.
+constexpr int kVectorStep = kLanes, kQuadStep = 4;
+
+// Writes value + zero of two vectors, in [0, 65535], by turns: four of the first, four of the second.
+inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
+  for (int i = 0; i < kLanes; ++i) {
+    to[i / 4 * 8 + i % 4] = static_cast<uint16_t>(first.at[i] + zero);
+    to[i / 4 * 8 + 4 + i % 4] = static_cast<uint16_t>(second.at[i] + zero);
+  }
 }
 
 // Returns rint(sum * multiplier), clipped to [least, most].

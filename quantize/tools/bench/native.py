@@ -9,8 +9,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from .... import RequantError
-from ....calibration.session import OPERATORS_DOMAIN, Array
+from .... import NATIVE_DOMAIN, RequantError
+from ....calibration.session import Array
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
 from ...model.files import load_model, save_model
@@ -56,7 +56,7 @@ def needed_library(path: str | os.PathLike[str]) -> Values:
     Raises:
         RequantError: The model cannot be loaded.
     """
-    native = Path(path).suffix.lower() != ".ort" and OPERATORS_DOMAIN in load_model(path).opset_imports
+    native = Path(path).suffix.lower() != ".ort" and NATIVE_DOMAIN in load_model(path).opset_imports
     found = kernels() if native else None
     return with_library({}, found if isinstance(found, Kernels) else None)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from requant.calibration.session import OPERATORS_DOMAIN
+from requant import NATIVE_DOMAIN
 from requant.quantize.kernels.library import VERSION, Kernels, kernels
 
 Array = NDArray[Any]
@@ -37,7 +37,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def session(
-    operator: str, inputs: Sequence[Array | None], threads: int = 1, domain: str = OPERATORS_DOMAIN, **attributes: Any
+    operator: str, inputs: Sequence[Array | None], threads: int = 1, domain: str = NATIVE_DOMAIN, **attributes: Any
 ) -> ort.InferenceSession:
     """Load a model with one operator; all inputs but the first, uint8 ``x``, are constants."""
     assert isinstance(FOUND, Kernels)
@@ -351,11 +351,11 @@ def test_the_library_is_small() -> None:
 
 
 def test_a_model_without_the_library_is_not_loaded() -> None:
-    node = helper.make_node("Table", ["x", "t"], ["y"], domain=OPERATORS_DOMAIN)
+    node = helper.make_node("Table", ["x", "t"], ["y"], domain=NATIVE_DOMAIN)
     ends = [helper.make_tensor_value_info(name, TensorProto.UINT8, [3]) for name in "xy"]
     table = numpy_helper.from_array(np.zeros(256, np.uint8), "t")
     graph = helper.make_graph([node], "one", ends[:1], ends[1:], [table])
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(OPERATORS_DOMAIN, VERSION)]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(NATIVE_DOMAIN, VERSION)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     onnx.checker.check_model(model)
     with pytest.raises(Exception, match=r"ai\.requant"):

@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from requant import RequantError
-from requant.calibration.session import OPERATORS, OPERATORS_DOMAIN, open_session
+from requant import NATIVE_DOMAIN, RequantError
+from requant.calibration.session import OPERATORS, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.wrap import wrap_units
@@ -110,7 +110,7 @@ def test_a_convolution_becomes_a_function(middle: str, last: str, nodes: tuple[s
     assert [node.op_type for node in made.graph].count("Convolution") == 1
     assert "Conv" not in {node.op_type for node in made.graph}
     (key,) = made.functions
-    assert key == (OPERATORS_DOMAIN, "Convolution", "conv")
+    assert key == (NATIVE_DOMAIN, "Convolution", "conv")
     onnx.checker.check_model(ir.to_proto(made))
     for session in (without_library(made), with_library(made), with_library(made, optimize=True)):
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
