@@ -59,6 +59,13 @@ Convolution drawn(Random& random) {
     made.before[axis] = draw(random, 0, 3);
     made.after[axis] = draw(random, 0, 3);
   }
+  if (draw(random, 0, 3) == 0) {  // its patches may be the rows of the input
+    for (int axis = 0; axis < 2; ++axis) {
+      made.kernel[axis] = made.stride[axis] = 1;
+      made.before[axis] = made.after[axis] = 0;
+    }
+    if (!depthwise) made.group = 1;
+  }
   made.x_zero = static_cast<int>(draw(random, 0, 255));
   made.y_zero = static_cast<int>(draw(random, 0, 255));
   const int64_t depth = made.inputs / made.group * made.taps(), largest = draw(random, 0, 1) ? 128 : 64;

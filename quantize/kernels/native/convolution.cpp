@@ -7,6 +7,7 @@
 
 #include "operators.h"
 #include "target.h"
+#include "window.h"
 
 namespace requant {
 namespace {
@@ -30,26 +31,6 @@ T scalar(const ort::Node& node, Input index) {
   const ort::Tensor tensor = constant(node, index);
   require(tensor.size() == 1, "scale and zero point of x and y must have one value");
   return tensor.as<T>()[0];
-}
-
-void read_pair(const ort::Node& node, const char* name, int64_t least, int64_t (&into)[2]) {
-  const std::vector<int64_t> values = node.attributes(name, {into[0], into[1]});
-  require(values.size() == 2, "strides and dilations must have two values");
-  for (int axis = 0; axis < 2; ++axis) {
-    require(values[axis] >= least && values[axis] <= INT32_MAX, "strides and dilations must be positive");
-    into[axis] = values[axis];
-  }
-}
-
-void read_padding(const ort::Node& node, Convolution& made) {
-  const std::vector<int64_t> pads = node.attributes("pads", {0, 0, 0, 0});
-  require(pads.size() == 4, "pads must have four values");
-  for (int axis = 0; axis < 2; ++axis) {
-    made.before[axis] = pads[axis];
-    made.after[axis] = pads[axis + 2];
-    require(std::min(made.before[axis], made.after[axis]) >= 0, "pads must not be negative");
-    require(std::max(made.before[axis], made.after[axis]) <= INT32_MAX, "pads are too large");
-  }
 }
 
 void read_weights(const ort::Node& node, Convolution& made) {
@@ -96,9 +77,7 @@ class ConvolutionOperator {
  public:
   explicit ConvolutionOperator(const ort::Node& node) {
     read_weights(node, made_);
-    read_pair(node, "strides", 1, made_.stride);
-    read_pair(node, "dilations", 1, made_.dilation);
-    read_padding(node, made_);
+    read_window(node, made_);
     read_requantization(node, made_);
     kernel_ = chosen().convolution(made_);
     made_.weights = {};  // the kernel holds them packed

@@ -12,7 +12,8 @@ const void* const* ort::api = nullptr;
 
 namespace {
 
-ort::CustomOp* operators[] = {table_operator(), convolution_operator(), average_operator()};
+ort::CustomOp* operators[] = {table_operator(), convolution_operator(), average_operator(),
+                               maximum_operator()};
 
 // Returns the domain with all operators. Sessions share it, so it is never released.
 ort::Domain* domain() {

@@ -10,6 +10,7 @@ namespace requant {
 ort::CustomOp* table_operator();
 ort::CustomOp* convolution_operator();
 ort::CustomOp* average_operator();
+ort::CustomOp* maximum_operator();
 
 // Completes an operator whose kernel is a class with a constructor from a Node and run(Run).
 //

@@ -1,4 +1,4 @@
-// Sums over all pixels of an image, channel by channel.
+// Sums and maxima over pixels, channel by channel.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +28,15 @@ inline void add_pixels(const uint8_t* from, size_t pixels, size_t channels, uint
     size_t c = 0;
     for (; c + kChannels <= channels; c += kChannels) add_some(rows + c, some, channels, kChannels, to + c);
     if (c < channels) add_some(rows + c, some, channels, channels - c, to + c);
+  }
+}
+
+// to[c] = the largest of from[p, c] over some pixels, given by their places.
+inline void max_pixels(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to) {
+  std::copy_n(from[0], channels, to);
+  for (size_t pixel = 1; pixel < pixels; ++pixel) {
+    const uint8_t* x = from[pixel];
+    for (size_t c = 0; c < channels; ++c) to[c] = std::max(to[c], x[c]);
   }
 }
 

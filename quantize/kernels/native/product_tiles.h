@@ -16,6 +16,7 @@ constexpr int kPanel = 2 * kLanes;     // output channels of a panel
 constexpr int64_t kDepth = 64;         // rows are padded to a multiple of this many bytes
 constexpr int64_t kPatches = 1 << 17;  // bytes of the rows of one task, about: they stay in the second cache
 constexpr int kTile = 16;              // rows of a tile
+constexpr int kRows = 2 * kTile;       // rows of one product
 constexpr int64_t kPanelRow = 4 * kPanel;  // bytes of a panel for four bytes of a row
 
 // The shapes of the eight tiles, as the instruction reads them.

@@ -6,6 +6,7 @@
 namespace requant::REQUANT_TARGET {
 
 constexpr int kPanel = 2 * kLanes;     // output channels of a panel
+constexpr int kRows = kVectorRows;     // rows of one product
 constexpr int64_t kDepth = 4;          // rows are padded to a multiple of this many bytes
 constexpr int64_t kPatches = 1 << 15;  // bytes of the rows of one task, about: they stay in the nearest cache
 

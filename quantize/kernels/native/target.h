@@ -9,28 +9,32 @@
 
 namespace requant {
 
+// How a kernel moves over an image: sizes by axis, height and width.
+struct Window {
+  int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, dilation[2] = {1, 1};
+  int64_t before[2] = {0, 0}, after[2] = {0, 0};  // padding
+  int64_t taps() const { return kernel[0] * kernel[1]; }
+  // The length of an axis of the result; 0 if the padded input is shorter than the kernel.
+  int64_t length(int axis, int64_t input) const {
+    const int64_t reach = dilation[axis] * (kernel[axis] - 1) + 1, padded = before[axis] + input + after[axis];
+    return padded < reach ? 0 : (padded - reach) / stride[axis] + 1;
+  }
+};
+
 // A convolution with all that is constant: uint8 NHWC to uint8 NHWC.
 //
 //   y = table[clip(rint(multiplier * (bias + sum (x - x_zero) * w)) + y_zero, 0, levels - 1)]
 //
 // `rint` rounds half to even. Without a table the clipped value is the result. With a table of more than 256 levels,
 // the value in front of the table has more bits than the result: what is rounded there does not show in the result.
-struct Convolution {
+struct Convolution : Window {
   int64_t inputs = 0, outputs = 0, group = 1;  // channels
-  int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, dilation[2] = {1, 1};
-  int64_t before[2] = {0, 0}, after[2] = {0, 0};  // padding with x_zero
   int x_zero = 0, y_zero = 0, levels = 256;
   std::vector<int8_t> weights;     // (outputs, inputs / group, kernel[0], kernel[1])
   std::vector<int32_t> bias;       // (outputs,)
   std::vector<float> multiplier;   // (outputs,)
   std::vector<uint8_t> table;      // (levels,), (outputs, 256) or empty
-  int64_t taps() const { return kernel[0] * kernel[1]; }
   bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
-  // The length of an axis of the result; 0 if the padded input is shorter than the kernel.
-  int64_t length(int axis, int64_t input) const {
-    const int64_t reach = dilation[axis] * (kernel[axis] - 1) + 1, padded = before[axis] + input + after[axis];
-    return padded < reach ? 0 : (padded - reach) / stride[axis] + 1;
-  }
 };
 
 // The sizes of one run: x is (batch, height, width, inputs), y (batch, rows, columns, outputs).
@@ -55,6 +59,8 @@ struct Target {
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // to[c] = the sum of from[p, c] over all pixels p; at most 2^24 pixels.
   void (*add_pixels)(const uint8_t* from, size_t pixels, size_t channels, uint32_t* to);
+  // to[c] = the largest from[p][c] over all pixels p; at least one pixel.
+  void (*max_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to);
 };
 
 // Returns all instruction sets that this library was compiled for, the fastest first.

@@ -8,6 +8,6 @@
 namespace requant {
 
 extern const Target target_avxvnni;
-const Target target_avxvnni = {"avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up, avxvnni::add_pixels};
+const Target target_avxvnni = {"avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up, avxvnni::add_pixels, avxvnni::max_pixels};
 
 }  // namespace requant

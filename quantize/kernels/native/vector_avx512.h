@@ -9,7 +9,7 @@ namespace requant::REQUANT_TARGET {
 
 constexpr int kLanes = 16;
 constexpr int kBytes = 4 * kLanes;
-constexpr int kRows = 8;
+constexpr int kVectorRows = 8;
 
 using Ints = __m512i;
 using Bytes = __m512i;

@@ -10,7 +10,7 @@ namespace requant::REQUANT_TARGET {
 
 constexpr int kLanes = 8;           // int32 of one vector
 constexpr int kBytes = 4 * kLanes;  // bytes of one vector
-constexpr int kRows = 4;            // pixels that share a load of weights
+constexpr int kVectorRows = 4;      // pixels that share a load of weights
 
 struct Ints {
   int32_t at[kLanes];
