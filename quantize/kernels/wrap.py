@@ -26,8 +26,9 @@ from ...transforms.graph import (
     take_place,
 )
 from ...transforms.plan import Unit
+from ...transforms.qlinear import equal_parameters
 from ...transforms.units import clip_bounds
-from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, copied, fine_table_of, table_of
+from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, copied, fine_table_of, is_uint8, table_of
 from .library import VERSION
 
 IR_VERSION = 10  # the first one in which several functions may have the same name
@@ -39,6 +40,9 @@ TABLE = ("x", "table")
 AVERAGE = ("x", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
 KEPT = ("dilations", "group", "pads", "strides")
 """The attributes of a Conv that the operator has."""
+WINDOW = ("dilations", "kernel_shape", "pads", "strides")
+"""The attributes of a MaxPool that the operator has."""
+SET = "NOTSET"
 
 UINT8 = ir.TensorType(ir.DataType.UINT8)
 UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
@@ -163,7 +167,7 @@ def _convolution(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.
 def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
     """Return whether the operator computes a convolution with these inputs, its own up to the bias."""
     tensors = [constant(value) for value in inputs[1:]]
-    if any(tensor is None for tensor in tensors) or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+    if any(tensor is None for tensor in tensors) or node.attributes.get_string("auto_pad", SET) != SET:
         return False
     by_name = {name: tensor for name, tensor in zip(CONVOLUTION[1:], tensors, strict=False) if tensor is not None}
     unsigned = by_name["x_zero_point"].dtype is by_name["y_zero_point"].dtype is ir.DataType.UINT8
@@ -204,6 +208,19 @@ def _average(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Valu
     return _Call("GlobalAveragePool", str(anchor.name), AVERAGE, inputs, [pair, anchor, quantize])
 
 
+def _maximum(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+    """Return the call for a MaxPool; None if it has another form."""
+    (anchor,) = (nodes[name] for name in unit.nodes)
+    pair, quantize = anchor.inputs[0].producer() if anchor.inputs[0] is not None else None, end.producer()
+    if pair is None or quantize is None or pair.op_type != "DequantizeLinear" or len(anchor.outputs) > 1:
+        return None
+    plain = not anchor.attributes.get_int("ceil_mode", 0) and anchor.attributes.get_string("auto_pad", SET) == SET
+    if not plain or not equal_parameters(pair.inputs[1:3], quantize.inputs[1:3]) or not is_uint8(quantize, 2):
+        return None
+    kept = {name: attribute for name, attribute in anchor.attributes.items() if name in WINDOW}
+    return _Call("MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, quantize], kept)
+
+
 # ----------------------------------------------------------------------------------------------------------- tables
 
 
@@ -234,7 +251,7 @@ def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain])
         chains[value] = chain
 
 
-CALLS = {"Conv": _convolution, "GlobalAveragePool": _average}
+CALLS = {"Conv": _convolution, "GlobalAveragePool": _average, "MaxPool": _maximum}
 """What makes the call of a unit, by its operator; `_table` for all others."""
 
 

@@ -31,7 +31,8 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
 LEAST_HIDDEN = 192
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
-NATIVE = frozenset({"Conv", "GlobalAveragePool", GATE, "LeakyRelu", "Sigmoid"})
+NATIVE = frozenset({"Conv", "GlobalAveragePool", "MaxPool", GATE, "LeakyRelu", "Sigmoid"})
+POOLS = frozenset({"GlobalAveragePool", "MaxPool"})
 """The units that native operators compute: of images, and functions of one element."""
 IMAGE, SET = 4, "NOTSET"
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
@@ -63,7 +64,7 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     ranked = all(_rank(facts.values.get(name)) is not None for name in (*unit.inputs, *unit.outputs))
     if not facts.native or unit.op not in NATIVE or not ranked:
         return why.NO_FORM
-    if unit.op == "GlobalAveragePool" and _rank(facts.values.get(unit.inputs[0])) != IMAGE:
+    if unit.op in POOLS and _rank(facts.values.get(unit.inputs[0])) != IMAGE:
         return why.NO_FORM
     if unit.op == "Conv" and (_rank(node.inputs[1]) != IMAGE or node.attributes.get_string("auto_pad", SET) != SET):
         return why.NO_FORM

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -52,7 +52,7 @@ def session(
     assert x is not None
     ends = [helper.make_tensor_value_info(name, TensorProto.UINT8, [None] * x.ndim) for name in "xy"]
     graph = helper.make_graph([node], "one", ends[:1], ends[1:], constants)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(domain, VERSION)]
+    imports = [helper.make_opsetid(*each) for each in {domain: VERSION, "": 17}.items()]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
@@ -334,6 +334,56 @@ def test_an_average_refuses_what_is_no_image(shape: tuple[int, ...]) -> None:
     opened = session("GlobalAveragePool", [x, one, zero, one, zero])
     with pytest.raises(Exception, match=r"ai\.requant\.GlobalAveragePool"):
         opened.run(None, {"x": x})
+
+
+# --------------------------------------------------------------------------------------------------------- maximum
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(1, 9), st.integers(1, 70)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilations=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    shares=st.tuples(*[st.integers(0, 6)] * 4),
+    threads=st.integers(1, 3),
+)
+def test_a_maximum_is_that_of_the_runtime(
+    isa: str,
+    shape: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    shares: tuple[int, int, int, int],
+    threads: int,
+) -> None:
+    x = np.random.default_rng(sum(shape)).integers(0, 256, shape).astype(np.uint8)
+    pads = [min(share, size - 1) for share, size in zip(shares, kernel * 2, strict=True)]
+    spans = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    assume(all(shape[1 + i] + pads[i] + pads[i + 2] >= spans[i] for i in range(2)))
+    window: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+    found = session("MaxPool", [x], threads, **window).run(None, {"x": x})[0]
+    assume(x.size)
+    stock = session("MaxPool", [x.transpose(0, 3, 1, 2)], domain="", **window)
+    expected = stock.run(None, {"x": np.ascontiguousarray(x.transpose(0, 3, 1, 2))})[0]
+    np.testing.assert_array_equal(found, expected.transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "message"),
+    [
+        ((1, 2, 3), {}, "x must be"),
+        ((1, 1, 4, 3), {}, "smaller than the kernel"),
+        ((1, 4, 4, 3), {"pads": [2, 0, 0, 0]}, "pads must be smaller than the kernel"),
+        ((1, 4, 4, 3), {"kernel_shape": [2]}, "kernel_shape must have two values"),
+    ],
+)
+def test_a_maximum_refuses_what_it_does_not_compute(
+    shape: tuple[int, ...], window: dict[str, Any], message: str
+) -> None:
+    x = np.zeros(shape, np.uint8)
+    with pytest.raises(Exception, match=message):
+        session("MaxPool", [x], **{"kernel_shape": [2, 2], **window}).run(None, {"x": x})
 
 
 # --------------------------------------------------------------------------------------------------------- library

@@ -189,6 +189,25 @@ def test_a_convolution_and_its_gate_become_one_call_that_rounds_once() -> None:
     assert np.square(fused - exact).mean() < 0.8 * np.square(expected - exact).mean()
 
 
+POOL = """g (float[N,3,9,8] x) => (float[N,3,4,4] y) {
+    q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+    [pool] a = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [0, 1, 0, 0]> (d)
+    r = QuantizeLinear(a, s, z)  y = DequantizeLinear(r, s, z)
+}"""
+
+
+@needs_library
+def test_a_maximum_becomes_a_function() -> None:
+    made = model(POOL)
+    feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 9, 8)).astype(np.float32)}
+    expected = outputs(without_library(made), feed)
+    unit = Unit(name="pool", op="MaxPool", nodes=("pool",), inputs=("x",), outputs=("a",))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "a": ("N", 3, 4, 4)}) == 1
+    assert [node.op_type for node in made.graph if node.domain] == ["MaxPool"]
+    for session in (without_library(made), with_library(made)):
+        np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
+
+
 LEFT = {
     "a zero point of the weights": {"n": np.asarray([0, 1, 0, 0], np.int8)},
     "unsigned weights": {"w": CONSTANTS["w"].view(np.uint8), "n": np.full(4, 128, np.uint8)},
