@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import onnx_ir as ir
@@ -135,10 +136,16 @@ def _evaluated(
     graph = ir.Graph(
         [x], [result], nodes=nodes, initializers=constants, opset_imports=model.opset_imports, name="table"
     )
-    source = bytes(ir.to_proto(ir.Model(graph, ir_version=model.ir_version)).SerializeToString())
+    source = bytes(ir.to_proto(ir.Model(graph, ir_version=model.ir_version)).SerializeToString(deterministic=True))
+    return _run(source, values.tobytes(), values.dtype.str).reshape(values.shape)  # constants of several axes add axes
+
+
+@lru_cache(maxsize=1024)
+def _run(source: bytes, values: bytes, dtype: str) -> Array:
+    """Return the result of a serialized model; the plans that a model is tried with have most tables in common."""
     session = open_session(source, threads=1, optimize=False)
-    found: Array = run_session(session, ["y"], {"x": values}, "table")["y"]
-    return found.reshape(values.shape)  # constants of several axes add axes
+    found: Array = run_session(session, ["y"], {"x": np.frombuffer(values, dtype)}, "table")["y"]
+    return found
 
 
 def copied(

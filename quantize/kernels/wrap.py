@@ -18,11 +18,12 @@ from ...calibration.session import Array
 from ...transforms.graph import (
     add_initializer,
     constant,
-    fresh_name,
     graph_of,
+    names,
     nodes_by_name,
     remove_unread,
     sole_reader,
+    take,
     take_place,
 )
 from ...transforms.plan import Unit
@@ -114,8 +115,10 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
             del calls[call.x]
         calls[end] = fused or call
     moved: dict[ir.Value, ir.Value] = {}
+    taken = names(model)
     for end, call in calls.items():
-        moved[end] = _put(model, replace(call, inputs=[moved.get(call.x, call.x), *call.inputs[1:]]), end)
+        here = replace(call, inputs=[moved.get(call.x, call.x), *call.inputs[1:]])
+        moved[end] = _put(model, here, end, taken)
     if calls:
         model.opset_imports[NATIVE_DOMAIN] = VERSION
         model.ir_version = max(model.ir_version, IR_VERSION)
@@ -258,26 +261,36 @@ CALLS = {"Conv": _convolution, "GlobalAveragePool": _average, "MaxPool": _maximu
 # -------------------------------------------------------------------------------------------------------- functions
 
 
-def _put(model: ir.Model, call: _Call, end: ir.Value) -> ir.Value:
-    """Compute the uint8 tensor `end` by a call, and remove the nodes that nothing reads then; return the new tensor."""
+def _put(model: ir.Model, call: _Call, end: ir.Value, taken: set[str]) -> ir.Value:
+    """Compute a tensor by a call, and remove the nodes that nothing reads then.
+
+    Args:
+        model: The model.
+        call: The call.
+        end: The uint8 tensor.
+        taken: The names in the model; new names are added.
+
+    Returns:
+        The tensor that replaces `end`.
+    """
     old = end.producer()
     assert old is not None
     x, *others = call.inputs
     if call.table is not None:
-        table = add_initializer(model.graph, fresh_name(model, f"{call.name}/table"), call.table)
+        table = add_initializer(model.graph, take(taken, f"{call.name}/table"), call.table)
         others += [*[None] * (len(call.names) - 2 - len(others)), table]
     function = _function(model, call, [call.x, *others])
     model.functions[function.identifier()] = function
     end.type = UINT8
     if call.shapes:
         call.x.shape, end.shape = (ir.Shape(shape) for shape in call.shapes)
-        x = _in_nhwc(model, call, old)
+        x = _in_nhwc(call, old, taken)
     native = ir.node(
         call.operator, [x, *others], dict(call.attributes), domain=NATIVE_DOMAIN, overload=call.name, name=call.name
     )
     sources = [value.producer() for node in call.body for value in node.inputs if value is not None]
     if call.shapes:
-        y = _inserted(model, old, native, [call.shapes[1][axis] for axis in TO_NHWC])
+        y = _inserted(old, native, taken, [call.shapes[1][axis] for axis in TO_NHWC])
         native = _turn(y, TO_NCHW, f"{call.name}/nchw")
     take_place(old, native)
     remove_unread([*call.body[:-1], *sources, call.x.producer()])
@@ -306,14 +319,14 @@ def _function(model: ir.Model, call: _Call, inputs: Sequence[ir.Value | None]) -
     return ir.Function(NATIVE_DOMAIN, call.operator, call.name, graph=graph, attributes=attributes)
 
 
-def _in_nhwc(model: ir.Model, call: _Call, place: ir.Node) -> ir.Value:
+def _in_nhwc(call: _Call, place: ir.Node, taken: set[str]) -> ir.Value:
     """Return the tensor that a call reads, in NHWC: what the call before it computed, or a Transpose before `place`."""
     before = call.x.producer()
     if before is not None and before.op_type == "Transpose" and before.attributes.get_ints("perm", ()) == TO_NCHW:
         assert before.inputs[0] is not None
         return before.inputs[0]
     shape = [call.shapes[0][axis] for axis in TO_NHWC]
-    return _inserted(model, place, _turn(call.x, TO_NHWC, f"{call.name}/nhwc"), shape)
+    return _inserted(place, _turn(call.x, TO_NHWC, f"{call.name}/nhwc"), taken, shape)
 
 
 def _turn(x: ir.Value, order: Sequence[int], name: str) -> ir.Node:
@@ -321,9 +334,9 @@ def _turn(x: ir.Value, order: Sequence[int], name: str) -> ir.Node:
     return ir.node("Transpose", [x], {"perm": list(order)}, name=name or None)
 
 
-def _inserted(model: ir.Model, place: ir.Node, node: ir.Node, shape: Shape) -> ir.Value:
+def _inserted(place: ir.Node, node: ir.Node, taken: set[str], shape: Shape) -> ir.Value:
     """Insert a node that computes a uint8 tensor of this shape; return the tensor."""
     graph_of(place).insert_before(place, [node])
     result = node.outputs[0]
-    result.name, result.shape, result.type = fresh_name(model, str(node.name)), ir.Shape(shape), UINT8
+    result.name, result.shape, result.type = take(taken, str(node.name)), ir.Shape(shape), UINT8
     return result
