@@ -157,13 +157,13 @@ def open_session(
     )
     try:
         try:
-            return _create_session(model, options_for(model))
+            return _create_session(model, _with_library(options_for(model)))
         except Exception as error:  # the runtime's exceptions have no common base class
             newest = NEWER_IR.search(str(error))
             if newest is None:
                 raise
             older = _of_ir_version(model, int(newest[1]))
-            return _create_session(older, options_for(older))
+            return _create_session(older, _with_library(options_for(older)))
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         message = runtime_message(error)
@@ -213,13 +213,31 @@ def _session_options(
         options.profile_file_prefix = os.fspath(profile)
     if save_optimized is not None:
         options.optimized_model_filepath = os.fspath(save_optimized)
-    library = native_library()
-    if library is not None:
-        options.register_custom_ops_library(library)
     if isinstance(model, Serialized) and model.folder is not None:
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, os.fspath(model.folder.resolve()))
     return options
+
+
+def _with_library(options: SessionOptions) -> SessionOptions:
+    """Return options, with the library of the native operators if it is here."""
+    library = native_library()
+    if library is not None:
+        options.register_custom_ops_library(library)
+    return options
+
+
+def open_without_library(model: ModelSource, *, threads: int = 0) -> InferenceSession:
+    """Load a model as a program does that does not register the library of the native operators.
+
+    Args:
+        model: A file, or the bytes of one.
+        threads: Threads inside one operator; 0 is the runtime's choice.
+    """
+    plain = _session_options(
+        model, threads=threads, optimize=True, profile=None, save_optimized=None, lean=False, arena=True
+    )
+    return _create_session(model, plain)
 
 
 @cache

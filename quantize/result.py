@@ -53,6 +53,7 @@ class Result:
         effort: The effort for accuracy.
         corrections: The names of the corrections.
         seconds: The duration of each step.
+        native: The native operators of the output; None without any.
     """
 
     output: str
@@ -80,6 +81,7 @@ class Result:
     effort: str = ""
     corrections: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    native: NativeUse | None = None
 
     @property
     def predicted_ms(self) -> float | None:
@@ -125,10 +127,28 @@ class Result:
                 "corrections": {name: CORRECTIONS[name].summary for name in self.corrections},
             },
             "seconds": dict(self.seconds),
+            "native": self.native and asdict(self.native),
             "search": self.search and self.search.to_json(),
             "rejected": self.rejected
             and {**accuracy_json(self.rejected[0]), "latency": latency_json(self.rejected[1])},
         }
+
+
+@dataclass(frozen=True, slots=True)
+class NativeUse:
+    """The native operators of a model.
+
+    Attributes:
+        units: The number of units that they compute.
+        fused: Whether a convolution and the function behind it are one operator, which rounds once.
+        library: The library that a program registers; see `requant kernels`.
+        stock_ms: Minimum time of a run without the library; None if it was not timed.
+    """
+
+    units: int
+    fused: bool
+    library: str
+    stock_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

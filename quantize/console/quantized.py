@@ -50,6 +50,7 @@ def print_result(result: Result) -> None:
     _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
     if result.latency is not None:
         _latency_row(table, result.latency)
+    _native_row(table, result)
     _placement_row(table, result)
     _effort_row(table, result)
     if result.relieved:
@@ -65,6 +66,18 @@ def print_result(result: Result) -> None:
         console.print(f"note: {escape(note)}")
     if result.verdict:
         console.print(f"[bold]not int8:[/bold] {escape(result.verdict)}")
+
+
+def _native_row(table: Table, result: Result) -> None:
+    """Add the native operators, the library that they need, and the time without it."""
+    native = result.native
+    if native is None:
+        return
+    rounded = ", a convolution and its function in one" if native.fused else ""
+    table.add_row("native", f"{native.units} units{rounded}; register {escape(native.library)}, see 'requant kernels'")
+    if native.stock_ms is not None and result.latency is not None:
+        ratio = result.latency.float_ms / native.stock_ms
+        table.add_row("", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x")
 
 
 def _effort_row(table: Table, result: Result) -> None:

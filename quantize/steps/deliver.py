@@ -23,6 +23,7 @@ from ..sensitivity.each_tensor import RUIN_DB, ruinous
 from .emit import emit
 from .evidence import each_alone, gather_evidence
 from .judge import UNMEASURED, judge, measure_accuracy
+from .native_use import native_use
 from .ranges import TensorRanges
 
 LEAST_DB = 8.0  # at 8 dB the noise has a sixth of the power of the output; with less the model is useless
@@ -204,6 +205,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         placement=candidate.placement,
         effort=job.options.effort,
         corrections=tuple(name for name in CORRECTIONS if name in job.corrections),
+        native=native_use(job, trial),
         notes=(*job.notes, *_unused(job, plan), *_deviations(job, plan, kernels)),
     )
 

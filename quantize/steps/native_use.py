@@ -1,0 +1,37 @@
+"""What the native operators of a model are, and how fast the model is without their library."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ...calibration.session import describe, native_library, open_without_library
+from ...transforms.plan import Impl
+from ..job import Job, Trial
+from ..result import NativeUse
+from ..runtime.session import Runner
+from ..runtime.timing import interleave
+
+SECONDS = 0.5  # how long the model is timed without the library
+
+
+def native_use(job: Job, trial: Trial) -> NativeUse | None:
+    """Return the native operators of a model; None for a model without them."""
+    candidate = trial.candidate
+    if not candidate.native:
+        return None
+    return NativeUse(
+        units=sum(choice.impl is Impl.U8_NATIVE for choice in candidate.plan.choices.values()),
+        fused=job.options.kernels != "exact",
+        library=native_library() or "",
+        stock_ms=_stock_ms(job, trial),
+    )
+
+
+def _stock_ms(job: Job, trial: Trial) -> float | None:
+    """Return the minimum time of a run without the library; None if it was not timed."""
+    source = trial.candidate.source
+    if job.feed is None or trial.latency is None:
+        return None
+    run = Runner.over(open_without_library(source, threads=job.options.threads), describe(source))
+    (times,) = interleave([partial(run, job.feed)], seconds=min(SECONDS, job.options.seconds))
+    return 1e3 * min(times)
