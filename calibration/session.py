@@ -157,13 +157,13 @@ def open_session(
     )
     try:
         try:
-            return _create_session(model, _with_library(options_for(model)))
+            return _create_session(model, _with_library(model, options_for(model)))
         except Exception as error:  # the runtime's exceptions have no common base class
             newest = NEWER_IR.search(str(error))
             if newest is None:
                 raise
             older = _of_ir_version(model, int(newest[1]))
-            return _create_session(older, _with_library(options_for(older)))
+            return _create_session(older, _with_library(older, options_for(older)))
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         message = runtime_message(error)
@@ -219,10 +219,11 @@ def _session_options(
     return options
 
 
-def _with_library(options: SessionOptions) -> SessionOptions:
-    """Return options, with the library of the native operators if it is here."""
+def _with_library(model: ModelSource, options: SessionOptions) -> SessionOptions:
+    """Return options, with the library of the native operators if it is here and the model may need it."""
+    data = model.data if isinstance(model, Serialized) else model
     library = native_library()
-    if library is not None:
+    if library is not None and (not isinstance(data, bytes) or NATIVE_DOMAIN.encode() in data):
         options.register_custom_ops_library(library)
     return options
 

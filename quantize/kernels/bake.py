@@ -49,11 +49,11 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
     """
     count = 0
     for node in [node for node in model.graph if _is_convolution(node) and wanted(node)]:
-        inputs = [*node.inputs, *[None] * (CONV_INPUTS + 1 - len(node.inputs))]
+        inputs = [*node.inputs, *[None] * (CONV_INPUTS + 2 - len(node.inputs))]  # with bias and table
         result = node.outputs[0]
         reader = sole_reader(result)
         if reader is not None and (reader.op_type, reader.domain) == ("Table", NATIVE_DOMAIN):
-            inputs.append(reader.inputs[1])
+            inputs[-1] = reader.inputs[1]
             result = reader.outputs[0]
         kept = ("dilations", "group", "pads", "strides")
         _compute(model, result, "Convolution", inputs, {k: v for k, v in node.attributes.items() if k in kept})

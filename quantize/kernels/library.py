@@ -17,12 +17,19 @@ from ...calibration.session import OPERATORS
 
 VERSION = 1
 """The version of the operators' domain."""
+NAMES = {"Convolution": 16, "Table": 16}
+"""Under how many names the library has an operator, if more than one; ``kNames`` in the sources."""
 LANGUAGES = {
     "Python": 'options.register_custom_ops_library("{path}")',
     "C++": 'options.RegisterCustomOpsLibrary("{path}");',
     "C#": 'options.RegisterCustomOpLibrary("{path}");',
 }
 """The line that loads the library, by language; ``options`` are the options of a session."""
+
+
+def names_of(operator: str) -> list[str]:
+    """Return the names of an operator: ``Table``, ``Table_2``, ... Each function of a model needs a name of its own."""
+    return [operator, *(f"{operator}_{number}" for number in range(2, NAMES.get(operator, 1) + 1))]
 
 
 @dataclass(frozen=True, slots=True)

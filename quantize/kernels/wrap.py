@@ -30,19 +30,16 @@ from ...transforms.plan import Unit
 from ...transforms.qlinear import equal_parameters
 from ...transforms.units import clip_bounds
 from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, copied, fine_table_of, is_uint8, table_of
-from .library import VERSION
+from .library import VERSION, names_of
 
-IR_VERSION = 10  # the first one in which several functions may have the same name
 IMAGE = 4  # axes of a tensor with a layout
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 CONVOLUTION = ("x", "x_scale", "x_zero_point", "w", "w_scale", "w_zero_point", "y_scale", "y_zero_point", "B", "table")
 BIAS = CONVOLUTION.index("B")
 TABLE = ("x", "table")
 AVERAGE = ("x", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
-KEPT = ("dilations", "group", "pads", "strides")
-"""The attributes of a Conv that the operator has."""
-WINDOW = ("dilations", "kernel_shape", "pads", "strides")
-"""The attributes of a MaxPool that the operator has."""
+WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
+"""The attributes of a kernel on an image, with their defaults."""
 SET = "NOTSET"
 
 UINT8 = ir.TensorType(ir.DataType.UINT8)
@@ -58,11 +55,12 @@ class _Call:
 
     Attributes:
         operator: The operator.
-        name: The name of the node; it also tells the functions of an operator apart.
+        name: The name of the node.
         names: The names of the operator's inputs.
         inputs: The inputs; the first one is the uint8 tensor.
         body: The nodes that it replaces, in order.
         attributes: The attributes of the node.
+        anchor: The node of the body that has the attributes; None without attributes.
         table: The values of the last input, uint8; None if the operator has none.
         shapes: The shapes of x and of the result in NCHW, if the operator takes NHWC; else empty.
     """
@@ -73,6 +71,7 @@ class _Call:
     inputs: Sequence[ir.Value | None]
     body: Sequence[ir.Node]
     attributes: Mapping[str, ir.Attr] = field(default_factory=dict)
+    anchor: ir.Node | None = None
     table: Array | None = None
     shapes: Sequence[Shape] = ()
 
@@ -115,14 +114,15 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
             del calls[call.x]
         calls[end] = fused or call
     moved: dict[ir.Value, ir.Value] = {}
-    taken = names(model)
+    writer = _Writer(model, names(model), {})
     for end, call in calls.items():
         here = replace(call, inputs=[moved.get(call.x, call.x), *call.inputs[1:]])
-        moved[end] = _put(model, here, end, taken)
-    if calls:
+        made = _put(writer, here, end)
+        if made is not None:
+            moved[end] = made
+    if moved:
         model.opset_imports[NATIVE_DOMAIN] = VERSION
-        model.ir_version = max(model.ir_version, IR_VERSION)
-    return len(calls)
+    return len(moved)
 
 
 def _fused(model: ir.Model, convolution: _Call, function: _Call) -> _Call | None:
@@ -161,10 +161,15 @@ def _convolution(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.
         return None
     table = _clipping(absorbed, *inputs[BIAS - 2 : BIAS])
     body = [pair for pair in pairs if pair is not None]
-    kept = {name: attribute for name, attribute in anchor.attributes.items() if name in KEPT}
-    return _Call(
-        "Convolution", str(anchor.name), CONVOLUTION, inputs, [*body, anchor, *absorbed, quantize], kept, table
-    )
+    replaced = [*body, anchor, *absorbed, quantize]
+    attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
+    return _Call("Convolution", str(anchor.name), CONVOLUTION, inputs, replaced, attributes, anchor, table)
+
+
+def _attributes(node: ir.Node, defaults: Mapping[str, list[int]], **more: int | list[int]) -> dict[str, ir.Attr]:
+    """Return attributes of a node, with the defaults of those that it does not have, and more attributes."""
+    values = {name: list(node.attributes.get_ints(name, default)) for name, default in defaults.items()}
+    return {attribute.name: attribute for attribute in ir.convenience.convert_attributes({**values, **more})}
 
 
 def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
@@ -220,8 +225,9 @@ def _maximum(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Valu
     plain = not anchor.attributes.get_int("ceil_mode", 0) and anchor.attributes.get_string("auto_pad", SET) == SET
     if not plain or not equal_parameters(pair.inputs[1:3], quantize.inputs[1:3]) or not is_uint8(quantize, 2):
         return None
-    kept = {name: attribute for name, attribute in anchor.attributes.items() if name in WINDOW}
-    return _Call("MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, quantize], kept)
+    kernel = anchor.attributes.get_ints("kernel_shape", ())
+    attributes = _attributes(anchor, WINDOW, kernel_shape=list(kernel))
+    return _Call("MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, quantize], attributes, anchor)
 
 
 # ----------------------------------------------------------------------------------------------------------- tables
@@ -261,62 +267,95 @@ CALLS = {"Conv": _convolution, "GlobalAveragePool": _average, "MaxPool": _maximu
 # -------------------------------------------------------------------------------------------------------- functions
 
 
-def _put(model: ir.Model, call: _Call, end: ir.Value, taken: set[str]) -> ir.Value:
-    """Compute a tensor by a call, and remove the nodes that nothing reads then.
+@dataclass(frozen=True, eq=False)
+class _Writer:
+    """The model that calls are written into.
 
-    Args:
+    Attributes:
         model: The model.
-        call: The call.
-        end: The uint8 tensor.
-        taken: The names in the model; new names are added.
+        taken: The names in the model.
+        functions: The names of the functions, by their content without a name.
+    """
+
+    model: ir.Model
+    taken: set[str]
+    functions: dict[bytes, str]
+
+    def name_of(self, function: ir.Function, operator: str) -> str | None:
+        """Return the name of a function, and add the function to the model if it is new; None if no name is left."""
+        function.name = ""
+        content = ir.to_proto(function).SerializeToString(deterministic=True)
+        if content not in self.functions:
+            used = {name for _, name, _ in self.model.functions}
+            free = next((name for name in names_of(operator) if name not in used), None)
+            if free is None:
+                return None
+            self.functions[content] = function.name = free
+            self.model.functions[function.identifier()] = function
+        return self.functions[content]
+
+
+def _put(writer: _Writer, call: _Call, end: ir.Value) -> ir.Value | None:
+    """Compute the uint8 tensor `end` by a call, and remove the nodes that nothing reads then.
 
     Returns:
-        The tensor that replaces `end`.
+        The tensor that replaces `end`; None if the model has too many functions of the operator.
     """
     old = end.producer()
     assert old is not None
+    function, constants = _function(writer.model, call)
+    operator = writer.name_of(function, call.operator)
+    if operator is None:
+        return None
     x, *others = call.inputs
     if call.table is not None:
-        table = add_initializer(model.graph, take(taken, f"{call.name}/table"), call.table)
+        table = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/table"), call.table)
         others += [*[None] * (len(call.names) - 2 - len(others)), table]
-    function = _function(model, call, [call.x, *others])
-    model.functions[function.identifier()] = function
-    end.type = UINT8
+    others += [*[None] * (len(call.names) - 1 - len(others)), *constants]
+    end.type = call.x.type = UINT8
     if call.shapes:
         call.x.shape, end.shape = (ir.Shape(shape) for shape in call.shapes)
-        x = _in_nhwc(call, old, taken)
-    native = ir.node(
-        call.operator, [x, *others], dict(call.attributes), domain=NATIVE_DOMAIN, overload=call.name, name=call.name
-    )
+        x = _in_nhwc(call, old, writer.taken)
+    native = ir.node(operator, [x, *others], dict(call.attributes), domain=NATIVE_DOMAIN, name=call.name)
     sources = [value.producer() for node in call.body for value in node.inputs if value is not None]
     if call.shapes:
-        y = _inserted(old, native, taken, [call.shapes[1][axis] for axis in TO_NHWC])
+        y = _inserted(old, native, writer.taken, [call.shapes[1][axis] for axis in TO_NHWC])
         native = _turn(y, TO_NCHW, f"{call.name}/nchw")
     take_place(old, native)
     remove_unread([*call.body[:-1], *sources, call.x.producer()])
     return native.outputs[0]
 
 
-def _function(model: ir.Model, call: _Call, inputs: Sequence[ir.Value | None]) -> ir.Function:
-    """Return the function of a call with these inputs."""
-    formal = [ir.Value(name=name) for name, _ in zip(call.names, inputs, strict=False)]
-    known = {value: own for value, own in zip(inputs[1:], formal[1:], strict=True) if value is not None}
-    constants: list[ir.Node] = []
+def _function(model: ir.Model, call: _Call) -> tuple[ir.Function, list[ir.Value]]:
+    """Return the function of a call, and the constants that are its further inputs.
 
-    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
-        node = ir.node("Constant", [], {"value": ir.tensor(tensor.numpy())})
-        node.outputs[0].name = f"c{len(constants)}"
-        constants.append(node)
-        return node.outputs[0]
-
+    Attributes of the node and all constants are parameters, so that one function is the body of many calls.
+    """
+    formal = [ir.Value(name=name) for name in call.names]
+    known = {value: own for value, own in zip(call.inputs[1:], formal[1:], strict=False) if value is not None}
+    inner = {node.outputs[0] for node in call.body}
+    free = dict.fromkeys(value for node in call.body for value in node.inputs if value is not None)
+    constants = [value for value in free if value not in inner and value not in known and value is not call.x]
+    formal += [ir.Value(name=f"c{index}") for index in range(len(constants))]
+    known |= zip(constants, formal[len(call.names) :], strict=True)
     before = [_turn(formal[0], TO_NCHW, "")] if call.shapes else []
-    body = copied(call.body, {**known, call.x: before[0].outputs[0] if before else formal[0]}, add_constant)
+    body = copied(call.body, {**known, call.x: before[0].outputs[0] if before else formal[0]}, _no_constant)
+    if call.anchor is not None:
+        copy = body[call.body.index(call.anchor)]
+        copy.attributes.clear()
+        for name, attribute in call.attributes.items():
+            copy.attributes[name] = ir.RefAttr(name, name, attribute.type)
     after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if call.shapes else []
-    nodes = [*constants, *before, *body, *after]
-    graph = ir.Graph(formal, [nodes[-1].outputs[0]], nodes=nodes, opset_imports=model.opset_imports, name=call.name)
+    nodes = [*before, *body, *after]
+    graph = ir.Graph(formal, [nodes[-1].outputs[0]], nodes=nodes, opset_imports=model.opset_imports, name="body")
     nodes[-1].outputs[0].name = "y"
     attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]
-    return ir.Function(NATIVE_DOMAIN, call.operator, call.name, graph=graph, attributes=attributes)
+    return ir.Function(NATIVE_DOMAIN, call.operator, graph=graph, attributes=attributes), constants
+
+
+def _no_constant(_: ir.TensorProtocol) -> ir.Value:
+    """Refuse a constant: all of them are inputs of the function."""
+    raise AssertionError
 
 
 def _in_nhwc(call: _Call, place: ir.Node, taken: set[str]) -> ir.Value:

@@ -166,7 +166,7 @@ def _own_layout(node: ir.Node) -> str:
 
 def _is_native(node: ir.Node) -> bool:
     """Return whether a node is a native operator on images; their layout is NHWC."""
-    return node.domain == NATIVE_DOMAIN and node.op_type != "Table"
+    return node.domain == NATIVE_DOMAIN and not node.op_type.startswith("Table")
 
 
 def _plain(node: ir.Node) -> str:

@@ -13,11 +13,13 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ... import NATIVE_DOMAIN
 from ...calibration.session import ModelSource, describe, open_session
 from .macs import INTEGER, multiply_accumulates
 from .session import Runner
 
 RUNS = 3
+NUMBER = re.compile(r"_[0-9]+$")  # of the names of a native operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +149,11 @@ def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node], run
         inputs = [_shape(entry) for entry in args.get("input_type_shape", ())]
         reads, writes = (tuple(map(_type, args.get(f"{end}_type_shape", ()))) for end in ("input", "output"))
         steps = max(1, len(times[name]) // runs)  # a node in the body of a Loop runs many times
-        macs = steps * multiply_accumulates(args["op_name"], node, inputs, outputs)
         domain = node.domain if node is not None else ""
+        op = NUMBER.sub("", args["op_name"]) if domain == NATIVE_DOMAIN else args["op_name"]
+        macs = steps * multiply_accumulates(op, node, inputs, outputs)
         spent = steps * min(times[name])
-        yield KernelRun(name, domain, args["op_name"], spent, macs, outputs, tuple(inputs), reads, writes)
+        yield KernelRun(name, domain, op, spent, macs, outputs, tuple(inputs), reads, writes)
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:

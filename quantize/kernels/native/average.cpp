@@ -62,10 +62,9 @@ class AverageKernel {
 
 }  // namespace
 
-ort::CustomOp* average_operator() {
+std::vector<ort::CustomOp*> average_operators() {
   using enum ort::ElementType;
-  static Operator<AverageKernel> made("GlobalAveragePool", {kUint8, kFloat, kUint8, kFloat, kUint8}, 5);
-  return &made;
+  return named<AverageKernel>("GlobalAveragePool", 1, {kUint8, kFloat, kUint8, kFloat, kUint8}, 5);
 }
 
 }  // namespace requant

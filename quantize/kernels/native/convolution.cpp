@@ -102,11 +102,10 @@ class ConvolutionOperator {
 
 }  // namespace
 
-ort::CustomOp* convolution_operator() {
+std::vector<ort::CustomOp*> convolution_operators() {
   using enum ort::ElementType;
-  static Operator<ConvolutionOperator> made(
-      "Convolution", {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8}, 8);
-  return &made;
+  return named<ConvolutionOperator>(
+      "Convolution", kNames, {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8}, 8);
 }
 
 }  // namespace requant

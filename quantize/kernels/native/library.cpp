@@ -12,16 +12,21 @@ const void* const* ort::api = nullptr;
 
 namespace {
 
-ort::CustomOp* operators[] = {table_operator(), convolution_operator(), average_operator(),
-                               maximum_operator()};
+// Returns the operators, each under all its names.
+const std::vector<std::vector<ort::CustomOp*>>& operators() {
+  static const std::vector<std::vector<ort::CustomOp*>> all = {table_operators(), convolution_operators(),
+                                                               average_operators(), maximum_operators()};
+  return all;
+}
 
 // Returns the domain with all operators. Sessions share it, so it is never released.
 ort::Domain* domain() {
   static ort::Domain* made = [] {
     ort::Domain* fresh = nullptr;
     ort::invoke(ort::kCreateCustomOpDomain, "ai.requant", &fresh);
-    for (ort::CustomOp* each : operators)
-      ort::invoke(ort::kCustomOpDomainAdd, fresh, static_cast<const ort::CustomOp*>(each));
+    for (const auto& names : operators())
+      for (ort::CustomOp* each : names)
+        ort::invoke(ort::kCustomOpDomainAdd, fresh, static_cast<const ort::CustomOp*>(each));
     return fresh;
   }();
   return made;
@@ -55,7 +60,7 @@ REQUANT_EXPORT const char* RequantKernels() {
   using namespace requant;
   static std::string text;
   text = "{\"operators\": [";
-  for (ort::CustomOp* each : operators) text += (each == operators[0] ? "" : ", ") + quoted(each->name(each));
+  for (const auto& names : operators()) text += (text.back() == '[' ? "" : ", ") + quoted(names[0]->name(names[0]));
   text += "], \"available\": [";
   bool first = true;
   for (const Target* target : targets()) {

@@ -61,9 +61,8 @@ class MaximumKernel {
 
 }  // namespace
 
-ort::CustomOp* maximum_operator() {
-  static Operator<MaximumKernel> made("MaxPool", {ort::kUint8}, 1);
-  return &made;
+std::vector<ort::CustomOp*> maximum_operators() {
+  return named<MaximumKernel>("MaxPool", 1, {ort::kUint8}, 1);
 }
 
 }  // namespace requant

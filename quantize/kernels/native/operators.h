@@ -1,36 +1,45 @@
 // The custom operators of the domain ai.requant.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "ort.h"
 
 namespace requant {
 
-ort::CustomOp* table_operator();
-ort::CustomOp* convolution_operator();
-ort::CustomOp* average_operator();
-ort::CustomOp* maximum_operator();
+// Each returns an operator under several names: NAME, NAME_2, NAME_3, ... A model has a function for each kind of body, and
+// a function is known by its name.
+std::vector<ort::CustomOp*> table_operators();
+std::vector<ort::CustomOp*> convolution_operators();
+std::vector<ort::CustomOp*> average_operators();
+std::vector<ort::CustomOp*> maximum_operators();
+
+constexpr int kNames = 16;  // of an operator with many kinds of bodies
 
 // Completes an operator whose kernel is a class with a constructor from a Node and run(Run).
 //
 //   name: its name
-//   inputs: the element types; those from `required` on are optional
+//   inputs: the element types; those from `required` on are optional. Further inputs are constants of the body.
 template <class Kernel>
 class Operator : public ort::CustomOp {
  public:
-  Operator(const char* name, std::vector<ort::ElementType> inputs, size_t required)
-      : name_(name), inputs_(std::move(inputs)), required_(required) {
-    CustomOp::name = [](const CustomOp* op) { return self(op).name_; };
+  Operator(std::string name, std::vector<ort::ElementType> inputs, size_t required)
+      : name_(std::move(name)), inputs_(std::move(inputs)), required_(required) {
+    inputs_.push_back(ort::kAny);
+    CustomOp::name = [](const CustomOp* op) { return self(op).name_.c_str(); };
     provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
     input_type = [](const CustomOp* op, size_t index) { return self(op).inputs_[index]; };
     input_count = [](const CustomOp* op) { return self(op).inputs_.size(); };
     output_type = [](const CustomOp*, size_t) { return ort::kUint8; };
     output_count = [](const CustomOp*) { return size_t{1}; };
-    input_characteristic = [](const CustomOp* op, size_t index) { return index < self(op).required_ ? 0 : 1; };
+    input_characteristic = [](const CustomOp* op, size_t index) -> int {
+      if (index < self(op).required_) return ort::kRequired;
+      return index + 1 < self(op).inputs_.size() ? ort::kOptional : ort::kVariadic;
+    };
     output_characteristic = [](const CustomOp*, size_t) { return 0; };
     input_memory = [](const CustomOp*, size_t) { return 0; };
-    for (auto& each : variadic) each = [](const CustomOp*) { return 1; };
+    for (auto& each : variadic) each = [](const CustomOp*) { return 0; };  // any number, of any types
     start_version = [](const CustomOp*) { return 1; };
     end_version = [](const CustomOp*) { return 0x7fffffff; };
     create_kernel_v2 = [](const CustomOp*, const void*, const ort::KernelInfo* info, void** kernel) {
@@ -56,9 +65,21 @@ class Operator : public ort::CustomOp {
     }
   }
 
-  const char* name_;
+  std::string name_;
   std::vector<ort::ElementType> inputs_;
   size_t required_;
 };
+
+// Returns an operator under `count` names. They live as long as the library.
+template <class Kernel>
+std::vector<ort::CustomOp*> named(const char* name, int count, const std::vector<ort::ElementType>& inputs,
+                                  size_t required) {
+  std::vector<ort::CustomOp*> made;
+  for (int i = 1; i <= count; ++i) {
+    const std::string whole = i == 1 ? name : std::string(name) + "_" + std::to_string(i);
+    made.push_back(new Operator<Kernel>(whole, inputs, required));
+  }
+  return made;
+}
 
 }  // namespace requant

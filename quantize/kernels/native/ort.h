@@ -47,7 +47,8 @@ enum Slot : size_t {
   kKernelContextParallelFor = 274,
 };
 
-enum ElementType : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6 };
+enum ElementType : int { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6 };
+enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
 extern const void* const* api;  // set when the library is registered

@@ -51,9 +51,8 @@ class TableKernel {
 
 }  // namespace
 
-ort::CustomOp* table_operator() {
-  static Operator<TableKernel> made("Table", {ort::kUint8, ort::kUint8}, 2);
-  return &made;
+std::vector<ort::CustomOp*> table_operators() {
+  return named<TableKernel>("Table", kNames, {ort::kUint8, ort::kUint8}, 2);
 }
 
 }  // namespace requant

@@ -133,6 +133,16 @@ def test_a_convolution_takes_its_table(group: int) -> None:
     np.testing.assert_array_equal(outputs(model, feed)[0], expected)
 
 
+@needs_library
+def test_a_convolution_without_a_table_is_replaced_too() -> None:
+    model = convolution()
+    feed = {"x": np.random.default_rng(1).integers(0, 256, (2, 6, 7, 8)).astype(np.uint8)}
+    (expected,) = outputs(model, feed)
+    assert bake_convolutions(model, lambda _: True) == 1
+    assert operators(model) == ["Convolution", "QLinearSigmoid", "QLinearMul"]
+    np.testing.assert_array_equal(outputs(model, feed)[0], expected)
+
+
 def test_only_the_wanted_convolutions_are_replaced() -> None:
     assert [bake_convolutions(convolution(group), is_depthwise) for group in (1, 8)] == [0, 1]
     assert bake_convolutions(convolution(last=0), lambda _: True) == 0

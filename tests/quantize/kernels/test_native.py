@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.quantize.kernels.library import VERSION, Kernels, kernels
+from requant.quantize.kernels.library import VERSION, Kernels, kernels, names_of
 
 Array = NDArray[Any]
 FOUND = kernels()
@@ -275,6 +275,14 @@ def test_inputs_that_do_not_fit_are_refused_and_empty_ones_are_not() -> None:
     with pytest.raises(Exception, match="input channels of w"):
         opened.run(None, {"x": np.zeros((1, 5, 5, 3), np.uint8)})
     assert opened.run(None, {"x": np.zeros((0, 5, 5, 4), np.uint8)})[0].shape == (0, 3, 3, 4)
+
+
+@pytest.mark.parametrize("name", names_of("Convolution"))
+def test_an_operator_has_several_names_and_takes_constants_of_its_body(name: str) -> None:
+    case = Case(table="one")
+    more: list[Array | None] = [np.asarray(1, np.float32), np.zeros(3, np.int8)]
+    opened = session(name, [case.arrays["x"], *case.constants, *more], **case.attributes)
+    np.testing.assert_array_equal(opened.run(None, {"x": case.arrays["x"]})[0], case.expected())
 
 
 # ----------------------------------------------------------------------------------------------------------- table

@@ -111,7 +111,7 @@ def test_a_convolution_becomes_a_function(middle: str, last: str, nodes: tuple[s
     assert [node.op_type for node in made.graph].count("Convolution") == 1
     assert "Conv" not in {node.op_type for node in made.graph}
     (key,) = made.functions
-    assert key == (NATIVE_DOMAIN, "Convolution", "conv")
+    assert key == (NATIVE_DOMAIN, "Convolution", "")
     onnx.checker.check_model(ir.to_proto(made))
     for session in (without_library(made), with_library(made), with_library(made, optimize=True)):
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
@@ -207,6 +207,16 @@ def test_a_maximum_becomes_a_function() -> None:
     assert [node.op_type for node in made.graph if node.domain] == ["MaxPool"]
     for session in (without_library(made), with_library(made)):
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
+
+
+@needs_library
+def test_units_for_which_no_name_is_left_stay_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("requant.quantize.kernels.wrap.names_of", lambda operator: [])
+    made = model(SILU)
+    unit = Unit(name="silu", op="gate", nodes=("sigmoid", "silu"), inputs=("x",), outputs=("j",))
+    before = ir.to_proto(made).SerializeToString(deterministic=True)
+    assert wrap_units(made, [unit], {"x": ("N", 3, 4), "j": ("N", 3, 4)}) == 0
+    assert ir.to_proto(made).SerializeToString(deterministic=True) == before
 
 
 LEFT = {
