@@ -133,20 +133,20 @@ class Dense final : public ConvolutionKernel {
   void finish(const Ints (&sum)[2], int64_t panel, uint8_t* to, int64_t channel, int64_t channels) const {
     const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
     const float* multiplier = &multiplier_[panel * kPanel];
-    const bool whole = channels == kPanel, fine = conv_.levels > 256;
+    const Ints value[2] = {scale(sum[0], multiplier, least, most), scale(sum[1], multiplier + kLanes, least, most)};
+    const bool whole = channels == kPanel;
     uint8_t part[kPanel];
     uint8_t* made = whole ? to : part;
-    if (fine)
-      look_up_fine(scale(sum[0], multiplier, least, most), scale(sum[1], multiplier + kLanes, least, most), conv_.y_zero,
-                   conv_.table.data(), made, made + kLanes, 4);
-    for (int half = 0; half < 2 && !fine; ++half) {
-      const int offset = half * kLanes;
-      store_narrow(made + offset, scale(sum[half], multiplier + offset, least, most), conv_.y_zero);
+    if (conv_.levels > 256) {
+      look_up_fine(value[0], value[1], conv_.y_zero, conv_.table.data(), made, made + kLanes, 4);
+    } else {
+      store_narrow(made, value[0], conv_.y_zero);
+      store_narrow(made + kLanes, value[1], conv_.y_zero);
+      if (conv_.table.size() == 256)
+        look_up(made, made, kPanel, conv_.table.data());
+      else if (!conv_.table.empty())
+        for (int64_t c = 0; c < channels; ++c) made[c] = conv_.table[256 * (channel + c) + made[c]];
     }
-    if (conv_.table.size() == 256)
-      look_up(made, made, kPanel, conv_.table.data());
-    else if (!conv_.table.empty() && !fine)
-      for (int64_t c = 0; c < channels; ++c) made[c] = conv_.table[256 * (channel + c) + made[c]];
     if (!whole) std::memcpy(to, part, channels);
   }
 
