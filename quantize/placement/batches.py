@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from ..job import Served
@@ -27,15 +28,16 @@ def fairest(times: Sequence[Times], native: Collection[str] = (), rules: str = "
         native: The plans with native operators.
         rules: The name of the plan by rules.
     """
-    worst = worst_ratios(times)
+    # with one batch size, the times are compared as they are: the preferred plans lose little by definition
+    worst, limit = (worst_ratios(times), WITHIN) if len(times) > 1 else (times[0], math.inf)
     best = min(worst, key=worst.__getitem__)
-    if rules in worst and worst[best] > CLEAR * worst[rules] and not worst[best] <= WITHIN < worst[rules]:
+    if rules in worst and worst[best] > CLEAR * worst[rules] and not worst[best] <= limit < worst[rules]:
         best = rules
     stock = [name for name in worst if name not in native]
     if not stock or best not in native:
         return best
     other = min(stock, key=worst.__getitem__)
-    return other if worst[other] < GAIN * worst[best] and not worst[best] <= WITHIN < worst[other] else best
+    return other if worst[other] < GAIN * worst[best] and not worst[best] <= limit < worst[other] else best
 
 
 def worst_ratios(times: Sequence[Times]) -> dict[str, float]:
