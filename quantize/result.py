@@ -47,6 +47,7 @@ class Result:
         notes: Deviations from the request or the plan, a sentence each.
         verdict: Why the output is not the requested INT8 model; empty otherwise.
         rejected: Accuracy of the rejected INT8 model, if any, and its latency at the first batch size.
+        rejected_latencies: Latency of the rejected INT8 model at each batch size; empty without one.
         findings: Warnings and notes about the calibration data, warnings first.
         placement: How the plan was chosen.
         search: The models that a search has tried; None without a search.
@@ -74,6 +75,7 @@ class Result:
     notes: tuple[str, ...] = ()
     verdict: str = ""
     rejected: tuple[Accuracy, Latency] | None = None
+    rejected_latencies: tuple[Latency, ...] = ()
     findings: tuple[Finding, ...] = ()
     placement: Placement = field(default_factory=Placement)
     search: Frontier | None = None
@@ -117,7 +119,7 @@ class Result:
             "relieved_channels": dict(self.relieved),
             **accuracy_json(self.accuracy),
             "latency": self.latency and latency_json(self.latency),
-            **({"latencies": [latency_json(each) for each in self.latencies]} if len(self.latencies) > 1 else {}),
+            **_latencies_json(self.latencies),
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
             "samples": self.samples,
             "calibration": self.calibration,
@@ -133,8 +135,17 @@ class Result:
             "seconds": dict(self.seconds),
             "search": self.search and self.search.to_json(),
             "rejected": self.rejected
-            and {**accuracy_json(self.rejected[0]), "latency": latency_json(self.rejected[1])},
+            and {
+                **accuracy_json(self.rejected[0]),
+                "latency": latency_json(self.rejected[1]),
+                **_latencies_json(self.rejected_latencies),
+            },
         }
+
+
+def _latencies_json(latencies: Sequence[Latency]) -> dict[str, Any]:
+    """Return the latency at each batch size as plain JSON values; nothing for one size."""
+    return {"latencies": [latency_json(each) for each in latencies]} if len(latencies) > 1 else {}
 
 
 @dataclass(frozen=True, slots=True)

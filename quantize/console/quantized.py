@@ -58,7 +58,8 @@ def print_result(result: Result) -> None:
     table.add_row("size", f"{size_text(result.float_bytes)} -> {size_text(result.int8_bytes)}")
     if result.rejected is not None:
         _accuracy_rows(table, result.rejected[0], "of the rejected int8 model")
-        _latency_row(table, result.rejected[1])
+        for timed in result.rejected_latencies:
+            _latency_row(table, timed)
     console.print(table)
     _print_float_nodes(console, result)
     for note in result.notes:
@@ -88,8 +89,8 @@ def _placement_row(table: Table, result: Result) -> None:
     first = placement.served[0]
     table.add_row("placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans")
     for each in placement.served:
-        times = f"{each.tried[each.chosen]:.2f} ms; its own plan, {each.own}: {each.tried[each.own]:.2f} ms"
-        table.add_row(f"placement, batch {each.batch}", times)
+        other = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
+        table.add_row(f"placement, batch {each.batch}", f"{each.tried[each.chosen]:.2f} ms{other}")
 
 
 def print_comparison(found: Comparison) -> None:

@@ -62,8 +62,8 @@ class Kind(Enum):
         """Return whether a value of a TOML file is of this kind."""
         if isinstance(value, bool) and self is not Kind.FLAG:
             return False
-        each = (int,) if self is Kind.INTS else (str,)
-        fit = all(type(item) in each for item in value) if isinstance(value, list) else True
+        item_type = int if self is Kind.INTS else str
+        fit = all(type(item) is item_type for item in value) if isinstance(value, list) else True
         return fit and isinstance(value, self.value[1:])
 
 

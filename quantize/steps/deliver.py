@@ -168,7 +168,8 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
         return replace(run, result=replace(run.result, verdict=verdict))
     run = _finish(job, ranges, judge(job, kept), output)
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
-    return replace(run, result=replace(run.result, verdict=verdict, rejected=measured))
+    result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
+    return replace(run, result=result)
 
 
 def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str]) -> Run:

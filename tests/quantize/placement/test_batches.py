@@ -367,6 +367,8 @@ def test_the_verdict_is_over_all_batch_sizes(
     found = quantize_model(model, str(model.with_name("d.npz")), model.parent / "q.onnx", options)
     assert found.verdict.partition(": the output")[0] == verdict
     assert bool(found.int8_nodes) is not bool(verdict)
+    rejected = found.to_json()["rejected"]
+    assert [each["batch"] for each in rejected["latencies"]] == [*BATCHES] if verdict else rejected is None
     assert [text for text in found.notes if "batch" in text] == ([note] if note else [])
 
 
