@@ -146,7 +146,7 @@ def measure_costs(
     with staging(None) as folder:
         job = prepare(model, data, options, folder, progress)
         facts, rules, write = plan_by_rules(job, find_ranges(job), Evidence())
-        return measured_costs(job, facts, rules, write, job.feed)
+        return measured_costs(job, facts, rules, write)
 
 
 def _check_without_data(model: str | os.PathLike[str], options: Options) -> None:

@@ -26,7 +26,7 @@ from .options.policy import Policy
 from .options.selection import Selection
 from .runtime.progress import Progress
 from .runtime.session import Sessions
-from .runtime.timing import Latency
+from .runtime.timing import Latency, ratio
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Job:
         supply: Ranges, overrides and the range rule that the user gives.
         source: Data to calibrate and compare with; None without data.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
-        feed: The first feed of `options.batch` items, for timing and profiles; None without data.
+        feeds: The first feed of each of `options.batches`, for timing and profiles; empty without data.
         options: The user's options.
         progress: Called with the progress of each step.
     """
@@ -75,9 +75,19 @@ class Job:
     supply: GivenRanges
     source: Source | None
     judged: bool
-    feed: Feed | None
+    feeds: tuple[Feed, ...]
     options: Options
     progress: Progress
+
+    @property
+    def feed(self) -> Feed | None:
+        """The feed of the first batch size; None without data."""
+        return self.feeds[0] if self.feeds else None
+
+    @property
+    def fed(self) -> tuple[tuple[int, Feed], ...]:
+        """The batch sizes with their feeds; empty without data."""
+        return tuple(zip(self.options.batches, self.feeds, strict=True)) if self.feeds else ()
 
     @property
     def scheme(self) -> Scheme:
@@ -132,22 +142,65 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """A plan for several batch sizes at one of them.
+
+    Attributes:
+        batch: Items per run.
+        predicted_ms: The sum of the costs of the plan, in milliseconds; None without measured costs.
+        tried: Milliseconds of each plan that was compared, by name.
+        chosen: The name of the plan.
+        own: The name of the plan that this batch size alone would get.
+    """
+
+    batch: int
+    predicted_ms: float | None
+    tried: Mapping[str, float]
+    chosen: str
+    own: str
+
+    @property
+    def slower(self) -> float:
+        """How much longer a run takes than with the plan of its own, as a share of that time: 0.04 is 4 %."""
+        return self.excess(self.chosen, self.own)
+
+    def excess(self, one: str, other: str) -> float:
+        """Return how much longer a run takes with one plan than with another, as a share of the time with the other."""
+        return ratio(self.tried[one], self.tried[other]) - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return {
+            "batch": self.batch,
+            "predicted_ms": self.predicted_ms,
+            "tried_ms": dict(self.tried),
+            "plan": self.chosen,
+            "own_plan": self.own,
+            "slower_than_own_plan": self.slower,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """How the plan was chosen.
 
     Attributes:
         how: ``rules``, ``estimated``, ``measured``, ``all`` or ``plan``.
-        predicted_ms: The sum of the costs of the plan, in milliseconds; None without measured costs.
-        tried: Milliseconds of each timed plan, by name.
+        predicted_ms: The sum of the costs of the plan, in milliseconds, at the first batch size; None without measured
+            costs.
+        tried: Milliseconds of each timed plan, by name, at the first batch size.
+        served: The plan at each batch size; empty if it serves only one.
     """
 
     how: str = "rules"
     predicted_ms: float | None = None
     tried: Mapping[str, float] = field(default_factory=dict)
+    served: tuple[Served, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
-        return {"how": self.how, "predicted_ms": self.predicted_ms, "tried_ms": dict(self.tried)}
+        """Return it as plain JSON values; `served` only for several batch sizes."""
+        found = {"how": self.how, "predicted_ms": self.predicted_ms, "tried_ms": dict(self.tried)}
+        return {**found, "served": [each.to_json() for each in self.served]} if self.served else found
 
 
 @dataclass(frozen=True)
@@ -185,8 +238,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate with its measured accuracy and latency; a latency of None was not measured."""
+    """A candidate with its measured accuracy, and its latency at each batch size; not timed if there is none."""
 
     candidate: Candidate
     accuracy: Accuracy
-    latency: Latency | None
+    latencies: tuple[Latency, ...] = ()
+
+    @property
+    def latency(self) -> Latency | None:
+        """The latency at the first batch size; None where it was not measured."""
+        return self.latencies[0] if self.latencies else None

@@ -40,13 +40,14 @@ class Result:
         float_nodes: Nodes that stayed float.
         relieved: By unit, output channels with a smaller weight range, so that 16-bit sums cannot saturate.
         accuracy: Float against INT8 on the calibration data; with 0 samples if the models were not run.
-        latency: Float against INT8, in alternating runs; None where the models were not run.
+        latencies: Float against INT8, in alternating runs, at each batch size; empty where the models were not run.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the output with its external data.
         pipeline: The transforms in order, in canonical form, and ``insert_qdq``, which applies the plan.
         notes: Deviations from the request or the plan, a sentence each.
         verdict: Why the output is not the requested INT8 model; empty otherwise.
-        rejected: Accuracy and latency of the rejected INT8 model, if any.
+        rejected: Accuracy of the rejected INT8 model, if any, and its latency at the first batch size.
+        rejected_latencies: Latency of the rejected INT8 model at each batch size; empty without one.
         findings: Warnings and notes about the calibration data, warnings first.
         placement: How the plan was chosen.
         search: The models that a search has tried; None without a search.
@@ -68,13 +69,14 @@ class Result:
     float_nodes: tuple[FloatNode, ...]
     relieved: Mapping[str, int]
     accuracy: Accuracy
-    latency: Latency | None
+    latencies: tuple[Latency, ...]
     float_bytes: int
     int8_bytes: int
     pipeline: str
     notes: tuple[str, ...] = ()
     verdict: str = ""
     rejected: tuple[Accuracy, Latency] | None = None
+    rejected_latencies: tuple[Latency, ...] = ()
     findings: tuple[Finding, ...] = ()
     placement: Placement = field(default_factory=Placement)
     search: Frontier | None = None
@@ -84,13 +86,18 @@ class Result:
     native: NativeUse | None = None
 
     @property
+    def latency(self) -> Latency | None:
+        """Float against INT8 at the first batch size; None where the models were not run."""
+        return self.latencies[0] if self.latencies else None
+
+    @property
     def predicted_ms(self) -> float | None:
         """The sum of the costs of the plan, in milliseconds; None without measured costs."""
         return self.placement.predicted_ms
 
     @property
     def speedup(self) -> float:
-        """How many times faster the output is than the float model; NaN where the models were not run."""
+        """How many times faster the output is than the float model, at the first batch size; NaN if it was not run."""
         return math.nan if self.latency is None else self.latency.speedup
 
     @property
@@ -99,7 +106,7 @@ class Result:
         return self.accuracy.samples
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values; an infinite SQNR is null."""
+        """Return the result as plain JSON values; an infinite SQNR is null. One batch size has no ``latencies``."""
         return {
             "output": self.output,
             "format": self.format,
@@ -114,6 +121,7 @@ class Result:
             "relieved_channels": dict(self.relieved),
             **accuracy_json(self.accuracy),
             "latency": self.latency and latency_json(self.latency),
+            **_latencies_json(self.latencies),
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
             "samples": self.samples,
             "calibration": self.calibration,
@@ -130,8 +138,17 @@ class Result:
             "native": self.native and asdict(self.native),
             "search": self.search and self.search.to_json(),
             "rejected": self.rejected
-            and {**accuracy_json(self.rejected[0]), "latency": latency_json(self.rejected[1])},
+            and {
+                **accuracy_json(self.rejected[0]),
+                "latency": latency_json(self.rejected[1]),
+                **_latencies_json(self.rejected_latencies),
+            },
         }
+
+
+def _latencies_json(latencies: Sequence[Latency]) -> dict[str, Any]:
+    """Return the latency at each batch size as plain JSON values; nothing for one size."""
+    return {"latencies": [latency_json(each) for each in latencies]} if len(latencies) > 1 else {}
 
 
 @dataclass(frozen=True, slots=True)

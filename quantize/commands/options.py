@@ -34,6 +34,8 @@ def _type(option: Option) -> click.ParamType[Any] | None:
     """Return the click type of an option."""
     if option.choices:
         return click.Choice(option.choices)
+    if option.kind is Kind.INTS:
+        return click.STRING
     if option.kind is Kind.INT:
         return click.IntRange(None if option.least is None else int(option.least))
     if option.kind is Kind.NUMBER:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options.declared import BATCH, METRICS, QUANTIZE
+from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
 from .app import PATH, TYPED, Commands, Talking, print_json, shown_progress
 from .options import (
     click_option,
@@ -44,6 +44,7 @@ def quantize(model: Path, output: Path, values: dict[str, Any], as_json: bool) -
     requant quantize model.onnx --data calib.npz -o out.onnx --effort high
     requant quantize model.onnx --data calib.npz -o out.onnx --report out.html --report out.json
     requant quantize model.onnx --data calib.npz -o out.onnx --max-drop 0.5% --metric top1 --eval-data test.npz
+    requant quantize model.onnx --data calib.npz -o out.onnx --batch 1,16
     requant quantize model.onnx --data calib.npz -o out.onnx --plan edited.plan.json --force
     requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
 
@@ -198,16 +199,23 @@ def clear_costs() -> None:
 @source_options(required=True)
 @click.option("-o", "--output", type=PATH, required=True, help="The file of costs to write.")
 @samples_option
-@click_option(BATCH, help="Items per run.")
+@click_option(BATCHES, help="Items per run; costs of several sizes go into one file.")
 @threads_option
 @force_option
 def measure_costs(
-    model: Path, data: str | DataSpec, output: Path, samples: int | None, batch: int, threads: int, force: bool
+    model: Path,
+    data: str | DataSpec,
+    output: Path,
+    samples: int | None,
+    batch: tuple[int, ...] | None,
+    threads: int,
+    force: bool,
 ) -> None:
     """Measure the latency of each unit of MODEL in float and in integers, for --costs on another machine.
 
     \b
     requant costs measure model.onnx --data calib.npz -o server.json
+    requant costs measure model.onnx --data calib.npz -o server.json --batch 1,16
     """
     from .. import Options, measure_costs
     from ..model.files import check_output
@@ -215,7 +223,7 @@ def measure_costs(
 
     check_output(output, model, force=force)
     with shown_progress() as progress:
-        measured = measure_costs(model, data, Options(samples=samples, batch=batch, threads=threads), progress)
+        measured = measure_costs(model, data, Options(samples=samples, batch=batch or 1, threads=threads), progress)
     save(measured, output)
     click.echo(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
 

@@ -48,8 +48,8 @@ def print_result(result: Result) -> None:
     if result.ranges:
         table.add_row("ranges", escape(result.ranges))
     _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
-    if result.latency is not None:
-        _latency_row(table, result.latency)
+    for timed in result.latencies:
+        _latency_row(table, timed)
     _native_row(table, result)
     _placement_row(table, result)
     _effort_row(table, result)
@@ -59,7 +59,8 @@ def print_result(result: Result) -> None:
     table.add_row("size", f"{size_text(result.float_bytes)} -> {size_text(result.int8_bytes)}")
     if result.rejected is not None:
         _accuracy_rows(table, result.rejected[0], "of the rejected int8 model")
-        _latency_row(table, result.rejected[1])
+        for timed in result.rejected_latencies:
+            _latency_row(table, timed)
     console.print(table)
     _print_float_nodes(console, result)
     for note in result.notes:
@@ -95,7 +96,14 @@ def _placement_row(table: Table, result: Result) -> None:
     placement = result.placement
     tried = ", ".join(f"{name} {ms:.2f} ms" for name, ms in placement.tried.items())
     predicted = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
-    table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + predicted)
+    if not placement.served:
+        table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + predicted)
+        return
+    first = placement.served[0]
+    table.add_row("placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans")
+    for each in placement.served:
+        other = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
+        table.add_row(f"placement, batch {each.batch}", f"{each.tried[each.chosen]:.2f} ms{other}")
 
 
 def print_comparison(found: Comparison) -> None:

@@ -42,6 +42,8 @@ class Kind(Enum):
 
     FLAG = ("true or false", bool)
     INT = ("a whole number", int)
+    INTS = ("a whole number or a list of whole numbers", int, list)
+    """Whole numbers, separated by commas on the command line."""
     NUMBER = ("a number", int, float)
     TEXT = ("a text", str)
     NAMES = ("a text or a list of names", str, list)
@@ -60,8 +62,9 @@ class Kind(Enum):
         """Return whether a value of a TOML file is of this kind."""
         if isinstance(value, bool) and self is not Kind.FLAG:
             return False
-        texts = all(isinstance(each, str) for each in value) if isinstance(value, list) else True
-        return texts and isinstance(value, self.value[1:])
+        item_type = int if self is Kind.INTS else str
+        fit = all(type(item) is item_type for item in value) if isinstance(value, list) else True
+        return fit and isinstance(value, self.value[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +126,13 @@ class Option:
         Raises:
             RequantError: The text cannot be parsed.
         """
-        if self.kind in (Kind.NAMES, Kind.EACH) and not isinstance(value, str):
+        if isinstance(value, list | tuple):
             return tuple(value)
         if self.kind is Kind.NAMES:
             return tuple(part.strip() for part in value.split(",") if part.strip())
         if self.kind is Kind.EACH:
             return (value,)
-        return value if self.parse is None else self.parse(value)
+        return value if self.parse is None or not isinstance(value, str) else self.parse(value)
 
 
 def parse_bytes(text: str) -> int:
@@ -147,6 +150,39 @@ def parse_bytes(text: str) -> int:
     if match is None or unit not in UNITS:
         raise RequantError(f"{text!r} is not a size in bytes; write for instance 2GB")
     return int(float(match[1]) * base ** UNITS[unit])
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Return batch sizes separated by commas.
+
+    >>> parse_batches("1, 16")
+    (1, 16)
+
+    Raises:
+        RequantError: A part is not a whole number, or the sizes are refused.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    wrong = next((part for part in parts if not re.fullmatch(r"[+-]?[0-9]+", part)), None)
+    if wrong is not None:
+        raise RequantError(f"{wrong!r} is not a whole number; write for instance 16, or 1,16")
+    sizes = tuple(map(int, parts))
+    check_batches(sizes)
+    return sizes
+
+
+def check_batches(sizes: tuple[int, ...]) -> None:
+    """Refuse batch sizes below 1, repeated sizes, and no size at all.
+
+    Raises:
+        RequantError: The sizes are refused.
+    """
+    if not sizes:
+        raise RequantError("batch needs at least one size")
+    if min(sizes) < 1:
+        raise RequantError(f"batch must be at least 1, not {min(sizes)}")
+    repeated = next((size for size in sizes if sizes.count(size) > 1), None)
+    if repeated is not None:
+        raise RequantError(f"batch {repeated} is given more than once")
 
 
 # fmt: off  # a table: one option takes two or three lines
@@ -179,6 +215,15 @@ READING = (
 """The options to read data."""
 SAMPLES = Option("samples", Kind.INT, "Use N samples, evenly spaced.", unset="all", least=1, metavar="N", sample=200)
 BATCH = Option("batch", Kind.INT, "Items per run while timing.", default=1, least=1, metavar="N")
+BATCHES = Option(
+    "batch",
+    Kind.INTS,
+    metavar="N[,N...]",
+    sample=[1, 16],
+    unset="1",
+    parse=parse_batches,
+    help="Items per run while timing. Of several sizes, one plan serves all; see docs/speed.md.",
+)
 THREADS = Option("threads", Kind.INT, "Threads while timing; 0: the runtime chooses.", default=1, least=0, metavar="N")
 LOWER = Option("lower", Kind.FLAG, "Lower values of --metric FILE.py:NAME are better.")
 FORCE = Option("force", Kind.FLAG, "Overwrite an existing output.", project=True)
@@ -275,7 +320,7 @@ INT8 = (
     Option("lambda", Kind.NUMBER, "Microseconds that one unit of noise costs.", default=0.0, least=0, metavar="US"),
     EXTERNAL_DATA,
     Option("force_int8", Kind.FLAG, "Write the INT8 model even if it is not worth it; exit code 0.", project=True),
-    BATCH,
+    BATCHES,
     THREADS,
 )
 """The options that shape the INT8 model, and its measurement."""

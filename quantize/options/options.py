@@ -12,7 +12,7 @@ from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
 from ...transforms.qparams import Scheme
-from .declared import FORMATS, KERNELS, PLACES, TARGETS
+from .declared import FORMATS, KERNELS, PLACES, TARGETS, check_batches
 from .efforts import EFFORTS, chosen
 from .selection import Selection
 
@@ -23,7 +23,8 @@ class Options:
 
     Attributes:
         samples: Number of calibration samples, evenly spaced in the data; None for all.
-        batch: Items per run while the latency is measured.
+        batch: Items per run while the latency is measured. With several numbers, for instance ``(1, 16)``, one plan
+            serves all these batch sizes, and the models are timed at each.
         calibration: Range rule, a key of `RULES` or ``percentile(99.99)``. None: the rule of the effort; with a range
             file, the ranges as the file has them.
         ranges: A range file or a min/max log with the ranges to use; the data then only measure the result.
@@ -55,7 +56,7 @@ class Options:
     """
 
     samples: int | None = None
-    batch: int = 1
+    batch: int | tuple[int, ...] = 1
     calibration: str | None = None
     ranges: str | os.PathLike[str] | RangeFile | None = None
     overrides: str | os.PathLike[str] | Overrides | None = None
@@ -105,6 +106,11 @@ class Options:
         return "" if types == ("u8", "s8") else f"activations of {types[0]} and weights of {types[1]}"
 
     @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes; the first is the size for profiles."""
+        return tuple(self.batch) if isinstance(self.batch, list | tuple) else (self.batch,)
+
+    @property
     def wants_native(self) -> bool:
         """Whether every unit that has a native operator is one."""
         return self.kernels in ("native", "exact")
@@ -126,9 +132,9 @@ class Options:
         for noun, name, known in names:
             if name not in known:
                 raise RequantError(f"no {noun} {name!r}; there are: {', '.join(known)}")
-        for noun, number in (("samples", self.samples), ("batch", self.batch)):
-            if number is not None and number < 1:
-                raise RequantError(f"{noun} must be at least 1, not {number}")
+        if self.samples is not None and self.samples < 1:
+            raise RequantError(f"samples must be at least 1, not {self.samples}")
+        check_batches(self.batches)
         if self.threads < 0:
             raise RequantError(f"threads must be 0 (the runtime chooses) or more, not {self.threads}")
         if not 0 <= self.noise_weight < float("inf"):

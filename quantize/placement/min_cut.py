@@ -55,6 +55,25 @@ class Problem:
     shown: frozenset[str] = field(default_factory=frozenset)
 
 
+def joined(problems: Sequence[Problem], weights: Sequence[float]) -> Problem:
+    """Return the problem whose costs are the weighted sums of the costs of problems with the same units and tensors.
+
+    A unit has the implementations that it has in every problem.
+    """
+    first, weighted = problems[0], list(zip(problems, weights, strict=True))
+    items = []
+    for index, item in enumerate(first.items):
+        forms = [impl for impl in item.costs if all(impl in each.items[index].costs for each in problems)]
+        costs = {impl: math.fsum(w * each.items[index].costs[impl] for each, w in weighted) for impl in forms}
+        items.append(Item(item.name, item.inputs, item.outputs, costs))
+    return Problem(
+        items,
+        {tensor: math.fsum(w * each.quantize[tensor] for each, w in weighted) for tensor in first.quantize},
+        {tensor: math.fsum(w * each.dequantize[tensor] for each, w in weighted) for tensor in first.dequantize},
+        first.shown,
+    )
+
+
 def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
     """Return the cost of a placement, in microseconds."""
     written = {t: _domains(chosen[item.name])[1] for item in problem.items for t in item.outputs}

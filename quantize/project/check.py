@@ -126,5 +126,5 @@ def quantize_arguments(project: Project) -> list[str]:
         elif row.kind is Kind.EACH:
             arguments += [part for each in row.read(value) for part in (row.flag, each)]
         else:
-            arguments += [row.flag, ",".join(value) if isinstance(value, list) else str(value)]
+            arguments += [row.flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
     return arguments

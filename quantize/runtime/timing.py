@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -109,6 +110,11 @@ def summary(first: Sequence[float], second: Sequence[float], *, batch: int) -> L
         runs=min(len(first), len(second)),
         batch=batch,
     )
+
+
+def ratio(time: float, least: float) -> float:
+    """Return how many times a least time a time is; two times of 0 are equal."""
+    return time / least if least else math.inf if time else 1.0
 
 
 def latency_json(latency: Latency) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ... import RequantError
@@ -14,11 +15,13 @@ from ..job import Candidate, Evidence, Job, Trial
 from ..model.files import save_model, size_on_disk
 from ..model.metadata import describe_origin
 from ..options.efforts import CORRECTIONS
+from ..placement.batches import compromises
 from ..placement.plan_file import plan_path, save_plan
 from ..placement.reasons import ALREADY
 from ..result import FloatNode, Frontier, Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, executed, integer_share
+from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB, ruinous
 from .emit import emit
 from .evidence import each_alone, gather_evidence
@@ -63,7 +66,7 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
         trial = judge(job, candidate)
     except RequantError as error:
         reason = f"the int8 model does not run: {error}"
-        return _keep_float(job, ranges, Trial(candidate, UNMEASURED, None), output, reason)
+        return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
     if job.judged and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
         trial = _without_ruinous(job, ranges, trial)
     reason = _why_not(job, trial)
@@ -83,7 +86,7 @@ def deliver_searched(
         nothing = "nothing in this model can become int8"
         reason = nothing if frontier.done else "the time limit ended the search before a model was tried"
         candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source)
-        return _keep_float(job, ranges, Trial(candidate, UNMEASURED, None), output, reason)
+        return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
     best = judge(job, candidate)
     slow = _too_slow(job, best) if frontier.best is not None and not job.options.force_int8 else ""
     return _keep_float(job, ranges, best, output, slow) if slow else _finish(job, ranges, best, output)
@@ -116,10 +119,35 @@ def _why_not(job: Job, trial: Trial) -> str:
 
 
 def _too_slow(job: Job, trial: Trial) -> str:
-    """Return why an INT8 model is too slow; empty when it is fast enough, portable or not timed."""
-    if job.policy.portable or trial.latency is None or trial.latency.speedup >= WORTHWHILE:
+    """Return why an INT8 model is too slow; empty when it is fast enough, portable or not timed.
+
+    With several batch sizes, INT8 is too slow if at one of them it loses as much as it gains at any of them: the worst
+    ratio to the faster model decides, as between plans.
+    """
+    speedups = [latency.speedup for latency in trial.latencies]
+    if job.policy.portable or not speedups or max(speedups) >= WORTHWHILE * max(1.0, 1 / min(speedups)):
         return ""
-    return f"int8 gains too little here: {trial.latency.speedup:.2f}x the speed of float"
+    return f"int8 gains too little here: {_speeds(trial.latencies)}"
+
+
+def _speeds(latencies: Sequence[Latency]) -> str:
+    """Return speed-ups as text, with the batch sizes if there are several."""
+    if len(latencies) == 1:
+        return f"{latencies[0].speedup:.2f}x the speed of float"
+    first, *others = (f"{each.speedup:.2f}x{{}} at batch {each.batch}" for each in latencies)
+    return ", ".join([first.format(" the speed of float"), *(text.format("") for text in others)])
+
+
+def _over_batches(job: Job, trial: Trial) -> list[str]:
+    """Return notes on an INT8 model for several batch sizes: which size pays for which, and where INT8 is too slow."""
+    plan, latencies = trial.candidate.plan, trial.latencies
+    if len(latencies) < 2 or not any(plan.impl(unit).int8 for unit in plan.units):
+        return []
+    notes = compromises(trial.candidate.placement.served)
+    slow = [each for each in latencies if each.speedup < WORTHWHILE]
+    if slow and not job.policy.portable and not _too_slow(job, trial):
+        notes.append(f"not every batch size gains: {_speeds(latencies)}")
+    return notes
 
 
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
@@ -141,7 +169,8 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
         return replace(run, result=replace(run.result, verdict=verdict))
     run = _finish(job, ranges, judge(job, kept), output)
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
-    return replace(run, result=replace(run.result, verdict=verdict, rejected=measured))
+    result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
+    return replace(run, result=result)
 
 
 def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str]) -> Run:
@@ -198,7 +227,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         ),
         relieved=candidate.relieved,
         accuracy=trial.accuracy,
-        latency=trial.latency,
+        latencies=trial.latencies,
         float_bytes=size_on_disk(job.path),
         int8_bytes=size,
         pipeline=candidate.model.metadata_props[METADATA_KEY],
@@ -206,7 +235,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         effort=job.options.effort,
         corrections=tuple(name for name in CORRECTIONS if name in job.corrections),
         native=native_use(job, trial),
-        notes=(*job.notes, *_unused(job, plan), *_deviations(job, plan, kernels)),
+        notes=(*job.notes, *_over_batches(job, trial), *_unused(job, plan), *_deviations(job, plan, kernels)),
     )
 
 

@@ -58,7 +58,7 @@ def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
-        candidate, placement = place(job, facts, rules, write, job.feed, evidence.noise)
+        candidate, placement = place(job, facts, rules, write, evidence.noise)
     return replace(correct(job, ranges, candidate), placement=placement, evidence=evidence)
 
 

@@ -1,4 +1,4 @@
-"""Compare a candidate with the float model: accuracy on the data, latency on the first sample."""
+"""Compare a candidate with the float model: accuracy on the data, latency at each batch size on the first samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ...calibration.samples import Sample
-from ...calibration.session import FEW
+from ...calibration.session import FEW, Feed
 from ..accuracy.outputs import Accuracy, Outputs
 from ..accuracy.pair import judge_pair, time_pair
 from ..accuracy.selected_outputs import selected_from, showing, unlike
@@ -71,18 +71,20 @@ def _tell(job: Job, total: int, done: int) -> None:
     job.progress("compare", done, total)
 
 
-def _timed(job: Job, candidate: Candidate) -> Latency | None:
-    """Time the candidate against the float model on the first sample."""
-    if job.feed is None:
-        return None
-    job.progress("time", 0, None)
-    options = job.options
+def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
+    """Time the candidate against the float model at each batch size; empty without data."""
+    return tuple(_timed_at(job, candidate, batch, feed) for batch, feed in job.fed)
+
+
+def _timed_at(job: Job, candidate: Candidate, batch: int, feed: Feed) -> Latency:
+    """Time the candidate against the float model on one feed."""
+    job.progress("time" if len(job.feeds) == 1 else f"time batch {batch}", 0, None)
     return time_pair(
         job.float_source if job.weights.large else job.opened,  # a simplified model needs no constants folded in memory
         candidate.sessions,
-        job.feed,
+        feed,
         weights=job.weights,
-        threads=options.threads,
-        batch=options.batch,
-        seconds=options.seconds,
+        threads=job.options.threads,
+        batch=batch,
+        seconds=job.options.seconds,
     )

@@ -59,7 +59,7 @@ def prepare(
         simple = make_plain(path, original, folder, progress).model
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
-    opened, source, feed = _opened(reference, data, options, Weights.of(original))
+    opened, source, feeds = _opened(reference, data, options, Weights.of(original))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable)
     simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
@@ -95,7 +95,7 @@ def prepare(
         supply=supply,
         source=source,
         judged=data is not None,
-        feed=feed,
+        feeds=feeds,
         options=options,
         progress=progress,
     )
@@ -234,11 +234,11 @@ def _inlined(original: ir.Model, progress: Progress, *, portable: bool) -> tuple
 
 def _opened(
     reference: ModelSource, data: DataSource | None, options: Options, weights: Weights
-) -> tuple[Sessions, Source | None, Feed | None]:
-    """Open the float model and its data, and run the first sample.
+) -> tuple[Sessions, Source | None, tuple[Feed, ...]]:
+    """Open the float model and its data, and run the first sample of each batch size.
 
     Returns:
-        The model, the data (random inputs where none are given, None where the model runs on none), the first feed.
+        The model, the data (random inputs where none are given, None where the model runs on none), the feeds.
 
     Raises:
         RequantError: The model or the data cannot be used.
@@ -246,9 +246,19 @@ def _opened(
     sessions = Sessions(reference, keep=weights.total <= KEPT)
     if data is None:
         source = generated_source(reference)
-        return sessions, source, None if source is None else first_sample(source, options.batch).feed
+        return sessions, source, () if source is None else _feeds(source, options)
     run = Runner(reference, lean=True) if weights.large else sessions.runner(1)
     source = open_for(run, data, options.samples)
-    feed = first_sample(source, options.batch).feed
-    run(feed)
-    return sessions, source, feed
+    feeds = _feeds(source, options)
+    for feed in feeds:
+        run(feed)
+    return sessions, source, feeds
+
+
+def _feeds(source: Source, options: Options) -> tuple[Feed, ...]:
+    """Return the first feed of each batch size.
+
+    Raises:
+        RequantError: There is no sample, or the model's inputs have no free batch axis.
+    """
+    return tuple(first_sample(source, batch).feed for batch in options.batches)

@@ -130,7 +130,7 @@ def search(
     frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
     evidence = gather_evidence(job, ranges)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
-    plan_at = plans_by_price(job, facts, rules, write, job.feed, evidence.noise)
+    plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
     walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
     _recall(walk)
     done = interrupted = False
@@ -215,21 +215,21 @@ def _digest(plan: Plan) -> str:
 
 
 def _speedup(walk: _Walk, candidate: Candidate) -> float:
-    """Return how many times faster than float a candidate is; 1 where nothing can be timed."""
-    job, feed = walk.job, walk.job.feed
-    if feed is None:
-        return 1.0
-    options = job.options
-    latency = time_pair(
-        job.opened,
-        candidate.sessions,
-        feed,
-        weights=job.weights,
-        threads=options.threads,
-        batch=options.batch,
-        seconds=min(TIMED, options.seconds),
-    )
-    return latency.speedup
+    """Return how many times faster than float a candidate is, at the batch size that gains least; 1 without data."""
+    job, options = walk.job, walk.job.options
+    latencies = [
+        time_pair(
+            job.opened,
+            candidate.sessions,
+            feed,
+            weights=job.weights,
+            threads=options.threads,
+            batch=batch,
+            seconds=min(TIMED, options.seconds),
+        )
+        for batch, feed in job.fed
+    ]
+    return min((latency.speedup for latency in latencies), default=1.0)
 
 
 def _so_far(walk: _Walk) -> str:
@@ -243,7 +243,15 @@ def _key(walk: _Walk) -> str:
     """Return a digest of the model, the data, the metric and the options."""
     goal, frontier = walk.goal, walk.frontier
     tensors = sorted((name, tuple(map(float, span))) for name, span in walk.ranges.ranges.items())
-    asked = [walk.job.asked(), goal.metric.name, frontier.before, walk.source.description, tensors]
+    batches = walk.job.options.batches
+    asked = [
+        walk.job.asked(),
+        *([batches] if len(batches) > 1 else []),
+        goal.metric.name,
+        frontier.before,
+        walk.source.description,
+        tensors,
+    ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 
 

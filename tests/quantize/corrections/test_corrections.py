@@ -33,8 +33,9 @@ from requant.quantize.placement import search as searching
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Bench, Measured, with_profile
+from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space
-from requant.quantize.placement.search import cheapest_plan, fastest, place, tuned_plan
+from requant.quantize.placement.search import Size, fastest, place
 from requant.quantize.runtime.attribution import Spent
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.progress import silent
@@ -322,7 +323,7 @@ def test_a_noisy_unit_stays_float_where_it_gains_little(
     model: Path, noise: dict[str, float], options: dict[str, Any], wanted: str
 ) -> None:
     job, facts, rules, write = planted(model, **options)
-    found, _ = place(job, facts, rules, write, feeds()[0], noise)
+    found, _ = place(job, facts, rules, write, noise)
     assert {name: found.plan.choices[name].impl for name in ("first", "third")} == dict.fromkeys(
         ("first", "third"), Impl.U8
     )
@@ -333,7 +334,7 @@ def test_a_noisy_unit_stays_float_where_it_gains_little(
 
 def test_a_noisy_unit_that_gains_much_becomes_int8(model: Path) -> None:
     job, facts, rules, write = planted(model)
-    found, _ = place(job, facts, rules, write, feeds()[0], {"x": MUCH, "r": LITTLE, "c": LITTLE})
+    found, _ = place(job, facts, rules, write, {"x": MUCH, "r": LITTLE, "c": LITTLE})
     assert found.plan.choices["first"].impl is Impl.U8  # 900 us against 47
 
 
@@ -347,7 +348,7 @@ def test_of_whole_models_the_noise_counts_too(
     known = Measured.of(replace(prices(model, job, facts, rules), noise={"second": noisy}, noise_price=100 / MUCH))
     monkeypatch.setattr(searching, "interleave", lambda *_, **__: [[1.00e-3], [1.05e-3]])
     candidates = {"all": write(rules), "cut": write(cut)}
-    found, placement = fastest(Bench.of(job, rules, write, feeds()[0]), known, candidates)
+    found, placement = fastest([Size(1, Bench.of(job, rules, write, feeds()[0]), known)], candidates)
     assert found is candidates[best]
     assert placement.tried == {"all": 1.0, "cut": 1.05}
 

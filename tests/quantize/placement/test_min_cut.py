@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.quantize.placement.min_cut import Item, Problem, cheapest, total
+from requant.quantize.placement.min_cut import Item, Problem, cheapest, joined, total
 from requant.transforms.plan import Impl
 
 FORMS = (
@@ -133,3 +133,22 @@ def test_a_thousand_units_are_no_matter() -> None:
     problem = chain(*[COMPUTE, SLOW] * 500, price=0.75)
     found = cheapest(problem)
     assert total(problem, found) == 500 * (4 + 1) + 1000 * 0.75
+
+
+@settings(deadline=None)
+@given(problems(), st.data())
+def test_joined_problems_cost_the_weighted_sum(problem: Problem, data: st.DataObject) -> None:
+    """Two problems of the same units: the least sum is found, and a form that one problem lacks is no choice."""
+    items = []
+    for item in problem.items:
+        forms = data.draw(st.sets(st.sampled_from([*item.costs]), min_size=1), label=item.name)
+        items.append(Item(item.name, item.inputs, item.outputs, {impl: data.draw(QUARTERS) for impl in forms}))
+    tensors = [*problem.quantize]
+    prices = [{tensor: data.draw(QUARTERS) for tensor in tensors} for _ in range(2)]
+    other = Problem(items, prices[0], prices[1], problem.shown)
+    both = joined([problem, other], [1.0, 2.0])
+    assert [set(item.costs) for item in both.items] == [set(item.costs) for item in items]
+    sums = [total(problem, chosen) + 2 * total(other, chosen) for chosen in every(both)]
+    assert [total(both, chosen) for chosen in every(both)] == sums
+    found = cheapest(both)
+    assert total(problem, found) + 2 * total(other, found) == min(sums)

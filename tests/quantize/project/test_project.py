@@ -128,7 +128,7 @@ def test_what_is_wrong_in_a_project_is_refused(tmp_path: Path, text: str, says: 
 @given(st.dictionaries(st.sampled_from([key.name for key in QUANTIZE]), st.integers() | st.text() | st.booleans()))
 def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
     kinds = {key.name: key.kind for key in QUANTIZE}
-    wanted = {Kind.FLAG: bool, Kind.INT: int, Kind.NUMBER: int, Kind.TABLE: dict}
+    wanted = {Kind.FLAG: bool, Kind.INT: int, Kind.INTS: int, Kind.NUMBER: int, Kind.TABLE: dict}
     fits = all(type(value) is wanted.get(kinds[name], str) for name, value in values.items())
     document = {"model": "model.onnx", "output": "int8.onnx", "quantize": values}
     if fits:

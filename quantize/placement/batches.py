@@ -1,0 +1,95 @@
+"""One plan for several batch sizes: the plan whose worst loss at any of them is least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from ..job import Served
+from ..runtime.configured import GAIN
+from ..runtime.timing import ratio
+
+CLEAR = 0.99  # share of the time of the plan by rules below which another plan wins
+WITHIN = 1.02  # a plan that takes at most this many times the best time of every batch size serves them all
+FINALISTS = 3  # number of plans for all batch sizes, and for each size, that are timed again
+
+Times = Mapping[str, float]
+"""The time of each plan at one batch size, by name."""
+
+
+def fairest(times: Sequence[Times], native: Collection[str] = (), rules: str = "rules") -> str:
+    """Return the plan whose worst ratio to the best plan of each batch size is least.
+
+    The plan by rules is taken if no other plan is clearly better, and a plan without native operators if native
+    operators gain little; but neither where it is the reason that a batch size loses more than `WITHIN`.
+
+    Args:
+        times: The times at each batch size, all of the same plans.
+        native: The plans with native operators.
+        rules: The name of the plan by rules.
+    """
+    # with one batch size, the times are compared as they are: the preferred plans lose little by definition
+    worst, limit = (worst_ratios(times), WITHIN) if len(times) > 1 else (times[0], math.inf)
+    best = min(worst, key=worst.__getitem__)
+    if rules in worst and worst[best] > CLEAR * worst[rules] and not worst[best] <= limit < worst[rules]:
+        best = rules
+    stock = [name for name in worst if name not in native]
+    if not stock or best not in native:
+        return best
+    other = min(stock, key=worst.__getitem__)
+    return other if worst[other] < GAIN * worst[best] and not worst[best] <= limit < worst[other] else best
+
+
+def worst_ratios(times: Sequence[Times]) -> dict[str, float]:
+    """Return the greatest ratio of each plan's time to the least time of the same batch size."""
+    least = [min(each.values()) for each in times]
+    return {name: max(ratio(each[name], best) for each, best in zip(times, least, strict=True)) for name in times[0]}
+
+
+def finalists(times: Sequence[Times], native: Collection[str] = (), rules: str = "rules") -> list[str]:
+    """Return the plans to time again: the best ones for all batch sizes and for each, and those that `fairest` prefers.
+
+    Args:
+        times: As for `fairest`.
+        native: As for `fairest`.
+        rules: As for `fairest`.
+    """
+    worst = worst_ratios(times)
+    best = {name for each in (worst, *times) for name in sorted(each, key=each.__getitem__)[:FINALISTS]}
+    stock = min((name for name in worst if name not in native), key=worst.__getitem__, default=rules)
+    return [name for name in worst if name in {*best, stock, rules}]
+
+
+def served(
+    batches: Sequence[int],
+    chosen: str,
+    own: Sequence[str],
+    tried: Sequence[Times],
+    predicted: Sequence[float | None],
+) -> tuple[Served, ...]:
+    """Return the chosen plan at each batch size; empty for one size.
+
+    Args:
+        batches: The batch sizes.
+        chosen: The name of the chosen plan.
+        own: For each batch size, the plan that it alone would get.
+        tried: For each batch size, milliseconds by plan.
+        predicted: For each batch size, the sum of the costs of the chosen plan, in milliseconds.
+    """
+    if len(batches) == 1:
+        return ()
+    rows = zip(batches, predicted, tried, own, strict=True)
+    return tuple(Served(batch, cost, times, chosen, name) for batch, cost, times, name in rows)
+
+
+def compromises(rows: Sequence[Served]) -> list[str]:
+    """Return a sentence for each batch size that loses more than 2 %, with the size that gains most from the loss."""
+    found = []
+    for row in (row for row in rows if row.slower > WITHIN - 1):
+        text = f"batch {row.batch} is {100 * row.slower:.0f} % slower than with a plan of its own"
+        losses = {each.batch: 100 * each.excess(row.own, each.chosen) for each in rows}
+        gaining = max(losses, key=losses.__getitem__)
+        if losses[gaining] >= 1:
+            text += f", which would make batch {gaining} {losses[gaining]:.0f} % slower"
+        found.append(text)
+    return found

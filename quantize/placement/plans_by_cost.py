@@ -1,0 +1,125 @@
+"""The plans with the least costs, for one batch size or for several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...transforms.ops import OPS
+from ...transforms.plan import Choice, Impl, Plan, Unit
+from .estimates import estimate
+from .min_cut import Item, Problem, cheapest, joined
+from .pricing import (
+    OTHER_FORMS,
+    Prices,
+    dequantize_cost,
+    float_time,
+    measured,
+    noise_cost,
+    quantize_cost,
+    unit_cost,
+)
+from .reasons import CONVERSIONS_COST_MORE, FLOAT_FASTER, NOISE_COSTS_MORE, NOTHING_COMPUTES
+
+LEAST_US = 1e-3  # the least time of a float model by its costs, as a divisor
+
+
+def cheapest_plan(prices: Prices, factor: float = 1.0) -> Plan:
+    """Return the plan with the least cost.
+
+    Args:
+        prices: The costs.
+        factor: Multiplies the cost of conversions.
+    """
+    return common_plan([prices], factor)
+
+
+def common_plan(every: Sequence[Prices], factor: float = 1.0) -> Plan:
+    """Return the plan with the least sum of costs over batch sizes, each as a share of the float model's time.
+
+    Args:
+        every: The costs at each batch size.
+        factor: Multiplies the cost of conversions.
+    """
+    problems = [_problem(prices, factor) for prices in every]
+    problem = problems[0]
+    if len(every) > 1:
+        problem = joined(problems, [float_time(every[0]) / max(float_time(prices), LEAST_US) for prices in every])
+    chosen, space = cheapest(problem), every[0].space
+    return without_idle(
+        space.rules.with_choices(
+            {
+                unit.name: _choice(every, unit, chosen[unit.name])
+                for unit in space.rules.units
+                if unit.name in space.keys
+            }
+        )
+    )
+
+
+def _problem(prices: Prices, factor: float) -> Problem:
+    """Return the units and tensors with their costs."""
+    space = prices.space
+    units = space.rules.units
+    tensors = {tensor for unit in units for tensor in (*unit.inputs, *unit.outputs)}
+    stretch = factor * prices.stretch
+    quantize = {tensor: stretch * quantize_cost(prices, tensor) for tensor in tensors}
+    dequantize = {tensor: stretch * dequantize_cost(prices, tensor) for tensor in tensors}
+    for unit in units:  # behind an integer kernel, a unit that float absorbs has a kernel of its own
+        if unit.name in prices.absorbed:
+            dequantize[unit.inputs[0]] += estimate(unit, space.facts.nodes, prices.sizes, Impl.FLOAT)
+    return Problem([_item(prices, unit) for unit in units], quantize, dequantize, space.outputs & tensors)
+
+
+def _item(prices: Prices, unit: Unit) -> Item:
+    """Return a unit with the cost of each of its implementations; 0 where there is no choice."""
+    forms = prices.space.forms[unit.name]
+    if len(forms) == 1:
+        return Item(unit.name, unit.inputs, unit.outputs, {forms[0]: 0.0})
+    noise = noise_cost(prices, unit)
+    known = [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
+    costs = {form: unit_cost(prices, unit, form) + (noise if form.reads_u8 else 0.0) for form in known}
+    return Item(unit.name, unit.inputs, unit.outputs, costs)
+
+
+def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
+    """Return the choice of an implementation for a unit with several; float with the reason.
+
+    The reason has the costs of the batch size at which float saves most.
+    """
+    if impl.int8:
+        return Choice(impl)
+    rows = [[unit_cost(each, unit, form) for form in each.space.forms[unit.name][:2]] for each in every]
+    (in_float, in_int8), prices = min(zip(rows, every, strict=True), key=lambda row: row[0][0] - row[0][1])
+    if in_float <= in_int8:
+        return Choice(Impl.FLOAT, FLOAT_FASTER.about(in_float, in_int8))
+    gain = in_float - in_int8
+    reason = NOISE_COSTS_MORE if noise_cost(prices, unit) > gain else CONVERSIONS_COST_MORE
+    return Choice(Impl.FLOAT, reason.about(gain))
+
+
+def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:
+    """Return a plan with the fastest kernel for each unit from uint8 to uint8; None if that changes nothing."""
+    faster = {}
+    for unit in plan.units:
+        if plan.impl(unit) is not Impl.U8:
+            continue
+        others = {
+            impl: measured(prices, unit.name, impl) for impl in OTHER_FORMS if impl in prices.space.forms[unit.name]
+        }
+        costs = {
+            Impl.U8: unit_cost(prices, unit, Impl.U8),
+            **{k: cost for k, cost in others.items() if cost is not None},
+        }
+        best = min(costs, key=costs.__getitem__)
+        if best is not Impl.U8:
+            faster[unit.name] = Choice(best)
+    return plan.with_choices(faster) if faster else None
+
+
+def without_idle(plan: Plan) -> Plan:
+    """Return a plan with every unit in float if no unit computes on uint8 and the int8 units would only move it."""
+    if any(OPS[u.op].kind == "compute" and plan.impl(u).reads_u8 for u in plan.units if u.op in OPS):
+        return plan
+    return plan.with_choices(
+        {u.name: Choice(Impl.FLOAT, NOTHING_COMPUTES) for u in plan.units if plan.impl(u).reads_u8}
+    )

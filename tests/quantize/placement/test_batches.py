@@ -1,0 +1,444 @@
+"""One plan for several batch sizes: which plan is fair, and which size pays for which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from requant import RequantError
+from requant.cli import main
+from requant.quantize import Latency, Options, measure_costs, quantize_model
+from requant.quantize.job import Candidate, Evidence, Job, Served
+from requant.quantize.options.build import build_options
+from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
+from requant.quantize.placement import batches as module
+from requant.quantize.placement import costs as store
+from requant.quantize.placement import search as searching
+from requant.quantize.placement.batches import compromises, fairest, finalists, served, worst_ratios
+from requant.quantize.placement.costs import Costs, signature
+from requant.quantize.placement.facts import Facts
+from requant.quantize.placement.measuring import Bench, Measured
+from requant.quantize.placement.pricing import Prices, Space
+from requant.quantize.placement.search import Size, fastest, place, plans_by_price
+from requant.quantize.project.check import quantize_arguments
+from requant.quantize.project.file import load_project
+from requant.quantize.runtime.machine import Machine
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps import search as walking
+from requant.quantize.steps.emit import plan_by_rules
+from requant.quantize.steps.prepare import prepare
+from requant.quantize.steps.ranges import find_ranges
+from requant.transforms.plan import Impl, Plan
+
+SAMPLES = Path(__file__).parents[3] / "sample_models"
+DATA = f"{SAMPLES / 'digits.npz'}:calib"
+TEXT = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[{axis}, 16, 8, 8] x) => (float[{axis}, 8, 8, 8] y) {{
+    [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+    [second] y = Conv <pads = [1, 1, 1, 1]> (a, w2)
+}}"""
+SHAPES = {"x": (16, 8, 8), "a": (12, 8, 8), "y": (8, 8, 8)}
+BATCHES = (1, 16)
+
+
+@pytest.fixture(autouse=True)
+def _no_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUANT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Write two convolutions, and data for them."""
+    return saved(tmp_path / "m.onnx")
+
+
+def saved(path: Path, axis: str = "N") -> Path:
+    random = np.random.default_rng(0)
+    weights = {"w1": (12, 16, 3, 3), "w2": (8, 12, 3, 3)}
+    tensors = [
+        ir.tensor(random.standard_normal(shape).astype(np.float32) / 10, name=name) for name, shape in weights.items()
+    ]
+    ir.save(ir.from_onnx_text(TEXT.format(axis=axis), initializers=tensors), path)
+    np.savez(path.with_name("d.npz"), x=random.standard_normal((6, 16, 8, 8)).astype(np.float32))
+    return path
+
+
+def begun(model: Path, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Plan], Candidate]]:
+    asked = Options(**{"batch": BATCHES, "place": "rules", "isa": "vnni", "effort": "low", **options})
+    job = prepare(model, str(model.with_name("d.npz")), asked, model.parent, silent)
+    return job, *plan_by_rules(job, find_ranges(job), Evidence())
+
+
+def changed(plan: Plan, **impls: Impl) -> Plan:
+    return plan.with_choices({name: type(plan.choices[name])(impl) for name, impl in impls.items()})
+
+
+# ----------------------------------------------------------------------------------------------------- which plan
+
+TIMES = st.lists(
+    st.lists(st.floats(1.0, 2.0), min_size=5, max_size=5).map(
+        lambda row: dict(zip(("rules", "all", "cut 1", "cut 2", "cut 3"), row, strict=True))
+    ),
+    min_size=1,
+    max_size=3,
+)
+NATIVE = st.sets(st.sampled_from(["rules", "all", "cut 1", "cut 2"]))
+
+
+def fastest_of(worth: Mapping[str, float], native: set[str]) -> str:
+    """Return the plan for one batch size, by the definition: the rules and stock operators are preferred."""
+    best = min(worth, key=worth.__getitem__)
+    if worth[best] > 0.99 * worth["rules"]:
+        best = "rules"
+    other = min((name for name in worth if name not in native), key=worth.__getitem__)
+    return other if best in native and worth[other] < 1.02 * worth[best] else best
+
+
+@given(TIMES, NATIVE)
+def test_one_batch_size_gets_its_fastest_plan(times: list[dict[str, float]], native: set[str]) -> None:
+    assert fairest(times[:1], native) == fastest_of(times[0], native)
+
+
+@given(TIMES, NATIVE)
+def test_a_plan_within_two_percent_everywhere_is_taken_if_there_is_one(
+    times: list[dict[str, float]], native: set[str]
+) -> None:
+    worst = worst_ratios(times)
+    chosen = worst[fairest(times, native)]
+    least = min(worst.values())
+    assert chosen <= 1.02 if least <= 1.02 and len(times) > 1 else chosen <= 1.02 * least / 0.99
+
+
+@given(TIMES, NATIVE)
+def test_the_plans_that_are_timed_again_hold_the_chosen_ones(times: list[dict[str, float]], native: set[str]) -> None:
+    kept = set(finalists(times, native))
+    assert {fairest(times, native), *(fairest([each], native) for each in times), "rules"} <= kept
+
+
+CASES: dict[str, tuple[list[dict[str, float]], str]] = {
+    "one plan is best everywhere": ([{"rules": 2, "a": 1, "b": 1.5}, {"rules": 20, "a": 10, "b": 15}], "a"),
+    "a compromise": ([{"rules": 2, "a": 1, "b": 1.3, "c": 1.1}, {"rules": 20, "a": 13, "b": 10, "c": 10.9}], "c"),
+    "the smaller loss": ([{"rules": 2, "a": 1, "b": 1.12}, {"rules": 20, "a": 10.4, "b": 10}], "a"),
+    "rules that lose nothing": ([{"rules": 1.005, "a": 1}, {"rules": 10, "a": 10.001}], "rules"),
+    "rules that lose too much": ([{"rules": 1.025, "a": 1.019, "b": 1}, {"rules": 10, "a": 10, "b": 20}], "a"),
+}
+
+
+@pytest.mark.parametrize(("times", "best"), CASES.values(), ids=CASES)
+def test_the_least_worst_loss_wins(times: list[dict[str, float]], best: str) -> None:
+    assert fairest(times) == best
+
+
+def rows(chosen: str, *tried: Mapping[str, float]) -> tuple[Served, ...]:
+    own = [min(times, key=times.__getitem__) for times in tried]
+    return served(BATCHES, chosen, own, tried, [None, None])
+
+
+def test_a_note_says_which_batch_size_pays_for_which() -> None:
+    found = rows("a", {"a": 1.0, "b": 1.12}, {"a": 10.4, "b": 10.0})
+    assert compromises(found) == [
+        "batch 16 is 4 % slower than with a plan of its own, which would make batch 1 12 % slower"
+    ]
+    assert [round(row.slower, 9) for row in found] == [0, 0.04]
+    assert found[1].to_json()["own_plan"] == "b"
+
+
+def test_a_loss_within_two_percent_is_not_worth_a_note() -> None:
+    assert compromises(rows("a", {"a": 1.0, "b": 1.12}, {"a": 10.19, "b": 10.0})) == []
+
+
+def test_one_batch_size_has_no_rows() -> None:
+    assert served([4], "a", ["a"], [{"a": 1.0}], [None]) == ()
+
+
+# ----------------------------------------------------------------------------------------- whole models, pretended
+
+
+class Clock:
+    """Pretends the times of candidates by name at each batch size; the second timing may differ."""
+
+    def __init__(self, *passes: Mapping[int, Mapping[str, float]]) -> None:
+        self.passes, self.names, self.calls = passes, dict[int, str](), list[tuple[int, list[str]]]()
+
+    def __call__(self, runs: Sequence[Any], **_: Any) -> list[list[float]]:
+        if not self.names:  # the first call has all candidates, in order
+            self.names = {
+                id(run.func): name for run, name in zip(runs, next(iter(self.passes[0].values())), strict=True)
+            }
+        (batch,) = {len(run.args[0]["x"]) for run in runs}
+        names = [self.names[id(run.func)] for run in runs]
+        seen = sum(batch == size for size, _ in self.calls)
+        self.calls.append((batch, names))
+        return [[self.passes[seen][batch][name] / 1e3, 1.0] for name in names]
+
+
+def raced(model: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, batches: tuple[int, ...] = BATCHES) -> Any:
+    """Return the candidates and the result of `fastest` with pretended times."""
+    monkeypatch.setattr(searching, "interleave", clock)
+    job, facts, rules, write = begun(model, batch=batches)
+    candidates = {
+        "rules": write(rules),
+        "all": write(changed(rules, second=Impl.FLOAT)),
+        "cut": write(changed(rules, first=Impl.FLOAT)),
+    }
+    sizes = []
+    for batch, feed in job.fed:
+        prices = Prices.of(Space.of(job, facts, rules, feed), Costs(Machine.here(1)), {})
+        sizes.append(Size(batch, Bench.of(job, rules, write, feed), Measured.of(prices)))
+    return candidates, *fastest(sizes, candidates)
+
+
+def test_candidates_are_timed_at_every_batch_size(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {1: {"rules": 2.0, "all": 1.0, "cut": 1.04}, 16: {"rules": 30.0, "all": 20.0, "cut": 15.0}}
+    clock = Clock(times, times)
+    candidates, found, placement = raced(model, monkeypatch, clock)
+    assert found is candidates["cut"]  # of batch 1 alone, `all` is the best
+    assert placement.tried == pytest.approx(times[1])
+    assert [(row.batch, row.own, row.chosen) for row in placement.served] == [(1, "all", "cut"), (16, "cut", "cut")]
+    assert placement.served[0].slower == pytest.approx(0.04)
+    assert all(row.predicted_ms is not None for row in placement.served)
+    assert compromises(placement.served) == [
+        "batch 1 is 4 % slower than with a plan of its own, which would make batch 16 33 % slower"
+    ]
+
+
+def test_the_best_candidates_are_timed_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first timing of `cut` at batch 1 was disturbed."""
+    monkeypatch.setattr(module, "FINALISTS", 1)
+    first = {1: {"rules": 2.0, "all": 1.0, "cut": 1.3}, 16: {"rules": 30.0, "all": 20.0, "cut": 15.0}}
+    again = {1: {"rules": 2.0, "all": 1.1, "cut": 1.01}, 16: first[16]}
+    clock = Clock(first, again)
+    candidates, found, placement = raced(model, monkeypatch, clock)
+    assert found is candidates["cut"]
+    assert placement.served[0].tried == pytest.approx({"rules": 2.0, "all": 1.0, "cut": 1.01})
+    assert [batch for batch, _ in clock.calls] == [1, 16, 1, 16]
+
+
+def test_one_batch_size_is_timed_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock({16: {"rules": 30.0, "all": 20.0, "cut": 15.0}})
+    candidates, found, placement = raced(model, monkeypatch, clock, (16,))
+    assert found is candidates["cut"]
+    assert (len(clock.calls), placement.served) == (1, ())
+    assert set(placement.to_json()) == {"how", "predicted_ms", "tried_ms"}
+
+
+# --------------------------------------------------------------------------------------------------------- by costs
+
+COSTS: Mapping[int, Mapping[str, tuple[float, float]]] = {
+    1: {"first": (1000.0, 900.0), "second": (1000.0, 300.0)},
+    16: {"first": (16000.0, 4000.0), "second": (16000.0, 17000.0)},
+}
+"""Microseconds of each unit in float and in integers, by batch size."""
+
+
+def costs_file(model: Path, costs: Mapping[int, Mapping[str, tuple[float, float]]]) -> Path:
+    _, facts, rules, _ = begun(model)
+    known = Costs(Machine.here(1))
+    for batch, times in costs.items():
+        shapes = {name: (batch, *shape) for name, shape in SHAPES.items()}
+        for unit in rules.units:
+            key = signature(unit, facts.nodes, shapes)
+            rows = zip((Impl.FLOAT, Impl.U8), times[unit.name], strict=True)
+            known = known.with_times((key, impl, cost) for impl, cost in rows)
+    store.save(known, model.parent / "c.json")
+    return model.parent / "c.json"
+
+
+def placed(model: Path, batches: tuple[int, ...], **options: Any) -> tuple[dict[str, Impl], Any]:
+    costs = costs_file(model, COSTS)
+    job, facts, rules, write = begun(model, batch=batches, place="estimated", costs=costs, **options)
+    found, placement = place(job, facts, rules, write)
+    return {name: choice.impl for name, choice in found.plan.choices.items()}, placement
+
+
+def test_costs_of_all_batch_sizes_give_a_plan(model: Path) -> None:
+    """`first` gains at batch 16, `second` at batch 1; in integers both lose little at the other batch size."""
+    alone = {batch: placed(model, (batch,)) for batch in BATCHES}
+    assert alone[16][0] == {"first": Impl.U8, "second": Impl.FLOAT}
+    assert alone[1][1].served == ()
+    impls, placement = placed(model, BATCHES)
+    assert impls == {"first": Impl.U8, "second": Impl.U8}
+    assert set(placement.served[0].tried) == {"cut for batch 1", "cut for batch 16", "cut for all"}
+    assert placement.predicted_ms == placement.served[0].predicted_ms < placement.served[1].predicted_ms
+    assert [row.batch for row in placement.served] == [1, 16]
+
+
+def test_a_search_places_for_all_batch_sizes(model: Path) -> None:
+    job, facts, rules, write = begun(model, place="estimated", costs=costs_file(model, COSTS))
+    plan_at = plans_by_price(job, facts, rules, write, {"x": 1e-4, "a": 1e-4})
+    impls = {name: choice.impl for name, choice in plan_at(0.0).choices.items()}
+    assert impls == {"first": Impl.U8, "second": Impl.U8}
+    assert {plan_at(1e6).choices[name].impl for name in impls} == {Impl.FLOAT}
+
+
+def test_a_search_compares_models_at_the_batch_size_that_gains_least(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, {1: 1.5, 16: 1.2}, "search")
+    job, _, rules, write = begun(model)
+    walk: Any = SimpleNamespace(job=job)
+    assert walking._speedup(walk, write(rules)) == 1.2
+
+
+def test_costs_are_measured_at_every_batch_size(model: Path) -> None:
+    rows = [measure_costs(model, str(model.with_name("d.npz")), Options(batch=batch)).rows for batch in (1, 4, (1, 4))]
+    assert set(rows[0]).isdisjoint(rows[1])
+    assert set(rows[2]) == {*rows[0], *rows[1]}
+
+
+# ------------------------------------------------------------------------------------------------------ whole runs
+
+
+def test_a_model_is_placed_and_timed_at_every_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "LEAST_MS", 0.0)  # batch 1 takes less than 0.5 ms on fast machines
+    monkeypatch.setattr(searching, "ROUNDS", 1)
+    options = Options(batch=(1, 8), samples=16, seconds=0.1, effort="low", force_int8=True)
+    found = quantize_model(SAMPLES / "digits_mobile.onnx", DATA, tmp_path / "q.onnx", options)
+    assert [each.batch for each in found.latencies] == [1, 8]
+    assert found.latency is found.latencies[0]
+    assert found.placement.how == "measured"
+    assert [row.batch for row in found.placement.served] == [1, 8]
+    names = set(found.placement.tried)
+    assert {"rules", "all"} <= names
+    assert any(name.endswith("for batch 1") for name in names)
+    for row in found.placement.served:
+        assert set(row.tried) == names
+        assert {row.chosen, row.own} <= names
+        assert row.predicted_ms is not None
+    written = found.to_json()
+    assert [each["batch"] for each in written["latencies"]] == [1, 8]
+    assert written["latency"] == written["latencies"][0]
+    assert [each["batch"] for each in written["placement"]["served"]] == [1, 8]
+    assert json.loads(json.dumps(written)) == written
+
+
+def test_batch_sizes_that_run_too_briefly_are_placed_by_rules(model: Path) -> None:
+    options = Options(batch=(1, 2), isa="vnni", effort="low", seconds=0.01, force_int8=True)
+    found = quantize_model(model, str(model.with_name("d.npz")), model.parent / "q.onnx", options)
+    assert (found.placement.how, found.placement.served) == ("rules", ())
+    assert [each.batch for each in found.latencies] == [1, 2]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, speedups: Mapping[int, float], step: str = "judge") -> None:
+    """Let INT8 be this many times as fast as float, by batch size."""
+
+    def timed(*_: Any, batch: int, **__: Any) -> Latency:
+        return Latency(speedups[batch], 1.0, speedups[batch], 1.0, runs=5, batch=batch)
+
+    monkeypatch.setattr(f"requant.quantize.steps.{step}.time_pair", timed)
+
+
+VERDICTS: dict[str, tuple[tuple[float, float], str, str]] = {
+    "gains at both": ((1.3, 1.5), "", ""),
+    "gains more than it loses": (
+        (0.98, 1.5),
+        "",
+        "not every batch size gains: 0.98x the speed of float at batch 1, 1.50x at batch 16",
+    ),
+    "loses more than it gains": (
+        (0.7, 1.2),
+        "int8 gains too little here: 0.70x the speed of float at batch 1, 1.20x at batch 16",
+        "",
+    ),
+    "gains nothing": (
+        (1.0, 1.01),
+        "int8 gains too little here: 1.00x the speed of float at batch 1, 1.01x at batch 16",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("speedups", "verdict", "note"), VERDICTS.values(), ids=VERDICTS)
+def test_the_verdict_is_over_all_batch_sizes(
+    model: Path, monkeypatch: pytest.MonkeyPatch, speedups: tuple[float, float], verdict: str, note: str
+) -> None:
+    pretend(monkeypatch, dict(zip(BATCHES, speedups, strict=True)))
+    options = Options(batch=BATCHES, place="rules", isa="vnni", effort="low")
+    found = quantize_model(model, str(model.with_name("d.npz")), model.parent / "q.onnx", options)
+    assert found.verdict.partition(": the output")[0] == verdict
+    assert bool(found.int8_nodes) is not bool(verdict)
+    rejected = found.to_json()["rejected"]
+    assert [each["batch"] for each in rejected["latencies"]] == [*BATCHES] if verdict else rejected is None
+    assert [text for text in found.notes if "batch" in text] == ([note] if note else [])
+
+
+# --------------------------------------------------------------------------------------------------- command line
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+REFUSED = {
+    "0,4": "batch must be at least 1, not 0",
+    "4,-1": "batch must be at least 1, not -1",
+    "1,16,1": "batch 1 is given more than once",
+    "1,many": "'many' is not a whole number; write for instance 16, or 1,16",
+    "1,": "'' is not a whole number",
+    "1.5": "'1.5' is not a whole number",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED.items(), ids=REFUSED)
+def test_sizes_that_make_no_sense_are_refused(model: Path, text: str, said: str) -> None:
+    result = invoke("quantize", model, "--data", model.with_name("d.npz"), "-o", model.with_name("o"), "--batch", text)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert said in result.stderr
+    assert "--batch" in result.stderr
+    assert not model.with_name("o").exists()
+
+
+def test_a_fixed_batch_axis_is_refused_before_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = saved(tmp_path / "fixed.onnx", axis="1")
+    monkeypatch.delattr("requant.quantize.steps.ranges.observe")
+    result = invoke("quantize", fixed, "--data", tmp_path / "d.npz", "-o", tmp_path / "o.onnx", "--batch", "1,16")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "its first axis is fixed, so the model takes no batch of 16" in result.stderr
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_the_table_has_a_row_for_each_batch_size(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {1: 1.5, 16: 2.5})
+    costs = costs_file(model, COSTS)
+    base = ("quantize", model, "--data", model.with_name("d.npz"), "-o", model.with_name("o.onnx"), "--isa", "vnni")
+    result = invoke(*base, "--batch", "1,16", "--costs", costs)
+    assert result.exit_code == 0, result.stderr
+    for text in ("latency, batch 1 ", "1.50x", "latency, batch 16 ", "2.50x", "placement, batch 1 ", "of 3 plans"):
+        assert text in result.stderr
+    result = invoke(*base, "--batch", "16", "--costs", costs, "--force", "--json")
+    found = json.loads(result.stdout)
+    assert found["latency"]["batch"] == 16
+    assert "latencies" not in found
+    assert "served" not in found["placement"]
+
+
+def test_one_size_is_a_number_or_a_tuple() -> None:
+    assert Options(batch=4).batches == Options(batch=(4,)).batches == (4,)
+
+
+def test_a_project_names_one_size_or_several(tmp_path: Path) -> None:
+    model = 'model = "m.onnx"\noutput = "q.onnx"\n[quantize]\n'
+    for text, sizes in (("batch = 16", (16,)), ("batch = [1, 16]", (1, 16))):
+        (tmp_path / "requant.toml").write_text(model + text)
+        project = load_project(tmp_path / "requant.toml")
+        assert project.quantize is not None
+        values = {"batch": BATCHES_OPTION.read(project.quantize["batch"])}
+        assert build_options(values).batches == sizes
+        arguments = quantize_arguments(project)
+        assert arguments[arguments.index("--batch") + 1] == ",".join(map(str, sizes))
+    for text in ('batch = "1,16"', "batch = [1, true]", "batch = [1.5]"):
+        (tmp_path / "requant.toml").write_text(model + text)
+        with pytest.raises(
+            RequantError, match=r"\[quantize\] batch: must be a whole number or a list of whole numbers"
+        ):
+            load_project(tmp_path / "requant.toml")
