@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,7 +311,10 @@ def test_a_model_is_placed_and_timed_at_every_batch_size(tmp_path: Path, monkeyp
     assert [row.batch for row in found.placement.served] == [1, 8]
     names = set(found.placement.tried)
     assert {"rules", "all"} <= names
-    assert any(name.endswith("for batch 1") for name in names)
+    # whether costs give plans that the rules do not give depends on the machine
+    assert all(
+        re.search(r"( for batch [18]| for all)(, tuned|, native)?$", name) for name in names - {"rules", "all"}
+    ), names
     for row in found.placement.served:
         assert set(row.tried) == names
         assert {row.chosen, row.own} <= names
