@@ -38,7 +38,10 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "target_avx512": tuple(f"-mavx512{part}" for part in AVX512),
         "target_amx": (*(f"-mavx512{part}" for part in AVX512), "-mamx-tile", "-mamx-int8"),
     },
-    "aarch64": {},
+    "aarch64": {
+        "target_dotprod": ("-mcpu=generic+dotprod",),
+        "target_i8mm": ("-mcpu=generic+dotprod+i8mm",),
+    },
 }
 """By machine the sources for further instruction sets, with the options that enable them."""
 SANITIZED = ("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=all")

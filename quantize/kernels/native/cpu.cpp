@@ -11,6 +11,9 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace requant {
@@ -61,6 +64,16 @@ extern const Target target_portable, target_avx2, target_avxvnni, target_avx512,
 
 const std::vector<const Target*>& targets() {
   static const std::vector<const Target*> all = {&target_amx, &target_avx512, &target_avxvnni, &target_avx2, &target_portable};
+  return all;
+}
+#elif defined(__aarch64__)
+bool cpu::has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+bool cpu::has_i8mm() { return has_dotprod() && getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
+
+extern const Target target_portable, target_dotprod, target_i8mm;
+
+const std::vector<const Target*>& targets() {
+  static const std::vector<const Target*> all = {&target_i8mm, &target_dotprod, &target_portable};
   return all;
 }
 #else

@@ -63,7 +63,7 @@ class Dense final : public ConvolutionKernel {
         std::memcpy(&weights_[((panel * quads_ + quad) * kPanel + lane) * 4], &patch[4 * quad], 4);
         if (!fits_narrow(&patch[4 * quad])) narrow_[panel] = false;
       }
-      sums_[panel * kPanel + lane] = conv_.bias[o] - conv_.x_zero * sum;
+      sums_[panel * kPanel + lane] = conv_.bias[o] - (conv_.x_zero - kOffset) * sum;
       multiplier_[panel * kPanel + lane] = conv_.multiplier[o];
     }
     conv_.weights = {};
@@ -155,7 +155,7 @@ class Dense final : public ConvolutionKernel {
   int64_t quads_, panels_; // quads of a patch, panels of a group
   int64_t pixels_ = 0;     // of one task
   std::vector<int8_t> weights_;
-  std::vector<int32_t> sums_;  // the bias without the part of x_zero
+  std::vector<int32_t> sums_;  // the bias without the parts of x_zero and kOffset
   std::vector<float> multiplier_;
   std::vector<bool> narrow_;  // by panel: whether `dot_narrow` is exact
 };

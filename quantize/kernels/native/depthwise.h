@@ -70,7 +70,7 @@ class Depthwise final : public ConvolutionKernel {
       const int64_t c = order[4 * group], channel = start(block) + c;
       int32_t sum = 0;
       for (int64_t tap = 0; c < count && tap < taps; ++tap) sum += conv_.weights[channel * taps + tap];
-      sums_.push_back(c < count ? conv_.bias[channel] - conv_.x_zero * sum : 0);
+      sums_.push_back(c < count ? conv_.bias[channel] - (conv_.x_zero - kOffset) * sum : 0);
       multiplier_.push_back(c < count ? conv_.multiplier[channel] : 0.0f);
     }
   }
@@ -146,7 +146,7 @@ class Depthwise final : public ConvolutionKernel {
   Convolution conv_;
   int64_t quads_, blocks_;  // quads of taps, vectors of channels
   std::vector<uint8_t> weights_;
-  std::vector<int32_t> sums_;  // the bias without the part of x_zero, in the order of `transpose`
+  std::vector<int32_t> sums_;  // the bias without the parts of x_zero and kOffset, in the order of `transpose`
   std::vector<float> multiplier_;
   std::vector<bool> narrow_;  // by block: whether `dot_narrow` is exact
 };

@@ -10,6 +10,7 @@ namespace requant::REQUANT_TARGET {
 constexpr int kLanes = 8;
 constexpr int kBytes = 4 * kLanes;
 constexpr int kVectorRows = 4;
+constexpr int kOffset = 0;
 
 using Ints = __m256i;
 using Bytes = __m256i;

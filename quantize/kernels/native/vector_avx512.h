@@ -10,6 +10,7 @@ namespace requant::REQUANT_TARGET {
 constexpr int kLanes = 16;
 constexpr int kBytes = 4 * kLanes;
 constexpr int kVectorRows = 8;
+constexpr int kOffset = 0;
 
 using Ints = __m512i;
 using Bytes = __m512i;

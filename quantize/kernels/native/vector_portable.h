@@ -11,6 +11,7 @@ namespace requant::REQUANT_TARGET {
 constexpr int kLanes = 8;           // int32 of one vector
 constexpr int kBytes = 4 * kLanes;  // bytes of one vector
 constexpr int kVectorRows = 4;      // pixels that share a load of weights
+constexpr int kOffset = 0;          // what `dot` subtracts from each x
 
 struct Ints {
   int32_t at[kLanes];
@@ -46,7 +47,7 @@ inline Bytes repeat(const uint8_t* four) {
   return made;
 }
 
-// Adds to each int32 the four products of its bytes: x is uint8, w is int8.
+// Adds to each int32 the four products of its bytes, (x - kOffset) * w: x is uint8, w is int8.
 inline Ints dot(Ints sum, Bytes x, Bytes w) {
   for (int i = 0; i < kBytes; ++i) sum.at[i / 4] += x.at[i] * static_cast<int8_t>(w.at[i]);
   return sum;

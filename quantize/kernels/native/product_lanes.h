@@ -1,0 +1,63 @@
+// Products of rows of bytes and a panel of weights, in vectors of NEON.
+//
+// An instruction multiplies one lane of a vector, four bytes of a row, by a vector of weights. So one load reads four quads
+// of a row, and no instruction repeats a quad.
+#pragma once
+
+#include "target.h"
+
+namespace requant::REQUANT_TARGET {
+
+constexpr int kPanel = 2 * kLanes;     // output channels of a panel
+constexpr int kRows = kVectorRows;     // rows of one product
+constexpr int64_t kDepth = 4;          // rows are padded to a multiple of this many bytes
+constexpr int64_t kPatches = 1 << 15;  // bytes of the rows of one task, about: they stay in the nearest cache
+
+// What a thread does before and after it multiplies: nothing.
+struct Multiplier {};
+
+// Adds the products of one quad of each row, which is a lane of its vector.
+template <int Lane, int Rows>
+void add_quad(Ints (&sum)[Rows][2], const Bytes (&x)[Rows], const uint8_t* w) {
+  const Bytes first = load_bytes(w), second = load_bytes(w + kBytes);
+  for (int row = 0; row < Rows; ++row) {
+    sum[row][0] = dot_lane<Lane>(sum[row][0], x[row], first);
+    sum[row][1] = dot_lane<Lane>(sum[row][1], x[row], second);
+  }
+}
+
+// Multiplies `Rows` rows by a panel, and calls finish(row, sums) for each.
+template <int Rows, class Finish>
+void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
+                   const Finish& finish) {
+  constexpr int64_t kQuad = 2 * kBytes;  // bytes of the weights of a quad
+  Ints sum[Rows][2];
+  for (auto& each : sum) {
+    each[0] = load_ints(start);
+    each[1] = load_ints(start + kLanes);
+  }
+  Bytes x[Rows];
+  for (; quads >= 4; quads -= 4, rows += 16, w += 4 * kQuad) {
+    for (int row = 0; row < Rows; ++row) x[row] = load_bytes(rows + row * stride);
+    add_quad<0>(sum, x, w);
+    add_quad<1>(sum, x, w + kQuad);
+    add_quad<2>(sum, x, w + 2 * kQuad);
+    add_quad<3>(sum, x, w + 3 * kQuad);
+  }
+  for (; quads > 0; --quads, rows += 4, w += kQuad) {
+    for (int row = 0; row < Rows; ++row) x[row] = repeat(rows + row * stride);
+    add_quad<0>(sum, x, w);
+  }
+  for (int row = 0; row < Rows; ++row) finish(row, sum[row]);
+}
+
+// Multiplies up to `kRows` rows by a panel; the arguments are those of the product in other vectors.
+template <class Finish, int Rows = kRows>
+void multiply(const uint8_t* rows, int64_t count, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
+              bool narrow, const Finish& finish) {
+  if constexpr (Rows > 1)
+    if (count < Rows) return multiply<Finish, Rows - 1>(rows, count, stride, w, quads, start, narrow, finish);
+  multiply_rows<Rows>(rows, stride, w, quads, start, finish);
+}
+
+}  // namespace requant::REQUANT_TARGET

@@ -1,0 +1,13 @@
+#define REQUANT_TARGET dotprod
+#include "vector_neon.h"
+#include "product_lanes.h"
+
+#include "compile_target.h"
+#include "cpu.h"
+
+namespace requant {
+
+extern const Target target_dotprod;
+const Target target_dotprod = {"dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::look_up, dotprod::add_pixels, dotprod::max_pixels};
+
+}  // namespace requant

@@ -1,0 +1,13 @@
+#define REQUANT_TARGET i8mm
+#include "vector_neon.h"
+#include "product_lanes.h"
+
+#include "compile_target.h"
+#include "cpu.h"
+
+namespace requant {
+
+extern const Target target_i8mm;
+const Target target_i8mm = {"i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::look_up, i8mm::add_pixels, i8mm::max_pixels};
+
+}  // namespace requant

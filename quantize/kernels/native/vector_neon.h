@@ -1,0 +1,115 @@
+// Vectors of NEON with products of bytes. The instructions of i8mm multiply uint8 by int8. Those before it multiply int8 by
+// int8: then `dot` reads x as x - 128, and the sums begin with 128 times the sum of the weights.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace requant::REQUANT_TARGET {
+
+constexpr int kLanes = 4;
+constexpr int kBytes = 4 * kLanes;
+constexpr int kVectorRows = 8;  // their sums, 16 bytes of each, and two vectors of weights fit in the 32 registers
+
+using Ints = int32x4_t;
+using Bytes = uint8x16_t;
+
+inline Ints load_ints(const int32_t* from) { return vld1q_s32(from); }
+inline Bytes load_bytes(const uint8_t* from) { return vld1q_u8(from); }
+inline void store_bytes(uint8_t* to, Bytes value) { vst1q_u8(to, value); }
+inline Bytes fill(uint8_t value) { return vdupq_n_u8(value); }
+
+inline Bytes repeat(const uint8_t* four) {
+  uint32_t word;
+  __builtin_memcpy(&word, four, 4);
+  return vreinterpretq_u8_u32(vdupq_n_u32(word));
+}
+
+// `dot_lane` multiplies four bytes of x, those of one lane, by the four bytes of each lane of w.
+#ifdef __ARM_FEATURE_MATMUL_INT8
+constexpr int kOffset = 0;
+
+inline Ints dot(Ints sum, Bytes x, Bytes w) { return vusdotq_s32(sum, x, vreinterpretq_s8_u8(w)); }
+
+template <int Lane>
+Ints dot_lane(Ints sum, Bytes x, Bytes w) {
+  return vsudotq_laneq_s32(sum, vreinterpretq_s8_u8(w), x, Lane);
+}
+#else
+constexpr int kOffset = 128;
+
+// Returns x - 128 as int8, which has the same bits but the highest.
+inline int8x16_t lower(Bytes x) { return vreinterpretq_s8_u8(veorq_u8(x, fill(0x80))); }
+
+inline Ints dot(Ints sum, Bytes x, Bytes w) { return vdotq_s32(sum, lower(x), vreinterpretq_s8_u8(w)); }
+
+template <int Lane>
+Ints dot_lane(Ints sum, Bytes x, Bytes w) {
+  return vdotq_laneq_s32(sum, vreinterpretq_s8_u8(w), lower(x), Lane);
+}
+#endif
+
+inline Ints dot_narrow(Ints sum, Bytes x, Bytes w) { return dot(sum, x, w); }
+inline bool fits_narrow(const int8_t*) { return true; }
+
+inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
+  const uint16x8_t low01 = vreinterpretq_u16_u8(vzip1q_u8(in[0], in[1]));
+  const uint16x8_t low23 = vreinterpretq_u16_u8(vzip1q_u8(in[2], in[3]));
+  const uint16x8_t high01 = vreinterpretq_u16_u8(vzip2q_u8(in[0], in[1]));
+  const uint16x8_t high23 = vreinterpretq_u16_u8(vzip2q_u8(in[2], in[3]));
+  out[0] = vreinterpretq_u8_u16(vzip1q_u16(low01, low23));
+  out[1] = vreinterpretq_u8_u16(vzip2q_u16(low01, low23));
+  out[2] = vreinterpretq_u8_u16(vzip1q_u16(high01, high23));
+  out[3] = vreinterpretq_u8_u16(vzip2q_u16(high01, high23));
+}
+
+constexpr int kVectorStep = kLanes, kQuadStep = 4;  // in order, one quad in a vector
+
+// Returns the low halves of two vectors. The zero point is added to them: the result fits in their bits.
+inline uint16x8_t low_words(Ints first, Ints second) {
+  return vuzp1q_u16(vreinterpretq_u16_s32(first), vreinterpretq_u16_s32(second));
+}
+
+inline Bytes low_bytes(uint16x8_t first, uint16x8_t second) {
+  return vuzp1q_u8(vreinterpretq_u8_u16(first), vreinterpretq_u8_u16(second));
+}
+
+inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
+  vst1q_u16(to, vaddq_u16(low_words(first, second), vdupq_n_u16(static_cast<uint16_t>(zero))));
+}
+
+inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
+  const float32x4_t value = vmulq_f32(vcvtq_f32_s32(sum), vld1q_f32(multiplier));
+  return vcvtnq_s32_f32(vminq_f32(vmaxq_f32(value, vdupq_n_f32(least)), vdupq_n_f32(most)));  // half to even
+}
+
+inline Bytes narrow(const Ints (&in)[4], int zero) {
+  return vaddq_u8(low_bytes(low_words(in[0], in[1]), low_words(in[2], in[3])), fill(static_cast<uint8_t>(zero)));
+}
+
+inline void store_narrow(uint8_t* to, Ints value, int zero) {
+  const uint16x8_t words = low_words(value, value);
+  const Bytes bytes = vaddq_u8(low_bytes(words, words), fill(static_cast<uint8_t>(zero)));
+  const uint32_t four = vgetq_lane_u32(vreinterpretq_u32_u8(bytes), 0);
+  __builtin_memcpy(to, &four, 4);
+}
+
+// An instruction reads 64 entries. The first writes 0 where the index is larger; the others leave such bytes as they are.
+inline void look_up(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table) {
+  size_t i = 0;
+  if (count >= kBytes) {
+    const uint8x16x4_t part[4] = {vld1q_u8_x4(table), vld1q_u8_x4(table + 64), vld1q_u8_x4(table + 128),
+                                  vld1q_u8_x4(table + 192)};
+    for (; i + kBytes <= count; i += kBytes) {
+      const Bytes index = load_bytes(from + i);
+      Bytes made = vqtbl4q_u8(part[0], index);
+      for (int k = 1; k < 4; ++k) made = vqtbx4q_u8(made, part[k], vsubq_u8(index, fill(static_cast<uint8_t>(64 * k))));
+      store_bytes(to + i, made);
+    }
+  }
+  for (; i < count; ++i) to[i] = table[from[i]];
+}
+
+}  // namespace requant::REQUANT_TARGET
