@@ -196,7 +196,10 @@ def tasks(kit: str) -> dict[str, Any]:
 
 
 def _tasks(kit: str) -> Mapping[str, Any]:
-    """Import the kit of real models in a folder; return its tasks by name."""
+    """Import the kit of real models in a folder; return its tasks by name. Its sessions register native operators."""
+    from requant.calibration.session import native_library
+
+    os.environ.setdefault("KIT_LIBRARY", native_library() or "")
     sys.path.insert(0, kit)
     return importlib.import_module("realkit").TASKS  # type: ignore[no-any-return]
 
