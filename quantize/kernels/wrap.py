@@ -88,11 +88,12 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
 
     Before:  y8 = QuantizeLinear(Conv(DequantizeLinear(x8), DequantizeLinear(w8), DequantizeLinear(b32)))
     After:   y8 = Transpose(ai.requant.Convolution(Transpose(x8), ..., w8, ..., b32)), a function with the old body
-    Left alone: units that have another form in the model, weights with zero points, and tensors of unknown rank.
+    Left alone: units that have another form in the model, units in bodies of control flow, weights with zero points,
+        and tensors of unknown rank.
 
     Args:
         model: A model in QDQ form.
-        units: Convolutions, averages, and units that are functions of each element of one tensor, in order.
+        units: Convolutions, pools, and units that are functions of each element of one tensor, in order.
         shapes: Shapes of the float tensors by name.
         fuse: Whether a convolution and the function that alone reads it become one call, in which the sums are rounded
             only once, behind the function. Its results are not those of its body, but more accurate.
@@ -101,6 +102,8 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
     images = any(node.op_type == "Conv" for node in model.graph)
     calls: dict[ir.Value, _Call] = {}  # by the uint8 tensor that they compute
     for unit in units:
+        if any(name not in nodes or nodes[name].graph is not model.graph for name in unit.nodes):
+            continue
         end = _quantized(nodes[unit.nodes[-1]])
         ends = [shapes.get(name) for name in (unit.inputs[0], unit.outputs[0])]
         call = None if end is None or None in ends else CALLS.get(unit.op, _table)(model, nodes, unit, end)
