@@ -37,8 +37,7 @@ def inline_functions(model: ir.Model, *, native: bool = False) -> Change:
         function that is called with a graph as attribute (``graph-attribute``); functions that these functions call
         (``called-by-function``).
 
-    Args:
-        model: The model.
+    Options:
         native: Whether native operators are replaced too.
 
     Raises:

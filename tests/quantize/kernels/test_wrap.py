@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
@@ -24,6 +25,7 @@ from requant.quantize import Options, quantize_model
 from requant.quantize.console.quantized import print_result
 from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.wrap import wrap_units
+from requant.transforms.inline_functions import inline_functions
 from requant.transforms.plan import Unit
 
 Array = NDArray[Any]
@@ -273,6 +275,31 @@ def test_a_model_with_functions_computes_the_same_with_and_without_the_library(
         Options(plan=tmp_path / "native.plan.json", **{**asked, "place": "measured"}),
     )
     assert again.forms == native.forms
+
+
+def test_native_operators_stay_functions_unless_they_are_to_be_inlined() -> None:
+    made = model(CONV.format(middle="", last="c"))
+    unit = Unit(name="conv", op="Conv", nodes=("conv",), inputs=("x",), outputs=("c",))
+    wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "c": ("N", 4, 5, 4)})
+    before = [node.op_type for node in made.graph]
+    assert inline_functions(made).applied == 0
+    assert [node.op_type for node in made.graph] == before
+    assert inline_functions(made, native=True).applied == 1
+    assert {node.domain for node in made.graph} == {""}
+    assert "Conv" in {node.op_type for node in made.graph}
+    assert NATIVE_DOMAIN not in made.opset_imports
+
+
+@needs_library
+def test_a_model_with_native_operators_is_a_fixed_point_and_becomes_portable_on_demand(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"force_int8": True, "seconds": 0.05, "samples": 16, "effort": "low"}
+    quantize_model(DIGITS, DATA, tmp_path / "one.onnx", Options(place="all", kernels="native", **asked))
+    quantize_model(tmp_path / "one.onnx", DATA, tmp_path / "two.onnx", Options(place="rules", **asked))
+    one, two = (onnx.load(tmp_path / name) for name in ("one.onnx", "two.onnx"))
+    assert [node.op_type for node in one.graph.node] == [node.op_type for node in two.graph.node]
+    assert [function.name for function in one.functions] == [function.name for function in two.functions]
+    quantize_model(tmp_path / "one.onnx", DATA, tmp_path / "three.onnx", Options(portable=True, **asked))
+    assert not onnx.load(tmp_path / "three.onnx").functions
 
 
 @pytest.mark.parametrize(
