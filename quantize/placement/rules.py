@@ -96,6 +96,12 @@ def native_plan(facts: Facts, plan: Plan) -> Plan:
     return plan.with_choices(dict.fromkeys(units, Choice(Impl.U8_NATIVE)))
 
 
+def stock_plan(plan: Plan) -> Plan:
+    """Return a plan with the runtime's operators in place of native ones."""
+    units = (unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE)
+    return plan.with_choices(dict.fromkeys(units, Choice(Impl.U8)))
+
+
 def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     """Return the implementations of one unit among which costs may decide.
 

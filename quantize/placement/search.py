@@ -32,7 +32,7 @@ from .pricing import (
     with_noise_price,
 )
 from .reasons import TOO_NOISY
-from .rules import able, all_int8_plan, native_plan
+from .rules import able, all_int8_plan, native_plan, stock_plan
 
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
 LEAST_MS = 0.5  # shorter runs time too noisily
@@ -235,7 +235,27 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
         candidates |= {f"{name}, native": bench.write(plan) for name, plan in everywhere.items()}
         candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates
-    return fastest(sizes, candidates)
+        return fastest(sizes, candidates)
+    best, placement = fastest(sizes, candidates)
+    return _native_or_stock(sizes, candidates, best, placement) if best.native else (best, placement)
+
+
+def _native_or_stock(
+    sizes: Sequence[Size], candidates: Mapping[str, Candidate], best: Candidate, placement: Placement
+) -> tuple[Candidate, Placement]:
+    """Return the best candidate, or the same plan without native operators if they gain too little.
+
+    The best of many plans is the best one by chance too; these two are timed in turns again.
+    """
+    name = next(name for name, candidate in candidates.items() if candidate is best)
+    other = f"{name}, stock"
+    found, last = fastest(sizes, {name: best, other: sizes[0].bench.write(stock_plan(best.plan))})
+    placement = replace(placement, tried={**placement.tried, **last.tried})
+    if found is best:
+        return best, placement
+    rows = zip(placement.served, last.served, strict=True)
+    served_now = tuple(replace(row, chosen=other, tried={**row.tried, **more.tried}) for row, more in rows)
+    return found, replace(placement, predicted_ms=last.predicted_ms, served=served_now)
 
 
 def _tell(job: Job, total: int, before: int, done: int = 0) -> None:

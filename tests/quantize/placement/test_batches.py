@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Latency, Options, measure_costs, quantize_model
-from requant.quantize.job import Candidate, Evidence, Job, Served
+from requant.quantize.job import Candidate, Evidence, Job, Placement, Served
 from requant.quantize.options.build import build_options
 from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
 from requant.quantize.placement import batches as module
@@ -446,3 +447,26 @@ def test_a_project_names_one_size_or_several(tmp_path: Path) -> None:
             RequantError, match=r"\[quantize\] batch: must be a whole number or a list of whole numbers"
         ):
             load_project(tmp_path / "requant.toml")
+
+
+# -------------------------------------------------------------------------------------------------- native or stock
+
+
+@pytest.mark.parametrize(("gain", "native"), [(1.1, True), (1.001, False)], ids=["gains", "gains too little"])
+def test_native_operators_are_compared_with_the_same_plan_without_them(
+    model: Path, monkeypatch: pytest.MonkeyPatch, gain: float, native: bool
+) -> None:
+    job, facts, rules, write = begun(model, batch=1)
+    unit = next(unit for unit in rules.units if unit.op == "Conv" and rules.impl(unit) is Impl.U8)
+    best = replace(write(rules), plan=changed(rules, **{unit.name: Impl.U8_NATIVE}))
+    prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
+    size = Size(1, Bench.of(job, rules, write, job.feed), Measured.of(prices))
+
+    def times(_: object, runners: Mapping[str, object], seconds: float) -> list[dict[str, float]]:
+        return [{name: gain if name.endswith(", stock") else 1.0 for name in runners}]
+
+    monkeypatch.setattr(searching, "_milliseconds", times)
+    before = Placement("measured", 1.0, {"cut 1": 1.0, "rules": 2.0})
+    found, placement = searching._native_or_stock([size], {"cut 1": best}, best, before)
+    assert found.native is native
+    assert placement.tried == {"cut 1": 1.0, "rules": 2.0, "cut 1, stock": gain}
