@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -155,15 +155,41 @@ def open_session(
         lean=lean,
         arena=arena,
     )
+    return _open(model, lambda source: _with_library(source, options_for(source)))
+
+
+def open_without_library(model: ModelSource, *, threads: int = 0) -> InferenceSession:
+    """Load a model as a program does that does not register the library of the native operators.
+
+    Args:
+        model: A file, or the bytes of one.
+        threads: Threads inside one operator; 0 is the runtime's choice.
+
+    Raises:
+        RequantError: The model cannot be loaded; the message has the file and the runtime's reason.
+    """
+    plain = partial(
+        _session_options, threads=threads, optimize=True, profile=None, save_optimized=None, lean=False, arena=True
+    )
+    return _open(model, plain)
+
+
+def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOptions]) -> InferenceSession:
+    """Load a model; if its IR version is too new for the runtime, load it as a model of an older version.
+
+    Raises:
+        RequantError: The model cannot be loaded.
+    """
+    name = describe(model)
     try:
         try:
-            return _create_session(model, _with_library(model, options_for(model)))
+            return _create_session(model, options_for(model))
         except Exception as error:  # the runtime's exceptions have no common base class
             newest = NEWER_IR.search(str(error))
             if newest is None:
                 raise
             older = _of_ir_version(model, int(newest[1]))
-            return _create_session(older, _with_library(older, options_for(older)))
+            return _create_session(older, options_for(older))
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         message = runtime_message(error)
@@ -226,19 +252,6 @@ def _with_library(model: ModelSource, options: SessionOptions) -> SessionOptions
     if library is not None and (not isinstance(data, bytes) or NATIVE_DOMAIN.encode() in data):
         options.register_custom_ops_library(library)
     return options
-
-
-def open_without_library(model: ModelSource, *, threads: int = 0) -> InferenceSession:
-    """Load a model as a program does that does not register the library of the native operators.
-
-    Args:
-        model: A file, or the bytes of one.
-        threads: Threads inside one operator; 0 is the runtime's choice.
-    """
-    plain = _session_options(
-        model, threads=threads, optimize=True, profile=None, save_optimized=None, lean=False, arena=True
-    )
-    return _create_session(model, plain)
 
 
 @cache

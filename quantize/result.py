@@ -157,13 +157,13 @@ class NativeUse:
 
     Attributes:
         units: The number of units that they compute.
-        fused: Whether a convolution and the function behind it are one operator, which rounds once.
-        library: The library that a program registers; see `requant kernels`.
+        fused: The number of convolutions that are one operator with the function behind them, which rounds once.
+        library: The library that a program registers, see `requant kernels`; empty if it is not here.
         stock_ms: Minimum time of a run without the library; None if it was not timed.
     """
 
     units: int
-    fused: bool
+    fused: int
     library: str
     stock_ms: float | None = None
 

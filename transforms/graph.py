@@ -209,6 +209,11 @@ def graph_of(node: ir.Node) -> ir.Graph:
     return node.graph
 
 
+def sets_pads(node: ir.Node) -> bool:
+    """Whether the padding of a convolution or a pool is its attribute ``pads``, and not computed from its input."""
+    return node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+
+
 def stays_finite(tensor: ir.TensorProtocol, factor: float) -> bool:
     """Whether all elements of a float tensor stay finite when multiplied by `factor`."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console
@@ -50,7 +49,7 @@ def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
             yield title if place == 0 else "", str(port)
     yield "operators", ", ".join(f"{count} {op}" for op, count in found.operators.items()) or "none"
     if found.functions:
-        yield "functions", ", ".join(f"{count} {name}" for name, count in Counter(found.functions).items())
+        yield "functions", ", ".join(found.functions)
     stored = ", ".join(f"{dtype} {size_text(size)}" for dtype, size in found.weights.bytes.items())
     yield "parameters", f"{found.weights.parameters:,}"
     for role, title in ROLES.items():

@@ -74,8 +74,9 @@ def _native_row(table: Table, result: Result) -> None:
     native = result.native
     if native is None:
         return
-    rounded = ", a convolution and its function in one" if native.fused else ""
-    table.add_row("native", f"{native.units} units{rounded}; register {escape(native.library)}, see 'requant kernels'")
+    fused = f", {native.fused} convolutions with the function behind them" if native.fused else ""
+    library = f"register {escape(native.library)}" if native.library else "their library is not here"
+    table.add_row("native", f"{native.units} units{fused}; {library}, see 'requant kernels'")
     if native.stock_ms is not None and result.latency is not None:
         ratio = result.latency.float_ms / native.stock_ms
         table.add_row("", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x")

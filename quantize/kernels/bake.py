@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import add_initializer, constant, fresh_name, remove_unread, sole_reader, take_place
+from ...transforms.graph import add_initializer, constant, fresh_name, remove_unread, sets_pads, sole_reader, take_place
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .library import VERSION
 
@@ -86,7 +86,7 @@ def _is_convolution(node: ir.Node) -> bool:
     if (node.op_type, node.domain, node.attributes.get_int("channels_last", 0)) != ("QLinearConv", MS, 1):
         return False
     constants = [constant(value) for value in node.inputs[1:] if value is not None]
-    if any(tensor is None for tensor in constants) or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+    if any(tensor is None for tensor in constants) or not sets_pads(node):
         return False
     weights, zeros = constant(node.inputs[3]), constant(node.inputs[CONV_ZEROS[1]])
     assert weights is not None

@@ -30,13 +30,13 @@ OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *W
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = ("library", "average", "convolution", "maximum", "table")
 KERNELS = ("cpu", "target_portable")
-AVX512 = ("f", "bw", "dq", "vl", "vnni", "vbmi")
+AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "vbmi"))
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "target_avx2": ("-mavx2",),
         "target_avxvnni": ("-mavx2", "-mavxvnni"),
-        "target_avx512": tuple(f"-mavx512{part}" for part in AVX512),
-        "target_amx": (*(f"-mavx512{part}" for part in AVX512), "-mamx-tile", "-mamx-int8"),
+        "target_avx512": AVX512,
+        "target_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
     },
     "aarch64": {
         "target_dotprod": ("-mcpu=generic+dotprod",),

@@ -22,6 +22,7 @@ from ...transforms.graph import (
     names,
     nodes_by_name,
     remove_unread,
+    sets_pads,
     sole_reader,
     take,
     take_place,
@@ -29,18 +30,17 @@ from ...transforms.graph import (
 from ...transforms.plan import Unit
 from ...transforms.qlinear import equal_parameters
 from ...transforms.units import clip_bounds
-from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, copied, fine_table_of, is_uint8, table_of
+from .chains import ELEMENTWISE, INTEGER, LEVELS, Chain, chain_of, copied, fine_table_of, is_uint8, table_of
 from .library import VERSION, names_of
 
 IMAGE = 4  # axes of a tensor with a layout
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 CONVOLUTION = ("x", "x_scale", "x_zero_point", "w", "w_scale", "w_zero_point", "y_scale", "y_zero_point", "B", "table")
-BIAS = CONVOLUTION.index("B")
+BIAS, TABLE_OF_CONVOLUTION = CONVOLUTION.index("B"), CONVOLUTION.index("table")
 TABLE = ("x", "table")
 AVERAGE = ("x", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
 WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
 """The attributes of a kernel on an image, with their defaults."""
-SET = "NOTSET"
 
 UINT8 = ir.TensorType(ir.DataType.UINT8)
 UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
@@ -61,7 +61,7 @@ class _Call:
         body: The nodes that it replaces, in order.
         attributes: The attributes of the node.
         anchor: The node of the body that has the attributes; None without attributes.
-        table: The values of the last input, uint8; None if the operator has none.
+        table: The values of the last input, uint8; None without them. A Table has those of its body.
         shapes: The shapes of x and of the result in NCHW, if the operator takes NHWC; else empty.
     """
 
@@ -102,11 +102,10 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
     images = any(node.op_type == "Conv" for node in model.graph)
     calls: dict[ir.Value, _Call] = {}  # by the uint8 tensor that they compute
     for unit in units:
-        if any(name not in nodes or nodes[name].graph is not model.graph for name in unit.nodes):
-            continue
-        end = _quantized(nodes[unit.nodes[-1]])
+        last = nodes.get(unit.nodes[-1])
+        end = _quantized(last) if last is not None and last.graph is model.graph else None
         ends = [shapes.get(name) for name in (unit.inputs[0], unit.outputs[0])]
-        call = None if end is None or None in ends else CALLS.get(unit.op, _table)(model, nodes, unit, end)
+        call = None if end is None or None in ends else CALLS.get(unit.op, _table)(nodes, unit, end)
         if call is None or end is None:
             continue
         if (images or unit.op in CALLS) and all(shape is not None and len(shape) == IMAGE for shape in ends):
@@ -142,6 +141,18 @@ def _fused(model: ir.Model, convolution: _Call, function: _Call) -> _Call | None
     return None if table is None else replace(convolution, body=body, table=table)
 
 
+def fused_calls(model: ir.Model) -> int:
+    """Return how many native operators of a model are a convolution with the function behind it."""
+    convolutions = [node for node in native_calls(model) if node.op_type.startswith("Convolution")]
+    tables = [constant(node.inputs[TABLE_OF_CONVOLUTION]) for node in convolutions]
+    return sum(table is not None and tuple(table.shape) == (LEVELS,) for table in tables)
+
+
+def native_calls(model: ir.Model) -> list[ir.Node]:
+    """Return the native operators of a model."""
+    return [node for node in model.graph if node.domain == NATIVE_DOMAIN]
+
+
 def _quantized(node: ir.Node) -> ir.Value | None:
     """Return the uint8 form of the result of a node, if nothing else reads the result; else None."""
     reader = sole_reader(node.outputs[0])
@@ -151,7 +162,7 @@ def _quantized(node: ir.Node) -> ir.Value | None:
 # ----------------------------------------------------------------------------------------------------- convolutions
 
 
-def _convolution(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+def _convolution(nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
     """Return the call for a convolution with the Relu or Clip that it absorbs; None if it has another form."""
     anchor, *absorbed = (nodes[name] for name in unit.nodes)
     quantize = end.producer()
@@ -178,7 +189,7 @@ def _attributes(node: ir.Node, defaults: Mapping[str, list[int]], **more: int | 
 def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
     """Return whether the operator computes a convolution with these inputs, its own up to the bias."""
     tensors = [constant(value) for value in inputs[1:]]
-    if any(tensor is None for tensor in tensors) or node.attributes.get_string("auto_pad", SET) != SET:
+    if any(tensor is None for tensor in tensors) or not sets_pads(node):
         return False
     by_name = {name: tensor for name, tensor in zip(CONVOLUTION[1:], tensors, strict=False) if tensor is not None}
     unsigned = by_name["x_zero_point"].dtype is by_name["y_zero_point"].dtype is ir.DataType.UINT8
@@ -206,7 +217,7 @@ def _clipping(absorbed: Iterable[ir.Node], scale: ir.Value | None, zero: ir.Valu
 # --------------------------------------------------------------------------------------------------------- averages
 
 
-def _average(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+def _average(nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
     """Return the call for a GlobalAveragePool; None if it has another form."""
     (anchor,) = (nodes[name] for name in unit.nodes)
     pair, quantize = anchor.inputs[0].producer() if anchor.inputs[0] is not None else None, end.producer()
@@ -219,13 +230,13 @@ def _average(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Valu
     return _Call("GlobalAveragePool", str(anchor.name), AVERAGE, inputs, [pair, anchor, quantize])
 
 
-def _maximum(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+def _maximum(nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
     """Return the call for a MaxPool; None if it has another form."""
     (anchor,) = (nodes[name] for name in unit.nodes)
     pair, quantize = anchor.inputs[0].producer() if anchor.inputs[0] is not None else None, end.producer()
     if pair is None or quantize is None or pair.op_type != "DequantizeLinear" or len(anchor.outputs) > 1:
         return None
-    plain = not anchor.attributes.get_int("ceil_mode", 0) and anchor.attributes.get_string("auto_pad", SET) == SET
+    plain = not anchor.attributes.get_int("ceil_mode", 0) and sets_pads(anchor)
     if not plain or not equal_parameters(pair.inputs[1:3], quantize.inputs[1:3]) or not is_uint8(quantize, 2):
         return None
     kernel = anchor.attributes.get_ints("kernel_shape", ())
@@ -236,18 +247,17 @@ def _maximum(_: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Valu
 # ----------------------------------------------------------------------------------------------------------- tables
 
 
-def _table(model: ir.Model, nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
+def _table(nodes: Mapping[str, ir.Node], unit: Unit, end: ir.Value) -> _Call | None:
     """Return the call for a unit that is a function of one element; None if it is not."""
-    first = nodes.get(unit.nodes[0])
-    pair = first.inputs[0].producer() if first is not None and first.inputs[0] is not None else None
-    if pair is None or pair.op_type != "DequantizeLinear" or pair.inputs[0] is None:
-        return None
-    chains: dict[ir.Value, Chain] = {}
-    _find_chains(end, pair.inputs[0], chains)
-    chain = chains.get(end)
-    if chain is None or chain.root is not pair.inputs[0]:
-        return None
-    return _Call("Table", unit.name, TABLE, [chain.root], chain.nodes, table=table_of(model, chain))
+    pairs = [value.producer() for value in nodes[unit.nodes[-1]].inputs if value is not None]
+    for pair in pairs:
+        root = pair.inputs[0] if pair is not None and pair.op_type == "DequantizeLinear" else None
+        chains: dict[ir.Value, Chain] = {}
+        if root is not None:
+            _find_chains(end, root, chains)
+        if end in chains and chains[end].root is root:
+            return _Call("Table", unit.name, TABLE, [root], chains[end].nodes)
+    return None
 
 
 def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain]) -> None:
@@ -311,8 +321,9 @@ def _put(writer: _Writer, call: _Call, end: ir.Value) -> ir.Value | None:
     if operator is None:
         return None
     x, *others = call.inputs
-    if call.table is not None:
-        table = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/table"), call.table)
+    values = table_of(writer.model, Chain(call.x, tuple(call.body))) if call.operator == "Table" else call.table
+    if values is not None:
+        table = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/table"), values)
         others += [*[None] * (len(call.names) - 2 - len(others)), table]
     others += [*[None] * (len(call.names) - 1 - len(others)), *constants]
     end.type = call.x.type = UINT8

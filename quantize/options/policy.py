@@ -18,8 +18,7 @@ class Policy:
         all_int8: Whether every unit that can be int8 is calibrated; False calibrates the units that are int8 by rules.
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too. ONNX Runtime's speed then decides nothing.
-        kernels: Where units are native operators: ``stock`` nowhere, ``auto`` where they are faster, ``native``
-            and ``exact`` wherever there is one.
+        native: Whether units may be native operators; a plan file may name them where their library is not here.
         plan: The plan file; None without one.
         costs: The file of costs; None without one.
     """
@@ -28,14 +27,9 @@ class Policy:
     all_int8: bool
     zero_points: bool
     portable: bool
-    kernels: str
+    native: bool
     plan: str | os.PathLike[str] | None
     costs: str | os.PathLike[str] | None
-
-    @property
-    def native(self) -> bool:
-        """Whether units may be native operators; in a plan file also where their library is not here."""
-        return self.kernels != "stock" or self.plan is not None
 
     @classmethod
     def of(cls, options: Options, *, exact: bool, native: bool) -> Policy:
@@ -55,7 +49,7 @@ class Policy:
             all_int8=options.place != "rules" or options.plan is not None,
             zero_points=exact and not options.portable and types == ("u8", "s8"),
             portable=options.portable,
-            kernels=options.kernels if native and options.may_be_native else "stock",
+            native=options.may_be_native and (native or options.plan is not None),
             plan=options.plan,
             costs=options.costs,
         )

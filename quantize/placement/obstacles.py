@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import constant, release
+from ...transforms.graph import constant, release, sets_pads
 from ...transforms.int8_forms import gate_obstacle
 from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
@@ -34,7 +34,7 @@ RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 NATIVE = frozenset({"Conv", "GlobalAveragePool", "MaxPool", GATE, "LeakyRelu", "Sigmoid"})
 POOLS = frozenset({"GlobalAveragePool", "MaxPool"})
 """The units that native operators compute: of images, and functions of one element."""
-IMAGE, SET = 4, "NOTSET"
+IMAGE = 4  # axes of an image
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
 
@@ -66,7 +66,7 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NO_FORM
     if unit.op in POOLS and _rank(facts.values.get(unit.inputs[0])) != IMAGE:
         return why.NO_FORM
-    if unit.op == "Conv" and (_rank(node.inputs[1]) != IMAGE or node.attributes.get_string("auto_pad", SET) != SET):
+    if unit.op == "Conv" and (_rank(node.inputs[1]) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
     return _static_obstacle(unit, facts, strategy)
 

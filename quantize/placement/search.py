@@ -71,22 +71,22 @@ def place(
         noise: The noise at the outputs that each uint8 tensor adds, as far as known.
     """
     how = job.policy.how
-    wanted = partial(native_plan, facts) if job.policy.kernels in ("native", "exact") else _as_it_is
+    asked = partial(_as_asked, job, facts)
     if how == "all":
-        return write(wanted(all_int8_plan(facts, rules))), Placement("all")
+        return write(asked(all_int8_plan(facts, rules))), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
     if not free or not _costs_decide(job, facts):
-        return write(wanted(rules)), Placement("rules")
+        return write(asked(rules)), Placement("rules")
     sizes = _sizes(job, facts, rules, write, noise or {})
     if how == "estimated":
         plan, placement = _estimated_placement(sizes)
-        return write(wanted(plan)), placement
+        return write(asked(plan)), placement
     return _measured_placement(sizes)
 
 
-def _as_it_is(plan: Plan) -> Plan:
-    """Return the plan."""
-    return plan
+def _as_asked(job: Job, facts: Facts, plan: Plan) -> Plan:
+    """Return a plan, with a native operator for each unit that has one if the user wants that."""
+    return native_plan(facts, plan) if job.options.wants_native else plan
 
 
 def _sizes(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> list[Size]:
@@ -116,7 +116,8 @@ def plans_by_price(
     """
     how = job.policy.how
     if not noise or not _costs_decide(job, facts):
-        return partial(_without_noisy, all_int8_plan(facts, rules) if how == "all" else rules, noise)
+        every_unit = all_int8_plan(facts, rules) if how == "all" else rules
+        return lambda price: _as_asked(job, facts, _without_noisy(every_unit, noise, price))
     every = []
     for size in _sizes(job, facts, rules, write, noise):
         known = size.known
@@ -128,7 +129,7 @@ def plans_by_price(
         prices = known.prices
         absorbed = {n for n in prices.space.keys if lacks_float(prices, n) and measured_int8(prices, n) is not None}
         every.append(replace(prices, absorbed=frozenset(absorbed)))
-    return partial(_plan_at_price, job, every)
+    return lambda price: _as_asked(job, facts, _plan_at_price(job, every, price))
 
 
 def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
@@ -217,7 +218,7 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
     sizes = [_with_float(size) for size in sizes]
     long = [index for index, size in enumerate(sizes) if not size.brief]
     if not long:
-        return candidates["rules"], Placement("rules")
+        return bench.write(_as_asked(bench.job, space.facts, space.rules)), Placement("rules")
     tell = partial(_tell, bench.job, 3 + ROUNDS * len(long))
     tell(1)
     for index in long:
@@ -231,7 +232,7 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         candidates |= {} if plan is None else {"cut for all": bench.write(plan)}
     for index in long:
         store.keep(sizes[index].known.fresh)
-    if bench.job.policy.kernels in ("native", "exact"):
+    if bench.job.options.wants_native:
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
         candidates |= {f"{name}, native": bench.write(plan) for name, plan in everywhere.items()}
         candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates

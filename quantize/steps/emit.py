@@ -122,7 +122,8 @@ def apply_plan(
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
     units = [unit for unit in plan.units if native and plan.impl(unit) is Impl.U8_NATIVE]
-    wrap_units(model, units, job.shapes, fuse=last and job.policy.kernels != "exact")
+    if units:
+        wrap_units(model, units, job.shapes, fuse=last and job.options.kernels != "exact")
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ...calibration.session import describe, native_library, open_without_library
-from ...transforms.plan import Impl
 from ..job import Job, Trial
+from ..kernels.wrap import fused_calls, native_calls
 from ..result import NativeUse
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
@@ -16,19 +16,16 @@ SECONDS = 1.0  # how long the model is timed with and without the library
 
 def native_use(job: Job, trial: Trial) -> NativeUse | None:
     """Return the native operators of a model; None for a model without them."""
-    candidate = trial.candidate
-    if not candidate.native:
+    model = trial.candidate.model
+    calls, fused = len(native_calls(model)), fused_calls(model)
+    if not calls:
         return None
-    return NativeUse(
-        units=sum(choice.impl is Impl.U8_NATIVE for choice in candidate.plan.choices.values()),
-        fused=job.options.kernels != "exact",
-        library=native_library() or "",
-        stock_ms=_stock_ms(job, trial),
-    )
+    library = native_library()
+    return NativeUse(calls + fused, fused, library or "", None if library is None else _stock_ms(job, trial))
 
 
 def _stock_ms(job: Job, trial: Trial) -> float | None:
-    """Return the minimum time of a run without the library; None if it was not timed."""
+    """Return the minimum time of a run without the library; None if nothing was timed."""
     source = trial.candidate.source
     if job.feed is None or trial.latency is None:
         return None

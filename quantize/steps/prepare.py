@@ -70,8 +70,13 @@ def prepare(
     selection = options.selection.renamed([*renamed.items(), *origins])
     static = data is not None or supply.ranges is not None
     facts = facts_of(simple, selection, types, options.scheme.activation)
-    facts = replace(facts, static=static, zero_points=policy.zero_points, portable=policy.portable)
-    facts = replace(facts, native=policy.native)
+    facts = replace(
+        facts,
+        static=static,
+        zero_points=policy.zero_points,
+        portable=policy.portable,
+        native=policy.native,
+    )
     plan = _plan(simple, facts, policy, options.threads)
     weights = Weights.of(simple)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)

@@ -22,10 +22,9 @@ def pipelines(*, portable: bool = False) -> tuple[str, str]:
         portable: Whether gates stay single operators, and native operators are replaced: other runtimes need both.
     """
     steps = [step for step in parse_groups("simplify").steps if not (portable and step.name == GATES)]
-    if portable:
-        all_of_them = {"inline_functions": (("native", True),)}
-        steps = [replace(step, options=(*step.options, *all_of_them.get(step.name, ()))) for step in steps]
     cut = 1 + [step.name for step in steps].index("inline_functions")
+    if portable:
+        steps[cut - 1] = replace(steps[cut - 1], options=(*steps[cut - 1].options, ("native", True)))
     return str(Pipeline(tuple(steps[:cut]))), str(Pipeline(tuple(steps[cut:])))
 
 

@@ -1,4 +1,6 @@
 // Products of rows of bytes and a panel of weights, in vectors: all sums of some rows stay in registers.
+//
+// The file that includes this has included `multiply_rows` of its instruction set: rows_repeat.h or rows_lanes.h.
 #pragma once
 
 #include "target.h"
@@ -12,26 +14,6 @@ constexpr int64_t kPatches = 1 << 15;  // bytes of the rows of one task, about: 
 
 // What a thread does before and after it multiplies: nothing.
 struct Multiplier {};
-
-// Multiplies `Rows` rows by a panel, and calls finish(row, sums) for each.
-template <int Rows, bool Narrow, class Finish>
-void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
-                   const Finish& finish) {
-  Ints sum[Rows][2];
-  for (auto& each : sum) {
-    each[0] = load_ints(start);
-    each[1] = load_ints(start + kLanes);
-  }
-  for (int64_t quad = 0; quad < quads; ++quad, w += 2 * kBytes) {
-    const Bytes first = load_bytes(w), second = load_bytes(w + kBytes);
-    for (int row = 0; row < Rows; ++row) {
-      const Bytes x = repeat(rows + row * stride + 4 * quad);
-      sum[row][0] = Narrow ? dot_narrow(sum[row][0], x, first) : dot(sum[row][0], x, first);
-      sum[row][1] = Narrow ? dot_narrow(sum[row][1], x, second) : dot(sum[row][1], x, second);
-    }
-  }
-  for (int row = 0; row < Rows; ++row) finish(row, sum[row]);
-}
 
 // Multiplies up to `kRows` rows by a panel. The number of rows is a constant in `multiply_rows`, so that its sums stay in
 // registers.

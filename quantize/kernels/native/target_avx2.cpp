@@ -1,5 +1,6 @@
 #define REQUANT_TARGET avx2
 #include "vector_avx2.h"
+#include "rows_repeat.h"
 #include "product_vector.h"
 
 #include "compile_target.h"

@@ -1,6 +1,7 @@
 #define REQUANT_TARGET i8mm
 #include "vector_neon.h"
-#include "product_lanes.h"
+#include "rows_lanes.h"
+#include "product_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"

@@ -1,5 +1,6 @@
 #define REQUANT_TARGET portable
 #include "vector_portable.h"
+#include "rows_repeat.h"
 #include "product_vector.h"
 
 #include "compile_target.h"

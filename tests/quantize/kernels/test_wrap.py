@@ -291,6 +291,20 @@ def test_native_operators_stay_functions_unless_they_are_to_be_inlined() -> None
 
 
 @needs_library
+def test_every_placement_has_native_operators_on_demand_and_a_plan_only_where_they_are_allowed(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"force_int8": True, "seconds": 0.05, "samples": 16, "effort": "low", "force": True}
+    for how in ("rules", "measured"):  # the sample is too small to be placed by measured costs
+        found = quantize_model(DIGITS, DATA, tmp_path / "q.onnx", Options(place=how, kernels="native", **asked))
+        assert found.native is not None
+        assert found.native.units == found.forms["u8->u8 native"]
+    (tmp_path / "q.plan.json").rename(tmp_path / "mine.json")
+    with pytest.raises(RequantError, match="cannot be 'u8->u8 native'"):
+        quantize_model(
+            DIGITS, DATA, tmp_path / "q.onnx", Options(plan=tmp_path / "mine.json", kernels="stock", **asked)
+        )
+
+
+@needs_library
 def test_a_model_with_native_operators_is_a_fixed_point_and_becomes_portable_on_demand(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"force_int8": True, "seconds": 0.05, "samples": 16, "effort": "low"}
     quantize_model(DIGITS, DATA, tmp_path / "one.onnx", Options(place="all", kernels="native", **asked))

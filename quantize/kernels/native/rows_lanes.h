@@ -1,4 +1,4 @@
-// Products of rows of bytes and a panel of weights, in vectors of NEON.
+// The inner product of rows and a panel in vectors of NEON.
 //
 // An instruction multiplies one lane of a vector, four bytes of a row, by a vector of weights. So one load reads four quads
 // of a row, and no instruction repeats a quad.
@@ -7,14 +7,6 @@
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
-
-constexpr int kPanel = 2 * kLanes;     // output channels of a panel
-constexpr int kRows = kVectorRows;     // rows of one product
-constexpr int64_t kDepth = 4;          // rows are padded to a multiple of this many bytes
-constexpr int64_t kPatches = 1 << 15;  // bytes of the rows of one task, about: they stay in the nearest cache
-
-// What a thread does before and after it multiplies: nothing.
-struct Multiplier {};
 
 // Adds the products of one quad of each row, which is a lane of its vector.
 template <int Lane, int Rows>
@@ -26,8 +18,8 @@ void add_quad(Ints (&sum)[Rows][2], const Bytes (&x)[Rows], const uint8_t* w) {
   }
 }
 
-// Multiplies `Rows` rows by a panel, and calls finish(row, sums) for each.
-template <int Rows, class Finish>
+// Multiplies `Rows` rows by a panel, and calls finish(row, sums) for each. `dot_lane` is exact for all weights.
+template <int Rows, bool, class Finish>
 void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
                    const Finish& finish) {
   constexpr int64_t kQuad = 2 * kBytes;  // bytes of the weights of a quad
@@ -49,15 +41,6 @@ void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_
     add_quad<0>(sum, x, w);
   }
   for (int row = 0; row < Rows; ++row) finish(row, sum[row]);
-}
-
-// Multiplies up to `kRows` rows by a panel; the arguments are those of the product in other vectors.
-template <class Finish, int Rows = kRows>
-void multiply(const uint8_t* rows, int64_t count, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
-              bool narrow, const Finish& finish) {
-  if constexpr (Rows > 1)
-    if (count < Rows) return multiply<Finish, Rows - 1>(rows, count, stride, w, quads, start, narrow, finish);
-  multiply_rows<Rows>(rows, stride, w, quads, start, finish);
 }
 
 }  // namespace requant::REQUANT_TARGET
