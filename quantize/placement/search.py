@@ -251,12 +251,13 @@ def _native_or_stock(
     name = next(name for name, candidate in candidates.items() if candidate is best)
     other = f"{name}, stock"
     found, last = fastest(sizes, {name: best, other: sizes[0].bench.write(stock_plan(best.plan))})
-    placement = replace(placement, tried={**placement.tried, **last.tried})
+    rows = zip(placement.served, last.served, strict=True)
+    served_now = tuple(replace(row, tried={**row.tried, **more.tried}) for row, more in rows)
+    placement = replace(placement, tried={**placement.tried, **last.tried}, served=served_now)
     if found is best:
         return best, placement
-    rows = zip(placement.served, last.served, strict=True)
-    served_now = tuple(replace(row, chosen=other, tried={**row.tried, **more.tried}) for row, more in rows)
-    return found, replace(placement, predicted_ms=last.predicted_ms, served=served_now)
+    rows_of_other = tuple(replace(row, chosen=other) for row in served_now)
+    return found, replace(placement, predicted_ms=last.predicted_ms, served=rows_of_other)
 
 
 def _tell(job: Job, total: int, before: int, done: int = 0) -> None:
