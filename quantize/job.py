@@ -14,7 +14,7 @@ from ..calibration.ranges import parse_rule
 from ..calibration.session import Feed, ModelSource
 from ..calibration.sources import Source
 from ..transforms import StepResult
-from ..transforms.graph import inferred
+from ..transforms.graph import Shape, inferred, plain_shape
 from ..transforms.plan import Impl, Plan
 from ..transforms.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
@@ -105,14 +105,10 @@ class Job:
         return self.judged or self.supply.ranges is not None
 
     @cached_property
-    def shapes(self) -> Mapping[str, tuple[int | str | None, ...]]:
+    def shapes(self) -> Mapping[str, Shape]:
         """Shapes of the tensors of the simplified model by name, as far as they can be inferred."""
-        found = {name: value.shape for name, value in inferred(self.simple).items()}
-        return {
-            name: tuple(axis if isinstance(axis, int) else axis.value for axis in shape)
-            for name, shape in found.items()
-            if shape is not None
-        }
+        found = {name: plain_shape(value) for name, value in inferred(self.simple).items()}
+        return {name: shape for name, shape in found.items() if shape is not None}
 
     @property
     def reserved(self) -> frozenset[str]:

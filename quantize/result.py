@@ -157,7 +157,7 @@ class NativeUse:
 
     Attributes:
         units: The number of units that they compute.
-        fused: The number of convolutions that are one operator with the function behind them, which rounds once.
+        fused: The number of units (functions and sums) that are one operator with the convolution in front of them.
         library: The library that a program registers, see `requant kernels`; empty if it is not here.
         stock_ms: Minimum time of a run without the library; None if it was not timed.
     """

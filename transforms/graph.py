@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,9 @@ CONSTANT_DTYPES: dict[str, type[np.generic]] = {
     "value_int": np.int64,
     "value_ints": np.int64,
 }
+
+Shape: TypeAlias = Sequence[int | str | None]
+"""The lengths of a tensor's axes; a name or None where a length is unknown."""
 
 LARGE = 2**20  # bytes; a tensor derived from a larger weight is computed at each read, and not kept in memory
 
@@ -212,6 +215,32 @@ def graph_of(node: ir.Node) -> ir.Graph:
 def sets_pads(node: ir.Node) -> bool:
     """Whether the padding of a convolution or a pool is its attribute ``pads``, and not computed from its input."""
     return node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+
+
+def plain_shape(value: ir.Value | None) -> Shape | None:
+    """Return the lengths of a tensor's axes: numbers, names, or None where unknown; None without a shape."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape)
+
+
+def repeats_in(part: Shape, whole: Shape, channel: int) -> bool:
+    """Whether a tensor has the shape of another one, or one value for each of its channels.
+
+    Args:
+        part: The shape of the tensor.
+        whole: The shape of the other one.
+        channel: The axis of the channels. The first axis may have its whole length too.
+    """
+    if len(part) != len(whole) or None in (*part, *whole):
+        return False
+    if tuple(part) == tuple(whole):
+        return True
+    axes = enumerate(zip(part, whole, strict=True))
+    return len(part) > 1 and all(
+        one == other if axis == channel % len(part) else one == 1 or (axis == 0 and one == other)
+        for axis, (one, other) in axes
+    )
 
 
 def stays_finite(tensor: ir.TensorProtocol, factor: float) -> bool:

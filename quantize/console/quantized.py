@@ -74,7 +74,7 @@ def _native_row(table: Table, result: Result) -> None:
     native = result.native
     if native is None:
         return
-    fused = f", {native.fused} convolutions with the function behind them" if native.fused else ""
+    fused = f", {native.fused} of them in one operator with a convolution" if native.fused else ""
     library = f"register {escape(native.library)}" if native.library else "their library is not here"
     table.add_row("native", f"{native.units} units{fused}; {library}, see 'requant kernels'")
     if native.stock_ms is not None and result.latency is not None:

@@ -8,12 +8,13 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 from ...transforms.graph import add_initializer, constant, fresh_name, remove_unread, sets_pads, sole_reader, take_place
+from .calls import CONVOLUTION
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .library import VERSION
 
 MS = "com.microsoft"
-CONV_INPUTS, CONV_ZEROS, CONV_RESULT = 8, (2, 5), 7
-"""QLinearConv: the inputs before the bias, the zero points of x and w, and that of the result."""
+CONV_ZEROS, CONV_RESULT = (2, 5), 7
+"""QLinearConv: the zero points of x and w, and that of the result."""
 
 
 def bake_tables(model: ir.Model) -> int:
@@ -49,11 +50,11 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
     """
     count = 0
     for node in [node for node in model.graph if _is_convolution(node) and wanted(node)]:
-        inputs = [*node.inputs, *[None] * (CONV_INPUTS + 2 - len(node.inputs))]  # with bias and table
+        inputs = [*node.inputs, *[None] * (len(CONVOLUTION) - len(node.inputs))]
         result = node.outputs[0]
         reader = sole_reader(result)
         if reader is not None and (reader.op_type, reader.domain) == ("Table", NATIVE_DOMAIN):
-            inputs[-1] = reader.inputs[1]
+            inputs[CONVOLUTION.index("table")] = reader.inputs[1]
             result = reader.outputs[0]
         kept = ("dilations", "group", "pads", "strides")
         _compute(model, result, "Convolution", inputs, {k: v for k, v in node.attributes.items() if k in kept})

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import constant, release, sets_pads
+from ...transforms.graph import Shape, constant, plain_shape, release, repeats_in, sets_pads
 from ...transforms.int8_forms import gate_obstacle
 from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
@@ -31,9 +31,10 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
 LEAST_HIDDEN = 192
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
-NATIVE = frozenset({"Conv", "GlobalAveragePool", "MaxPool", GATE, "LeakyRelu", "Sigmoid"})
 POOLS = frozenset({"GlobalAveragePool", "MaxPool"})
-"""The units that native operators compute: of images, and functions of one element."""
+PAIRS = frozenset({"Add", "Mul"})
+NATIVE = frozenset({"Conv", *POOLS, *PAIRS, GATE, "LeakyRelu", "Sigmoid"})
+"""The units that native operators compute: of images, of two tensors, and functions of one element."""
 IMAGE = 4  # axes of an image
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
@@ -61,19 +62,30 @@ def _gemm_form_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native operator."""
     node = facts.nodes[unit.nodes[0]]
-    ranked = all(_rank(facts.values.get(name)) is not None for name in (*unit.inputs, *unit.outputs))
-    if not facts.native or unit.op not in NATIVE or not ranked:
+    found = [plain_shape(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)]
+    shapes = [shape for shape in found if shape is not None]
+    if not facts.native or unit.op not in NATIVE or len(shapes) < len(found):
         return why.NO_FORM
-    if unit.op in POOLS and _rank(facts.values.get(unit.inputs[0])) != IMAGE:
+    if unit.op in POOLS and len(shapes[0]) != IMAGE:
         return why.NO_FORM
-    if unit.op == "Conv" and (_rank(node.inputs[1]) != IMAGE or not sets_pads(node)):
+    if unit.op in PAIRS and not _pairs_up(shapes):
+        return why.NO_FORM
+    weights = plain_shape(node.inputs[1]) if unit.op == "Conv" else None
+    if unit.op == "Conv" and (weights is None or len(weights) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
     return _static_obstacle(unit, facts, strategy)
 
 
-def _rank(value: ir.Value | None) -> int | None:
-    """Return the number of axes of a tensor, as far as it is known."""
-    return None if value is None or value.shape is None else len(value.shape)
+def _pairs_up(shapes: Sequence[Shape]) -> bool:
+    """Return whether one of two tensors has the shape of the result, and the other one too or a value per channel.
+
+    Args:
+        shapes: The shapes of the tensors and of the result.
+    """
+    *inputs, result = shapes
+    channel = 1 if len(result) == IMAGE else -1
+    whole = [list(shape) == list(result) for shape in inputs]
+    return len(inputs) == 2 and any(whole) and repeats_in(inputs[whole.index(True) - 1], result, channel)
 
 
 def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

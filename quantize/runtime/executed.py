@@ -36,6 +36,9 @@ SPATIAL = frozenset(
 )
 """Operators on tensors with batch, channel and spatial axes."""
 
+ELEMENTWISE = ("Add", "Mul", "Table")
+"""Native operators on tensors of any layout."""
+
 WEIGHTS = {
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), 3),
     **dict.fromkeys(
@@ -166,7 +169,7 @@ def _own_layout(node: ir.Node) -> str:
 
 def _is_native(node: ir.Node) -> bool:
     """Return whether a node is a native operator on images; their layout is NHWC."""
-    return node.domain == NATIVE_DOMAIN and not node.op_type.startswith("Table")
+    return node.domain == NATIVE_DOMAIN and not node.op_type.startswith(ELEMENTWISE)
 
 
 def _plain(node: ir.Node) -> str:

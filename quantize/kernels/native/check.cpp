@@ -81,6 +81,8 @@ Convolution drawn(Random& random) {
     made.y_zero = static_cast<int>(draw(random, 0, 4095));
   }
   for (int64_t i = tables[kind]; i > 0; --i) made.table.push_back(static_cast<uint8_t>(random()));
+  made.residual_zero = static_cast<int>(draw(random, 0, 255));
+  made.residual_ratio = 0.01f * static_cast<float>(draw(random, 1, 300));
   return made;
 }
 
@@ -98,12 +100,14 @@ int64_t sum_at(const Convolution& conv, const uint8_t* image, const Extent& exte
   return sum;
 }
 
-void define(const Convolution& conv, const uint8_t* x, uint8_t* y, const Extent& extent) {
+void define(const Convolution& conv, const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent) {
   for (int64_t pixel = 0; pixel < extent.batch * extent.rows * extent.columns; ++pixel) {
     const int64_t column = pixel % extent.columns, row = pixel / extent.columns % extent.rows;
     const uint8_t* image = x + pixel / extent.columns / extent.rows * extent.height * extent.width * conv.inputs;
     for (int64_t o = 0; o < conv.outputs; ++o) {
-      const float scaled = static_cast<float>(sum_at(conv, image, extent, row, column, o)) * conv.multiplier[o];
+      float scaled = static_cast<float>(sum_at(conv, image, extent, row, column, o)) * conv.multiplier[o];
+      if (residual != nullptr)
+        scaled += static_cast<float>(residual[pixel * conv.outputs + o] - conv.residual_zero) * conv.residual_ratio;
       const float clipped = std::clamp(std::nearbyint(scaled) + static_cast<float>(conv.y_zero), 0.0f,
                                        static_cast<float>(conv.levels - 1));
       const auto value = static_cast<int64_t>(clipped);
@@ -122,7 +126,30 @@ bool sums_are_right(const Target& target, const uint8_t* x, size_t pixels, size_
   return found == expected;
 }
 
-// Returns whether all instruction sets compute one drawn convolution, and one table, rightly.
+// Returns whether an instruction set adds and multiplies two tensors; the second one may repeat.
+bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
+  const size_t size = a.size(), period = draw(random, 0, 1) ? size : static_cast<size_t>(draw(random, 1, size));
+  Guarded b(period), found(size);
+  for (size_t i = 0; i < period; ++i) b.data()[i] = static_cast<uint8_t>(random());
+  const auto zero = [&] { return static_cast<int>(draw(random, 0, 255)); };
+  Pair pair{false, {}, {zero(), zero()}, zero()};
+  for (float& ratio : pair.ratio) ratio = 0.01f * static_cast<float>(draw(random, 1, 300));
+  bool right = true;
+  for (const bool product : {false, true}) {
+    pair.product = product;
+    target.combine(pair, a.data(), b.data(), size, period, found.data());
+    for (size_t i = 0; i < size; ++i) {
+      const float x = static_cast<float>(a.data()[i] - pair.zero[0]);
+      const float other = static_cast<float>(b.data()[i % period] - pair.zero[1]) * pair.ratio[1];
+      const float value = product ? x * other : x * pair.ratio[0] + other;
+      const float clipped = std::clamp(std::nearbyint(value) + static_cast<float>(pair.y_zero), 0.0f, 255.0f);
+      right = right && found.data()[i] == static_cast<uint8_t>(clipped);
+    }
+  }
+  return right;
+}
+
+// Returns whether all instruction sets compute one drawn convolution, and other functions of its tensors, rightly.
 bool check_one(uint64_t seed) {
   Random random(seed);
   const Convolution conv = drawn(random);
@@ -134,18 +161,22 @@ bool check_one(uint64_t seed) {
   Guarded expected(extent.batch * extent.rows * extent.columns * conv.outputs), found(expected.size()), table(256);
   for (size_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<uint8_t>(random());
   for (size_t i = 0; i < table.size(); ++i) table.data()[i] = static_cast<uint8_t>(random());
-  define(conv, x.data(), expected.data(), extent);
+  Guarded other(expected.size());
+  for (size_t i = 0; i < other.size(); ++i) other.data()[i] = static_cast<uint8_t>(random());
+  const uint8_t* residual = conv.depthwise() || draw(random, 0, 1) ? nullptr : other.data();
+  define(conv, x.data(), residual, expected.data(), extent);
   const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
     for (size_t i = 0; i < count; ++i) work(i);
   };
   for (const Target* target : targets()) {
     if (!target->available()) continue;
     std::memset(found.data(), 0, found.size());
-    target->convolution(conv)->run(x.data(), found.data(), extent, serial);
+    target->convolution(conv)->run(x.data(), residual, found.data(), extent, serial);
     bool right = !std::memcmp(found.data(), expected.data(), found.size());
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && sums_are_right(*target, x.data(), static_cast<size_t>(extent.height * extent.width), conv.inputs);
+    right = right && pairs_are_right(*target, random, x);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;
   }

@@ -3,6 +3,7 @@
 
 #include "dense.h"
 #include "depthwise.h"
+#include "pair.h"
 #include "pool.h"
 
 namespace requant::REQUANT_TARGET {

@@ -1,6 +1,7 @@
-// Convolution: QLinearConv on NHWC tensors, with a table behind the requantization.
+// Convolution: QLinearConv on NHWC tensors, with a residual and a table.
 //
-// Inputs: x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, table. All but x are constants.
+// Inputs: x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, table, residual, residual_scale,
+// residual_zero_point. All but x and the residual, which is added before the sum is rounded, are constants.
 // w is (outputs, inputs / group, height, width) as in ONNX, with zero points 0. The table is (256,); or (outputs, 256), a row
 // for each channel; or (4096,): then it is read at 16 times the value, and the value is rounded to a sixteenth of y_scale.
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kFine = 4096;  // entries of a table behind a finer rounding
 
-enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable };
+enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable, kResidual, kResidualScale, kResidualZero };
 
 void require(bool condition, const char* message) {
   if (!condition) throw ort::Failure(std::string("ai.requant.Convolution: ") + message);
@@ -73,12 +74,22 @@ void read_requantization(const ort::Node& node, Convolution& made) {
   made.table.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
 }
 
+void read_residual(const ort::Node& node, Convolution& made) {
+  if (!node.constant(kResidualScale)) return;
+  require(!made.depthwise(), "a depthwise convolution has no residual");
+  made.residual_zero = scalar<uint8_t>(node, kResidualZero);
+  made.residual_ratio = scalar<float>(node, kResidualScale) / scalar<float>(node, kYScale);
+  if (made.levels == kFine) made.residual_ratio *= kFine / 256;
+}
+
 class ConvolutionOperator {
  public:
   explicit ConvolutionOperator(const ort::Node& node) {
     read_weights(node, made_);
     read_window(node, made_);
     read_requantization(node, made_);
+    read_residual(node, made_);
+    has_residual_ = static_cast<bool>(node.constant(kResidualScale));
     kernel_ = chosen().convolution(made_);
     made_.weights = {};  // the kernel holds them packed
   }
@@ -88,15 +99,19 @@ class ConvolutionOperator {
     require(x.shape.size() == 4 && x.shape[3] == made_.inputs, "x must be (batch, height, width, input channels of w)");
     const Extent extent{x.shape[0], x.shape[1], x.shape[2], made_.length(0, x.shape[1]), made_.length(1, x.shape[2])};
     require(extent.rows > 0 && extent.columns > 0, "the padded input is smaller than the kernel");
-    uint8_t* y = run.output({extent.batch, extent.rows, extent.columns, made_.outputs});
+    const std::vector<int64_t> shape{extent.batch, extent.rows, extent.columns, made_.outputs};
+    const ort::Tensor residual = has_residual_ ? run.input(kResidual) : ort::Tensor{};
+    require(!residual || residual.shape == shape, "the residual must have the shape of the result");
+    uint8_t* y = run.output(shape);
     if (extent.batch == 0) return;
-    kernel_->run(x.as<uint8_t>(), y, extent, [&](size_t count, const std::function<void(size_t)>& work) {
+    kernel_->run(x.as<uint8_t>(), residual.as<uint8_t>(), y, extent, [&](size_t count, const std::function<void(size_t)>& work) {
       run.parallel(count, work);
     });
   }
 
  private:
   Convolution made_;
+  bool has_residual_ = false;
   std::unique_ptr<ConvolutionKernel> kernel_;
 };
 
@@ -105,7 +120,8 @@ class ConvolutionOperator {
 std::vector<ort::CustomOp*> convolution_operators() {
   using enum ort::ElementType;
   return named<ConvolutionOperator>(
-      "Convolution", kNames, {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8}, 8);
+      "Convolution", kNames,
+      {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8, kUint8, kFloat, kUint8}, 8);
 }
 
 }  // namespace requant

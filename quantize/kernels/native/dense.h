@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "fine.h"
+#include "scaled.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -27,16 +28,25 @@ class Dense final : public ConvolutionKernel {
     pixels_ = fit / kRows * kRows;
   }
 
-  void run(const uint8_t* x, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
+  void run(const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent,
+           const Parallel& parallel) const override {
     const int64_t pixels = extent.batch * extent.rows * extent.columns;
     const int64_t tasks = (pixels + pixels_ - 1) / pixels_;
     parallel(static_cast<size_t>(tasks * conv_.group), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) / conv_.group * pixels_;
-      task(x, y, extent, first, std::min(pixels_, pixels - first), static_cast<int64_t>(index) % conv_.group);
+      const Task task{x, residual, y, first, std::min(pixels_, pixels - first), static_cast<int64_t>(index) % conv_.group};
+      compute(task, extent);
     });
   }
 
  private:
+  // Some pixels of the result, in one group of channels.
+  struct Task {
+    const uint8_t *x, *residual;
+    uint8_t* y;
+    int64_t first, count, group;
+  };
+
   // Whether some rows of the input are the patches of these pixels, and can be read to the end of the last step.
   bool direct(int64_t first, int64_t count, int64_t pixels) const {
     const bool whole = conv_.taps() == 1 && conv_.stride[0] == 1 && conv_.stride[1] == 1 && conv_.group == 1;
@@ -69,7 +79,8 @@ class Dense final : public ConvolutionKernel {
     conv_.weights = {};
   }
 
-  void task(const uint8_t* x, uint8_t* y, const Extent& extent, int64_t first, int64_t count, int64_t group) const {
+  void compute(const Task& task, const Extent& extent) const {
+    const auto [x, residual, y, first, count, group] = task;
     thread_local std::vector<uint8_t> scratch;  // grows to the largest task of a thread
     const uint8_t* patches = x + first * depth_;
     int64_t stride = depth_;
@@ -85,10 +96,11 @@ class Dense final : public ConvolutionKernel {
       const int64_t channels = std::min<int64_t>(kPanel, width_ - panel * kPanel);
       const uint8_t* w = reinterpret_cast<const uint8_t*>(&weights_[place * quads_ * kPanel * 4]);
       for (int64_t pixel = 0; pixel < count; pixel += kRows) {
-        uint8_t* to = y + (first + pixel) * conv_.outputs + channel;
+        const int64_t corner = (first + pixel) * conv_.outputs + channel;
         multiply(patches + pixel * stride, std::min<int64_t>(kRows, count - pixel), stride, w, quads_,
                  &sums_[place * kPanel], narrow_[place], [&](int64_t row, const Ints(&sum)[2]) {
-                   finish(sum, place, to + row * conv_.outputs, channel, channels);
+                   const int64_t at = corner + row * conv_.outputs;
+                   finish(sum, place, residual == nullptr ? nullptr : residual + at, y + at, channel, channels);
                  });
       }
     }
@@ -129,13 +141,20 @@ class Dense final : public ConvolutionKernel {
     }
   }
 
-  // Requantizes one pixel of a panel, and looks it up.
-  void finish(const Ints (&sum)[2], int64_t panel, uint8_t* to, int64_t channel, int64_t channels) const {
+  // Requantizes one pixel of a panel, with the residual if there is one, and looks it up.
+  void finish(const Ints (&sum)[2], int64_t panel, const uint8_t* residual, uint8_t* to, int64_t channel,
+              int64_t channels) const {
     const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
     const float* multiplier = &multiplier_[panel * kPanel];
-    const Ints value[2] = {scale(sum[0], multiplier, least, most), scale(sum[1], multiplier + kLanes, least, most)};
     const bool whole = channels == kPanel;
-    uint8_t part[kPanel];
+    uint8_t part[kPanel] = {};
+    Floats real[2] = {scaled(sum[0], multiplier), scaled(sum[1], multiplier + kLanes)};
+    if (residual != nullptr) {
+      if (!whole) residual = static_cast<const uint8_t*>(std::memcpy(part, residual, channels));
+      for (int i = 0; i < 2; ++i)
+        real[i] = plus(real[i], scaled(residual + i * kLanes, conv_.residual_zero, conv_.residual_ratio));
+    }
+    const Ints value[2] = {rounded(real[0], least, most), rounded(real[1], least, most)};
     uint8_t* made = whole ? to : part;
     if (conv_.levels > 256) {
       look_up_fine(value[0], value[1], conv_.y_zero, conv_.table.data(), made, made + kLanes, 4);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "fine.h"
+#include "scaled.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -21,7 +22,7 @@ class Depthwise final : public ConvolutionKernel {
     conv_.weights = {};
   }
 
-  void run(const uint8_t* x, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
+  void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
     parallel(static_cast<size_t>(extent.batch * extent.rows), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / extent.rows, row = static_cast<int64_t>(index) % extent.rows;
       const uint8_t* from = x + image * extent.height * extent.width * conv_.inputs;
@@ -119,7 +120,7 @@ class Depthwise final : public ConvolutionKernel {
       }
     }
     const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
-    for (int i = 0; i < 4; ++i) sum[i] = scale(sum[i], &multiplier_[place + i * kLanes], least, most);
+    for (int i = 0; i < 4; ++i) sum[i] = rounded(scaled(sum[i], &multiplier_[place + i * kLanes]), least, most);
     const Bytes made = conv_.levels > 256 ? look_up_all(sum) : narrow(sum, conv_.y_zero);
     if (count == kBytes) return store_bytes(to, made);
     uint8_t whole[kBytes];

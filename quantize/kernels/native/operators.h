@@ -14,6 +14,8 @@ std::vector<ort::CustomOp*> table_operators();
 std::vector<ort::CustomOp*> convolution_operators();
 std::vector<ort::CustomOp*> average_operators();
 std::vector<ort::CustomOp*> maximum_operators();
+std::vector<ort::CustomOp*> sum_operators();
+std::vector<ort::CustomOp*> product_operators();
 
 constexpr int kNames = 16;  // of an operator with many kinds of bodies
 

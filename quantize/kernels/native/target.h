@@ -23,13 +23,16 @@ struct Window {
 
 // A convolution with all that is constant: uint8 NHWC to uint8 NHWC.
 //
-//   y = table[clip(rint(multiplier * (bias + sum (x - x_zero) * w)) + y_zero, 0, levels - 1)]
+//   y = table[clip(rint(multiplier * (bias + sum (x - x_zero) * w) + residual_ratio * (r - residual_zero)) + y_zero,
+//                  0, levels - 1)]
 //
+// The residual r has the shape of y; without one its term is 0. A depthwise convolution has none.
 // `rint` rounds half to even. Without a table the clipped value is the result. With a table of more than 256 levels,
 // the value in front of the table has more bits than the result: what is rounded there does not show in the result.
 struct Convolution : Window {
   int64_t inputs = 0, outputs = 0, group = 1;  // channels
-  int x_zero = 0, y_zero = 0, levels = 256;
+  int x_zero = 0, y_zero = 0, levels = 256, residual_zero = 0;
+  float residual_ratio = 0;  // of scales, r to y
   std::vector<int8_t> weights;     // (outputs, inputs / group, kernel[0], kernel[1])
   std::vector<int32_t> bias;       // (outputs,)
   std::vector<float> multiplier;   // (outputs,)
@@ -48,7 +51,19 @@ using Parallel = std::function<void(size_t count, const std::function<void(size_
 class ConvolutionKernel {
  public:
   virtual ~ConvolutionKernel() = default;
-  virtual void run(const uint8_t* x, uint8_t* y, const Extent& extent, const Parallel& parallel) const = 0;
+  // The residual may be null.
+  virtual void run(const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent,
+                   const Parallel& parallel) const = 0;
+};
+
+// A function of two uint8 tensors, element by element, with all that is constant:
+//
+//   sum:      y = clip(rint(ratio[0] * (a - zero[0]) + ratio[1] * (b - zero[1])) + y_zero)
+//   product:  y = clip(rint((a - zero[0]) * (ratio[1] * (b - zero[1]))) + y_zero)
+struct Pair {
+  bool product;
+  float ratio[2];
+  int zero[2], y_zero;
 };
 
 struct Target {
@@ -57,6 +72,8 @@ struct Target {
   std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
   // to[i] = table[from[i]]; `to` may be `from`.
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
+  // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.
+  void (*combine)(const Pair& pair, const uint8_t* a, const uint8_t* b, size_t count, size_t period, uint8_t* y);
   // to[c] = the sum of from[p, c] over all pixels p; at most 2^24 pixels.
   void (*add_pixels)(const uint8_t* from, size_t pixels, size_t channels, uint32_t* to);
   // to[c] = the largest from[p][c] over all pixels p; at least one pixel.

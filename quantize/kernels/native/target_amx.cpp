@@ -8,6 +8,8 @@
 namespace requant {
 
 extern const Target target_amx;
-const Target target_amx = {"amx", cpu::has_amx, amx::convolution, amx::look_up, amx::add_pixels, amx::max_pixels};
+const Target target_amx = {
+    "amx", cpu::has_amx, amx::convolution, amx::look_up, amx::combine,
+    amx::add_pixels, amx::max_pixels};
 
 }  // namespace requant

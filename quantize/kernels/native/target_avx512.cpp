@@ -9,6 +9,8 @@
 namespace requant {
 
 extern const Target target_avx512;
-const Target target_avx512 = {"avx512", cpu::has_avx512, avx512::convolution, avx512::look_up, avx512::add_pixels, avx512::max_pixels};
+const Target target_avx512 = {
+    "avx512", cpu::has_avx512, avx512::convolution, avx512::look_up, avx512::combine,
+    avx512::add_pixels, avx512::max_pixels};
 
 }  // namespace requant

@@ -9,6 +9,8 @@
 namespace requant {
 
 extern const Target target_avxvnni;
-const Target target_avxvnni = {"avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up, avxvnni::add_pixels, avxvnni::max_pixels};
+const Target target_avxvnni = {
+    "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up, avxvnni::combine,
+    avxvnni::add_pixels, avxvnni::max_pixels};
 
 }  // namespace requant

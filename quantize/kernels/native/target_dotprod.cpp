@@ -9,6 +9,8 @@
 namespace requant {
 
 extern const Target target_dotprod;
-const Target target_dotprod = {"dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::look_up, dotprod::add_pixels, dotprod::max_pixels};
+const Target target_dotprod = {
+    "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::look_up, dotprod::combine,
+    dotprod::add_pixels, dotprod::max_pixels};
 
 }  // namespace requant

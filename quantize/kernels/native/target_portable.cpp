@@ -9,6 +9,8 @@
 namespace requant {
 
 extern const Target target_portable;
-const Target target_portable = {"portable", cpu::has_portable, portable::convolution, portable::look_up, portable::add_pixels, portable::max_pixels};
+const Target target_portable = {
+    "portable", cpu::has_portable, portable::convolution, portable::look_up, portable::combine,
+    portable::add_pixels, portable::max_pixels};
 
 }  // namespace requant

@@ -14,6 +14,7 @@ constexpr int kOffset = 0;
 
 using Ints = __m256i;
 using Bytes = __m256i;
+using Floats = __m256;
 
 inline Ints load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
@@ -69,8 +70,18 @@ inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
 }
 
-inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
-  const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(multiplier));
+inline Floats load_floats(const float* from) { return _mm256_loadu_ps(from); }
+inline Floats fill_floats(float value) { return _mm256_set1_ps(value); }
+inline Floats floats(Ints value) { return _mm256_cvtepi32_ps(value); }
+inline Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+
+inline Ints widen(const uint8_t* from, int zero) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_sub_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_set1_epi32(zero));
+}
+
+inline Ints rounded(Floats value, float least, float most) {
   return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(value, _mm256_set1_ps(least)), _mm256_set1_ps(most)));
 }
 
@@ -79,6 +90,10 @@ inline Bytes narrow(const Ints (&in)[4], int zero) {
   const Ints first = _mm256_add_epi16(_mm256_packs_epi32(in[0], in[1]), add);
   const Ints second = _mm256_add_epi16(_mm256_packs_epi32(in[2], in[3]), add);
   return _mm256_packus_epi16(first, second);
+}
+
+inline Bytes ordered(Bytes value) {
+  return _mm256_permutevar8x32_epi32(value, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 inline void store_narrow(uint8_t* to, Ints value, int zero) {

@@ -14,6 +14,7 @@ constexpr int kOffset = 0;
 
 using Ints = __m512i;
 using Bytes = __m512i;
+using Floats = __m512;
 
 inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
@@ -48,8 +49,18 @@ inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
   _mm512_storeu_si512(to, words);
 }
 
-inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
-  const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(multiplier));
+inline Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
+inline Floats fill_floats(float value) { return _mm512_set1_ps(value); }
+inline Floats floats(Ints value) { return _mm512_cvtepi32_ps(value); }
+inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+
+inline Ints widen(const uint8_t* from, int zero) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_sub_epi32(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(zero));
+}
+
+inline Ints rounded(Floats value, float least, float most) {
   return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(least)), _mm512_set1_ps(most)));
 }
 
@@ -58,6 +69,10 @@ inline Bytes narrow(const Ints (&in)[4], int zero) {
   const Ints first = _mm512_add_epi16(_mm512_packs_epi32(in[0], in[1]), add);
   const Ints second = _mm512_add_epi16(_mm512_packs_epi32(in[2], in[3]), add);
   return _mm512_packus_epi16(first, second);
+}
+
+inline Bytes ordered(Bytes value) {
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), value);
 }
 
 inline void store_narrow(uint8_t* to, Ints value, int zero) {

@@ -15,6 +15,7 @@ constexpr int kVectorRows = 8;  // their sums, 16 bytes of each, and two vectors
 
 using Ints = int32x4_t;
 using Bytes = uint8x16_t;
+using Floats = float32x4_t;
 
 inline Ints load_ints(const int32_t* from) { return vld1q_s32(from); }
 inline Bytes load_bytes(const uint8_t* from) { return vld1q_u8(from); }
@@ -80,14 +81,28 @@ inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
   vst1q_u16(to, vaddq_u16(low_words(first, second), vdupq_n_u16(static_cast<uint16_t>(zero))));
 }
 
-inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
-  const float32x4_t value = vmulq_f32(vcvtq_f32_s32(sum), vld1q_f32(multiplier));
+inline Floats load_floats(const float* from) { return vld1q_f32(from); }
+inline Floats fill_floats(float value) { return vdupq_n_f32(value); }
+inline Floats floats(Ints value) { return vcvtq_f32_s32(value); }
+inline Floats times(Floats a, Floats b) { return vmulq_f32(a, b); }
+inline Floats plus(Floats a, Floats b) { return vaddq_f32(a, b); }
+
+inline Ints widen(const uint8_t* from, int zero) {
+  uint32_t four;
+  __builtin_memcpy(&four, from, 4);
+  const uint16x8_t words = vmovl_u8(vcreate_u8(four));
+  return vsubq_s32(vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(words))), vdupq_n_s32(zero));
+}
+
+inline Ints rounded(Floats value, float least, float most) {
   return vcvtnq_s32_f32(vminq_f32(vmaxq_f32(value, vdupq_n_f32(least)), vdupq_n_f32(most)));  // half to even
 }
 
 inline Bytes narrow(const Ints (&in)[4], int zero) {
   return vaddq_u8(low_bytes(low_words(in[0], in[1]), low_words(in[2], in[3])), fill(static_cast<uint8_t>(zero)));
 }
+
+inline Bytes ordered(Bytes value) { return value; }
 
 inline void store_narrow(uint8_t* to, Ints value, int zero) {
   const uint16x8_t words = low_words(value, value);

@@ -16,6 +16,9 @@ constexpr int kOffset = 0;          // what `dot` subtracts from each x
 struct Ints {
   int32_t at[kLanes];
 };
+struct Floats {
+  float at[kLanes];
+};
 struct Bytes {
   uint8_t at[kBytes];
 };
@@ -77,13 +80,47 @@ inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
   }
 }
 
-// Returns rint(sum * multiplier), clipped to [least, most].
-inline Ints scale(Ints sum, const float* multiplier, float least, float most) {
-  for (int i = 0; i < kLanes; ++i) {
-    const float value = static_cast<float>(sum.at[i]) * multiplier[i];
-    sum.at[i] = static_cast<int32_t>(std::nearbyintf(std::min(std::max(value, least), most)));
-  }
-  return sum;
+inline Floats load_floats(const float* from) {
+  Floats made;
+  std::memcpy(made.at, from, sizeof made.at);
+  return made;
+}
+
+inline Floats fill_floats(float value) {
+  Floats made;
+  std::fill_n(made.at, kLanes, value);
+  return made;
+}
+
+inline Floats floats(Ints value) {
+  Floats made;
+  for (int i = 0; i < kLanes; ++i) made.at[i] = static_cast<float>(value.at[i]);
+  return made;
+}
+
+inline Floats times(Floats a, Floats b) {
+  for (int i = 0; i < kLanes; ++i) a.at[i] *= b.at[i];
+  return a;
+}
+
+inline Floats plus(Floats a, Floats b) {
+  for (int i = 0; i < kLanes; ++i) a.at[i] += b.at[i];
+  return a;
+}
+
+// Reads as many bytes as a vector has int32, and subtracts `zero` from each.
+inline Ints widen(const uint8_t* from, int zero) {
+  Ints made;
+  for (int i = 0; i < kLanes; ++i) made.at[i] = from[i] - zero;
+  return made;
+}
+
+// Returns rint(value), clipped to [least, most].
+inline Ints rounded(Floats value, float least, float most) {
+  Ints made;
+  for (int i = 0; i < kLanes; ++i)
+    made.at[i] = static_cast<int32_t>(std::nearbyintf(std::min(std::max(value.at[i], least), most)));
+  return made;
 }
 
 // Returns the bytes of four vectors in [0, 255] that stand in the order of `transpose`.
@@ -92,6 +129,9 @@ inline Bytes narrow(const Ints (&in)[4], int zero) {
   for (int i = 0; i < kBytes; ++i) made.at[i] = static_cast<uint8_t>(in[i / kLanes].at[i % kLanes] + zero);
   return made;
 }
+
+// Returns what `narrow` returned in order: the bytes of the first vector, those of the second one, and so on.
+inline Bytes ordered(Bytes value) { return value; }
 
 // Writes the bytes of one vector in order.
 inline void store_narrow(uint8_t* to, Ints value, int zero) {

@@ -36,22 +36,40 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+class Open:
+    """A uint8 tensor that is no constant."""
+
+
 def session(
-    operator: str, inputs: Sequence[Array | None], threads: int = 1, domain: str = NATIVE_DOMAIN, **attributes: Any
+    operator: str,
+    inputs: Sequence[Array | Open | None],
+    threads: int = 1,
+    domain: str = NATIVE_DOMAIN,
+    **attributes: Any,
 ) -> ort.InferenceSession:
-    """Load a model with one operator; all inputs but the first, uint8 ``x``, are constants."""
+    """Load a model with one operator; all inputs but uint8 ``x``, and those of which only a type is given, are constants.
+
+    Args:
+        operator: The operator.
+        inputs: The values; an `Open` for a uint8 tensor that is given at each run.
+        threads: The threads of the session.
+        domain: The domain of the operator.
+        attributes: Its attributes.
+    """
     assert isinstance(FOUND, Kernels)
     names = ["x", *("" if array is None else f"c{index}" for index, array in enumerate(inputs[1:]))]
+    more = [name for name, array in zip(names, inputs, strict=True) if isinstance(array, Open)]
     node = helper.make_node(operator, names, ["y"], domain=domain, **attributes)
     constants = [
         numpy_helper.from_array(array, name)
         for name, array in zip(names[1:], inputs[1:], strict=True)
-        if array is not None
+        if array is not None and not isinstance(array, Open)
     ]
     x = inputs[0]
-    assert x is not None
-    ends = [helper.make_tensor_value_info(name, TensorProto.UINT8, [None] * x.ndim) for name in "xy"]
-    graph = helper.make_graph([node], "one", ends[:1], ends[1:], constants)
+    assert isinstance(x, np.ndarray)
+    ends = [helper.make_tensor_value_info(name, TensorProto.UINT8, [None] * x.ndim) for name in ("y", "x")]
+    ends += [helper.make_tensor_value_info(name, TensorProto.UINT8, None) for name in more]
+    graph = helper.make_graph([node], "one", ends[1:], ends[:1], constants)
     imports = [helper.make_opsetid(*each) for each in {domain: VERSION, "": 17}.items()]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     options = ort.SessionOptions()
@@ -79,6 +97,7 @@ class Case:
     zeros: tuple[int, int] = (128, 128)
     largest: int = 127  # magnitude of the weights
     table: str = ""
+    residual: bool = False
     seed: int = 0
     arrays: dict[str, Array] = field(init=False, repr=False, default_factory=dict)
 
@@ -98,13 +117,32 @@ class Case:
         )
         if tables:
             self.arrays["table"] = random.integers(0, 256, tables).astype(np.uint8)
+        spans = [d * (k - 1) + 1 for d, k in zip(self.dilations, self.kernel, strict=True)]
+        lengths = [size + self.pads[i] + self.pads[i + 2] for i, size in enumerate(self.size)]
+        rest = [(length - span) // s + 1 for length, span, s in zip(lengths, spans, self.strides, strict=True)]
+        if self.residual and min(rest) > 0:
+            self.arrays["residual"] = random.integers(0, 256, (self.batch, *rest, results)).astype(np.uint8)
 
     @property
-    def constants(self) -> list[Array | None]:
+    def residual_scale(self) -> Array:
+        return np.asarray(0.7 * self.arrays["y_scale"], np.float32)
+
+    @property
+    def feed(self) -> dict[str, Array]:
+        """The tensors of a run."""
+        given = {"x": self.arrays["x"]}
+        return {**given, "c9": self.arrays["residual"]} if self.residual else given
+
+    @property
+    def constants(self) -> list[Array | Open | None]:
         given = self.arrays
         zeros = [np.asarray(zero, np.uint8) for zero in self.zeros]
         weight = [given["w"], given["w_scale"], np.zeros_like(given["w_scale"], np.int8)]
-        return [given["x_scale"], zeros[0], *weight, given["y_scale"], zeros[1], given["bias"], given.get("table")]
+        residual: list[Array | Open | None] = [None, None, None]
+        if self.residual:
+            residual = [Open(), self.residual_scale, np.asarray(self.zeros[0] ^ 77, np.uint8)]
+        most = [given["x_scale"], zeros[0], *weight, given["y_scale"], zeros[1], given["bias"], given.get("table")]
+        return [*most, *residual]
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -112,9 +150,8 @@ class Case:
 
     def run(self, threads: int = 1) -> Array:
         """Compute it with the native operator."""
-        x = self.arrays["x"]
-        opened = session("Convolution", [x, *self.constants], threads, **self.attributes)
-        return np.asarray(opened.run(None, {"x": x})[0])
+        opened = session("Convolution", [self.arrays["x"], *self.constants], threads, **self.attributes)
+        return np.asarray(opened.run(None, self.feed)[0])
 
     def expected(self) -> Array:
         """Compute it from its definition: exact sums, one multiplication in float32, rounded half to even."""
@@ -131,7 +168,12 @@ class Case:
         assert multiplier.dtype == np.float32
         table = given.get("table")
         finer = 16 if self.table == "fine" else 1
-        index = np.rint(sums.astype(np.float32) * (multiplier * np.float32(finer))) + finer * y_zero
+        real = sums.astype(np.float32) * (multiplier * np.float32(finer))
+        if self.residual:
+            ratio = self.residual_scale / given["y_scale"] * np.float32(finer)
+            real += (given["residual"].astype(np.float32) - (self.zeros[0] ^ 77)) * ratio
+        assert real.dtype == np.float32
+        index = np.rint(real) + finer * y_zero
         y: Array = np.clip(index, 0, 256 * finer - 1).astype(np.int64)
         if table is None:
             return y.astype(np.uint8)
@@ -141,7 +183,9 @@ class Case:
 
 
 def fits(case: Case) -> bool:
-    """Return whether the padded input is as large as the kernel."""
+    """Return whether the padded input is as large as the kernel, and no depthwise convolution has a residual."""
+    if case.residual and case.group > 1 and case.inputs == case.outputs == 1:
+        return False
     lengths = [size + case.pads[axis] + case.pads[axis + 2] for axis, size in enumerate(case.size)]
     spans = [d * (k - 1) + 1 for d, k in zip(case.dilations, case.kernel, strict=True)]
     return all(length >= span for length, span in zip(lengths, spans, strict=True))
@@ -162,10 +206,13 @@ CASES = st.builds(
     zeros=st.tuples(st.integers(0, 255), st.integers(0, 255)),
     largest=st.sampled_from([127, 63, 1]),
     table=st.sampled_from(["", "one", "each", "fine"]),
+    residual=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 ).filter(fits)
 DEPTHWISE = st.builds(
-    lambda case, channels: replace(case, group=channels, inputs=1, outputs=1), CASES, st.integers(2, 140)
+    lambda case, channels: replace(case, group=channels, inputs=1, outputs=1, residual=False),
+    CASES,
+    st.integers(2, 140),
 )
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -267,6 +314,16 @@ def test_constants_that_do_not_fit_are_refused(index: int, array: Array, message
         session("Convolution", inputs, **case.attributes)
 
 
+def test_a_residual_must_fit() -> None:
+    case = Case(residual=True)
+    opened = session("Convolution", [case.arrays["x"], *case.constants], **case.attributes)
+    with pytest.raises(Exception, match="the residual must have the shape of the result"):
+        opened.run(None, {**case.feed, "c9": case.arrays["residual"][:, 1:]})
+    depthwise = Case(group=4, inputs=1, outputs=1, residual=True)
+    with pytest.raises(Exception, match="a depthwise convolution has no residual"):
+        session("Convolution", [depthwise.arrays["x"], *depthwise.constants], **depthwise.attributes)
+
+
 def test_inputs_that_do_not_fit_are_refused_and_empty_ones_are_not() -> None:
     case = Case(kernel=(3, 3))
     opened = session("Convolution", [case.arrays["x"], *case.constants], **case.attributes)
@@ -309,6 +366,58 @@ def test_a_table_is_its_definition(isa: str, shape: tuple[int, ...], each: bool,
 def test_tables_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(Exception, match=r"must be \(256,\) or \(C, 256\)"):
         session("Table", [np.zeros((2, 3), np.uint8), np.zeros(shape, np.uint8)])
+
+
+# ---------------------------------------------------------------------------------------------------- Add and Mul
+
+
+SHAPES = st.lists(st.integers(0, 40), min_size=0, max_size=4).map(tuple)
+
+
+@many
+@given(
+    operator=st.sampled_from(["Add", "Mul"]),
+    shape=SHAPES,
+    repeated=st.sampled_from(["no", "by image", "for all"]),
+    zeros=st.tuples(*[st.integers(0, 255)] * 3),
+    clipped=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_sum_and_a_product_are_their_definition(
+    isa: str,
+    operator: str,
+    shape: tuple[int, ...],
+    repeated: str,
+    zeros: tuple[int, int, int],
+    clipped: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    random = np.random.default_rng(seed)
+    other = shape
+    if repeated != "no" and len(shape) > 1:
+        other = (shape[0] if repeated == "by image" else 1, *[1] * (len(shape) - 2), shape[-1])
+    a, b = (random.integers(0, 256, each).astype(np.uint8) for each in (shape, other))
+    scales = random.uniform(0.005, 0.05, 3).astype(np.float32)
+    table = random.integers(0, 256, 256).astype(np.uint8) if clipped else None
+    (sa, za), (sb, zb), (sy, zy) = zip(map(np.asarray, scales), (np.asarray(z, np.uint8) for z in zeros), strict=True)
+    opened = session(operator, [a, sa, za, Open(), sb, zb, sy, zy, table], threads)
+    found = opened.run(None, {"x": a, "c2": b})[0]
+    x, y = a.astype(np.float32) - zeros[0], b.astype(np.float32) - zeros[1]
+    real = x * (y * (sa * sb / sy)) if operator == "Mul" else x * (sa / sy) + y * (sb / sy)
+    assert real.dtype == np.float32
+    expected = np.clip(np.rint(real) + zeros[2], 0, 255).astype(np.uint8)
+    np.testing.assert_array_equal(found, expected if table is None else table[expected])
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 4), (2, 2, 5, 4), (1, 1, 5, 4), (3, 1, 1, 4), (2, 1, 1, 3)], ids=str)
+def test_a_sum_refuses_shapes_that_do_not_repeat(shape: tuple[int, ...]) -> None:
+    one, zero = np.asarray(1, np.float32), np.asarray(0, np.uint8)
+    x = np.zeros((2, 3, 5, 4), np.uint8)
+    opened = session("Add", [x, one, zero, Open(), one, zero, one, zero, None])
+    with pytest.raises(Exception, match="b must have the shape of a, or one value for each index of the last axis"):
+        opened.run(None, {"x": x, "c2": np.zeros(shape, np.uint8)})
 
 
 # --------------------------------------------------------------------------------------------------------- average

@@ -24,7 +24,7 @@ from requant.calibration.session import OPERATORS, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.console.quantized import print_result
 from requant.quantize.kernels.library import kernels
-from requant.quantize.kernels.wrap import wrap_units
+from requant.quantize.kernels.wrap import fused_calls, wrap_units
 from requant.transforms.inline_functions import inline_functions
 from requant.transforms.plan import Unit
 
@@ -209,6 +209,112 @@ def test_a_maximum_becomes_a_function() -> None:
     assert [node.op_type for node in made.graph if node.domain] == ["MaxPool"]
     for session in (without_library(made), with_library(made)):
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
+
+
+PAIR = """g (float[N,3,9,8] x, float[{b}] x2) => (float[N,3,9,8] y) {{
+    q = QuantizeLinear(x, s, z)    d = DequantizeLinear(q, s, z)
+    q2 = QuantizeLinear(x2, p, m)  d2 = DequantizeLinear(q2, p, m)
+    [pair] c = {op}({order})
+    {relu}
+    r = QuantizeLinear({last}, o, n8)  y0 = DequantizeLinear(r, o, n8)
+    y = Conv (y0, k)
+}}"""
+RELU = {"nothing": ("", "c", ("pair",)), "relu": ("[relu] a = Clip(c, zero, six)", "a", ("pair", "relu"))}
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("op", "order", "b"),
+    [
+        ("Add", "d, d2", ("N", 3, 9, 8)),
+        ("Mul", "d2, d", ("N", 3, 9, 8)),
+        ("Mul", "d, d2", ("N", 3, 1, 1)),
+        ("Add", "d2, d", (1, 3, 1, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("relu", "last", "nodes"), RELU.values(), ids=RELU)
+def test_a_sum_and_a_product_become_functions(
+    op: str, order: str, b: tuple[Any, ...], relu: str, last: str, nodes: tuple[str, ...]
+) -> None:
+    more = {"k": np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1), "o": np.asarray(0.0613, np.float32)}
+    made = model(PAIR.format(op=op, order=order, b=",".join(map(str, b)), relu=relu, last=last), **more)
+    random = np.random.default_rng(1)
+    lengths = [2 if axis == "N" else axis for axis in b]
+    feed = {"x": random.normal(0, 2, (2, 3, 9, 8)), "x2": random.normal(0, 4, lengths)}
+    feed = {name: value.astype(np.float32) for name, value in feed.items()}
+    expected = outputs(without_library(made), feed)[0]
+    names = ("x", "x2") if order == "d, d2" else ("x2", "x")
+    unit = Unit(name="pair", op=op, nodes=nodes, inputs=names, outputs=(last,))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "x2": b, last: ("N", 3, 9, 8)}) == 1
+    assert [node.op_type for node in made.graph if node.domain] == [op]
+    onnx.checker.check_model(ir.to_proto(made))
+    np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected)
+    # the body rounds products of scales, the operator their ratios: at a half, they may go different ways
+    found = outputs(with_library(made), feed)[0]
+    assert np.abs(found - expected).max() <= 1.001 * 0.0613
+    assert (found != expected).mean() < 0.01
+
+
+@pytest.mark.parametrize("b", [(3, 9, 8), ("N", 3, 9, 1), ("M", 3, 1, 1), ("N", 1, 1, 1), ("N", None, 1, 1)], ids=str)
+def test_sums_of_other_shapes_are_left_alone(b: tuple[Any, ...]) -> None:
+    made = model(
+        PAIR.format(op="Add", order="d, d2", b=",".join(str(n or "K") for n in b), relu="", last="c"),
+        k=np.zeros((3, 3, 1, 1), np.float32),
+        o=np.asarray(0.0613, np.float32),
+    )
+    unit = Unit(name="pair", op="Add", nodes=("pair",), inputs=("x", "x2"), outputs=("c",))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "x2": b, "c": ("N", 3, 9, 8)}) == 0
+
+
+RESIDUAL = """g (float[N,4,9,8] x) => (float[N,4,9,8] y) {{
+    q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+    v = DequantizeLinear <axis = 0> (w4, t, n)  e = DequantizeLinear <axis = 0> (b, u)
+    [conv] c = Conv <pads = [1, 1, 1, 1]> (d, v, e)
+    {between}
+    r = QuantizeLinear(c0, p, m)  k = DequantizeLinear(r, p, m)
+    [sum] f = Add ({order})
+    [relu] g = Relu(f)
+    o = QuantizeLinear(g, p, n8)  y = DequantizeLinear(o, p, n8)
+}}"""
+W4 = np.random.default_rng(2).integers(-63, 64, (4, 4, 3, 3)).astype(np.int8)
+BETWEEN = {"nothing": ("c0 = Identity(c)", ("conv",), 1), "a Relu": ("[mid] c0 = Relu(c)", ("conv", "mid"), 2)}
+
+
+@needs_library
+@pytest.mark.parametrize("order", ["k, d", "d, k"])
+@pytest.mark.parametrize(("between", "nodes", "calls"), BETWEEN.values(), ids=BETWEEN)
+def test_a_convolution_and_its_residual_become_one_call_that_rounds_once(
+    between: str, nodes: tuple[str, ...], calls: int, order: str
+) -> None:
+    text = RESIDUAL.format(between=between, order=order)
+    if calls == 1:
+        text = text.replace("c0 = Identity(c)", "").replace("c0", "c")
+    last = "c" if calls == 1 else "c0"
+    made = model(text, w4=W4)
+    feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 4, 9, 8)).astype(np.float32)}
+    expected = outputs(without_library(made), feed)[0]
+    shape = ("N", 4, 9, 8)
+    inputs = (last, "x") if order == "k, d" else ("x", last)
+    units = [
+        Unit(name="conv", op="Conv", nodes=nodes, inputs=("x",), outputs=(last,)),
+        Unit(name="sum", op="Add", nodes=("sum", "relu"), inputs=inputs, outputs=("g",)),
+    ]
+    assert wrap_units(made, units, dict.fromkeys(("x", last, "g"), shape), fuse=True) == calls
+    assert fused_calls(made) == (calls == 1)
+    onnx.checker.check_model(ir.to_proto(made))
+    np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected)
+    x = np.clip(np.rint(feed["x"] / CONSTANTS["s"]) + 117, 0, 255) - 117
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))).astype(np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    sums = np.einsum("nchwij,ocij->nohw", windows, W4.astype(np.int64)) + CONSTANTS["b"].reshape(1, -1, 1, 1)
+    real = sums * CONSTANTS["u"].reshape(1, -1, 1, 1).astype(np.float64)
+    real = np.maximum(real, 0) if calls == 2 else real
+    exact = np.clip(real + x * float(CONSTANTS["s"]), 0, 255 * 0.05)
+    for optimize in (False, True):
+        found = outputs(with_library(made, optimize=optimize), feed)[0]
+        # half a step for each rounding: one in the fused call, two with a Relu between the two
+        assert np.abs(found - exact)[np.abs(real) < 5].max() <= 0.05 * calls / 2 + 1e-5
 
 
 @needs_library

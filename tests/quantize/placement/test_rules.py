@@ -475,6 +475,24 @@ def test_what_a_gate_may_become(nodes: str, activation: str, expected: tuple[Imp
     assert found == {"before": EITHER, "g2": expected, "after": EITHER}
 
 
+NATIVE = {
+    "sum": ("[g] b = Add(a, x)", True),
+    "product and Relu": ("[g] m = Mul(x, a) [relu] b = Relu(m)", True),
+    "gate": ("s = GlobalAveragePool(a) [g] b = Mul(a, s)", True),
+    "gate, turned": ("s = GlobalAveragePool(a) [g] b = Mul(s, a)", True),
+    "row": ("s = MaxPool <kernel_shape = [8, 1]> (a) [g] b = Add(a, s)", False),
+    "twice": ("[g] b = Add(a, a)", False),
+    "constant": ("[g] b = Mul(a, two)", False),
+}
+
+
+@pytest.mark.parametrize(("nodes", "native"), NATIVE.values(), ids=NATIVE)
+def test_two_tensors_of_one_shape_or_one_with_a_value_per_channel_may_be_native(nodes: str, native: bool) -> None:
+    constants = {"two": np.asarray(2, np.float32)} if "two" in nodes else {}
+    assert (Impl.U8_NATIVE in forms(between(nodes, **constants), native=True)["g"]) is native
+    assert Impl.U8_NATIVE not in forms(between(nodes, **constants))["g"]
+
+
 def test_what_is_slow_by_rule_is_a_choice_all_the_same() -> None:
     found = forms(chain())
     assert found == {

@@ -1,0 +1,277 @@
+"""What makes a unit of a QDQ model a call of a native operator: inputs, attributes, and the nodes of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from ...calibration.session import Array
+from ...transforms.graph import Shape, constant, repeats_in, sets_pads, sole_reader
+from ...transforms.plan import Unit
+from ...transforms.qlinear import equal_parameters
+from ...transforms.units import clip_bounds
+from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, is_uint8
+
+IMAGE = 4  # axes of a tensor with a layout
+X, Y = ("x", "x_scale", "x_zero_point"), ("y_scale", "y_zero_point")
+RESIDUAL = ("residual", "residual_scale", "residual_zero_point")
+CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL)
+WEIGHTS, BIAS = CONVOLUTION.index("w"), CONVOLUTION.index("B")
+TABLE = ("x", "table")
+PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
+AVERAGE = (*X, *Y)
+WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
+"""The attributes of a kernel on an image, with their defaults."""
+UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
+"""Types of zero points and scales."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a native operator, and the nodes that it replaces.
+
+    Attributes:
+        operator: The operator.
+        name: The name of the node.
+        names: The names of the operator's inputs.
+        inputs: The inputs; those that are missing at the end are omitted.
+        body: The nodes that it replaces, in order.
+        attributes: The attributes of the node.
+        anchor: The node of the body that has the attributes; None without attributes.
+        table: The values of the input ``table``, uint8; None without them. A Table has those of its body.
+        sources: The places among the inputs of the uint8 tensors that are computed.
+        shapes: The shapes of these tensors and of the result in NCHW, if the operator takes NHWC; else empty.
+    """
+
+    operator: str
+    name: str
+    names: Sequence[str]
+    inputs: Sequence[ir.Value | None]
+    body: Sequence[ir.Node]
+    attributes: Mapping[str, ir.Attr] = field(default_factory=dict)
+    anchor: ir.Node | None = None
+    table: Array | None = None
+    sources: Sequence[int] = (0,)
+    shapes: Sequence[Shape] = ()
+
+    @property
+    def tensors(self) -> list[ir.Value]:
+        """The uint8 tensors that it reads."""
+        return [value for value in (self.inputs[index] for index in self.sources) if value is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A unit that may become a call.
+
+    Attributes:
+        unit: The unit.
+        nodes: The nodes of the model by name.
+        quantize: The node that computes its uint8 result.
+        shapes: The shapes of the unit's inputs and of its result, in NCHW.
+        images: Whether the tensors are images, so that axis 1 is that of the channels.
+    """
+
+    unit: Unit
+    nodes: Mapping[str, ir.Node]
+    quantize: ir.Node
+    shapes: Sequence[Shape]
+    images: bool
+
+    @property
+    def end(self) -> ir.Value:
+        """The uint8 result."""
+        return self.quantize.outputs[0]
+
+
+def call_of(unit: Unit, nodes: Mapping[str, ir.Node], shapes: Mapping[str, Shape], model: ir.Model) -> Call | None:
+    """Return the call of a native operator for a unit between uint8 tensors; None if it has another form.
+
+    Args:
+        unit: The unit.
+        nodes: The nodes of the model by name.
+        shapes: Shapes of the float tensors by name.
+        model: The model.
+    """
+    last = nodes.get(unit.nodes[-1])
+    reader = sole_reader(last.outputs[0]) if last is not None and last.graph is model.graph else None
+    known = [shapes[name] for name in (*unit.inputs, unit.outputs[0]) if name in shapes]
+    if reader is None or reader.op_type != "QuantizeLinear" or len(known) <= len(unit.inputs):
+        return None
+    image = all(len(shape) == IMAGE for shape in known)
+    if unit.op not in IMAGES:
+        image = image and any(node.op_type == "Conv" for node in model.graph)
+    call = CALLS.get(unit.op, _table)(Site(unit, nodes, reader, known, image))
+    return replace(call, shapes=known) if call is not None and image else call
+
+
+# ------------------------------------------------------------------------------------------------------------ parts
+
+
+def _dequantized(value: ir.Value | None) -> ir.Node | None:
+    """Return the DequantizeLinear that computes a tensor; None if another node does."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == "DequantizeLinear" else None
+
+
+def _three(node: ir.Node) -> list[ir.Value | None]:
+    """Return the tensor, the scale and the zero point of a DequantizeLinear or QuantizeLinear."""
+    return [*node.inputs, None, None][:3]
+
+
+def _attributes(node: ir.Node, defaults: Mapping[str, list[int]], **more: int | list[int]) -> dict[str, ir.Attr]:
+    """Return attributes of a node, with the defaults of those that it does not have, and more attributes."""
+    values = {name: list(node.attributes.get_ints(name, default)) for name, default in defaults.items()}
+    return {attribute.name: attribute for attribute in ir.convenience.convert_attributes({**values, **more})}
+
+
+def _are_constants(values: Iterable[ir.Value | None]) -> bool:
+    """Return whether all scales and zero points are constants, and the zero points uint8."""
+    tensors = [constant(value) for value in values]
+    return all(tensor is not None and tensor.dtype in UNSIGNED for tensor in tensors)
+
+
+def _clipping(absorbed: Iterable[ir.Node], quantize: ir.Node) -> Array | None:
+    """Return a Relu or Clip as a table of integers, uint8 (256,); None if every integer stays as it is.
+
+    Rounding to integers is monotone, so that it can come before or after the Clip.
+    """
+    step, origin = (constant(value) for value in _three(quantize)[1:])
+    assert step is not None
+    assert origin is not None
+    table = every = np.arange(256)
+    for node in absorbed:
+        bounds = clip_bounds(node)
+        assert bounds is not None  # `units` absorbs no other Clip
+        limits = np.rint(np.asarray(bounds, np.float32) / step.numpy().reshape(())) + float(origin.numpy().item())
+        table = np.clip(table, *np.clip(limits, 0, 255).astype(np.int64))
+    return None if (table == every).all() else table.astype(np.uint8)
+
+
+# ----------------------------------------------------------------------------------------------------- convolutions
+
+
+def _convolution(site: Site) -> Call | None:
+    """Return the call for a convolution with the Relu or Clip that it absorbs; None if it has another form."""
+    anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
+    pairs = [_dequantized(value) for value in anchor.inputs if value is not None]
+    known = [pair for pair in pairs if pair is not None]
+    if len(known) < len(pairs):
+        return None
+    x, w, *bias = (_three(pair) for pair in known)
+    inputs = [*x, *w, *_three(site.quantize)[1:], *(each[0] for each in bias)]
+    if not _is_supported(anchor, inputs):
+        return None
+    table = _clipping(absorbed, site.quantize)
+    attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
+    body = [*known, anchor, *absorbed, site.quantize]
+    return Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes, anchor, table)
+
+
+def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
+    """Return whether the operator computes a convolution with these inputs, its own up to the bias."""
+    tensors = [constant(value) for value in inputs[1:]]
+    if any(tensor is None for tensor in tensors) or not sets_pads(node):
+        return False
+    by_name = {name: tensor for name, tensor in zip(CONVOLUTION[1:], tensors, strict=False) if tensor is not None}
+    unsigned = by_name["x_zero_point"].dtype is by_name["y_zero_point"].dtype is ir.DataType.UINT8
+    symmetric = by_name["w"].dtype is ir.DataType.INT8 and not by_name["w_zero_point"].numpy().any()
+    return unsigned and symmetric and len(by_name["w"].shape) == IMAGE
+
+
+# ------------------------------------------------------------------------------------------------------------ pools
+
+
+def _average(site: Site) -> Call | None:
+    """Return the call for a GlobalAveragePool; None if it has another form."""
+    (anchor,) = (site.nodes[name] for name in site.unit.nodes)
+    pair = _dequantized(anchor.inputs[0])
+    if pair is None or not site.images:
+        return None
+    inputs = [*_three(pair), *_three(site.quantize)[1:]]
+    if not _are_constants(inputs[1:]):
+        return None
+    return Call("GlobalAveragePool", str(anchor.name), AVERAGE, inputs, [pair, anchor, site.quantize])
+
+
+def _maximum(site: Site) -> Call | None:
+    """Return the call for a MaxPool; None if it has another form."""
+    (anchor,) = (site.nodes[name] for name in site.unit.nodes)
+    pair = _dequantized(anchor.inputs[0])
+    if pair is None or len(anchor.outputs) > 1 or not site.images:
+        return None
+    plain = not anchor.attributes.get_int("ceil_mode", 0) and sets_pads(anchor)
+    if not plain or not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]) or not is_uint8(site.quantize, 2):
+        return None
+    kernel = anchor.attributes.get_ints("kernel_shape", ())
+    attributes = _attributes(anchor, WINDOW, kernel_shape=list(kernel))
+    return Call(
+        "MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes, anchor
+    )
+
+
+# --------------------------------------------------------------------------------------- functions of each element
+
+
+def _pair(site: Site) -> Call | None:
+    """Return the call for an Add or Mul of two tensors, with the Relu or Clip that it absorbs.
+
+    The second tensor has the shape of the first, or a value for each channel. None if it has another form.
+    """
+    anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
+    pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
+    if len(pairs) != 2 or len(site.shapes) != 3 or pairs[0].inputs[0] is pairs[1].inputs[0]:
+        return None
+    *shapes, result = site.shapes
+    order = [0, 1] if list(shapes[0]) == list(result) else [1, 0]
+    whole, other = (shapes[index] for index in order)
+    a, b = (_three(pairs[index]) for index in order)
+    inputs = [*a, *b, *_three(site.quantize)[1:]]
+    constants = [value for place, value in enumerate(inputs) if place not in (0, PAIR.index("b"))]
+    fits = list(whole) == list(result) and repeats_in(other, whole, 1 if site.images else -1)
+    if not fits or not _are_constants(constants):
+        return None
+    table = _clipping(absorbed, site.quantize)
+    body = [*pairs, anchor, *absorbed, site.quantize]
+    sources = (0, PAIR.index("b"))
+    return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, table=table, sources=sources)
+
+
+def _table(site: Site) -> Call | None:
+    """Return the call for a unit that is a function of one element; None if it is not."""
+    for pair in map(_dequantized, site.nodes[site.unit.nodes[-1]].inputs):
+        root = None if pair is None else pair.inputs[0]
+        chains: dict[ir.Value, Chain] = {}
+        if root is not None:
+            _find_chains(site.end, root, chains)
+        if site.end in chains and chains[site.end].root is root:
+            return Call("Table", site.unit.name, TABLE, [root], chains[site.end].nodes)
+    return None
+
+
+def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain]) -> None:
+    """Find what a tensor, and the tensors between it and `root`, are functions of, and add it to `chains`."""
+    node = value.producer()
+    if value is root or value in chains or node is None or node.op_type not in INTEGER.keys() | ELEMENTWISE:
+        return
+    for each in node.inputs:
+        if each is not None and constant(each) is None:
+            _find_chains(each, root, chains)
+    chain = chain_of(node, chains)
+    if chain is not None:
+        chains[value] = chain
+
+
+CALLS: Mapping[str, Callable[[Site], Call | None]] = {
+    "Conv": _convolution,
+    "GlobalAveragePool": _average,
+    "MaxPool": _maximum,
+    "Add": _pair,
+    "Mul": _pair,
+}
+"""What makes the call of a unit, by its operator; `_table` for all others."""
+IMAGES = frozenset({"Conv", "GlobalAveragePool", "MaxPool"})
+"""The units whose tensors are images in any model."""
