@@ -157,13 +157,13 @@ class NativeUse:
 
     Attributes:
         units: The number of units that they compute.
-        fused: The number of units (functions and sums) that are one operator with the convolution in front of them.
+        joined: The number of units (functions and sums) that are one operator with the convolution in front of them.
         library: The library that a program registers, see `requant kernels`; empty if it is not here.
         stock_ms: Minimum time of a run without the library; None if it was not timed.
     """
 
     units: int
-    fused: int
+    joined: int
     library: str
     stock_ms: float | None = None
 

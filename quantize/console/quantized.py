@@ -74,9 +74,9 @@ def _native_row(table: Table, result: Result) -> None:
     native = result.native
     if native is None:
         return
-    fused = f", {native.fused} of them in one operator with a convolution" if native.fused else ""
+    joined = f", {native.joined} of them in one operator with a convolution" if native.joined else ""
     library = f"register {escape(native.library)}" if native.library else "their library is not here"
-    table.add_row("native", f"{native.units} units{fused}; {library}, see 'requant kernels'")
+    table.add_row("native", f"{native.units} units{joined}; {library}, see 'requant kernels'")
     if native.stock_ms is not None and result.latency is not None:
         ratio = result.latency.float_ms / native.stock_ms
         table.add_row("", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x")

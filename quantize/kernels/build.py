@@ -28,13 +28,14 @@ SOURCES = Path(__file__).parent / "native"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
-OPERATORS_SOURCES = ("library", "average", "convolution", "maximum", "pair", "table")
+OPERATORS_SOURCES = ("library", "average", "concat", "convolution", "pair", "pool", "table")
 KERNELS = ("cpu", "target_portable")
+AVX2 = ("-mavx2", "-mfma")
 AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "vbmi"))
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "target_avx2": ("-mavx2",),
-        "target_avxvnni": ("-mavx2", "-mavxvnni"),
+        "target_avx2": AVX2,
+        "target_avxvnni": (*AVX2, "-mavxvnni"),
         "target_avx512": AVX512,
         "target_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
     },

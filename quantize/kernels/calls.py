@@ -18,11 +18,12 @@ from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, is_uint8
 IMAGE = 4  # axes of a tensor with a layout
 X, Y = ("x", "x_scale", "x_zero_point"), ("y_scale", "y_zero_point")
 RESIDUAL = ("residual", "residual_scale", "residual_zero_point")
-CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL)
+CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL, "curve", "grid")
 WEIGHTS, BIAS = CONVOLUTION.index("w"), CONVOLUTION.index("B")
 TABLE = ("x", "table")
 PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
-AVERAGE = (*X, *Y)
+MEAN = (*X, *Y)
+CONCAT = ("a", "a_table", "b", "b_table", "c", "c_table", "d", "d_table")
 WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
 """The attributes of a kernel on an image, with their defaults."""
 UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
@@ -41,7 +42,7 @@ class Call:
         body: The nodes that it replaces, in order.
         attributes: The attributes of the node.
         anchor: The node of the body that has the attributes; None without attributes.
-        table: The values of the input ``table``, uint8; None without them. A Table has those of its body.
+        values: The values of further inputs by name: ``table``, ``curve``, ``grid``. A Table has those of its body.
         sources: The places among the inputs of the uint8 tensors that are computed.
         shapes: The shapes of these tensors and of the result in NCHW, if the operator takes NHWC; else empty.
     """
@@ -53,7 +54,7 @@ class Call:
     body: Sequence[ir.Node]
     attributes: Mapping[str, ir.Attr] = field(default_factory=dict)
     anchor: ir.Node | None = None
-    table: Array | None = None
+    values: Mapping[str, Array] = field(default_factory=dict)
     sources: Sequence[int] = (0,)
     shapes: Sequence[Shape] = ()
 
@@ -134,8 +135,8 @@ def _are_constants(values: Iterable[ir.Value | None]) -> bool:
     return all(tensor is not None and tensor.dtype in UNSIGNED for tensor in tensors)
 
 
-def _clipping(absorbed: Iterable[ir.Node], quantize: ir.Node) -> Array | None:
-    """Return a Relu or Clip as a table of integers, uint8 (256,); None if every integer stays as it is.
+def _clipping(absorbed: Iterable[ir.Node], quantize: ir.Node) -> dict[str, Array]:
+    """Return a Relu or Clip as a table of integers, uint8 (256,); no table if every integer stays as it is.
 
     Rounding to integers is monotone, so that it can come before or after the Clip.
     """
@@ -148,7 +149,7 @@ def _clipping(absorbed: Iterable[ir.Node], quantize: ir.Node) -> Array | None:
         assert bounds is not None  # `units` absorbs no other Clip
         limits = np.rint(np.asarray(bounds, np.float32) / step.numpy().reshape(())) + float(origin.numpy().item())
         table = np.clip(table, *np.clip(limits, 0, 255).astype(np.int64))
-    return None if (table == every).all() else table.astype(np.uint8)
+    return {} if (table == every).all() else {"table": table.astype(np.uint8)}
 
 
 # ----------------------------------------------------------------------------------------------------- convolutions
@@ -165,10 +166,10 @@ def _convolution(site: Site) -> Call | None:
     inputs = [*x, *w, *_three(site.quantize)[1:], *(each[0] for each in bias)]
     if not _is_supported(anchor, inputs):
         return None
-    table = _clipping(absorbed, site.quantize)
+    values = _clipping(absorbed, site.quantize)
     attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
     body = [*known, anchor, *absorbed, site.quantize]
-    return Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes, anchor, table)
+    return Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes, anchor, values)
 
 
 def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
@@ -185,32 +186,44 @@ def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
 # ------------------------------------------------------------------------------------------------------------ pools
 
 
-def _average(site: Site) -> Call | None:
-    """Return the call for a GlobalAveragePool; None if it has another form."""
+def _mean(site: Site) -> Call | None:
+    """Return the call for a GlobalAveragePool or an AveragePool; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pair = _dequantized(anchor.inputs[0])
-    if pair is None or not site.images:
+    if pair is None or not site.images or not sets_pads(anchor):
         return None
     inputs = [*_three(pair), *_three(site.quantize)[1:]]
     if not _are_constants(inputs[1:]):
         return None
-    return Call("GlobalAveragePool", str(anchor.name), AVERAGE, inputs, [pair, anchor, site.quantize])
+    body = [pair, anchor, site.quantize]
+    if anchor.op_type == "GlobalAveragePool":
+        return Call(anchor.op_type, str(anchor.name), MEAN, inputs, body)
+    more = {name: anchor.attributes.get_int(name, 0) for name in ("ceil_mode", "count_include_pad")}
+    if all(more.values()) or any(step != 1 for step in anchor.attributes.get_ints("dilations", ())):
+        return None
+    window = {name: default for name, default in WINDOW.items() if name != "dilations"}  # from opset 19 on
+    attributes = _attributes(anchor, window, kernel_shape=_kernel(anchor), **more)
+    return Call(anchor.op_type, str(anchor.name), MEAN, inputs, body, attributes, anchor)
 
 
 def _maximum(site: Site) -> Call | None:
     """Return the call for a MaxPool; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pair = _dequantized(anchor.inputs[0])
-    if pair is None or len(anchor.outputs) > 1 or not site.images:
+    if pair is None or len(anchor.outputs) > 1 or not site.images or not sets_pads(anchor):
         return None
-    plain = not anchor.attributes.get_int("ceil_mode", 0) and sets_pads(anchor)
-    if not plain or not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]) or not is_uint8(site.quantize, 2):
+    if not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]) or not is_uint8(site.quantize, 2):
         return None
-    kernel = anchor.attributes.get_ints("kernel_shape", ())
-    attributes = _attributes(anchor, WINDOW, kernel_shape=list(kernel))
+    ceil = anchor.attributes.get_int("ceil_mode", 0)
+    attributes = _attributes(anchor, WINDOW, kernel_shape=_kernel(anchor), ceil_mode=ceil)
     return Call(
         "MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes, anchor
     )
+
+
+def _kernel(pool: ir.Node) -> list[int]:
+    """Return the lengths of the kernel of a pool."""
+    return list(pool.attributes.get_ints("kernel_shape", ()))
 
 
 # --------------------------------------------------------------------------------------- functions of each element
@@ -234,10 +247,43 @@ def _pair(site: Site) -> Call | None:
     fits = list(whole) == list(result) and repeats_in(other, whole, 1 if site.images else -1)
     if not fits or not _are_constants(constants):
         return None
-    table = _clipping(absorbed, site.quantize)
+    values = _clipping(absorbed, site.quantize)
     body = [*pairs, anchor, *absorbed, site.quantize]
     sources = (0, PAIR.index("b"))
-    return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, table=table, sources=sources)
+    return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, values=values, sources=sources)
+
+
+def _concat(site: Site) -> Call | None:
+    """Return the call for a Concat of two to four tensors along their channels; None if it has another form."""
+    (anchor,) = (site.nodes[name] for name in site.unit.nodes)
+    pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
+    tensors = [pair.inputs[0] for pair in pairs]
+    axis, axes = anchor.attributes.get_int("axis", 0), len(site.shapes[-1])
+    fits = len(anchor.inputs) == len(pairs) == len(set(tensors)) <= len(CONCAT) // 2
+    if not fits or len(pairs) < 2 or axis % axes != (1 if site.images else axes - 1):
+        return None
+    if not _are_constants(value for node in (*pairs, site.quantize) for value in _three(node)[1:]):
+        return None
+    inputs: list[ir.Value | None] = [value for tensor in tensors for value in (tensor, None)]
+    values = {
+        CONCAT[2 * index + 1]: _requantized(pair, site.quantize)
+        for index, pair in enumerate(pairs)
+        if not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3])
+    }
+    sources = range(0, 2 * len(pairs), 2)
+    body = [*pairs, anchor, site.quantize]
+    return Call("Concat", str(anchor.name), CONCAT, inputs, body, values=values, sources=sources)
+
+
+def _requantized(pair: ir.Node, quantize: ir.Node) -> Array:
+    """Return what a QuantizeLinear makes of the 256 values of a DequantizeLinear: uint8 (256,)."""
+    (x_scale, x_zero), (y_scale, y_zero) = (
+        [tensor.numpy().reshape(()) for tensor in map(constant, _three(node)[1:]) if tensor is not None]
+        for node in (pair, quantize)
+    )
+    real = (np.arange(256, dtype=np.float32) - x_zero.astype(np.float32)) * x_scale
+    found: Array = np.clip(np.rint(real / y_scale) + y_zero.astype(np.float32), 0, 255).astype(np.uint8)
+    return found
 
 
 def _table(site: Site) -> Call | None:
@@ -267,11 +313,13 @@ def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain])
 
 CALLS: Mapping[str, Callable[[Site], Call | None]] = {
     "Conv": _convolution,
-    "GlobalAveragePool": _average,
+    "AveragePool": _mean,
+    "GlobalAveragePool": _mean,
     "MaxPool": _maximum,
     "Add": _pair,
     "Mul": _pair,
+    "Concat": _concat,
 }
 """What makes the call of a unit, by its operator; `_table` for all others."""
-IMAGES = frozenset({"Conv", "GlobalAveragePool", "MaxPool"})
+IMAGES = frozenset({"Conv", "AveragePool", "GlobalAveragePool", "MaxPool"})
 """The units whose tensors are images in any model."""

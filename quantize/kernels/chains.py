@@ -28,9 +28,6 @@ INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
 }
 """By operator: the zero point of each integer input, and that of the result; -1 for a float result."""
 
-FINER = 16  # entries of a fine table for each integer
-LEVELS = 256 * FINER
-
 
 @dataclass(frozen=True, eq=False)
 class Chain:
@@ -92,47 +89,54 @@ def table_of(model: ir.Model, chain: Chain) -> Array:
         return constants[-1]
 
     copies = copied(chain.nodes, {chain.root: root}, add_constant)
-    return _evaluated(model, root, copies, constants, np.arange(256, dtype=np.uint8))
+    result = copies[-1].outputs[0]
+    result.dtype = ir.DataType.UINT8
+    return _evaluated(model, (root, result), copies, constants, np.arange(256, dtype=np.uint8))
 
 
-def fine_table_of(model: ir.Model, chain: Chain) -> Array | None:
-    """Return `LEVELS` values of a function, uint8, without the roundings between its operators; None if it has others.
+def exact_values(model: ir.Model, chain: Chain, values: Array) -> Array:
+    """Return a function of float values, without the roundings in front of it, between its operators and behind it.
 
-    Entry i is the result for the value ``(i / 16 - zero point) * scale`` of the root: sixteen entries for each of its
-    integers.
+    Args:
+        model: The model.
+        chain: A function from a DequantizeLinear to a QuantizeLinear.
+        values: Values of the root, dequantized; float32.
     """
     first, *inner, last = chain.nodes
-    scale, zero = constant(first.inputs[1]), constant(first.inputs[2]) if len(first.inputs) > 2 else None
-    if scale is None or zero is None or any(node.op_type.startswith("QLinear") for node in chain.nodes):
-        return None
-    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[LEVELS])
-    values, rounded = {first.outputs[0]: x}, dict[ir.Value, ir.Value]()
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=list(values.shape))
+    known, rounded = {first.outputs[0]: x}, dict[ir.Value, ir.Value]()
     nodes, constants = list[ir.Node](), list[ir.Value]()
 
     def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
         constants.append(ir.Value(name=f"c{len(constants)}", const_value=ir.tensor(tensor.numpy())))
         return constants[-1]
 
-    for node in (*inner, last):
+    for node in inner:
         source = node.inputs[0]
         if node.op_type == "DequantizeLinear" and source is not None:
-            values[node.outputs[0]] = x if source is chain.root else values[rounded[source]]
-        elif node.op_type == "QuantizeLinear" and node is not last and source is not None:
+            known[node.outputs[0]] = x if source is chain.root else known[rounded[source]]
+        elif node.op_type == "QuantizeLinear" and source is not None:
             rounded[node.outputs[0]] = source
         else:
-            nodes += copied([node], values, add_constant)
-            values[node.outputs[0]] = nodes[-1].outputs[0]
+            nodes += copied([node], known, add_constant)
+            known[node.outputs[0]] = nodes[-1].outputs[0]
             nodes[-1].outputs[0].name = f"t{len(nodes)}"
-    real = (np.arange(LEVELS) / FINER - float(zero.numpy().item())) * float(scale.numpy().item())
-    return _evaluated(model, x, nodes, constants, real.astype(np.float32))
+    source = last.inputs[0]
+    assert source is not None
+    result = known[source]
+    return _evaluated(model, (x, result), nodes, constants, values) if nodes else values
 
 
 def _evaluated(
-    model: ir.Model, x: ir.Value, nodes: Sequence[ir.Node], constants: Sequence[ir.Value], values: Array
+    model: ir.Model,
+    ends: tuple[ir.Value, ir.Value],
+    nodes: Sequence[ir.Node],
+    constants: Sequence[ir.Value],
+    values: Array,
 ) -> Array:
-    """Return what the runtime computes for values of one tensor, without optimizations; uint8."""
-    result = nodes[-1].outputs[0]
-    result.dtype, result.name = ir.DataType.UINT8, "y"
+    """Return what the runtime computes for values of one tensor, without optimizations."""
+    x, result = ends
+    result.name = "y"
     graph = ir.Graph(
         [x], [result], nodes=nodes, initializers=constants, opset_imports=model.opset_imports, name="table"
     )

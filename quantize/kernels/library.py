@@ -17,7 +17,7 @@ from ...calibration.session import OPERATORS
 
 VERSION = 1
 """The version of the operators' domain."""
-NAMES = dict.fromkeys(("Convolution", "Table", "Add", "Mul"), 16)
+NAMES = dict.fromkeys(("Convolution", "Table", "Concat", "Add", "Mul"), 16)
 """Under how many names the library has an operator, if more than one; ``kNames`` in the sources."""
 LANGUAGES = {
     "Python": 'options.register_custom_ops_library("{path}")',

@@ -26,14 +26,17 @@ from ...transforms.graph import (
 )
 from ...transforms.plan import Unit
 from .calls import BIAS, CONVOLUTION, PAIR, RESIDUAL, WEIGHTS, Call, X, Y, call_of
-from .chains import LEVELS, Chain, copied, fine_table_of, table_of
+from .chains import Chain, copied, table_of
+from .curves import curve_of
 from .library import VERSION, names_of
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 UINT8 = ir.TensorType(ir.DataType.UINT8)
 
 
-def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, fuse: bool = False) -> int:
+def wrap_units(
+    model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, join: bool = False, exact: bool = False
+) -> int:
     """Put units between uint8 tensors into functions; return how many.
 
     Before:  y8 = QuantizeLinear(Conv(DequantizeLinear(x8), DequantizeLinear(w8), DequantizeLinear(b32)))
@@ -46,8 +49,9 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
         units: Convolutions, pools, sums and products, and units that are functions of each element of one tensor, in
             order.
         shapes: Shapes of the float tensors by name.
-        fuse: Whether a convolution and what alone reads it, a sum or a function, become one call. It rounds the sums
-            only once, behind the function. Its results are not those of its body, but more accurate.
+        join: Whether a convolution and what alone reads it, a sum or a function, become one call.
+        exact: Whether a call computes what its body computes. If not, joined calls round the sums only once, behind the
+            function or the other sum: their results are not those of their bodies, but more accurate.
     """
     nodes = nodes_by_name(model)
     calls: dict[ir.Value, Call] = {}  # by the uint8 tensor that they compute
@@ -55,10 +59,12 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
         call = call_of(unit, nodes, shapes, model)
         if call is None:
             continue
-        fused = next(iter(_fusions(model, calls, call)), None) if fuse else None
-        if fused is not None:
-            before, call = fused
-            del calls[before]
+        for end in _joinable(calls, call) if join else ():
+            both = _joined(model, calls[end], end, call, exact=exact)
+            if both is not None:
+                del calls[end]
+                call = both
+                break
         calls[call.body[-1].outputs[0]] = call
     moved: dict[ir.Value, ir.Value] = {}
     writer = _Writer(model, names(model), {})
@@ -72,49 +78,56 @@ def wrap_units(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shap
     return len(moved)
 
 
-def fused_calls(model: ir.Model) -> int:
-    """Return how many units of a model are computed by the convolution in front of them."""
-    count = 0
-    for node in (node for node in native_calls(model) if node.op_type.startswith("Convolution")):
-        given = dict(zip(CONVOLUTION, node.inputs, strict=False))
-        table = constant(given.get("table"))
-        count += (table is not None and tuple(table.shape) == (LEVELS,)) + (given.get(RESIDUAL[0]) is not None)
-    return count
-
-
 def native_calls(model: ir.Model) -> list[ir.Node]:
     """Return the native operators of a model."""
     return [node for node in model.graph if node.domain == NATIVE_DOMAIN]
 
 
-# ------------------------------------------------------------------------------------------------------------ fused
+# ----------------------------------------------------------------------------------------------------------- joined
 
 
-def _fusions(model: ir.Model, calls: Mapping[ir.Value, Call], call: Call) -> list[tuple[ir.Value, Call]]:
-    """Return the convolutions whose result a call alone reads, the last one first, each with the call of both."""
-    made = {"Table": _with_function, "Add": _with_sum}.get(call.operator)
+def _joinable(calls: Mapping[ir.Value, Call], call: Call) -> list[ir.Value]:
+    """Return the results of convolutions that a call alone reads, the last one first."""
     order = list(calls)
     found = []
     for end in sorted((x for x in call.tensors if x in calls), key=order.index, reverse=True):
-        before = calls[end]
-        if before.operator != "Convolution" or before.table is not None or not before.shapes or not call.shapes:
-            continue
-        if made is None or end.is_graph_output() or any(use.node not in call.body for use in end.uses()):
-            continue
-        both = made(model, before, end, call)
-        if both is not None:
-            found.append((end, both))
+        images = calls[end].operator == "Convolution" and calls[end].shapes and call.shapes
+        if images and not end.is_graph_output() and all(use.node in call.body for use in end.uses()):
+            found.append(end)
     return found
 
 
-def _with_function(model: ir.Model, convolution: Call, _: ir.Value, function: Call) -> Call | None:
-    """Return the call of a convolution with the function of its result behind it."""
-    table = fine_table_of(model, Chain(function.tensors[0], tuple(function.body)))
-    body = [*convolution.body, *function.body]
-    return None if table is None else replace(convolution, body=body, table=table)
+def _joined(model: ir.Model, convolution: Call, end: ir.Value, call: Call, *, exact: bool) -> Call | None:
+    """Return a convolution and what reads its result as one call; None if they stay two.
+
+    Args:
+        model: The model.
+        convolution: The convolution.
+        end: Its result.
+        call: What reads it.
+        exact: As for `wrap_units`.
+    """
+    if call.operator == "Table":
+        return _with_function(model, convolution, call, exact=exact)
+    if call.operator == "Add" and not exact:
+        return _with_sum(convolution, end, call)
+    return None
 
 
-def _with_sum(_: ir.Model, convolution: Call, end: ir.Value, total: Call) -> Call | None:
+def _with_function(model: ir.Model, convolution: Call, function: Call, *, exact: bool) -> Call | None:
+    """Return the call of a convolution with the function of its result behind it, as a curve or as a table."""
+    if "curve" in convolution.values:
+        return None
+    clipped = convolution.values.get("table")
+    body, chain = [*convolution.body, *function.body], Chain(function.tensors[0], tuple(function.body))
+    curve = None if exact or clipped is not None else curve_of(model, chain)
+    if curve is not None:
+        return replace(convolution, body=body, values={"curve": curve.coefficients, "grid": curve.grid})
+    table = table_of(model, chain)
+    return replace(convolution, body=body, values={"table": table if clipped is None else table[clipped]})
+
+
+def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
     """Return the call of a convolution whose result is added to another tensor, the residual, before it is rounded.
 
     None for a residual that is a value for each channel, for a depthwise convolution, which takes no
@@ -130,13 +143,11 @@ def _with_sum(_: ir.Model, convolution: Call, end: ir.Value, total: Call) -> Cal
     named = dict(zip(PAIR, total.inputs, strict=False))
     operands = [[named[name] for name in X], [named["b"], named["b_scale"], named["b_zero_point"]]]
     (residual,) = (operand for operand in operands if operand[0] is not end)
-    scale = [named[name] for name in Y]
-    inputs = [*convolution.inputs, *[None] * (len(CONVOLUTION) - len(convolution.inputs))]
-    inputs[BIAS - len(Y) : BIAS] = scale
-    inputs[CONVOLUTION.index(RESIDUAL[0]) :] = residual
-    body = [*convolution.body, *total.body]
-    sources, shapes = (0, CONVOLUTION.index(RESIDUAL[0])), (convolution.shapes[0], result, result)
-    return replace(convolution, inputs=inputs, body=body, table=total.table, sources=sources, shapes=shapes)
+    place = CONVOLUTION.index(RESIDUAL[0])
+    inputs = [*convolution.inputs, *[None] * (place - len(convolution.inputs)), *residual]
+    inputs[BIAS - len(Y) : BIAS] = [named[name] for name in Y]
+    body, shapes = [*convolution.body, *total.body], (convolution.shapes[0], result, result)
+    return replace(convolution, inputs=inputs, body=body, values=total.values, sources=(0, place), shapes=shapes)
 
 
 # -------------------------------------------------------------------------------------------------------- functions
@@ -183,12 +194,12 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
     if operator is None:
         return None
     inputs = [*call.inputs, *[None] * (len(call.names) - len(call.inputs))]
-    values = (
-        table_of(writer.model, Chain(call.tensors[0], tuple(call.body))) if call.operator == "Table" else call.table
-    )
-    if values is not None:
-        table = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/table"), values)
-        inputs[call.names.index("table")] = table
+    given = dict(call.values)
+    if call.operator == "Table":
+        given["table"] = table_of(writer.model, Chain(call.tensors[0], tuple(call.body)))
+    for name, array in given.items():
+        value = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/{name}"), array)
+        inputs[call.names.index(name)] = value
     inputs += constants
     for value in (*call.tensors, end):
         value.type = UINT8

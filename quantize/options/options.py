@@ -41,8 +41,8 @@ class Options:
             given costs, ``rules`` per operator, or ``all`` for every operator with an integer kernel.
         costs: A file of costs that were measured on the target machine; implies placement by these costs.
         kernels: Whether native operators compute units: ``auto`` where they are here and measured to be faster,
-            ``native`` wherever there is one, ``stock`` nowhere. A convolution and the function behind it become one
-            operator without a rounding between them, which is more accurate; with ``exact`` they stay two, and each
+            ``native`` wherever there is one, ``stock`` nowhere. A convolution and the function or the sum behind it
+            become one operator without a rounding between them, which is more accurate; with ``exact`` each operator
             computes what its body does. Without their library, ONNX Runtime runs the bodies.
         plan: A plan file that decides the units that it names.
         noise_weight: Microseconds of latency that one unit of noise costs; noise as strong as the signal is one unit.

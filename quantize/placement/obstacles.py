@@ -31,9 +31,9 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
 LEAST_HIDDEN = 192
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
-POOLS = frozenset({"GlobalAveragePool", "MaxPool"})
+POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
-NATIVE = frozenset({"Conv", *POOLS, *PAIRS, GATE, "LeakyRelu", "Sigmoid"})
+NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", GATE, "LeakyRelu", "Sigmoid"})
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 IMAGE = 4  # axes of an image
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
@@ -66,9 +66,12 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     shapes = [shape for shape in found if shape is not None]
     if not facts.native or unit.op not in NATIVE or len(shapes) < len(found):
         return why.NO_FORM
-    if unit.op in POOLS and len(shapes[0]) != IMAGE:
+    if unit.op in POOLS and (len(shapes[0]) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
     if unit.op in PAIRS and not _pairs_up(shapes):
+        return why.NO_FORM
+    axes = len(shapes[-1])
+    if unit.op == "Concat" and node.attributes.get_int("axis", 0) % axes != (1 if axes == IMAGE else axes - 1):
         return why.NO_FORM
     weights = plain_shape(node.inputs[1]) if unit.op == "Conv" else None
     if unit.op == "Conv" and (weights is None or len(weights) != IMAGE or not sets_pads(node)):

@@ -123,7 +123,7 @@ def apply_plan(
         steps.append("qdq_to_qoperator")
     units = [unit for unit in plan.units if native and plan.impl(unit) is Impl.U8_NATIVE]
     if units:
-        wrap_units(model, units, job.shapes, fuse=last and job.options.kernels != "exact")
+        wrap_units(model, units, job.shapes, join=last, exact=job.options.kernels == "exact")
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from ...calibration.session import describe, native_library, open_without_library
+from ...transforms.plan import Impl
 from ..job import Job, Trial
-from ..kernels.wrap import fused_calls, native_calls
+from ..kernels.wrap import native_calls
 from ..result import NativeUse
 from ..runtime.session import Runner
 from ..runtime.timing import interleave
@@ -16,12 +17,11 @@ SECONDS = 1.0  # how long the model is timed with and without the library
 
 def native_use(job: Job, trial: Trial) -> NativeUse | None:
     """Return the native operators of a model; None for a model without them."""
-    model = trial.candidate.model
-    calls, fused = len(native_calls(model)), fused_calls(model)
+    plan, calls = trial.candidate.plan, len(native_calls(trial.candidate.model))
     if not calls:
         return None
-    library = native_library()
-    return NativeUse(calls + fused, fused, library or "", None if library is None else _stock_ms(job, trial))
+    library, units = native_library(), sum(choice.impl is Impl.U8_NATIVE for choice in plan.choices.values())
+    return NativeUse(units, units - calls, library or "", None if library is None else _stock_ms(job, trial))
 
 
 def _stock_ms(job: Job, trial: Trial) -> float | None:

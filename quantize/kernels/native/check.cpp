@@ -75,12 +75,12 @@ Convolution drawn(Random& random) {
     made.bias.push_back(static_cast<int32_t>(draw(random, -100000, 100000)));
     made.multiplier.push_back(1e-6f * static_cast<float>(draw(random, 1, 100000)) / std::sqrt(static_cast<float>(depth)));
   }
-  const int64_t tables[] = {0, 256, 256 * made.outputs, 4096}, kind = draw(random, 0, 3);
-  if (kind == 3) {
-    made.levels = 4096;
-    made.y_zero = static_cast<int>(draw(random, 0, 4095));
-  }
+  const int64_t tables[] = {0, 256, 256 * made.outputs, 0}, kind = draw(random, 0, 3);
   for (int64_t i = tables[kind]; i > 0; --i) made.table.push_back(static_cast<uint8_t>(random()));
+  const int64_t sizes[] = {255, 40, 2};  // of the coefficients
+  for (int64_t i = 0; kind == 3 && i < 3 * kSegments; ++i)
+    made.curve.push_back(0.01f * static_cast<float>(draw(random, 0, 200) - 100) * static_cast<float>(sizes[i / kSegments]));
+  made.offset = 0.1f * static_cast<float>(draw(random, -50, 350));
   made.residual_zero = static_cast<int>(draw(random, 0, 255));
   made.residual_ratio = 0.01f * static_cast<float>(draw(random, 1, 300));
   return made;
@@ -100,20 +100,30 @@ int64_t sum_at(const Convolution& conv, const uint8_t* image, const Extent& exte
   return sum;
 }
 
+uint8_t clipped(float value, int zero) {
+  return static_cast<uint8_t>(std::clamp(std::nearbyint(value) + static_cast<float>(zero), 0.0f, 255.0f));
+}
+
+// Returns a result, from the sum with the bias and the residual.
+uint8_t result(const Convolution& conv, int64_t sum, float more, int64_t o) {
+  const float real = static_cast<float>(sum);
+  if (conv.curve.empty()) {
+    const uint8_t value = clipped(real * conv.multiplier[o] + more, conv.y_zero);
+    return conv.table.empty() ? value : conv.table[(conv.table.size() > 256 ? 256 * o : 0) + value];
+  }
+  const float t = std::clamp(std::fma(real, conv.multiplier[o], conv.offset) + more, 0.0f, std::nextafter(32.0f, 0.0f));
+  const float* c = &conv.curve[static_cast<size_t>(t)];
+  return clipped(std::fma(t, std::fma(t, c[2 * kSegments], c[kSegments]), c[0]), 0);
+}
+
 void define(const Convolution& conv, const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent) {
   for (int64_t pixel = 0; pixel < extent.batch * extent.rows * extent.columns; ++pixel) {
     const int64_t column = pixel % extent.columns, row = pixel / extent.columns % extent.rows;
     const uint8_t* image = x + pixel / extent.columns / extent.rows * extent.height * extent.width * conv.inputs;
     for (int64_t o = 0; o < conv.outputs; ++o) {
-      float scaled = static_cast<float>(sum_at(conv, image, extent, row, column, o)) * conv.multiplier[o];
-      if (residual != nullptr)
-        scaled += static_cast<float>(residual[pixel * conv.outputs + o] - conv.residual_zero) * conv.residual_ratio;
-      const float clipped = std::clamp(std::nearbyint(scaled) + static_cast<float>(conv.y_zero), 0.0f,
-                                       static_cast<float>(conv.levels - 1));
-      const auto value = static_cast<int64_t>(clipped);
-      const bool by_channel = conv.levels == 256 && conv.table.size() > 256;
-      y[pixel * conv.outputs + o] =
-          conv.table.empty() ? static_cast<uint8_t>(value) : conv.table[(by_channel ? 256 * o : 0) + value];
+      const int64_t at = pixel * conv.outputs + o;
+      const float more = residual ? static_cast<float>(residual[at] - conv.residual_zero) * conv.residual_ratio : 0.0f;
+      y[at] = result(conv, sum_at(conv, image, extent, row, column, o), more, o);
     }
   }
 }
@@ -124,6 +134,23 @@ bool sums_are_right(const Target& target, const uint8_t* x, size_t pixels, size_
   for (size_t i = 0; i < pixels * channels; ++i) expected[i % channels] += x[i];
   target.add_pixels(x, pixels, channels, found.data());
   return found == expected;
+}
+
+// Returns whether an instruction set finds the mean of some pixels.
+bool means_are_right(const Target& target, Random& random, Guarded& x, size_t channels) {
+  std::vector<const uint8_t*> pixels;
+  for (size_t i = 0; i + channels <= x.size(); i += channels)
+    if (draw(random, 0, 2) || i == 0) pixels.push_back(x.data() + i);
+  const Mean mean{0.7f / static_cast<float>(pixels.size()), static_cast<int>(draw(random, 0, 255) * pixels.size()),
+                  static_cast<int>(draw(random, 0, 255))};
+  Guarded found(channels);
+  target.mean_pixels(pixels.data(), pixels.size(), channels, mean, found.data());
+  for (size_t c = 0; c < channels; ++c) {
+    int64_t sum = -mean.shift;
+    for (const uint8_t* pixel : pixels) sum += pixel[c];
+    if (found.data()[c] != clipped(mean.multiplier * static_cast<float>(sum), mean.y_zero)) return false;
+  }
+  return true;
 }
 
 // Returns whether an instruction set adds and multiplies two tensors; the second one may repeat.
@@ -142,8 +169,7 @@ bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
       const float x = static_cast<float>(a.data()[i] - pair.zero[0]);
       const float other = static_cast<float>(b.data()[i % period] - pair.zero[1]) * pair.ratio[1];
       const float value = product ? x * other : x * pair.ratio[0] + other;
-      const float clipped = std::clamp(std::nearbyint(value) + static_cast<float>(pair.y_zero), 0.0f, 255.0f);
-      right = right && found.data()[i] == static_cast<uint8_t>(clipped);
+      right = right && found.data()[i] == clipped(value, pair.y_zero);
     }
   }
   return right;
@@ -176,6 +202,7 @@ bool check_one(uint64_t seed) {
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && sums_are_right(*target, x.data(), static_cast<size_t>(extent.height * extent.width), conv.inputs);
+    right = right && means_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;

@@ -1,9 +1,11 @@
 // Convolution: QLinearConv on NHWC tensors, with a residual and a table.
 //
 // Inputs: x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, table, residual, residual_scale,
-// residual_zero_point. All but x and the residual, which is added before the sum is rounded, are constants.
+// residual_zero_point, curve, grid. All but x and the residual, which is added before the sum is rounded, are constants.
 // w is (outputs, inputs / group, height, width) as in ONNX, with zero points 0. The table is (256,); or (outputs, 256), a row
-// for each channel; or (4096,): then it is read at 16 times the value, and the value is rounded to a sixteenth of y_scale.
+// for each channel. The curve is (3, 32): polynomials of the real value v in segments, and grid (2,) is where the first one
+// begins and how wide each is: t = (v - grid[0]) / grid[1]. Then y_scale and y_zero_point are those of the coefficients, and
+// the inputs of these names are not read.
 #include <algorithm>
 
 #include "operators.h"
@@ -13,9 +15,7 @@
 namespace requant {
 namespace {
 
-constexpr int kFine = 4096;  // entries of a table behind a finer rounding
-
-enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable, kResidual, kResidualScale, kResidualZero };
+enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable, kResidual, kResidualScale, kResidualZero, kCurve, kGrid };
 
 void require(bool condition, const char* message) {
   if (!condition) throw ort::Failure(std::string("ai.requant.Convolution: ") + message);
@@ -48,38 +48,50 @@ void read_weights(const ort::Node& node, Convolution& made) {
   made.weights.assign(w.as<int8_t>(), w.as<int8_t>() + w.size());
 }
 
+// Reads the curve, and returns the unit of the sums: the width of its segments; without a curve y_scale.
+float unit_of(const ort::Node& node, Convolution& made) {
+  const ort::Tensor curve = node.constant(kCurve);
+  if (!curve) return scalar<float>(node, kYScale);
+  const ort::Tensor grid = constant(node, kGrid);
+  require(curve.shape == std::vector<int64_t>{3, kSegments}, "the curve must be (3, 32)");
+  require(grid.size() == 2 && grid.as<float>()[1] > 0, "the grid must be a beginning and a width");
+  made.curve.assign(curve.as<float>(), curve.as<float>() + curve.size());
+  const float first = grid.as<float>()[0], width = grid.as<float>()[1];
+  made.offset = -first / width;
+  return width;
+}
+
+void read_residual(const ort::Node& node, float unit, Convolution& made) {
+  if (!node.constant(kResidualScale)) return;
+  require(!made.depthwise(), "a depthwise convolution has no residual");
+  made.residual_zero = scalar<uint8_t>(node, kResidualZero);
+  made.residual_ratio = scalar<float>(node, kResidualScale) / unit;
+}
+
 void read_requantization(const ort::Node& node, Convolution& made) {
-  const float x_scale = scalar<float>(node, kXScale), y_scale = scalar<float>(node, kYScale);
+  const float x_scale = scalar<float>(node, kXScale), unit = unit_of(node, made);
   const ort::Tensor w_scale = constant(node, kWScale);
   require(w_scale.size() == 1 || w_scale.size() == made.outputs, "w_scale must have one value, or one for each output");
   made.x_zero = scalar<uint8_t>(node, kXZero);
   made.y_zero = scalar<uint8_t>(node, kYZero);
   for (int64_t o = 0; o < made.outputs; ++o) {  // in float and in this order, as ONNX Runtime does
     const float scale = w_scale.as<float>()[w_scale.size() == 1 ? 0 : o];
-    made.multiplier.push_back(x_scale * scale / y_scale);
+    made.multiplier.push_back(x_scale * scale / unit);
   }
   const ort::Tensor bias = node.constant(kBias);
   require(!bias || bias.size() == made.outputs, "B must have one value for each output");
   made.bias.assign(made.outputs, 0);
   if (bias) std::copy_n(bias.as<int32_t>(), made.outputs, made.bias.begin());
-  const ort::Tensor table = node.constant(kTable);
-  if (!table) return;
-  const bool each = table.shape == std::vector<int64_t>{made.outputs, 256}, fine = table.shape == std::vector<int64_t>{kFine};
-  require(each || fine || table.shape == std::vector<int64_t>{256}, "the table must be (256,), (4096,) or (outputs, 256)");
-  if (fine) {  // the index has the scale y_scale / 16
-    made.levels = kFine;
-    made.y_zero *= kFine / 256;
-    for (float& multiplier : made.multiplier) multiplier *= kFine / 256;
-  }
-  made.table.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
+  read_residual(node, unit, made);
 }
 
-void read_residual(const ort::Node& node, Convolution& made) {
-  if (!node.constant(kResidualScale)) return;
-  require(!made.depthwise(), "a depthwise convolution has no residual");
-  made.residual_zero = scalar<uint8_t>(node, kResidualZero);
-  made.residual_ratio = scalar<float>(node, kResidualScale) / scalar<float>(node, kYScale);
-  if (made.levels == kFine) made.residual_ratio *= kFine / 256;
+void read_table(const ort::Node& node, Convolution& made) {
+  const ort::Tensor table = node.constant(kTable);
+  if (!table) return;
+  const bool each = table.shape == std::vector<int64_t>{made.outputs, 256};
+  require(each || table.shape == std::vector<int64_t>{256}, "the table must be (256,) or (outputs, 256)");
+  require(made.curve.empty(), "a convolution has a table or a curve");
+  made.table.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
 }
 
 class ConvolutionOperator {
@@ -88,7 +100,7 @@ class ConvolutionOperator {
     read_weights(node, made_);
     read_window(node, made_);
     read_requantization(node, made_);
-    read_residual(node, made_);
+    read_table(node, made_);
     has_residual_ = static_cast<bool>(node.constant(kResidualScale));
     kernel_ = chosen().convolution(made_);
     made_.weights = {};  // the kernel holds them packed
@@ -121,7 +133,9 @@ std::vector<ort::CustomOp*> convolution_operators() {
   using enum ort::ElementType;
   return named<ConvolutionOperator>(
       "Convolution", kNames,
-      {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8, kUint8, kFloat, kUint8}, 8);
+      {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8, kUint8, kFloat, kUint8, kFloat,
+       kFloat},
+      8);
 }
 
 }  // namespace requant

@@ -46,7 +46,7 @@ constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl: a pr
 
 }  // namespace
 
-bool cpu::has_avx2() { return keeps(kYmm) && bit(ask(7).b, 5); }
+bool cpu::has_avx2() { return keeps(kYmm) && bit(ask(7).b, 5) && bit(ask(1).c, 12); }  // and FMA
 bool cpu::has_avxvnni() { return has_avx2() && bit(ask(7, 1).a, 4); }
 bool cpu::has_avx512() {
   const Registers leaf = ask(7);

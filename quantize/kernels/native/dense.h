@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fine.h"
+#include "curve.h"
 #include "scaled.h"
 #include "target.h"
 
@@ -45,6 +45,12 @@ class Dense final : public ConvolutionKernel {
     const uint8_t *x, *residual;
     uint8_t* y;
     int64_t first, count, group;
+  };
+
+  // Some output channels.
+  struct Panel {
+    const float* multiplier;
+    int64_t channel, channels;  // the first one, and their number
   };
 
   // Whether some rows of the input are the patches of these pixels, and can be read to the end of the last step.
@@ -90,17 +96,17 @@ class Dense final : public ConvolutionKernel {
       gather(x, extent, first, count, group, scratch.data());
       patches = scratch.data();
     }
+    const Curve curve(conv_.curve);
     [[maybe_unused]] const Multiplier ready;
-    for (int64_t panel = 0; panel < panels_; ++panel) {
-      const int64_t place = group * panels_ + panel, channel = group * width_ + panel * kPanel;
-      const int64_t channels = std::min<int64_t>(kPanel, width_ - panel * kPanel);
+    for (int64_t index = 0; index < panels_; ++index) {
+      const int64_t place = group * panels_ + index, channel = group * width_ + index * kPanel;
+      const Panel panel{&multiplier_[place * kPanel], channel, std::min<int64_t>(kPanel, width_ - index * kPanel)};
       const uint8_t* w = reinterpret_cast<const uint8_t*>(&weights_[place * quads_ * kPanel * 4]);
       for (int64_t pixel = 0; pixel < count; pixel += kRows) {
-        const int64_t corner = (first + pixel) * conv_.outputs + channel;
         multiply(patches + pixel * stride, std::min<int64_t>(kRows, count - pixel), stride, w, quads_,
-                 &sums_[place * kPanel], narrow_[place], [&](int64_t row, const Ints(&sum)[2]) {
-                   const int64_t at = corner + row * conv_.outputs;
-                   finish(sum, place, residual == nullptr ? nullptr : residual + at, y + at, channel, channels);
+                 &sums_[place * kPanel], narrow_[place], [&](int64_t row, int64_t rows, const Ints(&sum)[4]) {
+                   const int64_t corner = (first + pixel + row) * conv_.outputs + channel;
+                   finish(sum, rows, panel, curve, residual == nullptr ? nullptr : residual + corner, y + corner);
                  });
       }
     }
@@ -141,32 +147,48 @@ class Dense final : public ConvolutionKernel {
     }
   }
 
-  // Requantizes one pixel of a panel, with the residual if there is one, and looks it up.
-  void finish(const Ints (&sum)[2], int64_t panel, const uint8_t* residual, uint8_t* to, int64_t channel,
-              int64_t channels) const {
-    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
-    const float* multiplier = &multiplier_[panel * kPanel];
-    const bool whole = channels == kPanel;
-    uint8_t part[kPanel] = {};
-    Floats real[2] = {scaled(sum[0], multiplier), scaled(sum[1], multiplier + kLanes)};
-    if (residual != nullptr) {
-      if (!whole) residual = static_cast<const uint8_t*>(std::memcpy(part, residual, channels));
-      for (int i = 0; i < 2; ++i)
-        real[i] = plus(real[i], scaled(residual + i * kLanes, conv_.residual_zero, conv_.residual_ratio));
+  // Makes results of the sums of one or two pixels, first those of one pixel, and writes them.
+  void finish(const Ints (&sum)[4], int64_t rows, const Panel& panel, const Curve& curve, const uint8_t* residual,
+              uint8_t* to) const {
+    Floats value[4];
+    for (int i = 0; i < 4; ++i) {
+      const float* multiplier = panel.multiplier + i % 2 * kLanes;
+      value[i] = conv_.curve.empty() ? scaled(sum[i], multiplier)
+                                     : times_plus(floats(sum[i]), load_floats(multiplier), fill_floats(conv_.offset));
     }
-    const Ints value[2] = {rounded(real[0], least, most), rounded(real[1], least, most)};
-    uint8_t* made = whole ? to : part;
-    if (conv_.levels > 256) {
-      look_up_fine(value[0], value[1], conv_.y_zero, conv_.table.data(), made, made + kLanes, 4);
-    } else {
-      store_narrow(made, value[0], conv_.y_zero);
-      store_narrow(made + kLanes, value[1], conv_.y_zero);
-      if (conv_.table.size() == 256)
-        look_up(made, made, kPanel, conv_.table.data());
-      else if (!conv_.table.empty())
-        for (int64_t c = 0; c < channels; ++c) made[c] = conv_.table[256 * (channel + c) + made[c]];
+    for (int64_t row = 0; residual != nullptr && row < rows; ++row)
+      add_residual(&value[2 * row], residual + row * conv_.outputs, panel.channels);
+    uint8_t made[2][kPanel];
+    store_bytes(made[0], conv_.curve.empty() ? requantized(value, conv_.y_zero) : requantized(value, curve));
+    if (conv_.table.size() == 256) look_up(made[0], made[0], kBytes, conv_.table.data());
+    for (int64_t row = 0; row < rows; ++row, to += conv_.outputs) {
+      if (conv_.table.size() > 256) look_up_channels(made[row], panel);
+      panel.channels == kPanel ? std::memcpy(to, made[row], kPanel) : std::memcpy(to, made[row], panel.channels);
     }
-    if (!whole) std::memcpy(to, part, channels);
+  }
+
+  static Bytes requantized(const Floats (&value)[4], int zero) {
+    const float least = static_cast<float>(-zero), most = static_cast<float>(255 - zero);
+    Ints made[4];
+    for (int i = 0; i < 4; ++i) made[i] = rounded(value[i], least, most);
+    return ordered(narrow(made, zero));
+  }
+
+  static Bytes requantized(const Floats (&value)[4], const Curve& curve) {
+    Ints made[4];
+    for (int i = 0; i < 4; ++i) made[i] = rounded(curve(value[i]), 0, 255);
+    return ordered(narrow(made, 0));
+  }
+
+  void look_up_channels(uint8_t (&made)[kPanel], const Panel& panel) const {
+    for (int64_t c = 0; c < panel.channels; ++c) made[c] = conv_.table[256 * (panel.channel + c) + made[c]];
+  }
+
+  void add_residual(Floats* value, const uint8_t* residual, int64_t channels) const {
+    uint8_t part[kPanel];
+    if (channels < kPanel) residual = static_cast<const uint8_t*>(std::memcpy(part, residual, channels));
+    for (int i = 0; i < 2; ++i)
+      value[i] = plus(value[i], scaled(residual + i * kLanes, conv_.residual_zero, conv_.residual_ratio));
   }
 
   Convolution conv_;

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fine.h"
+#include "curve.h"
 #include "scaled.h"
 #include "target.h"
 
@@ -32,7 +32,6 @@ class Depthwise final : public ConvolutionKernel {
       for (int64_t column = 0; column < extent.columns; ++column, to += conv_.inputs) {
         point(from, extent, row, column, taps.data());
         for (int64_t block = 0; block < blocks_; ++block) multiply(taps.data(), block, to + start(block));
-        if (conv_.levels > 256) continue;  // looked up already
         if (conv_.table.size() == 256)
           look_up(to, to, conv_.inputs, conv_.table.data());
         else if (!conv_.table.empty())
@@ -119,22 +118,26 @@ class Depthwise final : public ConvolutionKernel {
         sum[i] = Narrow ? dot_narrow(sum[i], turned[i], weights) : dot(sum[i], turned[i], weights);
       }
     }
-    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(conv_.levels - 1 - conv_.y_zero);
-    for (int i = 0; i < 4; ++i) sum[i] = rounded(scaled(sum[i], &multiplier_[place + i * kLanes]), least, most);
-    const Bytes made = conv_.levels > 256 ? look_up_all(sum) : narrow(sum, conv_.y_zero);
+    const Bytes made = conv_.curve.empty() ? requantize(sum, place) : follow_curve(sum, place);
     if (count == kBytes) return store_bytes(to, made);
     uint8_t whole[kBytes];
     store_bytes(whole, made);
     std::memcpy(to, whole, count);
   }
 
-  // Looks up indices of more than eight bits, which stand in the order of `transpose`.
-  Bytes look_up_all(const Ints (&index)[4]) const {
-    uint8_t made[kBytes];
-    for (int i = 0; i < 4; i += 2)
-      look_up_fine(index[i], index[i + 1], conv_.y_zero, conv_.table.data(), made + i * kVectorStep,
-                   made + (i + 1) * kVectorStep, kQuadStep);
-    return load_bytes(made);
+  Bytes requantize(Ints (&sum)[4], int64_t place) const {
+    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(255 - conv_.y_zero);
+    for (int i = 0; i < 4; ++i) sum[i] = rounded(scaled(sum[i], &multiplier_[place + i * kLanes]), least, most);
+    return narrow(sum, conv_.y_zero);
+  }
+
+  Bytes follow_curve(Ints (&sum)[4], int64_t place) const {
+    const Curve curve(conv_.curve);
+    for (int i = 0; i < 4; ++i) {
+      const Floats multiplier = load_floats(&multiplier_[place + i * kLanes]);
+      sum[i] = rounded(curve(times_plus(floats(sum[i]), multiplier, fill_floats(conv_.offset))), 0, 255);
+    }
+    return narrow(sum, 0);
   }
 
   // Loads the channels of a pixel that are fewer than a vector has.

@@ -14,6 +14,8 @@ std::vector<ort::CustomOp*> table_operators();
 std::vector<ort::CustomOp*> convolution_operators();
 std::vector<ort::CustomOp*> average_operators();
 std::vector<ort::CustomOp*> maximum_operators();
+std::vector<ort::CustomOp*> mean_operators();
+std::vector<ort::CustomOp*> concat_operators();
 std::vector<ort::CustomOp*> sum_operators();
 std::vector<ort::CustomOp*> product_operators();
 

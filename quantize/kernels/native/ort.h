@@ -180,10 +180,11 @@ class Run {
  public:
   explicit Run(KernelContext* context) : context_(context) {}
 
+  // Returns an input; empty if the node omits it.
   Tensor input(size_t index) const {
     const Value* value = nullptr;
     invoke(kKernelContextGetInput, static_cast<const KernelContext*>(context_), index, &value);
-    return tensor_of(value);
+    return value == nullptr ? Tensor{} : tensor_of(value);
   }
 
   uint8_t* output(const std::vector<int64_t>& shape) const {

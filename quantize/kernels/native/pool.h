@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "scaled.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -29,6 +30,31 @@ inline void add_pixels(const uint8_t* from, size_t pixels, size_t channels, uint
     for (; c + kChannels <= channels; c += kChannels) add_some(rows + c, some, channels, kChannels, to + c);
     if (c < channels) add_some(rows + c, some, channels, channels - c, to + c);
   }
+}
+
+// Adds the channels from `first` on of some pixels, `count` of them, and writes their means.
+inline void mean_some(const uint8_t* const* from, size_t pixels, size_t first, size_t count, const Mean& mean, uint8_t* to) {
+  int32_t sum[kChannels] = {};
+  for (size_t start = 0; start < pixels; start += kShort) {
+    uint16_t part[kChannels] = {};
+    for (size_t pixel = start; pixel < std::min(pixels, start + kShort); ++pixel)
+      for (size_t c = 0; c < count; ++c) part[c] = static_cast<uint16_t>(part[c] + from[pixel][first + c]);
+    for (size_t c = 0; c < count; ++c) sum[c] += part[c];
+  }
+  for (int32_t& each : sum) each -= mean.shift;
+  const float least = static_cast<float>(-mean.y_zero), most = static_cast<float>(255 - mean.y_zero);
+  uint8_t made[kChannels];
+  for (size_t c = 0; c < kChannels; c += kLanes) {
+    const Floats value = times(floats(load_ints(sum + c)), fill_floats(mean.multiplier));
+    store_narrow(made + c, rounded(value, least, most), mean.y_zero);
+  }
+  std::copy_n(made, count, to);
+}
+
+inline void mean_pixels(const uint8_t* const* from, size_t pixels, size_t channels, const Mean& mean, uint8_t* to) {
+  size_t c = 0;
+  for (; c + kChannels <= channels; c += kChannels) mean_some(from, pixels, c, kChannels, mean, to + c);
+  if (c < channels) mean_some(from, pixels, c, channels - c, mean, to + c);
 }
 
 // to[c] = the largest of from[p, c] over some pixels, given by their places.

@@ -4,6 +4,7 @@
 // of a row, and no instruction repeats a quad.
 #pragma once
 
+#include "rows_finish.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -18,7 +19,7 @@ void add_quad(Ints (&sum)[Rows][2], const Bytes (&x)[Rows], const uint8_t* w) {
   }
 }
 
-// Multiplies `Rows` rows by a panel, and calls finish(row, sums) for each. `dot_lane` is exact for all weights.
+// Multiplies `Rows` rows by a panel, and passes the sums to finish(row, rows, sums). `dot_lane` is exact for all weights.
 template <int Rows, bool, class Finish>
 void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
                    const Finish& finish) {
@@ -40,7 +41,7 @@ void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_
     for (int row = 0; row < Rows; ++row) x[row] = repeat(rows + row * stride);
     add_quad<0>(sum, x, w);
   }
-  for (int row = 0; row < Rows; ++row) finish(row, sum[row]);
+  finish_rows<Rows>(sum, finish);
 }
 
 }  // namespace requant::REQUANT_TARGET

@@ -1,11 +1,12 @@
 // The inner product of rows and a panel, where each quad of a row is repeated over a vector.
 #pragma once
 
+#include "rows_finish.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
 
-// Multiplies `Rows` rows by a panel, and calls finish(row, sums) for each.
+// Multiplies `Rows` rows by a panel, and passes the sums to finish(row, rows, sums).
 template <int Rows, bool Narrow, class Finish>
 void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
                    const Finish& finish) {
@@ -22,7 +23,7 @@ void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_
       sum[row][1] = Narrow ? dot_narrow(sum[row][1], x, second) : dot(sum[row][1], x, second);
     }
   }
-  for (int row = 0; row < Rows; ++row) finish(row, sum[row]);
+  finish_rows<Rows>(sum, finish);
 }
 
 }  // namespace requant::REQUANT_TARGET

@@ -1,4 +1,4 @@
-// Sums in float, before they are rounded.
+// Sums in float, and how they are rounded.
 #pragma once
 
 #include <cstdint>
@@ -11,5 +11,8 @@ inline Floats scaled(Ints sum, const float* multiplier) { return times(floats(su
 inline Floats scaled(const uint8_t* from, int zero, float ratio) {
   return times(floats(widen(from, zero)), fill_floats(ratio));
 }
+
+// Returns rint(value), clipped to [least, most].
+inline Ints rounded(Floats value, float least, float most) { return nearest(bounded(value, least, most)); }
 
 }  // namespace requant::REQUANT_TARGET

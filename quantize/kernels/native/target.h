@@ -21,22 +21,30 @@ struct Window {
   }
 };
 
+constexpr int kSegments = 32;  // of a curve
+
 // A convolution with all that is constant: uint8 NHWC to uint8 NHWC.
 //
-//   y = table[clip(rint(multiplier * (bias + sum (x - x_zero) * w) + residual_ratio * (r - residual_zero)) + y_zero,
-//                  0, levels - 1)]
+//   v = multiplier * (bias + sum (x - x_zero) * w) + residual_ratio * (r - residual_zero)
+//   y = table[clip(rint(v) + y_zero, 0, 255)]
 //
-// The residual r has the shape of y; without one its term is 0. A depthwise convolution has none.
-// `rint` rounds half to even. Without a table the clipped value is the result. With a table of more than 256 levels,
-// the value in front of the table has more bits than the result: what is rounded there does not show in the result.
+// `rint` rounds half to even. Without a table the clipped value is the result. The residual r has the shape of y; without
+// one its term is 0. A depthwise convolution has none. With a curve, v is rounded only behind the function of the curve:
+//
+//   t = v + offset, clipped to [0, 32)
+//   y = clip(rint(curve[0, s] + t * (curve[1, s] + t * curve[2, s])), 0, 255)    where s is the integer part of t
+//
+// Each product and the sum behind it, and multiplier * (...) + offset, are rounded once to float.
 struct Convolution : Window {
   int64_t inputs = 0, outputs = 0, group = 1;  // channels
-  int x_zero = 0, y_zero = 0, levels = 256, residual_zero = 0;
-  float residual_ratio = 0;  // of scales, r to y
+  int x_zero = 0, y_zero = 0, residual_zero = 0;
+  float residual_ratio = 0;        // of scales, r to v
   std::vector<int8_t> weights;     // (outputs, inputs / group, kernel[0], kernel[1])
   std::vector<int32_t> bias;       // (outputs,)
   std::vector<float> multiplier;   // (outputs,)
-  std::vector<uint8_t> table;      // (levels,), (outputs, 256) or empty
+  std::vector<uint8_t> table;      // (256,), (outputs, 256) or empty
+  std::vector<float> curve;        // (3, kSegments) or empty
+  float offset = 0;
   bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
 };
 
@@ -66,6 +74,12 @@ struct Pair {
   int zero[2], y_zero;
 };
 
+// How the sum of some pixels becomes their mean: y = clip(rint(multiplier * (sum - shift)) + y_zero).
+struct Mean {
+  float multiplier;
+  int shift, y_zero;
+};
+
 struct Target {
   const char* name;
   bool (*available)();
@@ -76,6 +90,8 @@ struct Target {
   void (*combine)(const Pair& pair, const uint8_t* a, const uint8_t* b, size_t count, size_t period, uint8_t* y);
   // to[c] = the sum of from[p, c] over all pixels p; at most 2^24 pixels.
   void (*add_pixels)(const uint8_t* from, size_t pixels, size_t channels, uint32_t* to);
+  // to[c] = the mean of from[p][c] over some pixels p.
+  void (*mean_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, const Mean& mean, uint8_t* to);
   // to[c] = the largest from[p][c] over all pixels p; at least one pixel.
   void (*max_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to);
 };

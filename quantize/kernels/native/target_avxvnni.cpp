@@ -11,6 +11,6 @@ namespace requant {
 extern const Target target_avxvnni;
 const Target target_avxvnni = {
     "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up, avxvnni::combine,
-    avxvnni::add_pixels, avxvnni::max_pixels};
+    avxvnni::add_pixels, avxvnni::mean_pixels, avxvnni::max_pixels};
 
 }  // namespace requant

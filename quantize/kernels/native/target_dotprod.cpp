@@ -11,6 +11,6 @@ namespace requant {
 extern const Target target_dotprod;
 const Target target_dotprod = {
     "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::look_up, dotprod::combine,
-    dotprod::add_pixels, dotprod::max_pixels};
+    dotprod::add_pixels, dotprod::mean_pixels, dotprod::max_pixels};
 
 }  // namespace requant

@@ -11,6 +11,6 @@ namespace requant {
 extern const Target target_i8mm;
 const Target target_i8mm = {
     "i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::look_up, i8mm::combine,
-    i8mm::add_pixels, i8mm::max_pixels};
+    i8mm::add_pixels, i8mm::mean_pixels, i8mm::max_pixels};
 
 }  // namespace requant

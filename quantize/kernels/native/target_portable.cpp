@@ -11,6 +11,6 @@ namespace requant {
 extern const Target target_portable;
 const Target target_portable = {
     "portable", cpu::has_portable, portable::convolution, portable::look_up, portable::combine,
-    portable::add_pixels, portable::max_pixels};
+    portable::add_pixels, portable::mean_pixels, portable::max_pixels};
 
 }  // namespace requant

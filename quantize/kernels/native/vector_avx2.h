@@ -62,14 +62,6 @@ inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
   out[3] = _mm256_unpackhi_epi16(high01, high23);
 }
 
-constexpr int kVectorStep = 4, kQuadStep = 16;
-
-inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
-  const Ints add = _mm256_set1_epi32(zero);
-  const Ints words = _mm256_packus_epi32(_mm256_add_epi32(first, add), _mm256_add_epi32(second, add));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
-}
-
 inline Floats load_floats(const float* from) { return _mm256_loadu_ps(from); }
 inline Floats fill_floats(float value) { return _mm256_set1_ps(value); }
 inline Floats floats(Ints value) { return _mm256_cvtepi32_ps(value); }
@@ -81,8 +73,26 @@ inline Ints widen(const uint8_t* from, int zero) {
   return _mm256_sub_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_set1_epi32(zero));
 }
 
-inline Ints rounded(Floats value, float least, float most) {
-  return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(value, _mm256_set1_ps(least)), _mm256_set1_ps(most)));
+inline Floats times_plus(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Ints truncated(Floats value) { return _mm256_cvttps_epi32(value); }
+inline Ints nearest(Floats value) { return _mm256_cvtps_epi32(value); }
+
+inline Floats bounded(Floats value, float least, float most) {
+  return _mm256_min_ps(_mm256_max_ps(value, _mm256_set1_ps(least)), _mm256_set1_ps(most));
+}
+
+struct Entries {
+  Floats part[4];
+};
+inline Entries load_entries(const float* from) {
+  return {load_floats(from), load_floats(from + 8), load_floats(from + 16), load_floats(from + 24)};
+}
+
+// A permutation reads the lowest three bits of an index; the other two, as signs, choose among four of them.
+inline Floats pick(const Entries& entries, Ints index) {
+  const Floats eight = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)), sixteen = _mm256_castsi256_ps(_mm256_slli_epi32(index, 27));
+  const auto part = [&](int i) { return _mm256_permutevar8x32_ps(entries.part[i], index); };
+  return _mm256_blendv_ps(_mm256_blendv_ps(part(0), part(1), eight), _mm256_blendv_ps(part(2), part(3), eight), sixteen);
 }
 
 inline Bytes narrow(const Ints (&in)[4], int zero) {

@@ -41,14 +41,6 @@ inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
   out[3] = _mm512_unpackhi_epi16(high01, high23);
 }
 
-constexpr int kVectorStep = 4, kQuadStep = 16;
-
-inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
-  const Ints add = _mm512_set1_epi32(zero);
-  const Ints words = _mm512_packus_epi32(_mm512_add_epi32(first, add), _mm512_add_epi32(second, add));
-  _mm512_storeu_si512(to, words);
-}
-
 inline Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
 inline Floats fill_floats(float value) { return _mm512_set1_ps(value); }
 inline Floats floats(Ints value) { return _mm512_cvtepi32_ps(value); }
@@ -60,9 +52,19 @@ inline Ints widen(const uint8_t* from, int zero) {
   return _mm512_sub_epi32(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(zero));
 }
 
-inline Ints rounded(Floats value, float least, float most) {
-  return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(least)), _mm512_set1_ps(most)));
+inline Floats times_plus(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Ints truncated(Floats value) { return _mm512_cvttps_epi32(value); }
+inline Ints nearest(Floats value) { return _mm512_cvtps_epi32(value); }
+
+inline Floats bounded(Floats value, float least, float most) {
+  return _mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(least)), _mm512_set1_ps(most));
 }
+
+struct Entries {
+  Floats low, high;
+};
+inline Entries load_entries(const float* from) { return {load_floats(from), load_floats(from + kLanes)}; }
+inline Floats pick(const Entries& entries, Ints index) { return _mm512_permutex2var_ps(entries.low, index, entries.high); }
 
 inline Bytes narrow(const Ints (&in)[4], int zero) {
   const Ints add = _mm512_set1_epi16(static_cast<int16_t>(zero));

@@ -66,8 +66,6 @@ inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
   out[3] = vreinterpretq_u8_u16(vzip2q_u16(high01, high23));
 }
 
-constexpr int kVectorStep = kLanes, kQuadStep = 4;  // in order, one quad in a vector
-
 // Returns the low halves of two vectors. The zero point is added to them: the result fits in their bits.
 inline uint16x8_t low_words(Ints first, Ints second) {
   return vuzp1q_u16(vreinterpretq_u16_s32(first), vreinterpretq_u16_s32(second));
@@ -75,10 +73,6 @@ inline uint16x8_t low_words(Ints first, Ints second) {
 
 inline Bytes low_bytes(uint16x8_t first, uint16x8_t second) {
   return vuzp1q_u8(vreinterpretq_u8_u16(first), vreinterpretq_u8_u16(second));
-}
-
-inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
-  vst1q_u16(to, vaddq_u16(low_words(first, second), vdupq_n_u16(static_cast<uint16_t>(zero))));
 }
 
 inline Floats load_floats(const float* from) { return vld1q_f32(from); }
@@ -94,8 +88,22 @@ inline Ints widen(const uint8_t* from, int zero) {
   return vsubq_s32(vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(words))), vdupq_n_s32(zero));
 }
 
-inline Ints rounded(Floats value, float least, float most) {
-  return vcvtnq_s32_f32(vminq_f32(vmaxq_f32(value, vdupq_n_f32(least)), vdupq_n_f32(most)));  // half to even
+inline Floats times_plus(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+inline Ints truncated(Floats value) { return vcvtq_s32_f32(value); }
+inline Ints nearest(Floats value) { return vcvtnq_s32_f32(value); }
+
+inline Floats bounded(Floats value, float least, float most) {
+  return vminq_f32(vmaxq_f32(value, vdupq_n_f32(least)), vdupq_n_f32(most));
+}
+
+struct Entries {
+  const float* at;
+};
+inline Entries load_entries(const float* from) { return {from}; }
+inline Floats pick(const Entries& entries, Ints index) {
+  const float four[] = {entries.at[vgetq_lane_s32(index, 0)], entries.at[vgetq_lane_s32(index, 1)],
+                        entries.at[vgetq_lane_s32(index, 2)], entries.at[vgetq_lane_s32(index, 3)]};
+  return vld1q_f32(four);
 }
 
 inline Bytes narrow(const Ints (&in)[4], int zero) {

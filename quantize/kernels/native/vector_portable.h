@@ -69,17 +69,6 @@ inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
     for (int i = 0; i < 4; ++i) out[group / kLanes].at[4 * (group % kLanes) + i] = in[i].at[group];
 }
 
-// Where `transpose` puts four groups: those of vector i and quad q begin with channel i * kVectorStep + q * kQuadStep.
-constexpr int kVectorStep = kLanes, kQuadStep = 4;
-
-// Writes value + zero of two vectors, in [0, 65535], by turns: four of the first, four of the second.
-inline void store_words(uint16_t* to, Ints first, Ints second, int zero) {
-  for (int i = 0; i < kLanes; ++i) {
-    to[i / 4 * 8 + i % 4] = static_cast<uint16_t>(first.at[i] + zero);
-    to[i / 4 * 8 + 4 + i % 4] = static_cast<uint16_t>(second.at[i] + zero);
-  }
-}
-
 inline Floats load_floats(const float* from) {
   Floats made;
   std::memcpy(made.at, from, sizeof made.at);
@@ -115,11 +104,39 @@ inline Ints widen(const uint8_t* from, int zero) {
   return made;
 }
 
-// Returns rint(value), clipped to [least, most].
-inline Ints rounded(Floats value, float least, float most) {
+// Returns a * b + c, rounded once.
+inline Floats times_plus(Floats a, Floats b, Floats c) {
+  for (int i = 0; i < kLanes; ++i) a.at[i] = std::fma(a.at[i], b.at[i], c.at[i]);
+  return a;
+}
+
+inline Floats bounded(Floats value, float least, float most) {
+  for (float& each : value.at) each = std::min(std::max(each, least), most);
+  return value;
+}
+
+// Returns the integers, rounded towards zero.
+inline Ints truncated(Floats value) {
   Ints made;
-  for (int i = 0; i < kLanes; ++i)
-    made.at[i] = static_cast<int32_t>(std::nearbyintf(std::min(std::max(value.at[i], least), most)));
+  for (int i = 0; i < kLanes; ++i) made.at[i] = static_cast<int32_t>(value.at[i]);
+  return made;
+}
+
+// Returns the nearest integers, halves to even.
+inline Ints nearest(Floats value) {
+  Ints made;
+  for (int i = 0; i < kLanes; ++i) made.at[i] = static_cast<int32_t>(std::nearbyintf(value.at[i]));
+  return made;
+}
+
+// `kSegments` numbers, and those at some indices.
+struct Entries {
+  const float* at;
+};
+inline Entries load_entries(const float* from) { return {from}; }
+inline Floats pick(const Entries& entries, Ints index) {
+  Floats made;
+  for (int i = 0; i < kLanes; ++i) made.at[i] = entries.at[index.at[i]];
   return made;
 }
 

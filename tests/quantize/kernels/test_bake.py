@@ -159,7 +159,16 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found == FOUND.to_json()
-    assert found["operators"] == ["Table", "Convolution", "GlobalAveragePool", "MaxPool", "Add", "Mul"]
+    assert found["operators"] == [
+        "Table",
+        "Convolution",
+        "GlobalAveragePool",
+        "MaxPool",
+        "AveragePool",
+        "Concat",
+        "Add",
+        "Mul",
+    ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"
     shown = CliRunner().invoke(main, ["kernels"]).stdout

@@ -23,8 +23,9 @@ from requant import NATIVE_DOMAIN, RequantError
 from requant.calibration.session import OPERATORS, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.console.quantized import print_result
+from requant.quantize.kernels.curves import LARGEST
 from requant.quantize.kernels.library import kernels
-from requant.quantize.kernels.wrap import fused_calls, wrap_units
+from requant.quantize.kernels.wrap import wrap_units
 from requant.transforms.inline_functions import inline_functions
 from requant.transforms.plan import Unit
 
@@ -131,21 +132,30 @@ def test_a_gate_becomes_a_table_with_the_same_results() -> None:
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
 
 
-AVERAGE = """g (float[N,3,9,8] x) => (float[N,3,1,1] y) {
+MEAN = """g (float[N,3,9,8] x) => (float[N,3,{rows},{columns}] y) {{
     q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
-    [average] a = GlobalAveragePool(d)
+    [mean] a = {op}(d)
     r = QuantizeLinear(a, p, m)  y = DequantizeLinear(r, p, m)
-}"""
+}}"""
+MEANS = {
+    "global": ("GlobalAveragePool", (1, 1)),
+    "pool": ("AveragePool <kernel_shape = [3, 2], strides = [2, 2], pads = [1, 0, 1, 0]>", (5, 4)),
+    "with padding": ("AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>", (9, 8)),
+    "ceil": ("AveragePool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1>", (4, 4)),
+}
 
 
 @needs_library
-def test_an_average_becomes_a_function() -> None:
-    made = model(AVERAGE)
+@pytest.mark.parametrize(("op", "lengths"), MEANS.values(), ids=MEANS)
+def test_a_mean_becomes_a_function(op: str, lengths: tuple[int, int]) -> None:
+    made = model(MEAN.format(op=op, rows=lengths[0], columns=lengths[1]))
     feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 9, 8)).astype(np.float32)}
     expected = outputs(without_library(made), feed)
-    unit = Unit(name="average", op="GlobalAveragePool", nodes=("average",), inputs=("x",), outputs=("a",))
-    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "a": ("N", 3, 1, 1)}) == 1
-    assert [node.op_type for node in made.graph if node.domain] == ["GlobalAveragePool"]
+    name = op.split()[0]
+    unit = Unit(name="mean", op=name, nodes=("mean",), inputs=("x",), outputs=("a",))
+    assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "a": ("N", 3, *lengths)}) == 1
+    assert [node.op_type for node in made.graph if node.domain] == [name]
+    onnx.checker.check_model(ir.to_proto(made))
     np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected[0])
     # the body rounds the sum of float values, the operator the sum of integers: they may differ by one step
     step = 1.001 * float(CONSTANTS["p"])
@@ -173,28 +183,32 @@ def test_a_convolution_and_its_gate_become_one_call_that_rounds_once() -> None:
     made, apart = model(GATED), model(GATED)
     feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 9, 8)).astype(np.float32)}
     expected = outputs(without_library(made), feed)[0]
-    assert wrap_units(made, UNITS, SHAPES, fuse=True) == 1
+    exact = model(GATED)
+    assert wrap_units(made, UNITS, SHAPES, join=True) == 1
+    assert wrap_units(exact, UNITS, SHAPES, join=True, exact=True) == 1
     assert wrap_units(apart, UNITS, SHAPES) == 2
-    assert [node.op_type for node in made.graph if node.domain] == ["Convolution"]
+    for one in (made, exact):
+        assert [node.op_type for node in one.graph if node.domain] == ["Convolution"]
     assert [node.op_type for node in apart.graph if node.domain] == ["Convolution", "Table"]
-    for same in (without_library(made), without_library(apart), with_library(apart)):
+    same_results = (without_library(made), without_library(apart), with_library(apart), with_library(exact))
+    for same in same_results:
         np.testing.assert_array_equal(outputs(same, feed)[0], expected)
     x = np.clip(np.rint(feed["x"] / CONSTANTS["s"]) + 117, 0, 255) - 117
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))).astype(np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
     sums = np.einsum("nchwij,ocij->nohw", windows, CONSTANTS["w"].astype(np.int64))
     real = (sums + CONSTANTS["b"].reshape(1, -1, 1, 1)) * CONSTANTS["u"].reshape(1, -1, 1, 1).astype(np.float64)
-    clipped = np.clip(real, -30 * 0.05, (255 + 15 / 16 - 30) * 0.05)  # the entries of a fine table
-    exact = np.clip(clipped / (1 + np.exp(-clipped)), -30 * 0.05, 225 * 0.05)
+    clipped = np.clip(real, -30 * 0.05, 225 * 0.05)
+    exact_values = np.clip(clipped / (1 + np.exp(-clipped)), -30 * 0.05, 225 * 0.05)
     fused = outputs(with_library(made), feed)[0]
-    # half a step behind the function, and in front of it half a sixteenth, of which SiLU makes at most 1.1 times as much
-    assert np.abs(fused - exact).max() <= 0.05 * (1 / 2 + 1.1 / 32) + 1e-6
-    assert np.square(fused - exact).mean() < 0.8 * np.square(expected - exact).mean()
+    # half a step behind the function, and what the curve differs from it
+    assert np.abs(fused - exact_values).max() <= 0.05 * (1 / 2 + LARGEST) + 1e-6
+    assert np.square(fused - exact_values).mean() < 0.8 * np.square(expected - exact_values).mean()
 
 
 POOL = """g (float[N,3,9,8] x) => (float[N,3,4,4] y) {
     q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
-    [pool] a = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [0, 1, 0, 0]> (d)
+    [pool] a = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [0, 1, 0, 0], ceil_mode = 1> (d)
     r = QuantizeLinear(a, s, z)  y = DequantizeLinear(r, s, z)
 }"""
 
@@ -267,6 +281,34 @@ def test_sums_of_other_shapes_are_left_alone(b: tuple[Any, ...]) -> None:
     assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "x2": b, "c": ("N", 3, 9, 8)}) == 0
 
 
+CONCAT = """g (float[N,3,9,8] x, float[N,2,9,8] x2) => (float[N,{count},9,8] y) {{
+    q = QuantizeLinear(x, s, z)    d = DequantizeLinear(q, s, z)
+    q2 = QuantizeLinear(x2, p, m)  d2 = DequantizeLinear(q2, p, m)
+    q3 = QuantizeLinear(x, o, n8)  d3 = DequantizeLinear(q3, o, n8)
+    [join] c = Concat <axis = 1> ({order})
+    r = QuantizeLinear(c, p, m)    y0 = DequantizeLinear(r, p, m)
+    y = Conv (y0, k)
+}}"""
+
+
+@needs_library
+@pytest.mark.parametrize(("order", "count"), [("d, d2", 5), ("d2, d3, d", 8)])
+def test_a_concatenation_becomes_a_function_with_the_same_results(order: str, count: int) -> None:
+    more = {"k": np.eye(count, dtype=np.float32).reshape(count, count, 1, 1), "o": np.asarray(0.06, np.float32)}
+    made = model(CONCAT.format(order=order, count=count), **more)
+    random = np.random.default_rng(1)
+    feed = {name: random.normal(0, 3, (2, rows, 9, 8)).astype(np.float32) for name, rows in {"x": 3, "x2": 2}.items()}
+    expected = outputs(without_library(made), feed)[0]
+    inputs = ("x", "x2") if count == 5 else ("x2", "x3", "x")
+    unit = Unit(name="join", op="Concat", nodes=("join",), inputs=inputs, outputs=("c",))
+    shapes = {"x": ("N", 3, 9, 8), "x2": ("N", 2, 9, 8), "x3": ("N", 3, 9, 8), "c": ("N", count, 9, 8)}
+    assert wrap_units(made, [unit], shapes) == 1
+    assert [node.op_type for node in made.graph if node.domain] == ["Concat"]
+    onnx.checker.check_model(ir.to_proto(made))
+    for session in (without_library(made), with_library(made), with_library(made, optimize=True)):
+        np.testing.assert_array_equal(outputs(session, feed)[0], expected)
+
+
 RESIDUAL = """g (float[N,4,9,8] x) => (float[N,4,9,8] y) {{
     q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
     v = DequantizeLinear <axis = 0> (w4, t, n)  e = DequantizeLinear <axis = 0> (b, u)
@@ -300,8 +342,8 @@ def test_a_convolution_and_its_residual_become_one_call_that_rounds_once(
         Unit(name="conv", op="Conv", nodes=nodes, inputs=("x",), outputs=(last,)),
         Unit(name="sum", op="Add", nodes=("sum", "relu"), inputs=inputs, outputs=("g",)),
     ]
-    assert wrap_units(made, units, dict.fromkeys(("x", last, "g"), shape), fuse=True) == calls
-    assert fused_calls(made) == (calls == 1)
+    assert wrap_units(made, units, dict.fromkeys(("x", last, "g"), shape), join=True) == calls
+    assert [node.op_type for node in made.graph if node.domain] == ["Convolution", "Add"][:calls]
     onnx.checker.check_model(ir.to_proto(made))
     np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected)
     x = np.clip(np.rint(feed["x"] / CONSTANTS["s"]) + 117, 0, 255) - 117
@@ -359,7 +401,7 @@ def test_a_model_with_functions_computes_the_same_with_and_without_the_library(
     assert native.kernels["Convolution"] >= 10
     assert stock.native is None
     assert native.native is not None
-    assert (native.native.units, native.native.fused) == (native.forms["u8->u8 native"], False)
+    assert (native.native.units, native.native.joined > 0) == (native.forms["u8->u8 native"], True)
     assert native.native.stock_ms is not None
     assert native.to_json()["native"]["library"] == os.fspath(OPERATORS)
     print_result(native)

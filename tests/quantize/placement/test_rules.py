@@ -482,13 +482,22 @@ NATIVE = {
     "gate, turned": ("s = GlobalAveragePool(a) [g] b = Mul(s, a)", True),
     "row": ("s = MaxPool <kernel_shape = [8, 1]> (a) [g] b = Add(a, s)", False),
     "twice": ("[g] b = Add(a, a)", False),
+    "channels": (
+        "t = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a) [g] u = Concat <axis = 1> (a, t) b = Conv(u, v)",
+        True,
+    ),
+    "rows": (
+        "t = MaxPool <kernel_shape = [1, 1]> (a) [g] u = Concat <axis = 2> (a, t) b = MaxPool <kernel_shape = [9, 1]> (u)",
+        False,
+    ),
     "constant": ("[g] b = Mul(a, two)", False),
 }
 
 
 @pytest.mark.parametrize(("nodes", "native"), NATIVE.values(), ids=NATIVE)
-def test_two_tensors_of_one_shape_or_one_with_a_value_per_channel_may_be_native(nodes: str, native: bool) -> None:
+def test_sums_products_and_concatenations_that_fit_may_be_native(nodes: str, native: bool) -> None:
     constants = {"two": np.asarray(2, np.float32)} if "two" in nodes else {}
+    constants |= {"v": np.ones((16, 32, 1, 1), np.float32)} if "v)" in nodes else {}
     assert (Impl.U8_NATIVE in forms(between(nodes, **constants), native=True)["g"]) is native
     assert Impl.U8_NATIVE not in forms(between(nodes, **constants))["g"]
 

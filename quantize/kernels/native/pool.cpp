@@ -1,0 +1,142 @@
+// MaxPool and AveragePool: the largest value, or the mean, of each channel under a kernel; uint8 NHWC.
+//
+// Inputs of MaxPool: x. Inputs of AveragePool: x, x_scale, x_zero_point, y_scale, y_zero_point; all but x are constants.
+// Attributes: kernel_shape, strides, pads, dilations, ceil_mode and count_include_pad, as in ONNX. What is outside of the
+// image is no candidate for the maximum, and 0 in a mean.
+//
+//   mean:  y = clip(rint(x_scale / (y_scale count) * (sum x - inside x_zero_point)) + y_zero_point)
+//
+// `inside` is the number of values under the kernel, and `count` too, or all taps of the kernel with count_include_pad.
+#include <algorithm>
+
+#include "operators.h"
+#include "target.h"
+#include "window.h"
+
+namespace requant {
+namespace {
+
+void require(bool condition, const char* message) {
+  if (!condition) throw ort::Failure(std::string("ai.requant: a pool: ") + message);
+}
+
+// Moves a kernel over images, and calls a function for each place with the pixels under it.
+class Pool {
+ public:
+  explicit Pool(const ort::Node& node) : ceil_(node.attribute("ceil_mode", 0) != 0) {
+    read_window(node, window_);
+    read_pair(node, "kernel_shape", window_.kernel);
+    for (int axis = 0; axis < 2; ++axis)
+      require(std::max(window_.before[axis], window_.after[axis]) <= window_.dilation[axis] * (window_.kernel[axis] - 1),
+              "pads must be smaller than the kernel");
+  }
+
+  int64_t taps() const { return window_.taps(); }
+
+  // Calls reduce(pixels, number of pixels, channels, to).
+  template <class Reduce>
+  void run(const ort::Run& run, const Reduce& reduce) const {
+    const ort::Tensor x = run.input(0);
+    require(x.shape.size() == 4, "x must be (batch, height, width, channels)");
+    const Extent extent{x.shape[0], x.shape[1], x.shape[2], length(0, x.shape[1]), length(1, x.shape[2])};
+    require(extent.rows > 0 && extent.columns > 0, "x is smaller than the kernel");
+    const int64_t channels = x.shape[3];
+    uint8_t* y = run.output({extent.batch, extent.rows, extent.columns, channels});
+    if (x.size() == 0) return;
+    run.parallel(static_cast<size_t>(extent.batch * extent.rows), [&](size_t index) {
+      const int64_t image = static_cast<int64_t>(index) / extent.rows, row = static_cast<int64_t>(index) % extent.rows;
+      const uint8_t* from = x.as<uint8_t>() + image * extent.height * extent.width * channels;
+      uint8_t* to = y + static_cast<int64_t>(index) * extent.columns * channels;
+      thread_local std::vector<const uint8_t*> pixels;  // grows to the largest kernel
+      for (int64_t column = 0; column < extent.columns; ++column, to += channels) {
+        find(from, extent, channels, row, column, pixels);
+        if (pixels.empty())  // the taps of a dilated kernel lie on both sides of a small image
+          std::fill_n(to, channels, 0);
+        else
+          reduce(pixels.data(), pixels.size(), static_cast<size_t>(channels), to);
+      }
+    });
+  }
+
+ private:
+  // The length of an axis of the result. Rounded up, the last kernel may end behind the padding, but begins before it.
+  int64_t length(int axis, int64_t input) const {
+    const int64_t floor = window_.length(axis, input), stride = window_.stride[axis];
+    if (!ceil_ || floor == 0) return floor;
+    const int64_t reach = window_.dilation[axis] * (window_.kernel[axis] - 1) + 1;
+    const bool whole = (window_.before[axis] + input + window_.after[axis] - reach) % stride == 0;
+    return whole || floor * stride >= window_.before[axis] + input ? floor : floor + 1;
+  }
+
+  // Finds the pixels under the kernel.
+  void find(const uint8_t* from, const Extent& extent, int64_t channels, int64_t row, int64_t column,
+            std::vector<const uint8_t*>& pixels) const {
+    pixels.clear();
+    for (int64_t ky = 0; ky < window_.kernel[0]; ++ky) {
+      const int64_t y = row * window_.stride[0] - window_.before[0] + ky * window_.dilation[0];
+      for (int64_t kx = 0; kx < window_.kernel[1]; ++kx) {
+        const int64_t x = column * window_.stride[1] - window_.before[1] + kx * window_.dilation[1];
+        const bool inside = y >= 0 && y < extent.height && x >= 0 && x < extent.width;
+        if (inside) pixels.push_back(from + (y * extent.width + x) * channels);
+      }
+    }
+  }
+
+  Window window_;
+  bool ceil_;
+};
+
+class MaximumKernel {
+ public:
+  explicit MaximumKernel(const ort::Node& node) : target_(chosen()), pool_(node) {}
+
+  void run(const ort::Run& run) const { pool_.run(run, target_.max_pixels); }
+
+ private:
+  const Target& target_;
+  Pool pool_;
+};
+
+class MeanKernel {
+ public:
+  explicit MeanKernel(const ort::Node& node)
+      : target_(chosen()),
+        pool_(node),
+        ratio_(one<float>(node, 1) / one<float>(node, 3)),
+        x_zero_(one<uint8_t>(node, 2)),
+        y_zero_(one<uint8_t>(node, 4)),
+        all_(node.attribute("count_include_pad", 0) != 0) {}
+
+  void run(const ort::Run& run) const {
+    pool_.run(run, [&](const uint8_t* const* pixels, size_t inside, size_t channels, uint8_t* to) {
+      const size_t count = all_ ? static_cast<size_t>(pool_.taps()) : inside;
+      const Mean mean{ratio_ / static_cast<float>(count), static_cast<int>(inside) * x_zero_, y_zero_};
+      target_.mean_pixels(pixels, inside, channels, mean, to);
+    });
+  }
+
+ private:
+  template <class T>
+  static T one(const ort::Node& node, size_t index) {
+    const ort::Tensor tensor = node.constant(index);
+    require(tensor && tensor.size() == 1, "scales and zero points must be constants of one value");
+    return tensor.as<T>()[0];
+  }
+
+  const Target& target_;
+  Pool pool_;
+  float ratio_;
+  int x_zero_, y_zero_;
+  bool all_;
+};
+
+}  // namespace
+
+std::vector<ort::CustomOp*> maximum_operators() { return named<MaximumKernel>("MaxPool", 1, {ort::kUint8}, 1); }
+
+std::vector<ort::CustomOp*> mean_operators() {
+  using enum ort::ElementType;
+  return named<MeanKernel>("AveragePool", 1, {kUint8, kFloat, kUint8, kFloat, kUint8}, 5);
+}
+
+}  // namespace requant
