@@ -4,6 +4,7 @@ PYTHON ?= python3
 UV ?= uv
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?= --sample 20
+MACHINES ?= $(shell uname -m)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -80,9 +81,18 @@ lock:  ## write requirements/*.txt again (needs uv; LOCK_ARGS=--upgrade for the 
 	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build -o requirements/run.txt
 	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build --group dev -c requirements/run.txt -o requirements/dev.txt
 
-wheel: $(RUN)  ## build dist/requant-*.whl with the locked build backend
-	rm -rf dist build/lib build/bdist.*  # setuptools would ship what an earlier build left in build/lib
-	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+# Each wheel has the native operators of one machine; without a compiler there is one wheel for any machine, without them.
+wheel: $(DEV) $(PACKAGE)  ## build dist/requant-*.whl for this machine (MACHINES="x86_64 aarch64"), with the locked build backend
+	@rm -rf dist
+	@set -e; for machine in $(MACHINES); do \
+		rm -rf build/tree; mkdir -p build/tree; \
+		tar -c --exclude=./.[a-z]* --exclude=./build --exclude=./dist --exclude=./quantize/kernels/lib . | tar -x -C build/tree; \
+		platform=manylinux_2_17_$$machine; \
+		$(BIN)/python -m requant.quantize.kernels.build $$machine \
+			--output build/tree/quantize/kernels/lib/$$machine/librequant_kernels.so || platform=any; \
+		$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist \
+			--config-settings=--build-option=--plat-name=$$platform ./build/tree; \
+	done; rm -rf build/tree; ls dist
 
 clean:  ## remove everything that was made, the environment too
 	rm -rf $(VENV) build dist quantize/kernels/lib *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
