@@ -40,7 +40,7 @@ ELEMENTWISE = ("Add", "Mul", "Table")
 """Native operators on tensors of any layout."""
 
 WEIGHTS = {
-    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), 3),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm", "Convolution"), 3),
     **dict.fromkeys(
         (
             *("Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "Gemm", "FusedGemm", "MatMul"),

@@ -92,34 +92,50 @@ class Dense final : public ConvolutionKernel {
     int64_t stride = depth_;
     if (!direct(first, count, extent.batch * extent.rows * extent.columns)) {
       stride = 4 * quads_;
-      if (scratch.size() < static_cast<size_t>(pixels_ * stride)) scratch.resize(pixels_ * stride);
+      if (scratch.size() < static_cast<size_t>(pixels_ * stride + kShort)) scratch.resize(pixels_ * stride + kShort);
       gather(x, extent, first, count, group, scratch.data());
       patches = scratch.data();
     }
+    const Task here{patches, residual, y, first, count, group};
+    conv_.curve.empty() ? multiply_panels<false>(here, stride) : multiply_panels<true>(here, stride);
+  }
+
+  // Multiplies patches by all panels; `Curved`: the results are those of the curve. Here the task's x are its patches.
+  template <bool Curved>
+  void multiply_panels(const Task& task, int64_t stride) const {
     const Curve curve(conv_.curve);
     [[maybe_unused]] const Multiplier ready;
     for (int64_t index = 0; index < panels_; ++index) {
-      const int64_t place = group * panels_ + index, channel = group * width_ + index * kPanel;
+      const int64_t place = task.group * panels_ + index, channel = task.group * width_ + index * kPanel;
       const Panel panel{&multiplier_[place * kPanel], channel, std::min<int64_t>(kPanel, width_ - index * kPanel)};
       const uint8_t* w = reinterpret_cast<const uint8_t*>(&weights_[place * quads_ * kPanel * 4]);
-      for (int64_t pixel = 0; pixel < count; pixel += kRows) {
-        multiply(patches + pixel * stride, std::min<int64_t>(kRows, count - pixel), stride, w, quads_,
+      for (int64_t pixel = 0; pixel < task.count; pixel += kRows) {
+        const int64_t corner = (task.first + pixel) * conv_.outputs + channel;
+        multiply(task.x + pixel * stride, std::min<int64_t>(kRows, task.count - pixel), stride, w, quads_,
                  &sums_[place * kPanel], narrow_[place], [&](int64_t row, int64_t rows, const Ints(&sum)[4]) {
-                   const int64_t corner = (first + pixel + row) * conv_.outputs + channel;
-                   finish(sum, rows, panel, curve, residual == nullptr ? nullptr : residual + corner, y + corner);
+                   const int64_t at = corner + row * conv_.outputs;
+                   Floats value[4];
+                   for (int i = 0; i < 4; ++i) value[i] = real<Curved>(sum[i], panel.multiplier + i % 2 * kLanes);
+                   if (task.residual != nullptr) add_residual(value, task.residual + at, rows, panel.channels);
+                   write(Curved ? requantized(value, curve) : requantized(value, conv_.y_zero), rows, panel, task.y + at);
                  });
       }
     }
   }
 
-  // Copies the patches of some pixels, one after the other; what lies outside of the image is x_zero.
+  static constexpr int64_t kShort = 32;  // bytes: fewer are copied as so many
+
+  // Copies the patches of some pixels, one after the other; what lies outside of the image is x_zero. May write `kShort`
+  // bytes behind them.
   void gather(const uint8_t* x, const Extent& extent, int64_t first, int64_t count, int64_t group, uint8_t* to) const {
     const int64_t used = conv_.taps() * depth_, span = conv_.kernel[1] * depth_;
     const int64_t reach = (conv_.kernel[1] - 1) * conv_.dilation[1];
     const bool joined = conv_.group == 1 && conv_.dilation[1] == 1;  // a row of taps is one piece of the image
-    for (int64_t pixel = first; pixel < first + count; ++pixel, to += 4 * quads_) {
-      const int64_t column = pixel % extent.columns, row = pixel / extent.columns % extent.rows;
-      const uint8_t* image = x + pixel / extent.columns / extent.rows * extent.height * extent.width * conv_.inputs;
+    const int64_t size = extent.height * extent.width * conv_.inputs;  // of an image
+    const uint8_t* end = x + extent.batch * size;
+    int64_t column = first % extent.columns, row = first / extent.columns % extent.rows;
+    const uint8_t* image = x + first / extent.columns / extent.rows * size;
+    for (int64_t pixel = 0; pixel < count; ++pixel, to += 4 * quads_) {
       const int64_t left = column * conv_.stride[1] - conv_.before[1];
       uint8_t* line = to;
       for (int64_t ky = 0; ky < conv_.kernel[0]; ++ky, line += span) {
@@ -128,11 +144,16 @@ class Dense final : public ConvolutionKernel {
         if (yy < 0 || yy >= extent.height)
           std::memset(line, conv_.x_zero, span);
         else if (joined && left >= 0 && left + reach < extent.width)
-          std::memcpy(line, from, span);
+          span <= kShort && end - from >= kShort ? std::memcpy(line, from, kShort) : std::memcpy(line, from, span);
         else
           gather_taps(from, left, extent.width, line);
       }
       std::memset(to + used, 0, 4 * quads_ - used);  // its weights are 0
+      if (++column < extent.columns) continue;
+      column = 0;
+      if (++row < extent.rows) continue;
+      row = 0;
+      image += size;
     }
   }
 
@@ -147,19 +168,16 @@ class Dense final : public ConvolutionKernel {
     }
   }
 
-  // Makes results of the sums of one or two pixels, first those of one pixel, and writes them.
-  void finish(const Ints (&sum)[4], int64_t rows, const Panel& panel, const Curve& curve, const uint8_t* residual,
-              uint8_t* to) const {
-    Floats value[4];
-    for (int i = 0; i < 4; ++i) {
-      const float* multiplier = panel.multiplier + i % 2 * kLanes;
-      value[i] = conv_.curve.empty() ? scaled(sum[i], multiplier)
-                                     : times_plus(floats(sum[i]), load_floats(multiplier), fill_floats(conv_.offset));
-    }
-    for (int64_t row = 0; residual != nullptr && row < rows; ++row)
-      add_residual(&value[2 * row], residual + row * conv_.outputs, panel.channels);
+  // Returns what is rounded, or what the curve is a function of.
+  template <bool Curved>
+  Floats real(Ints sum, const float* multiplier) const {
+    return Curved ? times_plus(floats(sum), load_floats(multiplier), fill_floats(conv_.offset)) : scaled(sum, multiplier);
+  }
+
+  // Looks up the results of one or two pixels, and writes them.
+  void write(Bytes results, int64_t rows, const Panel& panel, uint8_t* to) const {
     uint8_t made[2][kPanel];
-    store_bytes(made[0], conv_.curve.empty() ? requantized(value, conv_.y_zero) : requantized(value, curve));
+    store_bytes(made[0], results);
     if (conv_.table.size() == 256) look_up(made[0], made[0], kBytes, conv_.table.data());
     for (int64_t row = 0; row < rows; ++row, to += conv_.outputs) {
       if (conv_.table.size() > 256) look_up_channels(made[row], panel);
@@ -184,11 +202,14 @@ class Dense final : public ConvolutionKernel {
     for (int64_t c = 0; c < panel.channels; ++c) made[c] = conv_.table[256 * (panel.channel + c) + made[c]];
   }
 
-  void add_residual(Floats* value, const uint8_t* residual, int64_t channels) const {
-    uint8_t part[kPanel];
-    if (channels < kPanel) residual = static_cast<const uint8_t*>(std::memcpy(part, residual, channels));
-    for (int i = 0; i < 2; ++i)
-      value[i] = plus(value[i], scaled(residual + i * kLanes, conv_.residual_zero, conv_.residual_ratio));
+  // Adds the residual of one or two pixels; what is added to a second one that is not there has no effect.
+  void add_residual(Floats (&value)[4], const uint8_t* residual, int64_t rows, int64_t channels) const {
+    uint8_t part[2][kPanel];
+    const uint8_t* from[2] = {residual, rows > 1 ? residual + conv_.outputs : residual};
+    for (int row = 0; row < 2 && channels < kPanel; ++row)
+      from[row] = static_cast<const uint8_t*>(std::memcpy(part[row], from[row], channels));
+    for (int i = 0; i < 4; ++i)
+      value[i] = plus(value[i], scaled(from[i / 2] + i % 2 * kLanes, conv_.residual_zero, conv_.residual_ratio));
   }
 
   Convolution conv_;

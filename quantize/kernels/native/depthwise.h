@@ -25,24 +25,15 @@ class Depthwise final : public ConvolutionKernel {
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
     parallel(static_cast<size_t>(extent.batch * extent.rows), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / extent.rows, row = static_cast<int64_t>(index) % extent.rows;
-      const uint8_t* from = x + image * extent.height * extent.width * conv_.inputs;
-      uint8_t* to = y + static_cast<int64_t>(index) * extent.columns * conv_.inputs;
-      thread_local std::vector<const uint8_t*> taps;  // one pointer for each tap, padded to quads; null outside
-      taps.assign(4 * quads_, nullptr);
-      for (int64_t column = 0; column < extent.columns; ++column, to += conv_.inputs) {
-        point(from, extent, row, column, taps.data());
-        for (int64_t block = 0; block < blocks_; ++block) multiply(taps.data(), block, to + start(block));
-        if (conv_.table.size() == 256)
-          look_up(to, to, conv_.inputs, conv_.table.data());
-        else if (!conv_.table.empty())
-          for (int64_t c = 0; c < conv_.inputs; ++c) to[c] = conv_.table[256 * c + to[c]];
-      }
+      const int64_t size = extent.height * extent.width * conv_.inputs;  // of an image
+      const uint8_t *from = x + image * size, *end = x + extent.batch * size;
+      compute_row(from, end, extent, row, y + static_cast<int64_t>(index) * extent.columns * conv_.inputs);
     });
   }
 
  private:
   // The first channel of a vector, and the number of its channels.
-  int64_t start(int64_t block) const {
+  int64_t first(int64_t block) const {
     return std::max<int64_t>(0, std::min(block * kBytes, conv_.inputs - kBytes));
   }
   int64_t channels() const { return std::min<int64_t>(kBytes, conv_.inputs); }
@@ -55,7 +46,7 @@ class Depthwise final : public ConvolutionKernel {
       for (int64_t c = 0; c < count; ++c) {
         int8_t four[4] = {};
         for (int64_t i = 0; i < std::min<int64_t>(4, taps - 4 * quad); ++i)
-          four[i] = conv_.weights[(start(block) + c) * taps + 4 * quad + i];
+          four[i] = conv_.weights[(first(block) + c) * taps + 4 * quad + i];
         narrow = narrow && fits_narrow(four);
         for (int i = 0; i < 4; ++i) lane[i][c] = static_cast<uint8_t>(four[i]);
       }
@@ -67,7 +58,7 @@ class Depthwise final : public ConvolutionKernel {
       for (int i = 0; i < 4; ++i) lane[i][c] = static_cast<uint8_t>(c);
     append(lane, order);
     for (int group = 0; group < kBytes; ++group) {
-      const int64_t c = order[4 * group], channel = start(block) + c;
+      const int64_t c = order[4 * group], channel = first(block) + c;
       int32_t sum = 0;
       for (int64_t tap = 0; c < count && tap < taps; ++tap) sum += conv_.weights[channel * taps + tap];
       sums_.push_back(c < count ? conv_.bias[channel] - (conv_.x_zero - kOffset) * sum : 0);
@@ -83,34 +74,76 @@ class Depthwise final : public ConvolutionKernel {
     for (int i = 0; i < 4; ++i) store_bytes(to.data() + to.size() - (4 - i) * kBytes, out[i]);
   }
 
-  // Sets the pointers to the pixels under the kernel.
-  void point(const uint8_t* from, const Extent& extent, int64_t row, int64_t column, const uint8_t** taps) const {
+  // Computes a row of the result; `from` is the image, and `end` the end of all images.
+  void compute_row(const uint8_t* from, const uint8_t* end, const Extent& extent, int64_t row, uint8_t* to) const {
+    thread_local std::vector<const uint8_t*> taps;  // one pointer for each tap, padded to quads
+    thread_local std::vector<uint8_t> outside;      // a row outside of the image
+    const int64_t top = row * conv_.stride[0] - conv_.before[0], bottom = top + (conv_.kernel[0] - 1) * conv_.dilation[0];
+    const bool cut = top < 0 || bottom >= extent.height;
+    const uint8_t zero = static_cast<uint8_t>(conv_.x_zero);
+    outside.assign((cut ? extent.width : 1) * conv_.inputs + kBytes, zero);
+    taps.assign(4 * quads_, outside.data());
+    const int64_t reach = (conv_.kernel[1] - 1) * conv_.dilation[1];
+    int64_t known = -1;  // the column of the pointers, if the kernel lies between the left and the right border there
+    uint8_t *const start = to, *const stop = to + extent.columns * conv_.inputs;
+    for (int64_t column = 0; column < extent.columns; ++column, to += conv_.inputs) {
+      const int64_t left = column * conv_.stride[1] - conv_.before[1];
+      const bool inside = left >= 0 && left + reach < extent.width;
+      if (!inside || known < 0) {
+        point(from, extent, top, left, outside.data(), taps.data());
+        known = inside ? column : -1;
+      }
+      const int64_t shift = inside ? (column - known) * conv_.stride[1] * conv_.inputs : 0;
+      // Few channels: a whole vector reads and writes the pixels behind too, which are written again later.
+      const int64_t last = std::min(bottom, extent.height - 1) * extent.width + std::min(left + reach, extent.width - 1);
+      const bool behind = end - from >= last * conv_.inputs + kBytes && stop - to >= kBytes;
+      const bool whole = conv_.inputs >= kBytes || behind;
+      for (int64_t block = 0; block < blocks_; ++block) multiply(taps.data(), shift, block, whole, to + first(block));
+    }
+    look_up_row(start, extent.columns);
+  }
+
+  // Sets the pointers to the pixels under a kernel whose first corner is at a row and a column of the image.
+  void point(const uint8_t* from, const Extent& extent, int64_t top, int64_t left, const uint8_t* outside,
+             const uint8_t** taps) const {
     for (int64_t ky = 0; ky < conv_.kernel[0]; ++ky) {
-      const int64_t yy = row * conv_.stride[0] - conv_.before[0] + ky * conv_.dilation[0];
+      const int64_t yy = top + ky * conv_.dilation[0];
       for (int64_t kx = 0; kx < conv_.kernel[1]; ++kx) {
-        const int64_t xx = column * conv_.stride[1] - conv_.before[1] + kx * conv_.dilation[1];
+        const int64_t xx = left + kx * conv_.dilation[1];
         const bool inside = yy >= 0 && yy < extent.height && xx >= 0 && xx < extent.width;
-        *taps++ = inside ? from + (yy * extent.width + xx) * conv_.inputs : nullptr;
+        *taps++ = inside ? from + (yy * extent.width + xx) * conv_.inputs : outside;
       }
     }
+    for (int64_t tap = conv_.taps(); tap < 4 * quads_; ++tap, ++taps) *taps = taps[-tap];  // its weights are 0
   }
 
-  void multiply(const uint8_t* const* taps, int64_t block, uint8_t* to) const {
-    narrow_[block] ? product<true>(taps, block, to) : product<false>(taps, block, to);
+  // Looks up the results of some pixels.
+  void look_up_row(uint8_t* to, int64_t pixels) const {
+    if (conv_.table.size() == 256) look_up(to, to, pixels * conv_.inputs, conv_.table.data());
+    for (int64_t pixel = 0; conv_.table.size() > 256 && pixel < pixels; ++pixel, to += conv_.inputs)
+      for (int64_t c = 0; c < conv_.inputs; ++c) to[c] = conv_.table[256 * c + to[c]];
   }
 
-  template <bool Narrow>
-  void product(const uint8_t* const* taps, int64_t block, uint8_t* to) const {
+  // The pointers are moved by `shift` bytes.
+  void multiply(const uint8_t* const* taps, int64_t shift, int64_t block, bool whole, uint8_t* to) const {
+    if (narrow_[block])
+      whole ? product<true, true>(taps, shift, block, to) : product<true, false>(taps, shift, block, to);
+    else
+      whole ? product<false, true>(taps, shift, block, to) : product<false, false>(taps, shift, block, to);
+  }
+
+  // `Whole`: all bytes of a vector may be read and written, also those of channels that a pixel does not have.
+  template <bool Narrow, bool Whole>
+  void product(const uint8_t* const* taps, int64_t shift, int64_t block, uint8_t* to) const {
     const uint8_t* w = &weights_[block * quads_ * 4 * kBytes];
-    const int64_t count = channels(), offset = start(block), place = block * kBytes;
-    const Bytes outside = fill(static_cast<uint8_t>(conv_.x_zero));
+    const int64_t count = channels(), offset = first(block) + shift, place = block * kBytes;
     Ints sum[4];
     for (int i = 0; i < 4; ++i) sum[i] = load_ints(&sums_[place + i * kLanes]);
     for (int64_t quad = 0; quad < quads_; ++quad, w += 4 * kBytes) {
       Bytes x[4], turned[4];
       for (int i = 0; i < 4; ++i) {
-        const uint8_t* from = taps[4 * quad + i];
-        x[i] = from == nullptr ? outside : count == kBytes ? load_bytes(from + offset) : load_part(from + offset, count);
+        const uint8_t* from = taps[4 * quad + i] + offset;
+        x[i] = Whole ? load_bytes(from) : load_some(from, count);
       }
       transpose(x, turned);
       for (int i = 0; i < 4; ++i) {
@@ -119,10 +152,7 @@ class Depthwise final : public ConvolutionKernel {
       }
     }
     const Bytes made = conv_.curve.empty() ? requantize(sum, place) : follow_curve(sum, place);
-    if (count == kBytes) return store_bytes(to, made);
-    uint8_t whole[kBytes];
-    store_bytes(whole, made);
-    std::memcpy(to, whole, count);
+    Whole ? store_bytes(to, made) : store_some(to, made, count);
   }
 
   Bytes requantize(Ints (&sum)[4], int64_t place) const {
@@ -138,13 +168,6 @@ class Depthwise final : public ConvolutionKernel {
       sum[i] = rounded(curve(times_plus(floats(sum[i]), multiplier, fill_floats(conv_.offset))), 0, 255);
     }
     return narrow(sum, 0);
-  }
-
-  // Loads the channels of a pixel that are fewer than a vector has.
-  static Bytes load_part(const uint8_t* from, int64_t count) {
-    uint8_t whole[kBytes] = {};
-    std::memcpy(whole, from, count);
-    return load_bytes(whole);
   }
 
   Convolution conv_;

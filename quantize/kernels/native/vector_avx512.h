@@ -19,6 +19,9 @@ using Floats = __m512;
 inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm512_storeu_si512(to, value); }
+inline __mmask64 first_bytes(int64_t count) { return count >= kBytes ? ~0ull : (1ull << count) - 1; }
+inline Bytes load_some(const uint8_t* from, int64_t count) { return _mm512_maskz_loadu_epi8(first_bytes(count), from); }
+inline void store_some(uint8_t* to, Bytes value, int64_t count) { _mm512_mask_storeu_epi8(to, first_bytes(count), value); }
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Bytes fill(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 
@@ -86,7 +89,7 @@ inline void store_narrow(uint8_t* to, Ints value, int zero) {
 inline void look_up(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table) {
   const Bytes part[4] = {load_bytes(table), load_bytes(table + 64), load_bytes(table + 128), load_bytes(table + 192)};
   for (size_t i = 0; i < count; i += 64) {
-    const __mmask64 mask = count - i >= 64 ? ~0ull : (1ull << (count - i)) - 1;
+    const __mmask64 mask = first_bytes(static_cast<int64_t>(count - i));
     const Bytes index = _mm512_maskz_loadu_epi8(mask, from + i);
     const Bytes low = _mm512_permutex2var_epi8(part[0], index, part[1]);
     const Bytes high = _mm512_permutex2var_epi8(part[2], index, part[3]);
