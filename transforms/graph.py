@@ -217,7 +217,7 @@ def sets_pads(node: ir.Node) -> bool:
     return node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
 
 
-def plain_shape(value: ir.Value | None) -> Shape | None:
+def plain_shape(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
     """Return the lengths of a tensor's axes: numbers, names, or None where unknown; None without a shape."""
     if value is None or value.shape is None:
         return None
@@ -241,6 +241,20 @@ def repeats_in(part: Shape, whole: Shape, channel: int) -> bool:
         one == other if axis == channel % len(part) else one == 1 or (axis == 0 and one == other)
         for axis, (one, other) in axes
     )
+
+
+def whole_first(one: Shape, other: Shape, result: Shape, channel: int) -> tuple[int, int] | None:
+    """Return the places of two operands, that with the shape of the result first; None if the other does not repeat.
+
+    Args:
+        one: The shape of the operand at place 0.
+        other: The shape of the operand at place 1.
+        result: The shape of the result.
+        channel: As for `repeats_in`.
+    """
+    if tuple(one) == tuple(result) and repeats_in(other, result, channel):
+        return 0, 1
+    return (1, 0) if tuple(other) == tuple(result) and repeats_in(one, result, channel) else None
 
 
 def stays_finite(tensor: ir.TensorProtocol, factor: float) -> bool:

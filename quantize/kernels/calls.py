@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.graph import Shape, constant, repeats_in, sets_pads, sole_reader
+from ...transforms.graph import Shape, constant, nodes_by_name, sets_pads, sole_reader, whole_first
 from ...transforms.plan import Unit
 from ...transforms.qlinear import equal_parameters
+from ...transforms.qparams import QParams, dequantize, quantize
 from ...transforms.units import clip_bounds
 from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, is_uint8
 
@@ -73,7 +74,7 @@ class Site:
         nodes: The nodes of the model by name.
         quantize: The node that computes its uint8 result.
         shapes: The shapes of the unit's inputs and of its result, in NCHW.
-        images: Whether the tensors are images, so that axis 1 is that of the channels.
+        images: Whether the tensors are images.
     """
 
     unit: Unit
@@ -83,30 +84,48 @@ class Site:
     images: bool
 
     @property
+    def channel(self) -> int:
+        """The axis of the channels of the result."""
+        return 1 if self.images else len(self.shapes[-1]) - 1
+
+    @property
     def end(self) -> ir.Value:
         """The uint8 result."""
         return self.quantize.outputs[0]
 
 
-def call_of(unit: Unit, nodes: Mapping[str, ir.Node], shapes: Mapping[str, Shape], model: ir.Model) -> Call | None:
-    """Return the call of a native operator for a unit between uint8 tensors; None if it has another form.
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What is known of the model of a unit.
 
-    Args:
-        unit: The unit.
-        nodes: The nodes of the model by name.
-        shapes: Shapes of the float tensors by name.
+    Attributes:
         model: The model.
+        nodes: Its nodes by name.
+        shapes: Shapes of the float tensors by name.
+        convolves: Whether it has convolutions, so that tensors with four axes are images.
     """
-    last = nodes.get(unit.nodes[-1])
-    reader = sole_reader(last.outputs[0]) if last is not None and last.graph is model.graph else None
-    known = [shapes[name] for name in (*unit.inputs, unit.outputs[0]) if name in shapes]
-    if reader is None or reader.op_type != "QuantizeLinear" or len(known) <= len(unit.inputs):
+
+    model: ir.Model
+    nodes: Mapping[str, ir.Node]
+    shapes: Mapping[str, Shape]
+    convolves: bool
+
+    @classmethod
+    def of(cls, model: ir.Model, shapes: Mapping[str, Shape]) -> Surroundings:
+        """Return what is known of a model; `shapes` are those of its float tensors by name."""
+        return cls(model, nodes_by_name(model), shapes, any(node.op_type == "Conv" for node in model.graph))
+
+
+def call_of(unit: Unit, around: Surroundings) -> Call | None:
+    """Return the call of a native operator for a unit between uint8 tensors; None if it has another form."""
+    last = around.nodes.get(unit.nodes[-1])
+    reader = sole_reader(last.outputs[0]) if last is not None and last.graph is around.model.graph else None
+    shapes = [around.shapes[name] for name in (*unit.inputs, unit.outputs[0]) if name in around.shapes]
+    if reader is None or reader.op_type != "QuantizeLinear" or len(shapes) <= len(unit.inputs):
         return None
-    image = all(len(shape) == IMAGE for shape in known)
-    if unit.op not in IMAGES:
-        image = image and any(node.op_type == "Conv" for node in model.graph)
-    call = CALLS.get(unit.op, _table)(Site(unit, nodes, reader, known, image))
-    return replace(call, shapes=known) if call is not None and image else call
+    images = all(len(shape) == IMAGE for shape in shapes) and (around.convolves or unit.op in IMAGES)
+    call = CALLS.get(unit.op, _table)(Site(unit, around.nodes, reader, shapes, images))
+    return replace(call, shapes=shapes) if call is not None and images else call
 
 
 # ------------------------------------------------------------------------------------------------------------ parts
@@ -118,7 +137,7 @@ def _dequantized(value: ir.Value | None) -> ir.Node | None:
     return node if node is not None and node.op_type == "DequantizeLinear" else None
 
 
-def _three(node: ir.Node) -> list[ir.Value | None]:
+def _operands(node: ir.Node) -> list[ir.Value | None]:
     """Return the tensor, the scale and the zero point of a DequantizeLinear or QuantizeLinear."""
     return [*node.inputs, None, None][:3]
 
@@ -135,20 +154,17 @@ def _are_constants(values: Iterable[ir.Value | None]) -> bool:
     return all(tensor is not None and tensor.dtype in UNSIGNED for tensor in tensors)
 
 
-def _clipping(absorbed: Iterable[ir.Node], quantize: ir.Node) -> dict[str, Array]:
+def _clipping(absorbed: Iterable[ir.Node], quantize_node: ir.Node) -> dict[str, Array]:
     """Return a Relu or Clip as a table of integers, uint8 (256,); no table if every integer stays as it is.
 
     Rounding to integers is monotone, so that it can come before or after the Clip.
     """
-    step, origin = (constant(value) for value in _three(quantize)[1:])
-    assert step is not None
-    assert origin is not None
+    params = _parameters(quantize_node)
     table = every = np.arange(256)
     for node in absorbed:
         bounds = clip_bounds(node)
         assert bounds is not None  # `units` absorbs no other Clip
-        limits = np.rint(np.asarray(bounds, np.float32) / step.numpy().reshape(())) + float(origin.numpy().item())
-        table = np.clip(table, *np.clip(limits, 0, 255).astype(np.int64))
+        table = np.clip(table, *quantize(np.asarray(bounds, np.float32), params).astype(np.int64))
     return {} if (table == every).all() else {"table": table.astype(np.uint8)}
 
 
@@ -162,8 +178,8 @@ def _convolution(site: Site) -> Call | None:
     known = [pair for pair in pairs if pair is not None]
     if len(known) < len(pairs):
         return None
-    x, w, *bias = (_three(pair) for pair in known)
-    inputs = [*x, *w, *_three(site.quantize)[1:], *(each[0] for each in bias)]
+    x, w, *bias = (_operands(pair) for pair in known)
+    inputs = [*x, *w, *_operands(site.quantize)[1:], *(each[0] for each in bias)]
     if not _is_supported(anchor, inputs):
         return None
     values = _clipping(absorbed, site.quantize)
@@ -192,7 +208,7 @@ def _mean(site: Site) -> Call | None:
     pair = _dequantized(anchor.inputs[0])
     if pair is None or not site.images or not sets_pads(anchor):
         return None
-    inputs = [*_three(pair), *_three(site.quantize)[1:]]
+    inputs = [*_operands(pair), *_operands(site.quantize)[1:]]
     if not _are_constants(inputs[1:]):
         return None
     body = [pair, anchor, site.quantize]
@@ -238,14 +254,12 @@ def _pair(site: Site) -> Call | None:
     pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
     if len(pairs) != 2 or len(site.shapes) != 3 or pairs[0].inputs[0] is pairs[1].inputs[0]:
         return None
-    *shapes, result = site.shapes
-    order = [0, 1] if list(shapes[0]) == list(result) else [1, 0]
-    whole, other = (shapes[index] for index in order)
-    a, b = (_three(pairs[index]) for index in order)
-    inputs = [*a, *b, *_three(site.quantize)[1:]]
-    constants = [value for place, value in enumerate(inputs) if place not in (0, PAIR.index("b"))]
-    fits = list(whole) == list(result) and repeats_in(other, whole, 1 if site.images else -1)
-    if not fits or not _are_constants(constants):
+    order = whole_first(site.shapes[0], site.shapes[1], site.shapes[2], site.channel)
+    if order is None:
+        return None
+    a, b = (_operands(pairs[place]) for place in order)
+    inputs = [*a, *b, *_operands(site.quantize)[1:]]
+    if not _are_constants([*a[1:], *b[1:], *_operands(site.quantize)[1:]]):
         return None
     values = _clipping(absorbed, site.quantize)
     body = [*pairs, anchor, *absorbed, site.quantize]
@@ -258,11 +272,11 @@ def _concat(site: Site) -> Call | None:
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
     tensors = [pair.inputs[0] for pair in pairs]
-    axis, axes = anchor.attributes.get_int("axis", 0), len(site.shapes[-1])
+    axis = anchor.attributes.get_int("axis", 0) % len(site.shapes[-1])
     fits = len(anchor.inputs) == len(pairs) == len(set(tensors)) <= len(CONCAT) // 2
-    if not fits or len(pairs) < 2 or axis % axes != (1 if site.images else axes - 1):
+    if not fits or len(pairs) < 2 or axis != site.channel:
         return None
-    if not _are_constants(value for node in (*pairs, site.quantize) for value in _three(node)[1:]):
+    if not _are_constants(value for node in (*pairs, site.quantize) for value in _operands(node)[1:]):
         return None
     inputs: list[ir.Value | None] = [value for tensor in tensors for value in (tensor, None)]
     values = {
@@ -275,15 +289,18 @@ def _concat(site: Site) -> Call | None:
     return Call("Concat", str(anchor.name), CONCAT, inputs, body, values=values, sources=sources)
 
 
-def _requantized(pair: ir.Node, quantize: ir.Node) -> Array:
+def _requantized(pair: ir.Node, quantize_node: ir.Node) -> Array:
     """Return what a QuantizeLinear makes of the 256 values of a DequantizeLinear: uint8 (256,)."""
-    (x_scale, x_zero), (y_scale, y_zero) = (
-        [tensor.numpy().reshape(()) for tensor in map(constant, _three(node)[1:]) if tensor is not None]
-        for node in (pair, quantize)
-    )
-    real = (np.arange(256, dtype=np.float32) - x_zero.astype(np.float32)) * x_scale
-    found: Array = np.clip(np.rint(real / y_scale) + y_zero.astype(np.float32), 0, 255).astype(np.uint8)
-    return found
+    before, after = (_parameters(node) for node in (pair, quantize_node))
+    return quantize(dequantize(np.arange(256, dtype=np.uint8), before), after)
+
+
+def _parameters(node: ir.Node) -> QParams:
+    """Return the constant scale and zero point of a DequantizeLinear or QuantizeLinear."""
+    scale, zero = (constant(value) for value in _operands(node)[1:])
+    assert scale is not None
+    assert zero is not None
+    return QParams(scale=scale.numpy().reshape(()), zero_point=zero.numpy().reshape(()))
 
 
 def _table(site: Site) -> Call | None:

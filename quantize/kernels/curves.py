@@ -57,10 +57,12 @@ def curve_of(model: ir.Model, chain: Chain) -> Curve | None:
     grid = _grid(low, high, bends(every, _steps(model, chain, every)))
     if grid is None:
         return None
-    places = (np.arange(SEGMENTS * SAMPLES).reshape(SEGMENTS, SAMPLES) + 0.5) / SAMPLES  # of t
+    inside = (np.arange(SAMPLES) + 0.5) / SAMPLES  # of a segment
+    starts = np.arange(SEGMENTS)
+    places = starts[:, None] + inside  # of t
     wanted = _steps(model, chain, grid[0] + places.ravel() * grid[1]).reshape(places.shape)
-    fitted = [np.polynomial.Polynomial.fit(t, y, 2).convert().coef for t, y in zip(places, wanted, strict=True)]
-    coefficients = np.array([[*each, 0.0, 0.0][:3] for each in fitted], np.float32).T.copy()
+    a0, a1, a2 = np.polynomial.polynomial.polyfit(inside, wanted.T, 2)  # of t - start
+    coefficients = np.array([a0 - starts * (a1 - starts * a2), a1 - 2 * starts * a2, a2], np.float32)
     curve = Curve(coefficients, np.asarray(grid, np.float32))
     found = curve(grid[0] + places * grid[1])
     half = np.abs(np.gradient(wanted.ravel())).reshape(places.shape) * SAMPLES * step / grid[1] / 2

@@ -19,13 +19,12 @@ from ...transforms.graph import (
     constant,
     graph_of,
     names,
-    nodes_by_name,
     remove_unread,
     take,
     take_place,
 )
 from ...transforms.plan import Unit
-from .calls import BIAS, CONVOLUTION, PAIR, RESIDUAL, WEIGHTS, Call, X, Y, call_of
+from .calls import BIAS, CONVOLUTION, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
 from .chains import Chain, copied, table_of
 from .curves import curve_of
 from .library import VERSION, names_of
@@ -53,10 +52,10 @@ def wrap_units(
         exact: Whether a call computes what its body computes. If not, joined calls round the sums only once, behind the
             function or the other sum: their results are not those of their bodies, but more accurate.
     """
-    nodes = nodes_by_name(model)
+    around = Surroundings.of(model, shapes)
     calls: dict[ir.Value, Call] = {}  # by the uint8 tensor that they compute
     for unit in units:
-        call = call_of(unit, nodes, shapes, model)
+        call = call_of(unit, around)
         if call is None:
             continue
         for end in _joinable(calls, call) if join else ():
@@ -86,11 +85,10 @@ def native_calls(model: ir.Model) -> list[ir.Node]:
 # ----------------------------------------------------------------------------------------------------------- joined
 
 
-def _joinable(calls: Mapping[ir.Value, Call], call: Call) -> list[ir.Value]:
+def _joinable(calls: dict[ir.Value, Call], call: Call) -> list[ir.Value]:
     """Return the results of convolutions that a call alone reads, the last one first."""
-    order = list(calls)
     found = []
-    for end in sorted((x for x in call.tensors if x in calls), key=order.index, reverse=True):
+    for end in (end for end in reversed(calls) if end in call.tensors):
         images = calls[end].operator == "Convolution" and calls[end].shapes and call.shapes
         if images and not end.is_graph_output() and all(use.node in call.body for use in end.uses()):
             found.append(end)
@@ -130,8 +128,8 @@ def _with_function(model: ir.Model, convolution: Call, function: Call, *, exact:
 def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
     """Return the call of a convolution whose result is added to another tensor, the residual, before it is rounded.
 
-    None for a residual that is a value for each channel, for a depthwise convolution, which takes no
-    residual, and for a convolution that absorbed a Relu or Clip: it stands between the two.
+    None for a residual that is a value for each channel, for a depthwise convolution, which takes no residual, and for
+    a convolution that absorbed a Relu or Clip: it stands between the two.
     """
     weights = constant(convolution.inputs[WEIGHTS])
     assert weights is not None

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferenc
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array
 from ...transforms.fold_constants import fold_constants
-from ...transforms.graph import LARGE, constant, inferred, quiet
+from ...transforms.graph import LARGE, constant, inferred, plain_shape, quiet
 from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY
@@ -84,7 +84,7 @@ def bind(model: ir.Model, lengths: Lengths) -> dict[str, int]:
         RequantError: As `resolve`.
     """
     inputs = {str(value.name): value for value in inputs_of(model)}
-    axes = {name: None if v.shape is None else tuple(map(_plain, v.shape)) for name, v in inputs.items()}
+    axes = {name: plain_shape(v) for name, v in inputs.items()}
     shapes, dims = resolve(axes, lengths)
     for name, shape in shapes.items():
         if shape is not None:
@@ -120,11 +120,6 @@ def resolve(inputs: Mapping[str, Axes | None], lengths: Lengths) -> tuple[dict[s
     return found, dims
 
 
-def _plain(axis: int | ir.SymbolicDim) -> int | str | None:
-    """Return the length of an axis, or its name, or None."""
-    return axis if isinstance(axis, int) else axis.value
-
-
 def _length(axis: int | str | None, dims: Mapping[str, int]) -> int | str | None:
     """Return the length of an axis, or its name if the length is unknown."""
     return dims.get(axis, axis) if isinstance(axis, str) else axis
@@ -149,7 +144,7 @@ def free_axes(model: ir.Model) -> tuple[str, ...]:
     """Return the free axes of the inputs: their names, or ``"axis 0 of 'x'"`` for an axis without a name."""
     return open_axes(
         {
-            str(value.name): None if value.shape is None else tuple(map(_plain, value.shape))
+            str(value.name): plain_shape(value)
             for value in inputs_of(model)
             if value.shape is not None or isinstance(value.type, ir.TensorType)
         }
@@ -204,12 +199,14 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
     load_tensors(copy, keep=lambda tensor: tensor.nbytes > KEPT_AWAY)
     dims = bind(copy, lengths)
     for value in [value for graph in copy.graphs() if graph is not copy.graph for value in graph.inputs]:
-        if value.shape is not None:
-            value.shape = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
+        axes = plain_shape(value)
+        if axes is not None:
+            value.shape = ir.Shape([_length(axis, dims) for axis in axes])
     recorded: dict[ir.Value, ir.Shape] = {}
     for value in _results(copy):
-        if value.shape is not None:
-            recorded[value] = ir.Shape([_length(_plain(axis), dims) for axis in value.shape])
+        axes = plain_shape(value)
+        if axes is not None:
+            recorded[value] = ir.Shape([_length(axis, dims) for axis in axes])
             value.shape = None
     _infer(copy)
     changed = ask_runtime and _infer_with_runtime(copy)

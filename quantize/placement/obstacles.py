@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant, plain_shape, release, repeats_in, sets_pads
+from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.int8_forms import gate_obstacle
 from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
@@ -68,27 +68,16 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NO_FORM
     if unit.op in POOLS and (len(shapes[0]) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
-    if unit.op in PAIRS and not _pairs_up(shapes):
+    images = len(shapes[-1]) == IMAGE and any(each.op_type == "Conv" for each in facts.nodes.values())
+    channel = 1 if images else len(shapes[-1]) - 1
+    if unit.op in PAIRS and (len(shapes) != 3 or whole_first(shapes[0], shapes[1], shapes[2], channel) is None):
         return why.NO_FORM
-    axes = len(shapes[-1])
-    if unit.op == "Concat" and node.attributes.get_int("axis", 0) % axes != (1 if axes == IMAGE else axes - 1):
+    if unit.op == "Concat" and node.attributes.get_int("axis", 0) % len(shapes[-1]) != channel:
         return why.NO_FORM
     weights = plain_shape(node.inputs[1]) if unit.op == "Conv" else None
     if unit.op == "Conv" and (weights is None or len(weights) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
     return _static_obstacle(unit, facts, strategy)
-
-
-def _pairs_up(shapes: Sequence[Shape]) -> bool:
-    """Return whether one of two tensors has the shape of the result, and the other one too or a value per channel.
-
-    Args:
-        shapes: The shapes of the tensors and of the result.
-    """
-    *inputs, result = shapes
-    channel = 1 if len(result) == IMAGE else -1
-    whole = [list(shape) == list(result) for shape in inputs]
-    return len(inputs) == 2 and any(whole) and repeats_in(inputs[whole.index(True) - 1], result, channel)
 
 
 def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

@@ -1,7 +1,8 @@
 // Concat: two to four uint8 tensors, one behind the other along the last axis.
 //
-// Inputs: a, a_table, b, b_table, c, c_table, d, d_table. The tensors c and d may be missing, and any table; a table is a
-// constant of shape (256,), and brings the values of a tensor to the scale of the result.
+// Inputs: a, a_table, b, b_table, c, c_table, d, d_table. The tensors c and d, or d alone, may be missing, and any table; a
+// table is a constant of shape (256,), and brings the values of a tensor to the scale of the result.
+#include <algorithm>
 #include <cstring>
 
 #include "operators.h"
@@ -10,8 +11,8 @@
 namespace requant {
 namespace {
 
-constexpr size_t kMost = 4;        // tensors
-constexpr size_t kChunk = 1 << 14; // bytes of one task, about
+constexpr size_t kMost = 4;         // tensors
+constexpr size_t kChunk = 1 << 14;  // bytes of one task, about
 
 void require(bool condition, const char* message) {
   if (!condition) throw ort::Failure(std::string("ai.requant.Concat: ") + message);
@@ -31,7 +32,8 @@ class ConcatKernel {
     std::vector<ort::Tensor> parts;
     for (size_t i = 0; i < kMost; ++i) {
       ort::Tensor part = run.input(2 * i);
-      if (part) parts.push_back(std::move(part));
+      if (!part) break;
+      parts.push_back(std::move(part));
     }
     std::vector<int64_t> shape = parts[0].shape;
     require(!shape.empty(), "the tensors need an axis");
@@ -73,7 +75,7 @@ class ConcatKernel {
 
 std::vector<ort::CustomOp*> concat_operators() {
   using enum ort::ElementType;
-  return named<ConcatKernel>("Concat", kNames, {kUint8, kUint8, kUint8, kUint8, kUint8, kUint8, kUint8, kUint8}, 1);
+  return named<ConcatKernel>("Concat", {kUint8, kUint8, kUint8, kUint8, kUint8, kUint8, kUint8, kUint8}, 1);
 }
 
 }  // namespace requant

@@ -132,7 +132,7 @@ class ConvolutionOperator {
 std::vector<ort::CustomOp*> convolution_operators() {
   using enum ort::ElementType;
   return named<ConvolutionOperator>(
-      "Convolution", kNames,
+      "Convolution",
       {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8, kUint8, kFloat, kUint8, kFloat,
        kFloat},
       8);

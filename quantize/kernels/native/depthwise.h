@@ -2,7 +2,8 @@
 //
 // A vector holds as many channels as it has bytes. Four taps at a time are transposed, so that the four bytes of a group
 // belong to one channel, and multiplied by weights that were transposed in the same way when they were packed. The last
-// vector of a pixel begins earlier and computes some channels again, so that no byte behind the pixel is read.
+// vector of a pixel begins earlier and computes some channels again. A pixel with fewer channels than a vector has bytes
+// is computed with bytes behind it, where there are any; their results are written again later.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +83,7 @@ class Depthwise final : public ConvolutionKernel {
     const bool cut = top < 0 || bottom >= extent.height;
     const uint8_t zero = static_cast<uint8_t>(conv_.x_zero);
     outside.assign((cut ? extent.width : 1) * conv_.inputs + kBytes, zero);
-    taps.assign(4 * quads_, outside.data());
+    taps.resize(4 * quads_);
     const int64_t reach = (conv_.kernel[1] - 1) * conv_.dilation[1];
     int64_t known = -1;  // the column of the pointers, if the kernel lies between the left and the right border there
     uint8_t *const start = to, *const stop = to + extent.columns * conv_.inputs;
@@ -94,7 +95,6 @@ class Depthwise final : public ConvolutionKernel {
         known = inside ? column : -1;
       }
       const int64_t shift = inside ? (column - known) * conv_.stride[1] * conv_.inputs : 0;
-      // Few channels: a whole vector reads and writes the pixels behind too, which are written again later.
       const int64_t last = std::min(bottom, extent.height - 1) * extent.width + std::min(left + reach, extent.width - 1);
       const bool behind = end - from >= last * conv_.inputs + kBytes && stop - to >= kBytes;
       const bool whole = conv_.inputs >= kBytes || behind;

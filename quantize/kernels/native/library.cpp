@@ -15,8 +15,8 @@ namespace {
 // Returns the operators, each under all its names.
 const std::vector<std::vector<ort::CustomOp*>>& operators() {
   static const std::vector<std::vector<ort::CustomOp*>> all = {
-      table_operators(), convolution_operators(), average_operators(), maximum_operators(),
-      mean_operators(),  concat_operators(),      sum_operators(),     product_operators()};
+      table_operators(), convolution_operators(), global_mean_operators(), maximum_operators(),
+      mean_operators(),  concat_operators(),      sum_operators(),         product_operators()};
   return all;
 }
 

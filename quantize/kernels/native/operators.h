@@ -12,14 +12,14 @@ namespace requant {
 // a function is known by its name.
 std::vector<ort::CustomOp*> table_operators();
 std::vector<ort::CustomOp*> convolution_operators();
-std::vector<ort::CustomOp*> average_operators();
 std::vector<ort::CustomOp*> maximum_operators();
 std::vector<ort::CustomOp*> mean_operators();
+std::vector<ort::CustomOp*> global_mean_operators();
 std::vector<ort::CustomOp*> concat_operators();
 std::vector<ort::CustomOp*> sum_operators();
 std::vector<ort::CustomOp*> product_operators();
 
-constexpr int kNames = 16;  // of an operator with many kinds of bodies
+constexpr int kNames = 16;  // of each operator
 
 // Completes an operator whose kernel is a class with a constructor from a Node and run(Run).
 //
@@ -74,12 +74,12 @@ class Operator : public ort::CustomOp {
   size_t required_;
 };
 
-// Returns an operator under `count` names. They live as long as the library.
+// Returns an operator under all its names. They live as long as the library.
 template <class Kernel>
-std::vector<ort::CustomOp*> named(const char* name, int count, const std::vector<ort::ElementType>& inputs,
+std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs,
                                   size_t required) {
   std::vector<ort::CustomOp*> made;
-  for (int i = 1; i <= count; ++i) {
+  for (int i = 1; i <= kNames; ++i) {
     const std::string whole = i == 1 ? name : std::string(name) + "_" + std::to_string(i);
     made.push_back(new Operator<Kernel>(whole, inputs, required));
   }

@@ -85,7 +85,7 @@ class PairKernel {
 template <bool Product>
 std::vector<ort::CustomOp*> operators_of(const char* name) {
   using enum ort::ElementType;
-  return named<PairKernel<Product>>(name, kNames, {kUint8, kFloat, kUint8, kUint8, kFloat, kUint8, kFloat, kUint8, kUint8}, 8);
+  return named<PairKernel<Product>>(name, {kUint8, kFloat, kUint8, kUint8, kFloat, kUint8, kFloat, kUint8, kUint8}, 8);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// MaxPool and AveragePool: the largest value, or the mean, of each channel under a kernel; uint8 NHWC.
+// MaxPool, AveragePool and GlobalAveragePool: the largest value, or the mean, of each channel under a kernel or of an image;
+// uint8 NHWC.
 //
-// Inputs of MaxPool: x. Inputs of AveragePool: x, x_scale, x_zero_point, y_scale, y_zero_point; all but x are constants.
-// Attributes: kernel_shape, strides, pads, dilations, ceil_mode and count_include_pad, as in ONNX. What is outside of the
-// image is no candidate for the maximum, and 0 in a mean.
+// Inputs of MaxPool: x. Inputs of the others: x, x_scale, x_zero_point, y_scale, y_zero_point; all but x are constants.
+// Attributes (GlobalAveragePool has none): kernel_shape, strides, pads, dilations, ceil_mode and count_include_pad, as in
+// ONNX. What is outside of the image is no candidate for the maximum, and 0 in a mean.
 //
 //   mean:  y = clip(rint(x_scale / (y_scale count) * (sum x - inside x_zero_point)) + y_zero_point)
 //
@@ -97,22 +98,14 @@ class MaximumKernel {
   Pool pool_;
 };
 
-class MeanKernel {
+// The scales and zero points of a mean.
+class Scales {
  public:
-  explicit MeanKernel(const ort::Node& node)
-      : target_(chosen()),
-        pool_(node),
-        ratio_(one<float>(node, 1) / one<float>(node, 3)),
-        x_zero_(one<uint8_t>(node, 2)),
-        y_zero_(one<uint8_t>(node, 4)),
-        all_(node.attribute("count_include_pad", 0) != 0) {}
+  explicit Scales(const ort::Node& node)
+      : ratio_(one<float>(node, 1) / one<float>(node, 3)), x_zero_(one<uint8_t>(node, 2)), y_zero_(one<uint8_t>(node, 4)) {}
 
-  void run(const ort::Run& run) const {
-    pool_.run(run, [&](const uint8_t* const* pixels, size_t inside, size_t channels, uint8_t* to) {
-      const size_t count = all_ ? static_cast<size_t>(pool_.taps()) : inside;
-      const Mean mean{ratio_ / static_cast<float>(count), static_cast<int>(inside) * x_zero_, y_zero_};
-      target_.mean_pixels(pixels, inside, channels, mean, to);
-    });
+  Mean mean(size_t count, size_t inside) const {
+    return {ratio_ / static_cast<float>(count), static_cast<int>(inside) * x_zero_, y_zero_};
   }
 
  private:
@@ -123,20 +116,70 @@ class MeanKernel {
     return tensor.as<T>()[0];
   }
 
-  const Target& target_;
-  Pool pool_;
   float ratio_;
   int x_zero_, y_zero_;
+};
+
+class MeanKernel {
+ public:
+  explicit MeanKernel(const ort::Node& node)
+      : target_(chosen()), pool_(node), scales_(node), all_(node.attribute("count_include_pad", 0) != 0) {}
+
+  void run(const ort::Run& run) const {
+    pool_.run(run, [&](const uint8_t* const* pixels, size_t inside, size_t channels, uint8_t* to) {
+      const size_t count = all_ ? static_cast<size_t>(pool_.taps()) : inside;
+      target_.mean_pixels(pixels, inside, channels, scales_.mean(count, inside), to);
+    });
+  }
+
+ private:
+  const Target& target_;
+  Pool pool_;
+  Scales scales_;
   bool all_;
+};
+
+class GlobalMeanKernel {
+ public:
+  explicit GlobalMeanKernel(const ort::Node& node) : target_(chosen()), scales_(node) {}
+
+  void run(const ort::Run& run) const {
+    const ort::Tensor x = run.input(0);
+    if (x.shape.size() != 4) throw ort::Failure("ai.requant.GlobalAveragePool: x must be (batch, height, width, channels)");
+    const int64_t pixels = x.shape[1] * x.shape[2], channels = x.shape[3];
+    if (pixels < 1 || pixels > kMost) throw ort::Failure("ai.requant.GlobalAveragePool: x has no pixels, or too many");
+    uint8_t* y = run.output({x.shape[0], 1, 1, channels});
+    if (x.size() == 0) return;
+    const size_t count = static_cast<size_t>(pixels);
+    run.parallel(static_cast<size_t>(x.shape[0]), [&](size_t image) {
+      const uint8_t* from = x.as<uint8_t>() + static_cast<int64_t>(image) * pixels * channels;
+      thread_local std::vector<const uint8_t*> places;  // grows to the largest image
+      places.clear();
+      for (int64_t pixel = 0; pixel < pixels; ++pixel) places.push_back(from + pixel * channels);
+      target_.mean_pixels(places.data(), count, static_cast<size_t>(channels), scales_.mean(count, count),
+                          y + static_cast<int64_t>(image) * channels);
+    });
+  }
+
+ private:
+  static constexpr int64_t kMost = int64_t{1} << 23;  // pixels whose sum fits in 31 bits
+
+  const Target& target_;
+  Scales scales_;
 };
 
 }  // namespace
 
-std::vector<ort::CustomOp*> maximum_operators() { return named<MaximumKernel>("MaxPool", 1, {ort::kUint8}, 1); }
+std::vector<ort::CustomOp*> maximum_operators() { return named<MaximumKernel>("MaxPool", {ort::kUint8}, 1); }
 
 std::vector<ort::CustomOp*> mean_operators() {
   using enum ort::ElementType;
-  return named<MeanKernel>("AveragePool", 1, {kUint8, kFloat, kUint8, kFloat, kUint8}, 5);
+  return named<MeanKernel>("AveragePool", {kUint8, kFloat, kUint8, kFloat, kUint8}, 5);
+}
+
+std::vector<ort::CustomOp*> global_mean_operators() {
+  using enum ort::ElementType;
+  return named<GlobalMeanKernel>("GlobalAveragePool", {kUint8, kFloat, kUint8, kFloat, kUint8}, 5);
 }
 
 }  // namespace requant

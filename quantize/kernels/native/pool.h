@@ -13,26 +13,8 @@ namespace requant::REQUANT_TARGET {
 constexpr size_t kChannels = 64;   // at a time: their sums stay in registers
 constexpr size_t kShort = 1 << 8;  // so many bytes add up in 16 bits
 
-// Adds up to `kShort` pixels; the compiler turns the loops into vectors where the number of channels is a constant.
-inline void add_some(const uint8_t* from, size_t pixels, size_t stride, size_t channels, uint32_t* to) {
-  uint16_t part[kChannels] = {};
-  for (size_t pixel = 0; pixel < pixels; ++pixel, from += stride)
-    for (size_t c = 0; c < channels; ++c) part[c] = static_cast<uint16_t>(part[c] + from[c]);
-  for (size_t c = 0; c < channels; ++c) to[c] += part[c];
-}
-
-inline void add_pixels(const uint8_t* from, size_t pixels, size_t channels, uint32_t* to) {
-  std::fill_n(to, channels, 0);
-  for (size_t first = 0; first < pixels; first += kShort) {
-    const size_t some = std::min(kShort, pixels - first);
-    const uint8_t* rows = from + first * channels;
-    size_t c = 0;
-    for (; c + kChannels <= channels; c += kChannels) add_some(rows + c, some, channels, kChannels, to + c);
-    if (c < channels) add_some(rows + c, some, channels, channels - c, to + c);
-  }
-}
-
-// Adds the channels from `first` on of some pixels, `count` of them, and writes their means.
+// Adds the channels from `first` on of some pixels, `count` of them, and writes their means. The compiler turns the loops
+// into vectors where `count` is a constant.
 inline void mean_some(const uint8_t* const* from, size_t pixels, size_t first, size_t count, const Mean& mean, uint8_t* to) {
   int32_t sum[kChannels] = {};
   for (size_t start = 0; start < pixels; start += kShort) {

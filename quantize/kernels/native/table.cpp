@@ -52,7 +52,7 @@ class TableKernel {
 }  // namespace
 
 std::vector<ort::CustomOp*> table_operators() {
-  return named<TableKernel>("Table", kNames, {ort::kUint8, ort::kUint8}, 2);
+  return named<TableKernel>("Table", {ort::kUint8, ort::kUint8}, 2);
 }
 
 }  // namespace requant

@@ -88,9 +88,7 @@ struct Target {
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.
   void (*combine)(const Pair& pair, const uint8_t* a, const uint8_t* b, size_t count, size_t period, uint8_t* y);
-  // to[c] = the sum of from[p, c] over all pixels p; at most 2^24 pixels.
-  void (*add_pixels)(const uint8_t* from, size_t pixels, size_t channels, uint32_t* to);
-  // to[c] = the mean of from[p][c] over some pixels p.
+  // to[c] = the mean of from[p][c] over some pixels p; at most 2^23 pixels.
   void (*mean_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, const Mean& mean, uint8_t* to);
   // to[c] = the largest from[p][c] over all pixels p; at least one pixel.
   void (*max_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to);

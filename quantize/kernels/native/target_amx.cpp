@@ -10,6 +10,6 @@ namespace requant {
 extern const Target target_amx;
 const Target target_amx = {
     "amx", cpu::has_amx, amx::convolution, amx::look_up, amx::combine,
-    amx::add_pixels, amx::mean_pixels, amx::max_pixels};
+    amx::mean_pixels, amx::max_pixels};
 
 }  // namespace requant

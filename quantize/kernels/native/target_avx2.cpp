@@ -1,5 +1,6 @@
 #define REQUANT_TARGET avx2
 #include "vector_avx2.h"
+#include "bytes_copied.h"
 #include "rows_repeat.h"
 #include "product_vector.h"
 
@@ -11,6 +12,6 @@ namespace requant {
 extern const Target target_avx2;
 const Target target_avx2 = {
     "avx2", cpu::has_avx2, avx2::convolution, avx2::look_up, avx2::combine,
-    avx2::add_pixels, avx2::mean_pixels, avx2::max_pixels};
+    avx2::mean_pixels, avx2::max_pixels};
 
 }  // namespace requant

@@ -1,5 +1,6 @@
 #define REQUANT_TARGET avxvnni
 #include "vector_avx2.h"
+#include "bytes_copied.h"
 #include "rows_repeat.h"
 #include "product_vector.h"
 
@@ -11,6 +12,6 @@ namespace requant {
 extern const Target target_avxvnni;
 const Target target_avxvnni = {
     "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::look_up, avxvnni::combine,
-    avxvnni::add_pixels, avxvnni::mean_pixels, avxvnni::max_pixels};
+    avxvnni::mean_pixels, avxvnni::max_pixels};
 
 }  // namespace requant

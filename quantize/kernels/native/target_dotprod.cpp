@@ -1,5 +1,6 @@
 #define REQUANT_TARGET dotprod
 #include "vector_neon.h"
+#include "bytes_copied.h"
 #include "rows_lanes.h"
 #include "product_vector.h"
 
@@ -11,6 +12,6 @@ namespace requant {
 extern const Target target_dotprod;
 const Target target_dotprod = {
     "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::look_up, dotprod::combine,
-    dotprod::add_pixels, dotprod::mean_pixels, dotprod::max_pixels};
+    dotprod::mean_pixels, dotprod::max_pixels};
 
 }  // namespace requant

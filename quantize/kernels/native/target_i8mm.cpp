@@ -1,5 +1,6 @@
 #define REQUANT_TARGET i8mm
 #include "vector_neon.h"
+#include "bytes_copied.h"
 #include "rows_lanes.h"
 #include "product_vector.h"
 
@@ -11,6 +12,6 @@ namespace requant {
 extern const Target target_i8mm;
 const Target target_i8mm = {
     "i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::look_up, i8mm::combine,
-    i8mm::add_pixels, i8mm::mean_pixels, i8mm::max_pixels};
+    i8mm::mean_pixels, i8mm::max_pixels};
 
 }  // namespace requant

@@ -1,5 +1,6 @@
 #define REQUANT_TARGET portable
 #include "vector_portable.h"
+#include "bytes_copied.h"
 #include "rows_repeat.h"
 #include "product_vector.h"
 
@@ -11,6 +12,6 @@ namespace requant {
 extern const Target target_portable;
 const Target target_portable = {
     "portable", cpu::has_portable, portable::convolution, portable::look_up, portable::combine,
-    portable::add_pixels, portable::mean_pixels, portable::max_pixels};
+    portable::mean_pixels, portable::max_pixels};
 
 }  // namespace requant

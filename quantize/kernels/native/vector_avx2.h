@@ -19,17 +19,6 @@ using Floats = __m256;
 inline Ints load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
-inline Bytes load_some(const uint8_t* from, int64_t count) {
-  uint8_t whole[kBytes] = {};
-  __builtin_memcpy(whole, from, static_cast<size_t>(count));
-  return load_bytes(whole);
-}
-inline void store_some(uint8_t* to, Bytes value, int64_t count) {
-  uint8_t whole[kBytes];
-  store_bytes(whole, value);
-  __builtin_memcpy(to, whole, static_cast<size_t>(count));
-}
-
 inline Bytes fill(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
 
 inline Bytes repeat(const uint8_t* four) {

@@ -20,17 +20,6 @@ using Floats = float32x4_t;
 inline Ints load_ints(const int32_t* from) { return vld1q_s32(from); }
 inline Bytes load_bytes(const uint8_t* from) { return vld1q_u8(from); }
 inline void store_bytes(uint8_t* to, Bytes value) { vst1q_u8(to, value); }
-inline Bytes load_some(const uint8_t* from, int64_t count) {
-  uint8_t whole[kBytes] = {};
-  __builtin_memcpy(whole, from, static_cast<size_t>(count));
-  return load_bytes(whole);
-}
-inline void store_some(uint8_t* to, Bytes value, int64_t count) {
-  uint8_t whole[kBytes];
-  store_bytes(whole, value);
-  __builtin_memcpy(to, whole, static_cast<size_t>(count));
-}
-
 inline Bytes fill(uint8_t value) { return vdupq_n_u8(value); }
 
 inline Bytes repeat(const uint8_t* four) {

@@ -37,18 +37,6 @@ inline Bytes load_bytes(const uint8_t* from) {
 
 inline void store_bytes(uint8_t* to, Bytes value) { std::memcpy(to, value.at, sizeof value.at); }
 
-// Loads or stores fewer bytes than a vector has.
-inline Bytes load_some(const uint8_t* from, int64_t count) {
-  uint8_t whole[kBytes] = {};
-  __builtin_memcpy(whole, from, static_cast<size_t>(count));
-  return load_bytes(whole);
-}
-inline void store_some(uint8_t* to, Bytes value, int64_t count) {
-  uint8_t whole[kBytes];
-  store_bytes(whole, value);
-  __builtin_memcpy(to, whole, static_cast<size_t>(count));
-}
-
 inline Bytes fill(uint8_t value) {
   Bytes made;
   std::memset(made.at, value, sizeof made.at);

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 from requant.quantize.kernels.chains import Chain
 from requant.quantize.kernels.curves import LARGEST, SEGMENTS, SHARE, bends, curve_of
+from requant.transforms.graph import constant
 
 Array = NDArray[np.float64]
 TEXT = """<ir_version: 10, opset_import: ["" : 22]>
@@ -43,9 +44,16 @@ def made(nodes: str, low: float, high: float, results: Array) -> tuple[ir.Model,
     return model, Chain(model.graph.inputs[0], tuple(model.graph)), scales["p"]
 
 
+def number(model: ir.Model, name: str) -> float:
+    """Return a constant of a model."""
+    tensor = constant(model.graph.initializers[name])
+    assert tensor is not None
+    return float(tensor.numpy())
+
+
 def steps(function: Callable[[Array], Array], values: Array, model: ir.Model) -> Array:
     """Return the function in steps of the result, clipped to its integers."""
-    scale, zero = (float(model.graph.initializers[name].const_value.numpy()) for name in ("p", "m"))  # type: ignore[union-attr]
+    scale, zero = (number(model, name) for name in ("p", "m"))
     return np.clip(function(values) / scale + zero, 0, 255)
 
 
@@ -60,7 +68,7 @@ def test_a_curve_is_near_to_its_function(
     assert curve is not None
     assert curve.coefficients.shape == (3, SEGMENTS)
     origin, width = curve.grid
-    zero = float(model.graph.initializers["z"].const_value.numpy())  # type: ignore[union-attr]
+    zero = number(model, "z")
     low, high = (-zero / 255 * (high - low), (255 - zero) / 255 * (high - low))  # that of the integers
     assert origin <= low + width / 100
     assert origin + SEGMENTS * width >= high - width / 100
