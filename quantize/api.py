@@ -21,6 +21,7 @@ from .result import Result
 from .runtime.progress import Progress, Stopwatch, silent
 from .steps.deliver import Run, deliver, deliver_searched
 from .steps.emit import equalize, plan_by_rules
+from .steps.hold_out import hold_out
 from .steps.prepare import prepare
 from .steps.ranges import find_ranges
 from .steps.search import Goal, opened, search
@@ -40,9 +41,9 @@ def quantize_model(
     """Quantize a float ONNX model and measure the result.
 
     The steps: simplify the model, observe ranges on the data, decide which units become int8, emit the INT8 model, and
-    compare it with the original on the same data. Where INT8 is not faster on this machine (`WORTHWHILE`) or too
-    inaccurate (`LEAST_DB`), the simplified float model is written and the result has a verdict, unless ``force_int8``
-    is set.
+    compare it with the original on samples that gave no ranges. Where INT8 misses the promise of accuracy (`promise`),
+    units become float until it keeps it. Where INT8 still misses it, or is not faster on this machine (`WORTHWHILE`),
+    the simplified float model is written and the result has a verdict, unless ``force_int8`` is set.
 
     Args:
         model: Path of the float model.
@@ -66,7 +67,7 @@ def quantize_model(
         _check_without_data(model, options)
     watch = Stopwatch(progress)
     with staging(output) as folder:
-        job = equalize(prepare(model, data, options, folder, watch))
+        job = equalize(hold_out(prepare(model, data, options, folder, watch)))
         ranges = find_ranges(job)
         run = deliver(job, ranges, output)
         run = replace(run, result=replace(run.result, findings=ranges.findings, seconds=watch.seconds()))
@@ -109,7 +110,7 @@ def search_model(
         raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
     state, watch = Path(f"{os.fspath(output)}.search.json"), Stopwatch(progress)
     with staging(output) as folder:
-        job = equalize(prepare(model, data, options, folder, watch))
+        job = equalize(hold_out(prepare(model, data, options, folder, watch)))
         source = opened(job, goal)
         ranges = find_ranges(job)
         candidate, frontier = search(job, ranges, goal, source, state)

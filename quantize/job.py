@@ -50,7 +50,8 @@ class Job:
         policy: What decides which units become int8.
         notes: Warnings so far.
         supply: Ranges, overrides and the range rule that the user gives.
-        source: Data to calibrate and compare with; None without data.
+        source: Data that give ranges and corrections; None without data.
+        held: Data that give nothing, so that the model can be judged on them; None if all data are in `source`.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
         feeds: The first feed of each of `options.batches`, for timing and profiles; empty without data.
         options: The user's options.
@@ -78,6 +79,17 @@ class Job:
     feeds: tuple[Feed, ...]
     options: Options
     progress: Progress
+    held: Source | None = None
+
+    @property
+    def judging(self) -> Source | None:
+        """The data on which models are compared."""
+        return self.source if self.held is None else self.held
+
+    @cached_property
+    def plain(self) -> Sessions:
+        """`float_source` with its open sessions."""
+        return Sessions(self.float_source, keep=self.opened.keeps)
 
     @property
     def feed(self) -> Feed | None:
@@ -186,16 +198,23 @@ class Placement:
             costs.
         tried: Milliseconds of each timed plan, by name, at the first batch size.
         served: The plan at each batch size; empty if it serves only one.
+        relieved: Whether more units became float later, to keep the promise of accuracy.
     """
 
     how: str = "rules"
     predicted_ms: float | None = None
     tried: Mapping[str, float] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
+    relieved: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values; `served` only for several batch sizes."""
-        found = {"how": self.how, "predicted_ms": self.predicted_ms, "tried_ms": dict(self.tried)}
+        found = {
+            "how": self.how,
+            "predicted_ms": self.predicted_ms,
+            "tried_ms": dict(self.tried),
+            "relieved": self.relieved,
+        }
         return {**found, "served": [each.to_json() for each in self.served]} if self.served else found
 
 

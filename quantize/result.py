@@ -9,6 +9,7 @@ from typing import Any
 
 from ..calibration.checks import Finding
 from .accuracy.outputs import Accuracy, accuracy_json
+from .accuracy.promise import Promise
 from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
 from .runtime.timing import Latency, latency_json
@@ -55,6 +56,7 @@ class Result:
         corrections: The names of the corrections.
         seconds: The duration of each step.
         native: The native operators of the output; None without any.
+        promise: Whether the output keeps the promise of accuracy; None if it was not judged.
     """
 
     output: str
@@ -84,6 +86,7 @@ class Result:
     corrections: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     native: NativeUse | None = None
+    promise: Promise | None = None
 
     @property
     def latency(self) -> Latency | None:
@@ -136,6 +139,7 @@ class Result:
             },
             "seconds": dict(self.seconds),
             "native": self.native and asdict(self.native),
+            "promise": self.promise and self.promise.to_json(),
             "search": self.search and self.search.to_json(),
             "rejected": self.rejected
             and {

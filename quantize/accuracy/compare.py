@@ -17,9 +17,10 @@ from ..model.files import Weights, load_model
 from ..runtime.inputs import stacked
 from ..runtime.progress import Progress, silent
 from ..runtime.timing import Latency, latency_json
+from .classes import Outputs
 from .drop import Versus, versus
 from .metrics import Metric, Scorer, check_label, metric_named, of_reference, score
-from .outputs import Accuracy, Outputs, accuracy_json
+from .outputs import Accuracy, accuracy_json
 from .pair import judge_pair, time_pair
 
 Model = str | os.PathLike[str]

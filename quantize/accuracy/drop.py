@@ -14,9 +14,10 @@ import numpy as np
 from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.sources import Source
+from .classes import Array, Interval
 from .metrics import Metric, Score, by_row
 from .metrics.intervals import area_interval, bootstrap
-from .outputs import Array, Interval, binomial_p, finite, paired_interval
+from .outputs import binomial_p, finite, paired_interval
 
 FEWEST = 5  # entries that a bootstrap needs
 HASHED = 10_000

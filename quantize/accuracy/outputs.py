@@ -1,6 +1,6 @@
 """Compare the outputs of two models: agreement of the top-1 classes, broken and fixed items, SQNR.
 
-This is the only file that says what the predicted classes of outputs are, and what their signal and noise are.
+This is the only file that says what the signal and the noise of outputs are; `classes` says what their classes are.
 """
 
 from __future__ import annotations
@@ -8,31 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import RequantError
 from ...calibration.samples import Sample
 from ..runtime.spread import spread
+from .classes import Array, Interval, Outputs, Tally, Z, class_axis, is_float
 
-Array = npt.NDArray[Any]
-Outputs = Mapping[str, Array]
 Run = Callable[[Mapping[str, Array]], Outputs]
 
 Watch = Callable[[Outputs, Outputs, Sample], None]
-Interval: TypeAlias = tuple[float, float]
 Powers: TypeAlias = tuple[float, float]
 """Sums of squares: of a signal, and of its noise."""
-
-NO_CLASS = -1
-"""The prediction where a score is NaN. It differs from every label that counts."""
-UNLIKE = -2
-"""The prediction of outputs without a class for this item. It differs from `NO_CLASS` too."""
-HUGE = 1e300
-Z = NormalDist().inv_cdf(0.975)  # 95 %, two-sided
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +76,11 @@ class Accuracy:
             p(class of the float model) - p(class of the INT8 model). It needs no labels. None if no output holds scores
             per class.
         predictions: The number of predictions.
+        predicted_interval: The 95 % confidence interval of the predicted drop; None if there is no predicted drop.
+        confidence: The mean of p(class of the float model), 0..1; None if no output holds scores per class.
+        classes: The number of classes; 0 if no output holds scores per class.
+        one_per_item: Whether each item of the batch has one prediction, as in the classification of images.
+        class_output: The name of the output that holds scores per class; empty without one.
     """
 
     samples: int
@@ -95,6 +89,11 @@ class Accuracy:
     labelled: Labelled | None = None
     predicted_drop: float | None = None
     predictions: int = 0
+    predicted_interval: Interval | None = None
+    confidence: float | None = None
+    classes: int = 0
+    one_per_item: bool = False
+    class_output: str = ""
 
     @property
     def agreement_interval(self) -> Interval | None:
@@ -114,35 +113,26 @@ class _Sums:
     Attributes:
         any_labels: Whether to skip labels that do not fit the predictions; else they raise.
         samples: The number of samples.
-        predictions: The number of predictions.
-        equal: The number of equal predictions.
-        lost: The sum of the probabilities that `Accuracy.predicted_drop` averages.
+        classes: Sums over the predictions.
         powers: Signal and noise of each float output.
         correct: For each label, whether the float model and the INT8 model predict it.
     """
 
     any_labels: bool = False
     samples: int = 0
-    predictions: int = 0
-    equal: int = 0
-    lost: float = 0.0
+    classes: Tally = field(default_factory=Tally)
     powers: dict[str, Powers] = field(default_factory=dict)
     correct: list[tuple[bool, bool]] = field(default_factory=list)
 
-    def add(self, reference: Outputs, candidate: Outputs, label: Array | int | None, where: str) -> None:
+    def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
         """Add one sample."""
         self.samples += 1
         for name, (signal, noise) in output_powers(reference, candidate).items():
             before = self.powers.get(name, (0.0, 0.0))
             self.powers[name] = (before[0] + signal, before[1] + noise)
-        expected = predictions(reference)
-        actual = None if expected is None else predictions_like(expected, candidate)
-        if expected is not None and actual is not None:
-            self.predictions += expected.size
-            self.equal += int((expected == actual).sum())
-            self.lost += _expected_loss(reference, expected, actual)
-        if label is not None:
-            self._add_labels(expected, actual, np.asarray(label).reshape(-1), where)
+        expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
+        if sample.label is not None:
+            self._add_labels(expected, actual, np.asarray(sample.label).reshape(-1), sample.where)
 
     def _add_labels(self, expected: Array | None, actual: Array | None, labels: Array, where: str) -> None:
         """Compare the predictions of both models with the labels."""
@@ -160,27 +150,23 @@ class _Sums:
     def result(self) -> Accuracy:
         """Return the comparison of the samples so far."""
         sqnr = {name: decibels(*both) for name, both in self.powers.items()}
-        count = self.predictions
-        agreement, lost = (self.equal / count, self.lost / count) if count else (None, None)
-        return Accuracy(self.samples, agreement, sqnr, _labelled(self.correct), lost, count)
-
-
-def _expected_loss(outputs: Outputs, expected: Array, actual: Array) -> float:
-    """Return the sum of p(expected class) - p(actual class), over the predictions that differ.
-
-    Scores that are no probabilities (not negative, with sum 1) are logits.
-    """
-    scores, differs = class_scores(outputs), (expected != actual) & (expected != NO_CLASS)
-    if scores is None or not differs.any():
-        return 0.0
-    rows = np.clip(scores[differs].astype(np.float64), -HUGE, HUGE)  # infinities have no difference
-    slack = rows.shape[1] * float(np.finfo(scores.dtype).eps)  # rounding error of the sum
-    if (rows < 0).any() or (np.abs(rows.sum(axis=1) - 1) > slack).any():
-        rows = np.exp(rows - rows.max(axis=1, keepdims=True))
-        rows /= rows.sum(axis=1, keepdims=True)
-    index, other = np.arange(len(rows)), actual[differs]
-    kept = np.where(other >= 0, rows[index, other], 0.0)
-    return float((rows[index, expected[differs]] - kept).sum())
+        labelled, found = _labelled(self.correct), self.classes
+        if not found.known:
+            return Accuracy(self.samples, None, sqnr, labelled)
+        count = found.predictions
+        return Accuracy(
+            samples=self.samples,
+            agreement=found.equal / count,
+            sqnr_db=sqnr,
+            labelled=labelled,
+            predicted_drop=found.lost / count,
+            predictions=count,
+            predicted_interval=found.drop_interval,
+            confidence=found.sure / count,
+            classes=found.classes,
+            one_per_item=found.one_per_item,
+            class_output=found.output,
+        )
 
 
 def _labelled(correct: Sequence[tuple[bool, bool]]) -> Labelled | None:
@@ -229,41 +215,12 @@ def compare_outputs(
     """
     sums = _Sums(any_labels=watch is not None)
     for reference, candidate, sample in results:
-        sums.add(reference, candidate, sample.label, sample.where)
+        sums.add(reference, candidate, sample)
         if watch is not None:
             watch(reference, candidate, sample)
         if progress is not None:
             progress(sums.samples)
     return sums.result()
-
-
-def predictions(outputs: Outputs) -> Array | None:
-    """Return the top-1 classes of `class_scores`; None if there are no scores.
-
-    If a score is NaN, the class is `NO_CLASS`.
-    """
-    value = class_scores(outputs)
-    return None if value is None else np.where(np.isnan(value).any(axis=-1), NO_CLASS, value.argmax(axis=-1))
-
-
-def predictions_like(expected: Array, outputs: Outputs) -> Array:
-    """Return the top-1 classes of outputs in the shape of another model's; all `UNLIKE` if the shapes differ."""
-    actual = predictions(outputs)
-    return np.full_like(expected, UNLIKE) if actual is None or actual.shape != expected.shape else actual
-
-
-def class_scores(outputs: Outputs) -> Array | None:
-    """Return the first output that holds scores per class, with the class axis last; None if there is none.
-
-    A class axis (`class_axis`) has a length of at least 2.
-    """
-    for value in outputs.values():
-        if not is_float(value) or value.ndim < 2 or value.size == 0:
-            continue
-        axis = class_axis(value)
-        if value.shape[axis] > 1:
-            return np.moveaxis(value, axis, -1)
-    return None
 
 
 def powers(exact: Array, other: Array) -> Powers:
@@ -291,11 +248,6 @@ def powers(exact: Array, other: Array) -> Powers:
 def output_powers(reference: Outputs, candidate: Outputs) -> dict[str, Powers]:
     """Return the `powers` of each float output of the reference, by name."""
     return {name: powers(value, candidate[name]) for name, value in reference.items() if is_float(value)}
-
-
-def is_float(value: object) -> bool:
-    """Whether an output is a tensor of floats, not integers, strings, a sequence or a map."""
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
 QUIET = 1e-3
@@ -332,11 +284,6 @@ def balanced_noise(exact: Array, other: Array, weights: Array | None) -> float:
         return 0.0
     with np.errstate(invalid="ignore", over="ignore"):
         return float(np.vdot(_by_channel(exact.astype(np.float64) - other), weights))
-
-
-def class_axis(output: Array) -> int:
-    """Return the axis of classes: the last one, or for a map (N, ?, ?, ?) the shorter of the second and the last."""
-    return 1 if output.ndim == 4 and output.shape[1] < output.shape[-1] else output.ndim - 1
 
 
 def _by_channel(output: Array) -> Array:
@@ -408,6 +355,7 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "agreement": accuracy.agreement,
         "agreement_interval": agreed and list(agreed),
         "predicted_drop": accuracy.predicted_drop,
+        "predicted_drop_interval": accuracy.predicted_interval and list(accuracy.predicted_interval),
         "items": labelled and labelled.items,
         "float_accuracy": labelled and labelled.float_accuracy,
         "int8_accuracy": labelled and labelled.int8_accuracy,

@@ -13,7 +13,8 @@ from ...calibration.session import FEW, Array, ModelSource
 from ..model.files import Weights
 from ..runtime.session import Runner, Sessions
 from ..runtime.timing import Latency, interleave, latency, summary
-from .outputs import Accuracy, Outputs, Watch, compare_outputs, measure
+from .classes import Outputs
+from .outputs import Accuracy, Watch, compare_outputs, measure
 
 Model: TypeAlias = ModelSource | Sessions
 
@@ -95,6 +96,7 @@ def time_pair(
     threads: int,
     batch: int,
     seconds: float = 2.0,
+    plain: Model | None = None,
 ) -> Latency:
     """Time two models on one feed, in turns. Large models run one after the other.
 
@@ -108,13 +110,15 @@ def time_pair(
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
         batch: Items in the feed.
         seconds: The time for both together.
+        plain: The simplified float model, to be timed too; large models are timed without it.
 
     Raises:
         RequantError: A model cannot be loaded or run.
     """
     if not weights.large:
-        runs = [partial(_opened(model, threads), feed) for model in (before, after)]
-        return latency(*runs, batch=batch, seconds=seconds)
+        models = (before, after) if plain is None else (before, after, plain)
+        runs = [partial(_opened(model, threads), feed) for model in models]
+        return latency(runs, batch=batch, seconds=seconds * len(models) / 2)
     gc.collect()
     loads = (partial(Runner, _source(before), lean=weights.lumpy), partial(Runner, _source(after)))
     first, second = (interleave([partial(load(threads=threads), feed)], seconds=seconds / 2)[0] for load in loads)

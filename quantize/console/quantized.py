@@ -48,6 +48,10 @@ def print_result(result: Result) -> None:
     if result.ranges:
         table.add_row("ranges", escape(result.ranges))
     _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
+    if result.promise is not None:
+        kept = "kept" if result.promise.kept else "[bold]missed[/bold]"
+        seen = "" if result.promise.apart else "; the same samples gave the ranges"
+        table.add_row("accuracy", f"{kept}, judged by {escape(str(result.promise))}{seen}")
     for timed in result.latencies:
         _latency_row(table, timed)
     _native_row(table, result)
@@ -98,7 +102,8 @@ def _placement_row(table: Table, result: Result) -> None:
     tried = ", ".join(f"{name} {ms:.2f} ms" for name, ms in placement.tried.items())
     predicted = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
     if not placement.served:
-        table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + predicted)
+        relieved = "; then units to float for accuracy" if placement.relieved else ""
+        table.add_row("placement", placement.how + (f" ({tried})" if tried else "") + predicted + relieved)
         return
     first = placement.served[0]
     table.add_row("placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans")
@@ -252,7 +257,9 @@ def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
     if accuracy.agreement is not None and agreed is not None:
         table.add_row("top-1 agreement", f"{accuracy.agreement:.2%} {where}; 95 % interval from {agreed[0]:.2%}")
     if accuracy.predicted_drop:
-        table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels")
+        low, high = accuracy.predicted_interval or (accuracy.predicted_drop,) * 2
+        within = f"95 % interval {100 * low:.2f} to {100 * high:.2f}"
+        table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels; {within}")
     for name, value in accuracy.sqnr_db.items():
         table.add_row(
             "SQNR", f"{'no difference' if math.isinf(value) and value > 0 else f'{value:.1f} dB'} at {escape(name)}"
@@ -267,6 +274,8 @@ def _latency_row(table: Table, timed: Latency) -> None:
         f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; "
         f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} items/s)",
     )
+    if timed.simple_ms is not None:
+        table.add_row("", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x")
 
 
 def _print_float_nodes(console: Console, result: Result) -> None:

@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 from ... import RequantError
+from ..accuracy.classes import Interval
 from ..accuracy.drop import Allowance, versus
 from ..accuracy.metrics import Metric
-from ..accuracy.outputs import Interval, finite
+from ..accuracy.outputs import finite
 from ..model.files import size_text
 from .baseline import Baseline, DataSummary, Measured, Scored, Speed, Statistics, Tolerances
 from .measure import machines_differ

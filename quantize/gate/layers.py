@@ -13,7 +13,8 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import Array, Feed, ModelSource, describe, open_session, runtime_message
 from ...transforms.graph import computing_graphs, constant
-from ..accuracy.outputs import decibels, is_float, powers
+from ..accuracy.classes import is_float
+from ..accuracy.outputs import decibels, powers
 from ..model.files import PathLike, Weights, load_model, serialize
 from ..model.shown import show_tensors
 from .baseline import Constant, Layer

@@ -16,9 +16,9 @@ from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.session import Array
 from ...calibration.sources import Source
+from ..accuracy.classes import Outputs, evident_scores, is_float
 from ..accuracy.drop import versus
 from ..accuracy.metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
-from ..accuracy.outputs import Outputs, class_scores, is_float
 from ..accuracy.pair import judge_pair, time_pair
 from ..model.files import Weights, serialize, size_on_disk
 from ..runtime.inputs import stacked
@@ -92,12 +92,12 @@ def usual_metrics(model: Path, first: Sample) -> list[Metric]:
     """
     outputs = Runner(model, lean=True)(first.feed)
     names = ["sqnr"] if any(is_float(value) for value in outputs.values()) else []
-    classes = class_scores(outputs)
-    if classes is not None:
+    found = evident_scores(outputs, first)
+    if found is not None:
         names.insert(0, "agreement")
         label = first.label
         labels = np.zeros(0) if label is None else np.asarray(label)
-        if labels.dtype.kind in "iu" and labels.size == np.prod(classes.shape[:-1]):
+        if labels.dtype.kind in "iu" and labels.size == np.prod(found[1].shape[:-1]):
             names.insert(0, "top1")
     return [METRICS[name] for name in names]
 

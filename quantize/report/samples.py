@@ -14,7 +14,8 @@ import numpy as np
 
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Array
-from ..accuracy.outputs import Accuracy, Outputs, decibels, finite, is_float, powers, predictions
+from ..accuracy.classes import Outputs, Tally, is_float
+from ..accuracy.outputs import Accuracy, decibels, finite, powers
 from ..accuracy.pair import judge_pair
 from ..job import Candidate, Job
 from ..runtime.session import Sessions
@@ -35,9 +36,9 @@ def judged_of(job: Job, candidate: Candidate) -> Judged | None:
         job: The job.
         candidate: The model that was written.
     """
-    if job.source is None or not job.judged:
+    if job.judging is None or not job.judged:
         return None
-    samples = job.source.samples(FEW if job.weights.large else JUDGED)
+    samples = job.judging.samples(FEW if job.weights.large else JUDGED)
     worst = _Worst()
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
@@ -47,7 +48,7 @@ def judged_of(job: Job, candidate: Candidate) -> Judged | None:
 
     accuracy = with_selected_outputs(job, candidate, compare)
     return Judged(
-        data=job.source.description,
+        data=job.judging.description,
         samples=accuracy.samples,
         predictions=accuracy.predictions,
         differing=worst.differing,
@@ -93,7 +94,7 @@ class _Worst:
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
         """Add a sample."""
         sums = [powers(value, candidate[name]) for name, value in reference.items() if is_float(value)]
-        before, after = predictions(reference), predictions(candidate)
+        before, after = Tally().add(reference, candidate, sample) or (None, None)
         differs = _unequal(before, after)
         self.differing += int(differs.sum())
         labels = None if sample.label is None else np.asarray(sample.label).reshape(-1)
@@ -111,8 +112,6 @@ def _unequal(before: Array | None, after: Array | None) -> Array:
     """Return a mask of the predictions that differ."""
     if before is None:
         return np.zeros(0, bool)
-    if after is None or after.shape != before.shape:
-        return np.ones(before.size, bool)
     return np.asarray(before != after).reshape(-1)
 
 

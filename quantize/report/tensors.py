@@ -19,7 +19,8 @@ from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.ops import row_of
 from ...transforms.qparams import QParams, dequantize
-from ..accuracy.outputs import decibels, is_float, powers
+from ..accuracy.classes import is_float
+from ..accuracy.outputs import decibels, powers
 from ..job import Candidate, Job
 from ..model.files import serialize
 from ..model.shown import show_tensors

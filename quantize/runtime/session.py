@@ -64,11 +64,12 @@ class Sessions:
 
     Attributes:
         source: The model.
+        keeps: Whether sessions stay open.
     """
 
     def __init__(self, source: ModelSource, *, keep: bool = True) -> None:
         """Open nothing yet; without `keep` each use opens a session, so that no memory is held between two uses."""
-        self.source, self._keep = source, keep
+        self.source, self.keeps = source, keep
         self._runners: dict[int, Runner] = {}
 
     def runner(self, threads: int) -> Runner:
@@ -78,6 +79,6 @@ class Sessions:
             RequantError: The runtime cannot load it.
         """
         runner = self._runners.get(threads) or Runner(self.source, threads=threads)
-        if self._keep:
+        if self.keeps:
             self._runners[threads] = runner
         return runner

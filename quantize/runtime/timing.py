@@ -27,6 +27,7 @@ class Latency:
         int8_median_ms: Median time of the INT8 model.
         runs: Runs of each.
         batch: Items per run.
+        simple_ms: Minimum time of the simplified float model; None if it was not timed.
     """
 
     float_ms: float
@@ -35,11 +36,17 @@ class Latency:
     int8_median_ms: float
     runs: int
     batch: int = 1
+    simple_ms: float | None = None
 
     @property
     def speedup(self) -> float:
         """Time of the float model over time of the INT8 model, both minima."""
         return self.float_ms / self.int8_ms
+
+    @property
+    def gain(self) -> float:
+        """Time of the faster float model, simplified or not, over time of the INT8 model."""
+        return min(self.float_ms, self.simple_ms or math.inf) / self.int8_ms
 
     @property
     def float_rate(self) -> float:
@@ -92,16 +99,15 @@ def _block(run: Callable[[], object], seconds: float) -> list[float]:
     return times
 
 
-def latency(
-    run_float: Callable[[], object], run_int8: Callable[[], object], *, batch: int = 1, seconds: float = 2.0
+def latency(runs: Sequence[Callable[[], object]], *, batch: int = 1, seconds: float = 2.0) -> Latency:
+    """Time a float run, an INT8 run and, if it is given, a run of the simplified float model in turn."""
+    return summary(*interleave(runs, seconds=seconds), batch=batch)
+
+
+def summary(
+    first: Sequence[float], second: Sequence[float], plain: Sequence[float] | None = None, *, batch: int
 ) -> Latency:
-    """Time a float run and an INT8 run in turn."""
-    first, second = interleave([run_float, run_int8], seconds=seconds)
-    return summary(first, second, batch=batch)
-
-
-def summary(first: Sequence[float], second: Sequence[float], *, batch: int) -> Latency:
-    """Return minima and medians of the times of a float and of an INT8 run, given in seconds."""
+    """Return minima and medians of the times of a float, an INT8 and a simplified float run, given in seconds."""
     return Latency(
         float_ms=1e3 * min(first),
         int8_ms=1e3 * min(second),
@@ -109,6 +115,7 @@ def summary(first: Sequence[float], second: Sequence[float], *, batch: int) -> L
         int8_median_ms=1e3 * statistics.median(second),
         runs=min(len(first), len(second)),
         batch=batch,
+        simple_ms=None if plain is None else 1e3 * min(plain),
     )
 
 
@@ -123,6 +130,7 @@ def latency_json(latency: Latency) -> dict[str, Any]:
         "float_ms": latency.float_ms,
         "int8_ms": latency.int8_ms,
         "speedup": latency.speedup,
+        "simplified_float_ms": latency.simple_ms,
         "float_median_ms": latency.float_median_ms,
         "int8_median_ms": latency.int8_median_ms,
         "batch": latency.batch,

@@ -28,8 +28,8 @@ from .evidence import each_alone, gather_evidence
 from .judge import UNMEASURED, judge, measure_accuracy
 from .native_use import native_use
 from .ranges import TensorRanges
+from .relieve import promised, relieved
 
-LEAST_DB = 8.0  # at 8 dB the noise has a sixth of the power of the output; with less the model is useless
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
@@ -69,6 +69,8 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
     if job.judged and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
         trial = _without_ruinous(job, ranges, trial)
+    if job.judged and not job.options.force_int8:
+        trial = relieved(job, ranges, trial)
     reason = _why_not(job, trial)
     if reason and not job.options.force_int8:
         return _keep_float(job, ranges, trial, output, reason)
@@ -113,21 +115,28 @@ def _why_not(job: Job, trial: Trial) -> str:
         return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.judged:  # random inputs are no evidence against a model
         return ""
-    if not trial.accuracy.worst_sqnr_db >= LEAST_DB:
-        return f"int8 leaves only {trial.accuracy.worst_sqnr_db:.1f} dB at an output"
-    return _too_slow(job, trial)
+    judged = promised(job, trial.accuracy)
+    return _too_slow(job, trial) if judged.kept else f"int8 loses too much accuracy, judged by {judged}"
 
 
 def _too_slow(job: Job, trial: Trial) -> str:
     """Return why an INT8 model is too slow; empty when it is fast enough, portable or not timed.
 
-    With several batch sizes, INT8 is too slow if at one of them it loses as much as it gains at any of them: the worst
-    ratio to the faster model decides, as between plans.
+    A loss of accuracy needs a gain: with a relative error of 5 %, INT8 must be 1.05 times as fast as the faster float
+    model. With several batch sizes, INT8 is too slow if at one of them it loses as much as it gains at any of them: the
+    worst ratio to the faster model decides, as between plans.
     """
-    speedups = [latency.speedup for latency in trial.latencies]
-    if job.policy.portable or not speedups or max(speedups) >= WORTHWHILE * max(1.0, 1 / min(speedups)):
+    if job.policy.portable or not trial.latencies:
         return ""
-    return f"int8 gains too little here: {_speeds(trial.latencies)}"
+    gains = [latency.gain for latency in trial.latencies]
+    gain = max(gains) / max(1.0, 1 / min(gains))
+    needed = max(WORTHWHILE, 1 + promised(job, trial.accuracy).error) if job.judged else WORTHWHILE
+    if gain >= needed:
+        return ""
+    first = trial.latencies[0]
+    plain = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of simplified float"
+    price = f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if gain >= WORTHWHILE else ""
+    return f"int8 gains too little here: {_speeds(trial.latencies)}{plain}{price}"
 
 
 def _speeds(latencies: Sequence[Latency]) -> str:
@@ -217,7 +226,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         format=job.options.format,
         calibration=job.supply.calibration if job.static else "",
         ranges=job.supply.description,
-        data="" if job.source is None else job.source.description,
+        data="" if job.judging is None else job.judging.description,
         int8_nodes=sum(len(u.nodes) for u in plan.units) - sum(len(u.nodes) for u in floats),
         forms=_forms(plan),
         mac_share_int8=integer_share(kernels),
@@ -235,6 +244,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         effort=job.options.effort,
         corrections=tuple(name for name in CORRECTIONS if name in job.corrections),
         native=native_use(job, trial),
+        promise=promised(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
         notes=(*job.notes, *_over_batches(job, trial), *_unused(job, plan), *_deviations(job, plan, kernels)),
     )
 

@@ -7,7 +7,8 @@ from functools import partial
 
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Feed
-from ..accuracy.outputs import Accuracy, Outputs
+from ..accuracy.classes import Outputs
+from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import judge_pair, time_pair
 from ..accuracy.selected_outputs import selected_from, showing, unlike
 from ..job import Candidate, Job, Trial
@@ -26,11 +27,11 @@ def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> T
 
 def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     """Compare the outputs of a candidate with the outputs of the float model on the first samples."""
-    if job.source is None:
+    if job.judging is None:
         return UNMEASURED
     most = FEW if job.weights.large else JUDGED
-    total = min(most, job.source.length or most)
-    samples = job.source.samples(most)
+    total = min(most, job.judging.length or most)
+    samples = job.judging.samples(most)
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)
@@ -77,7 +78,7 @@ def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
 
 
 def _timed_at(job: Job, candidate: Candidate, batch: int, feed: Feed) -> Latency:
-    """Time the candidate against the float model on one feed."""
+    """Time the candidate against the float model on one feed; an INT8 model against the simplified float model too."""
     job.progress("time" if len(job.feeds) == 1 else f"time batch {batch}", 0, None)
     return time_pair(
         job.float_source if job.weights.large else job.opened,  # a simplified model needs no constants folded in memory
@@ -87,4 +88,5 @@ def _timed_at(job: Job, candidate: Candidate, batch: int, feed: Feed) -> Latency
         threads=job.options.threads,
         batch=batch,
         seconds=job.options.seconds,
+        plain=job.plain if any(candidate.plan.impl(unit).int8 for unit in candidate.plan.units) else None,
     )

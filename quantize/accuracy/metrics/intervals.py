@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ..outputs import Array, Interval, Z
+from ..classes import Array, Interval, Z
 from .named import Metric, mid_ranks
 
 DRAWS = 2000

@@ -9,7 +9,8 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ..outputs import Array, Outputs, class_scores, is_float, output_powers, predictions, predictions_like
+from ..classes import Array, Outputs, class_scores, is_float, predictions, predictions_like
+from ..outputs import output_powers
 
 IGNORED_CLASS = 255
 """A class of a label map that does not count if the model has no such class, as in PASCAL VOC."""

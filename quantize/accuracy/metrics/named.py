@@ -14,7 +14,8 @@ import numpy as np
 from .... import RequantError, UnknownNameError
 from ....calibration.objects import failing_at, named, on_path
 from ....calibration.samples import Sample
-from ..outputs import Array, Outputs, decibels
+from ..classes import Array, Outputs
+from ..outputs import decibels
 from . import items
 from .items import Items
 

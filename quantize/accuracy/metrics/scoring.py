@@ -18,7 +18,7 @@ from ....calibration.session import Array, ModelSource, Serialized
 from ....calibration.sources import Source
 from ...runtime.progress import Progress, silent
 from ...runtime.session import Runner
-from ..outputs import Outputs
+from ..classes import Outputs
 from .named import Metric, ideal, own_value
 
 ROOM = 2**29  # bytes of the reference's outputs to keep for the next model

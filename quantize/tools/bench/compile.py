@@ -20,7 +20,8 @@ from .... import RequantError
 from ....calibration.samples import Sample
 from ....calibration.session import Array, newest_ir_version, open_session
 from ....calibration.sources import DataSource, Source
-from ...accuracy.outputs import Outputs, compare_outputs
+from ...accuracy.classes import Outputs
+from ...accuracy.outputs import compare_outputs
 from ...model.files import (
     PROTOBUF_LIMIT,
     Weights,

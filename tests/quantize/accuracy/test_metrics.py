@@ -98,7 +98,7 @@ def test_agreement_is_with_the_float_model() -> None:
     before, after = normal(30, 5), normal(30, 5) + normal(30, 5, seed=2)
     after[3] = np.nan
     found = scored("agreement", [after], [None], references=[before])
-    counted = measure(lambda _: {"out": before}, lambda _: {"out": after}, [Sample({}, None, "")])
+    counted = measure(lambda _: {"out": before}, lambda _: {"out": after}, [Sample({"x": np.zeros((30, 1))}, None, "")])
     assert found.value == counted.agreement
     best = of_reference(found)
     assert (best.value, METRICS["agreement"].of(best.parts)) == (1.0, 1.0)  # type: ignore[arg-type]

@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.calibration import Sample
 from requant.calibration.session import Array
-from requant.quantize.accuracy.outputs import (
-    NO_CLASS,
-    Accuracy,
-    Labelled,
-    binomial_p,
-    decibels,
-    measure,
-    powers,
-    predictions,
-    score_interval,
-)
+from requant.quantize.accuracy.classes import NO_CLASS, predictions
+from requant.quantize.accuracy.outputs import Accuracy, Labelled, binomial_p, decibels, measure, powers, score_interval
 
 counts = st.integers(0, 400)
 
@@ -119,12 +110,13 @@ def compared(
     """Compare two models that give these outputs for sample 0, 1, ..."""
 
     def model(outputs: Sequence[Any]) -> Any:
-        return lambda feed: {name: outputs[int(feed["index"])]}
+        return lambda feed: {name: outputs[int(feed["index"][0])]}
 
     def samples() -> Iterator[Sample]:
         for index in range(len(reference)):
             label = None if labels is None else labels[index]
-            yield Sample({"index": np.asarray(index)}, label, f"sample {index}")
+            items = len(reference[index])  # one row of scores for each
+            yield Sample({"index": np.full(items, index)}, label, f"sample {index}")
 
     return measure(model(reference), model(candidate), samples())
 

@@ -231,7 +231,7 @@ def test_one_batch_size_is_timed_once(model: Path, monkeypatch: pytest.MonkeyPat
     candidates, found, placement = raced(model, monkeypatch, clock, (16,))
     assert found is candidates["cut"]
     assert (len(clock.calls), placement.served) == (1, ())
-    assert set(placement.to_json()) == {"how", "predicted_ms", "tried_ms"}
+    assert set(placement.to_json()) == {"how", "predicted_ms", "tried_ms", "relieved"}
 
 
 # --------------------------------------------------------------------------------------------------------- by costs

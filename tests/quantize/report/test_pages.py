@@ -20,6 +20,7 @@ from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.options.selection import Selection
 from requant.quantize.report import Record, Recorder, load_record
+from requant.quantize.steps.judge import JUDGED
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLES / "digits.onnx"
@@ -165,7 +166,7 @@ def test_tensors_have_ranges_histograms_and_noise(form: str, tmp_path: Path) -> 
     assert {row.clipped for row in stored if not row.shares} == {0.0}  # by minmax nothing is
     assert record.judged is not None
     assert record.judged.labelled is not None
-    assert record.judged.labelled.items == record.judged.samples == 24
+    assert record.judged.labelled.items == record.judged.samples == JUDGED  # samples that gave no ranges
     assert [row.picture[:10] for row in record.judged.items] == ["data:image"] * len(record.judged.items)
     assert any(step.step.startswith("fold_batch_norms") and step.applied == 2 for step in record.pipeline)
     conv = next(unit for unit in record.units if unit.op == "Conv" and unit.implementation == "u8->u8")

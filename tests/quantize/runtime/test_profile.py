@@ -129,7 +129,7 @@ def test_each_time_goes_to_the_run_it_is_of() -> None:
 
 
 def test_latency_takes_the_least_and_the_median() -> None:
-    found = latency(lambda: time.sleep(0.002), lambda: time.sleep(0.001), batch=4, seconds=0.0)
+    found = latency([lambda: time.sleep(0.002), lambda: time.sleep(0.001)], batch=4, seconds=0.0)
     assert (found.batch, found.runs) == (4, 5)
     assert 2.0 <= found.float_ms <= found.float_median_ms
     assert 1.0 <= found.int8_ms <= found.int8_median_ms

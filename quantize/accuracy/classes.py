@@ -1,0 +1,203 @@
+"""The predicted classes of outputs: which output holds scores per class, how that is known, and what a change costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...calibration.samples import Sample
+
+Array = npt.NDArray[Any]
+Outputs = Mapping[str, Array]
+Interval: TypeAlias = tuple[float, float]
+
+NO_CLASS = -1
+"""The prediction where a score is NaN. It differs from every label that counts."""
+UNLIKE = -2
+"""The prediction of outputs without a class for this item. It differs from `NO_CLASS` too."""
+HUGE = 1e300
+UNIT = 1e-3
+"""Rows whose length differs from 1 by at most this are normalised: directions, not scores."""
+Z = NormalDist().inv_cdf(0.975)  # 95 %, two-sided
+
+
+def is_float(value: object) -> bool:
+    """Whether an output is a tensor of floats, not integers, strings, a sequence or a map."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def class_axis(output: Array) -> int:
+    """Return the axis of classes: the last one, or for a map (N, ?, ?, ?) the shorter of the second and the last."""
+    return 1 if output.ndim == 4 and output.shape[1] < output.shape[-1] else output.ndim - 1
+
+
+def class_scores(outputs: Outputs) -> Array | None:
+    """Return the first output that can hold scores per class, with the class axis last; None if there is none.
+
+    A class axis (`class_axis`) has a length of at least 2. Use this where the user says that the model classifies;
+    `evident_scores` asks for evidence.
+    """
+    return next(iter(_candidates(outputs).values()), None)
+
+
+def _candidates(outputs: Outputs) -> dict[str, Array]:
+    """Return the outputs that can hold scores per class, by name, with the class axis last."""
+    found = {}
+    for name, value in outputs.items():
+        if is_float(value) and value.ndim >= 2 and value.size and value.shape[class_axis(value)] > 1:
+            found[name] = np.moveaxis(value, class_axis(value), -1)
+    return found
+
+
+def evident_scores(outputs: Outputs, sample: Sample) -> tuple[str, Array] | None:
+    """Return the first output that is known to hold scores per class, with its name; None without evidence.
+
+    Evidence is one of these: an integer label for each row of scores; rows of probabilities; one row for each item of
+    the batch, unless the rows are normalised to length 1, as embeddings are. A detector has many rows per item, and its
+    rows are no probabilities.
+
+    Args:
+        outputs: The outputs of the float model.
+        sample: Its inputs and the label.
+    """
+    label = None if sample.label is None else np.asarray(sample.label)
+    found = _candidates(outputs)
+    if label is not None and label.dtype.kind in "iub":
+        for name, scores in found.items():
+            if label.size == math.prod(scores.shape[:-1]):
+                return name, scores
+    for name, scores in found.items():
+        rows = scores.reshape(-1, scores.shape[-1])
+        if are_probabilities(rows) or (len(rows) == _items(sample) and not _are_normalised(rows)):
+            return name, scores
+    return None
+
+
+def _items(sample: Sample) -> int:
+    """Return the number of items of a feed: the common length of the first axes of its inputs, else 1."""
+    lengths = {len(array) for array in sample.feed.values() if array.ndim}
+    return lengths.pop() if len(lengths) == 1 else 1
+
+
+def are_probabilities(rows: Array) -> bool:
+    """Whether no value of (R, C) is negative, and each row has the sum 1 within the rounding error of the sum."""
+    slack = rows.shape[1] * float(np.finfo(rows.dtype).eps)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = rows.sum(axis=1, dtype=np.float64)
+        return bool((rows >= 0).all() and (np.abs(sums - 1) <= slack).all())
+
+
+def _are_normalised(rows: Array) -> bool:
+    """Whether each row of (R, C) has length 1."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool((np.abs(np.linalg.norm(rows.astype(np.float64), axis=1) - 1) <= UNIT).all())
+
+
+def classes_of(scores: Array) -> Array:
+    """Return the top-1 classes of scores with the class axis last; `NO_CLASS` where a score is NaN."""
+    return np.where(np.isnan(scores).any(axis=-1), NO_CLASS, scores.argmax(axis=-1))
+
+
+def predictions(outputs: Outputs) -> Array | None:
+    """Return the top-1 classes of `class_scores`; None if there are no scores.
+
+    If a score is NaN, the class is `NO_CLASS`.
+    """
+    value = class_scores(outputs)
+    return None if value is None else classes_of(value)
+
+
+def predictions_like(expected: Array, outputs: Outputs) -> Array:
+    """Return the top-1 classes of outputs in the shape of another model's; all `UNLIKE` if the shapes differ."""
+    actual = predictions(outputs)
+    return np.full_like(expected, UNLIKE) if actual is None or actual.shape != expected.shape else actual
+
+
+def _same_output(expected: Array, outputs: Outputs, name: str) -> Array:
+    """Return the top-1 classes of one output in the shape of another model's; all `UNLIKE` if it is another shape."""
+    found = _candidates(outputs).get(name)
+    actual = None if found is None else classes_of(found)
+    return np.full_like(expected, UNLIKE) if actual is None or actual.shape != expected.shape else actual
+
+
+@dataclass
+class Tally:
+    """Sums over the predictions of two models.
+
+    Attributes:
+        output: The output that holds scores per class; empty before the first sample.
+        evident: Whether all samples so far have evidence for this.
+        predictions: The number of predictions.
+        equal: The number of equal predictions.
+        lost: The sum of the losses: p(class of the float model) - p(class of the INT8 model).
+        squares: The sum of their squares.
+        sure: The sum of p(class of the float model).
+        classes: The number of classes.
+        one_per_item: Whether each item of a batch has one prediction.
+    """
+
+    output: str = ""
+    evident: bool = True
+    predictions: int = 0
+    equal: int = 0
+    lost: float = 0.0
+    squares: float = 0.0
+    sure: float = 0.0
+    classes: int = 0
+    one_per_item: bool = True
+
+    def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> tuple[Array, Array] | None:
+        """Add one sample; return the predictions of both models, None without evidence."""
+        found = evident_scores(reference, sample)
+        if found is None or self.output not in ("", found[0]):
+            self.evident = False
+            return None
+        self.output, scores = found
+        expected = classes_of(scores)
+        actual = _same_output(expected, candidate, self.output)
+        top, losses = _losses(scores, expected, actual)
+        self.predictions += expected.size
+        self.equal += int((expected == actual).sum())
+        self.lost += float(losses.sum())
+        self.squares += float(np.square(losses).sum())
+        self.sure += top
+        self.classes = scores.shape[-1]
+        self.one_per_item = self.one_per_item and expected.size == _items(sample)
+        return expected, actual
+
+    @property
+    def known(self) -> bool:
+        """Whether there are predictions, and evidence for all of them."""
+        return self.evident and self.predictions > 0
+
+    @property
+    def drop_interval(self) -> Interval:
+        """The 95 % confidence interval of the mean loss, by its standard error; predictions count as independent."""
+        mean, count = self.lost / self.predictions, self.predictions
+        spread = max(self.squares / count - mean**2, 0.0) / max(count - 1, 1)
+        reach = Z * math.sqrt(spread)
+        return max(mean - reach, -1.0), min(mean + reach, 1.0)
+
+
+def _losses(scores: Array, expected: Array, actual: Array) -> tuple[float, Array]:
+    """Return the sum of p(expected class), and p(expected class) - p(actual class) for each prediction.
+
+    Scores that are no probabilities are logits. A prediction without a class in the other model loses all of p.
+    """
+    flat, first, other = scores.reshape(-1, scores.shape[-1]), expected.reshape(-1), actual.reshape(-1)
+    rows = np.clip(flat.astype(np.float64), -HUGE, HUGE)  # infinities have no difference
+    if not are_probabilities(flat):
+        with np.errstate(invalid="ignore"):
+            rows = np.exp(rows - rows.max(axis=1, keepdims=True))
+            rows /= rows.sum(axis=1, keepdims=True)
+    valid = first != NO_CLASS
+    index = np.arange(len(rows))
+    top = np.where(valid, rows[index, np.maximum(first, 0)], 0.0)
+    kept = np.where(other >= 0, rows[index, np.maximum(other, 0)], 0.0)
+    return float(top.sum()), np.where(valid & (first != other), top - kept, 0.0)

@@ -1,0 +1,142 @@
+"""The promise of accuracy: what an INT8 model may lose, and what judges it.
+
+- Labels: the drop of top-1 accuracy is not beyond chance, or at most `SHARE` of the float model's accuracy.
+- Class scores without labels, or with too few: the predicted drop is below `POINTS`, at the upper end of its interval.
+  Scores with at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide.
+- Any other output: at least `LEAST_DB`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .outputs import Accuracy, finite
+
+SHARE = 0.005
+"""The share of the float model's accuracy that may be lost, 0..1."""
+POINTS = 0.005
+"""The upper end of the predicted drop's interval, 0..1: 0.5 points."""
+LEAST_DB = 20.0
+"""The SQNR that an output needs if nothing else judges it: noise of a tenth of the signal's amplitude."""
+FINE_DB = 35.0
+"""The SQNR of class scores from which no drop is expected; MobileNetV1 0.75 loses 0.5 points at 31 dB."""
+FEWEST = 16
+"""The least number of predictions from which a drop is predicted."""
+SURE = 1 / 3
+"""The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
+same probability, so that any change of class costs nearly nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Whether an INT8 model keeps the promise of accuracy.
+
+    Attributes:
+        judge: ``labels``, ``class scores`` or ``SQNR``: what decided. If the promise is missed, what misses it.
+        kept: Whether it is kept.
+        text: The measured value and its limit.
+        error: The measured loss as a relative error, 0..: the amplitude of the noise over the signal's, or for classes
+            the drop over `POINTS`, as a share of the error that `LEAST_DB` allows.
+        excess: The factor by which the power of the noise must fall; at most 1 if the promise is kept.
+        apart: Whether the samples gave no ranges.
+    """
+
+    judge: str
+    kept: bool
+    text: str
+    error: float
+    excess: float
+    apart: bool = True
+
+    def __str__(self) -> str:
+        """Return the judge, the measured value and its limit."""
+        return f"{self.judge}: {self.text}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "judge": self.judge,
+            "kept": self.kept,
+            "text": self.text,
+            "relative_error": finite(self.error),
+            "samples_gave_no_ranges": self.apart,
+        }
+
+
+def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
+    """Judge an INT8 model by its accuracy.
+
+    Args:
+        accuracy: The comparison with the float model.
+        apart: Whether the samples gave no ranges.
+    """
+    by_class = _by_labels(accuracy, apart) or _by_scores(accuracy, apart)
+    others = {
+        name: value for name, value in accuracy.sqnr_db.items() if by_class is None or name != accuracy.class_output
+    }
+    by_sqnr = _by_sqnr(others, apart, LEAST_DB) if others or by_class is None else None
+    found = [each for each in (by_class, by_sqnr) if each is not None]
+    decisive = next((each for each in found if not each.kept), found[0])
+    return replace(decisive, error=max(each.error for each in found))
+
+
+def _by_labels(accuracy: Accuracy, apart: bool) -> Promise | None:
+    """Judge by labels; None without labels, or if chance decides and there is a predicted drop to judge by."""
+    counts = accuracy.labelled
+    if counts is None:
+        return None
+    drop = counts.float_accuracy - counts.int8_accuracy
+    allowed, (low, high) = SHARE * counts.float_accuracy, counts.drop_interval
+    lost = drop > allowed and low > 0
+    if not lost and high > allowed and predicts(accuracy):
+        return None
+    text = (
+        f"{counts.float_accuracy:.2%} -> {counts.int8_accuracy:.2%} of {counts.items} labels, "
+        f"{counts.broken} broken, {counts.fixed} fixed"
+    )
+    return _of_drop("labels", not lost, text, max(drop, 0.0), apart)
+
+
+def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
+    """Judge by the predicted drop of class scores; None if nothing predicts it."""
+    if not predicts(accuracy) or accuracy.predicted_drop is None or accuracy.predicted_interval is None:
+        return None
+    high, fine = accuracy.predicted_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
+    if high >= POINTS and fine >= FINE_DB:
+        return _by_sqnr({accuracy.class_output: fine}, apart, FINE_DB)
+    text = f"predicted drop {100 * accuracy.predicted_drop:.2f} points, at most {100 * high:.2f} with 95 % confidence"
+    kept = high < POINTS
+    return _of_drop("class scores", kept, text, max(accuracy.predicted_drop if kept else high, 0.0), apart)
+
+
+def predicts(accuracy: Accuracy) -> bool:
+    """Whether the class scores predict a drop: there are enough of them, and they are far enough from chance.
+
+    An output with several rows per item is not judged by its rows: each item needs all of them.
+    """
+    if accuracy.confidence is None or accuracy.predictions < FEWEST or not accuracy.one_per_item:
+        return False
+    chance = 1 / accuracy.classes
+    return accuracy.confidence >= chance + SURE * (1 - chance)
+
+
+def _of_drop(judge: str, kept: bool, text: str, drop: float, apart: bool) -> Promise:
+    """Return the judgement of a drop. Noise of twice the amplitude changes about twice as many classes."""
+    ratio = drop / POINTS
+    return Promise(judge, kept, text, ratio * _amplitude(LEAST_DB), 1.0 if kept else max(ratio, 1.0) ** 2, apart)
+
+
+def _by_sqnr(sqnr_db: Mapping[str, float], apart: bool, least: float) -> Promise:
+    """Judge by the SQNR of the worst output."""
+    worst = min(sqnr_db.values(), default=math.inf)
+    text = f"{worst:.1f} dB at the worst output, {least:.0f} dB are needed"
+    error = _amplitude(worst)
+    return Promise("SQNR", worst >= least, text, error, (error / _amplitude(LEAST_DB)) ** 2, apart)
+
+
+def _amplitude(decibels: float) -> float:
+    """Return the amplitude of the noise over the amplitude of the signal."""
+    return 10.0 ** (-decibels / 20) if decibels > -math.inf else math.inf

@@ -1,0 +1,39 @@
+"""Hold out a part of the user's data, to judge models on samples that gave no ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..job import Job
+from .judge import JUDGED
+
+FEWEST = 32  # samples from which a part is held out; with fewer, each is needed for the ranges
+PART = 4  # one of so many samples is held out
+
+
+def hold_out(job: Job) -> Job:
+    """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
+
+    The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, at most
+    `JUDGED`. If there are fewer than `FEWEST` samples, if their number is unknown, or if the ranges are given, one
+    source does both.
+    """
+    source = job.source
+    if source is None or not job.judged or job.supply.ranges is not None or source.rows.length is None:
+        return job
+    every = range(source.rows.length)
+    picked = set(every if source.picked is None else source.picked)
+    others = [position for position in every if position not in picked]
+    if not others and len(picked) >= FEWEST:
+        others = _spread(every, min(len(every) // PART, JUDGED))
+    if not others:
+        return job
+    held = others if len(others) <= JUDGED else _spread(others, JUDGED)
+    rest = [position for position in sorted(picked) if position not in set(held)]
+    return replace(job, source=replace(source, picked=rest), held=replace(source, picked=held))
+
+
+def _spread(positions: Sequence[int], count: int) -> list[int]:
+    """Return `count` positions, each from the middle of its part."""
+    return [positions[(2 * index + 1) * len(positions) // (2 * count)] for index in range(count)]

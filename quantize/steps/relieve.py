@@ -1,0 +1,94 @@
+"""Move units to float until an INT8 model keeps the promise of accuracy, the most noise for the least time first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...transforms.plan import Plan
+from ..accuracy.outputs import Accuracy
+from ..accuracy.promise import Promise, promise
+from ..job import Candidate, Evidence, Job, Trial
+from ..options.efforts import EFFORTS
+from ..placement.search import plans_by_price
+from ..sensitivity.each_tensor import ruinous
+from .emit import correct, plan_by_rules
+from .evidence import each_alone
+from .judge import judge, measure_accuracy
+from .ranges import TensorRanges
+
+ROUNDS = 4  # models that are emitted at most
+CHEAPEST, STEPS = 0.02, 14  # the least price of all noise, as a share of the float model's time; each step doubles it
+MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
+SECONDS = 20.0  # for trials of single tensors, if none were tried before
+
+
+def promised(job: Job, accuracy: Accuracy) -> Promise:
+    """Judge the accuracy of a model of a job."""
+    return promise(accuracy, apart=job.held is not None or job.supply.ranges is not None)
+
+
+def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
+    """Return a trial that keeps the promise with more units in float; the given trial if none does.
+
+    The placement gives the cheapest plan for each price of noise. The price rises until the estimated noise of the plan
+    is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
+    sum of the noises of its tensors alone.
+
+    Args:
+        job: The job, with data of the user.
+        ranges: The ranges.
+        trial: The model that placement chose, with its accuracy.
+    """
+    if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
+        return trial
+    evidence = _evidence(job, trial)
+    if not evidence.noise:
+        return trial
+    facts, rules, write = plan_by_rules(job, ranges, evidence)
+    plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
+    best, plan = trial, trial.candidate.plan
+    for number in range(ROUNDS):
+        excess = promised(job, best.accuracy).excess
+        found = _quieter(plan_at, evidence, plan, MARGIN / excess)
+        if found is None or not any(found.impl(unit).int8 for unit in found.units):
+            break
+        job.progress("units to float", number, ROUNDS)
+        candidate = _corrected(job, ranges, write(found), trial, evidence)
+        accuracy, plan = measure_accuracy(job, candidate), found
+        best = Trial(candidate, accuracy)
+        if promised(job, accuracy).kept:
+            return judge(job, candidate, accuracy)
+    return trial
+
+
+def _evidence(job: Job, trial: Trial) -> Evidence:
+    """Return the noise of each tensor alone, measured now if it is not known."""
+    known = trial.candidate.evidence
+    if known.noise or job.weights.large or not trial.candidate.qparams:
+        return known
+    sqnr_db = each_alone(job, trial.candidate, trial.accuracy, SECONDS)
+    kept = {**known.kept_float, **ruinous(sqnr_db, EFFORTS[job.options.effort].least_db)}
+    return Evidence(kept, {name: 10 ** (-db / 10) for name, db in sqnr_db.items()})
+
+
+def _quieter(plan_at: Callable[[float], Plan], evidence: Evidence, last: Plan, share: float) -> Plan | None:
+    """Return the plan of the least price whose noise is at most a share of the last plan's; None if there is none."""
+    limit = share * _noise(last, evidence)
+    for step in range(STEPS):
+        plan = plan_at(CHEAPEST * 2**step)
+        if _noise(plan, evidence) <= limit:
+            return plan
+    return None
+
+
+def _noise(plan: Plan, evidence: Evidence) -> float:
+    """Return the sum of the noises of the tensors that a plan has in uint8."""
+    return math.fsum(evidence.noise.get(tensor, 0.0) for tensor in plan.quantized)
+
+
+def _corrected(job: Job, ranges: TensorRanges, candidate: Candidate, trial: Trial, evidence: Evidence) -> Candidate:
+    """Return the candidate with corrections, and with the placement of the trial that it replaces."""
+    placement = replace(trial.candidate.placement, predicted_ms=None, relieved=True)
+    return replace(correct(job, ranges, candidate), placement=placement, evidence=evidence)

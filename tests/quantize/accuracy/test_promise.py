@@ -1,0 +1,159 @@
+"""The promise of accuracy: labels, class scores or SQNR judge a model, and units become float until it is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from requant.calibration.samples import Sample
+from requant.quantize import Options, quantize_model
+from requant.quantize.accuracy import promise as rules
+from requant.quantize.accuracy.classes import evident_scores
+from requant.quantize.accuracy.outputs import Accuracy, Labelled
+from requant.quantize.accuracy.promise import promise
+from requant.quantize.steps import hold_out as holding
+from requant.quantize.steps.judge import JUDGED
+
+SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
+SCORES = Accuracy(
+    samples=64,
+    agreement=1.0,
+    sqnr_db={"y": 18.0},
+    predicted_drop=0.001,
+    predictions=64,
+    predicted_interval=(0.0, 0.003),
+    confidence=0.8,
+    classes=10,
+    one_per_item=True,
+    class_output="y",
+)
+FEW = Labelled(items=64, float_correct=60, int8_correct=58, broken=3, fixed=1)
+MANY_LOST = Labelled(items=5000, float_correct=4700, int8_correct=4600, broken=160, fixed=60)
+MANY_KEPT = Labelled(items=20000, float_correct=15000, int8_correct=14990, broken=60, fixed=50)
+
+JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
+    "class scores": (SCORES, "class scores", True),
+    "a predicted drop": (replace(SCORES, predicted_interval=(0.0, 0.006)), "class scores", False),
+    "chance on few samples": (
+        replace(SCORES, predicted_interval=(0.0, 0.03), sqnr_db={"y": 38.0}),
+        "SQNR",
+        True,
+    ),
+    "few predictions": (replace(SCORES, predictions=8), "SQNR", False),
+    "scores near chance": (replace(SCORES, confidence=0.15), "SQNR", False),
+    "many predictions per item": (replace(SCORES, one_per_item=False), "SQNR", False),
+    "another output": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 19.0}), "SQNR", False),
+    "two good outputs": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 21.0}), "class scores", True),
+    "few labels": (replace(SCORES, labelled=FEW), "class scores", True),
+    "few labels without scores": (replace(SCORES, labelled=FEW, predictions=8), "labels", True),
+    "labels that are lost": (replace(SCORES, labelled=MANY_LOST), "labels", False),
+    "labels that are kept": (replace(SCORES, labelled=MANY_KEPT), "labels", True),
+    "a signal": (Accuracy(8, None, {"a": 25.0, "b": 20.0}), "SQNR", True),
+    "a lost signal": (Accuracy(8, None, {"a": 25.0, "b": -math.inf}), "SQNR", False),
+    "no outputs of floats": (Accuracy(8, None, {}), "SQNR", True),
+}
+
+
+@pytest.mark.parametrize(("accuracy", "judge", "kept"), JUDGED_BY.values(), ids=JUDGED_BY)
+def test_what_judges_a_model(accuracy: Accuracy, judge: str, kept: bool) -> None:
+    found = promise(accuracy)
+    assert (found.judge, found.kept) == (judge, kept)
+    assert (found.excess > 1) is not kept
+    assert found.text
+
+
+@given(st.floats(0, 60), st.floats(0, 60))
+def test_the_error_is_the_amplitude_of_the_noise(one: float, two: float) -> None:
+    found = promise(Accuracy(8, None, {"a": one, "b": two}))
+    assert found.error == pytest.approx(10 ** (-min(one, two) / 20))
+    assert found.excess == pytest.approx((10 * found.error) ** 2)
+    assert found.kept is (min(one, two) >= 20)
+
+
+def probabilities(*shape: int) -> Any:
+    rows = np.random.default_rng(0).random(shape).astype(np.float32)
+    return rows / rows.sum(axis=-1, keepdims=True)
+
+
+def normalised(*shape: int) -> Any:
+    rows = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+LOGITS = np.random.default_rng(1).normal(size=(2, 7)).astype(np.float32)
+EVIDENCE: dict[str, tuple[dict[str, Any], Any, str | None]] = {
+    "a row per item": ({"y": LOGITS}, None, "y"),
+    "probabilities of many rows": ({"y": probabilities(2, 9, 5)}, None, "y"),
+    "boxes of a detector": ({"y": np.ones((2, 100, 85), np.float32)}, None, None),
+    "labels for each row": ({"y": np.ones((2, 9, 5), np.float32)}, np.zeros((2, 9), np.int64), "y"),
+    "labels of something else": ({"y": np.ones((2, 9, 5), np.float32)}, np.zeros((2, 4), np.int64), None),
+    "an embedding": ({"y": normalised(2, 32)}, None, None),
+    "the second output": ({"e": normalised(2, 32), "y": LOGITS}, None, "y"),
+    "a single score": ({"y": np.ones((2, 1), np.float32)}, None, None),
+}
+
+
+@pytest.mark.parametrize(("outputs", "label", "name"), EVIDENCE.values(), ids=EVIDENCE)
+def test_scores_per_class_need_evidence(outputs: dict[str, Any], label: Any, name: str | None) -> None:
+    found = evident_scores(outputs, Sample({"x": np.zeros((2, 3))}, label, ""))
+    assert (found and found[0]) == name
+
+
+# ------------------------------------------------------------------------------------------------------- quantize
+
+
+def quantize(tmp_path: Path, name: str = "digits", **options: Any) -> Any:
+    images = np.load(SAMPLE_MODELS / "digits.npz")["calib/image"]
+    data = [{"image": image[None]} for image in images]  # without labels
+    wanted = Options(place="rules", isa="vnni", **options)
+    return quantize_model(SAMPLE_MODELS / f"{name}.onnx", data, tmp_path / "out.onnx", wanted)
+
+
+def test_units_become_float_until_the_promise_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None
+) -> None:
+    monkeypatch.setattr(rules, "FEWEST", 10**9)  # nothing but the SQNR judges
+    free = quantize(tmp_path, "digits_transformer", effort="low")
+    assert (free.promise.judge, free.placement.relieved) == ("SQNR", False)
+    least = free.accuracy.worst_sqnr_db + 3
+    monkeypatch.setattr(rules, "LEAST_DB", least)
+    found = quantize(tmp_path, "digits_transformer", effort="low", force=True)
+    assert found.accuracy.worst_sqnr_db >= least
+    assert found.promise.kept
+    assert (found.placement.relieved, found.verdict) == (True, "")
+    assert 0 < found.int8_nodes < free.int8_nodes
+
+
+@pytest.mark.parametrize("force_int8", [False, True])
+def test_float_is_written_if_no_plan_keeps_the_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None, force_int8: bool
+) -> None:
+    monkeypatch.setattr(rules, "FEWEST", 10**9)
+    monkeypatch.setattr(rules, "LEAST_DB", 200.0)
+    found = quantize(tmp_path, force_int8=force_int8)
+    reason = "int8 loses too much accuracy, judged by SQNR"
+    assert (found.int8_nodes > 0) is force_int8
+    assert reason in (found.notes[-1] if force_int8 else found.verdict)
+    assert not found.promise.kept  # the simplified float model has not 200 dB either
+
+
+def test_samples_that_gave_no_ranges_judge(tmp_path: Path, int8_wins: None) -> None:
+    found = quantize(tmp_path, effort="low")
+    assert found.promise.apart
+    assert 0 < found.samples <= JUDGED
+
+
+@given(st.integers(1, 500), st.integers(1, 500))
+def test_positions_are_spread(total: int, count: int) -> None:
+    count = min(total, count)
+    found = holding._spread(range(total), count)
+    assert len(set(found)) == count
+    assert all(0 <= each < total for each in found)
+    assert found == sorted(found)
