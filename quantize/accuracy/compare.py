@@ -13,6 +13,7 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
+from ...calibration.state import Link
 from ..model.files import Weights, load_model
 from ..runtime.inputs import stacked
 from ..runtime.progress import Progress, silent
@@ -33,17 +34,20 @@ class Comparison:
         accuracy: Agreement, broken and fixed items, SQNR.
         latencies: At batch 1 and, if requested, at a larger batch.
         metric: The comparison in the requested metric; None without one.
+        state: The state that each model carried from sample to sample.
     """
 
     accuracy: Accuracy
     latencies: tuple[Latency, ...]
     metric: Versus | None = None
+    state: tuple[Link, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; values that need labels are null without labels."""
         return {
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
+            "state": list(map(str, self.state)),
             "metric": self.metric and self.metric.to_json(),
             "latency": latency_json(self.latencies[0]),
             "latency_at_batch": latency_json(self.latencies[1]) if len(self.latencies) > 1 else None,
@@ -91,7 +95,7 @@ def compare_models(
     for size, sample in feeds:
         progress(f"time at batch {size}", 0, None)
         latencies.append(time_pair(*models, sample.feed, weights=weights, threads=threads, batch=size))
-    return Comparison(accuracy, tuple(latencies), compared)
+    return Comparison(accuracy, tuple(latencies), compared, source.links)
 
 
 def _report(progress: Progress, source: Source, done: int) -> None:
@@ -130,7 +134,9 @@ class _Pair:
 
 def common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:
     """Open the data for two models with the same inputs and outputs."""
-    return open_source(data, common_inputs(float_model, int8_model))
+    inputs = common_inputs(float_model, int8_model)
+    large = Weights.of(load_model(float_model)).large
+    return open_source(data, inputs, open_session(Path(float_model), lean=True) if large else Path(float_model))
 
 
 def common_inputs(float_model: Model, int8_model: Model) -> tuple[InputSpec, ...]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...calibration.checks import Finding
+from ...calibration.state import Link, summary
 from ...transforms.ops import MS
 from ...transforms.plan import Impl
 from ..accuracy.compare import Comparison
@@ -116,6 +117,8 @@ def print_comparison(found: Comparison) -> None:
     _accuracy_rows(table, found.accuracy, f"on {found.accuracy.samples} samples")
     for timed in found.latencies:
         _latency_row(table, timed)
+    if found.state:
+        table.add_row("state", escape(", ".join(summary(found.state))))
     console.print(table)
 
 
@@ -195,6 +198,12 @@ def print_operators(found: Sequence[OperatorFacts]) -> None:
         short = [name.removeprefix(f"{MS}.") for name in kernels]  # omit the runtime's own domain
         table.add_row(facts.name.removeprefix(f"{MS}."), facts.does, "\n".join(short), facts.why)
     Console(highlight=False).print(table)
+
+
+def print_state(links: Sequence[Link]) -> None:
+    """Print the state that is carried from sample to sample."""
+    for text in summary(links):
+        Console(stderr=True, highlight=False).print(f"note: state: {escape(text)}", soft_wrap=True)
 
 
 def print_findings(found: Sequence[Finding]) -> None:

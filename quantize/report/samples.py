@@ -37,7 +37,7 @@ def judged_of(job: Job, candidate: Candidate) -> Judged | None:
     """
     if job.source is None or not job.judged:
         return None
-    samples = job.source.samples(FEW if job.weights.large else JUDGED)
+    samples = job.source.stretches(FEW if job.weights.large else JUDGED)
     worst = _Worst()
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:

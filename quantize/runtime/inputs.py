@@ -14,7 +14,7 @@ from .session import Runner
 
 
 def open_data(model: ModelSource, data: DataSource, samples: int | None = None) -> Source:
-    """Open a data source for a model: all samples, or a number of evenly picked ones.
+    """Open a data source for a model: all samples, or a number of evenly picked ones, see `Source.stretches`.
 
     Raises:
         RequantError: The runtime cannot load the model, or the source does not fit it.
@@ -28,8 +28,8 @@ def open_for(run: Runner, data: DataSource, samples: int | None = None) -> Sourc
     Raises:
         RequantError: The source does not fit the model.
     """
-    source = open_source(data, run.inputs)
-    return source if samples is None else source.samples(samples)
+    source = open_source(data, run.inputs, run.session)
+    return source if samples is None else source.stretches(samples)
 
 
 def first_sample(source: Source, batch: int) -> Sample:

@@ -30,7 +30,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         return UNMEASURED
     most = FEW if job.weights.large else JUDGED
     total = min(most, job.source.length or most)
-    samples = job.source.samples(most)
+    samples = job.source.stretches(most)
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.session import Feed, ModelSource, newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
+from ...calibration.state import summary
 from ...transforms import PipelineResult, StepResult
 from ...transforms.existing import given_params, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
@@ -80,6 +81,7 @@ def prepare(
     plan = _plan(simple, facts, policy, options.threads)
     weights = Weights.of(simple)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
+    notes += tuple(f"state: {text}" for text in summary(source.links if source is not None else ()))
     notes += (*filter(None, [timing_note(weights)]), *supply.remarks(simple, options.scheme))
     return Job(
         path=Path(path),
