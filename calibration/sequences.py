@@ -15,7 +15,7 @@ from .state import Link
 
 ROOM = 2**28
 """Bytes of states to keep. Other states are computed again when the samples are read again."""
-STRETCH = 16
+STRETCH = 32
 """The fewest steps of a sequence to pick, if there are as many."""
 
 Run = Callable[[Sequence[str], Feed, str], Mapping[str, Array]]
@@ -198,7 +198,10 @@ class Carrier:
         feed |= known.state
         missing = [spec for spec in self.inputs if spec.name in COMPUTED and spec.name not in feed]
         if missing:
-            lengths = self._lengths(feed, raw.where)
+            lengths = self.lengths(feed)
+            if lengths is None:
+                names = ", ".join(spec.name for spec in self.inputs if spec.name in COMPUTED)
+                raise DataError(f"{raw.where}: give {names}: they follow only from one of {', '.join(TOKENS)}")
             feed |= {spec.name: COMPUTED[spec.name](lengths, spec.shape).astype(spec.dtype) for spec in missing}
         return replace(raw, feed=feed, step=known.step)
 
@@ -220,21 +223,17 @@ class Carrier:
         mask, new = raw.feed.get(MASK), _new_tokens(raw.feed)
         return past and mask is not None and new is not None and mask.shape[-1] == new
 
-    def _lengths(self, feed: Feed, where: str) -> Lengths:
-        """Return the lengths of a step.
+    @property
+    def grows(self) -> bool:
+        """Whether a state grows from step to step."""
+        return any(growing_axis(link, self.inputs, self.outputs) is not None for link in self.links)
 
-        Raises:
-            DataError: The number of new tokens is unknown.
-        """
+    def lengths(self, feed: Feed) -> Lengths | None:
+        """Return the lengths of a complete step of a decoder; None if the number of new tokens is unknown."""
         new = _new_tokens(feed)
-        if new is None:
-            names = ", ".join(spec.name for spec in self.inputs if spec.name in COMPUTED)
-            raise DataError(f"{where}: give {names}: they follow only from one of {', '.join(TOKENS)}")
-        past = 0
-        for link in self.links:
-            axis = growing_axis(link, self.inputs, self.outputs)
-            past = past if axis is None else max(past, feed[link.input].shape[axis])
-        return Lengths(_batch(feed), past, new)
+        axes = {link.input: growing_axis(link, self.inputs, self.outputs) for link in self.links}
+        past = max((feed[name].shape[axis] for name, axis in axes.items() if axis is not None), default=0)
+        return None if new is None else Lengths(_batch(feed), past, new)
 
     def _zeros(self, name: str, raw: Sample) -> Array:
         """Return the first state: zeros, with length 0 along an axis that grows."""
@@ -291,8 +290,9 @@ def stretches(starts: Sequence[int], positions: Sequence[int], count: int) -> li
 
     As few sequences are picked as have `count` steps together, but as many as give `STRETCH` steps each.
 
-    >>> stretches([0, 100, 200, 300], range(400), 36)[-1], len(stretches([0, 100, 200, 300], range(400), 36))
-    (217, 36)
+    >>> picked = stretches([0, 100, 200, 300], range(400), 68)
+    >>> picked[0], picked[33], picked[34], picked[67]
+    (0, 33, 200, 233)
 
     Args:
         starts: Where sequences begin, ascending.

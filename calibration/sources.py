@@ -75,14 +75,19 @@ class Source:
         picked: Positions of the samples to read; None for all.
         reference: The specification that opens all samples of the same data in another process; None for Python
             objects, and for samples with a carried state.
-        links: The state that is carried from sample to sample, by outputs of the float model.
+        carrier: Carries the state of the float model from sample to sample; None for samples by themselves.
     """
 
     inputs: tuple[InputSpec, ...]
     rows: Rows
     picked: Picked = None
     reference: DataSpec | None = None
-    links: tuple[Link, ...] = ()
+    carrier: Carrier | None = None
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The state that is carried from sample to sample."""
+        return () if self.carrier is None else self.carrier.links
 
     @property
     def description(self) -> str:
@@ -230,7 +235,8 @@ def _open_carried(
         return None
     if stored:
         session = open_session(model, threads=1)
-    return Source(inputs, Carrier(rows, inputs, outputs, links, partial(run_session, session)).carried(), links=links)
+    carrier = Carrier(rows, inputs, outputs, links, partial(run_session, session))
+    return Source(inputs, carrier.carried(), carrier=carrier)
 
 
 def _open_rows(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:

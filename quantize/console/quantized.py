@@ -105,7 +105,7 @@ def _placement_row(table: Table, result: Result) -> None:
     table.add_row("placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans")
     for each in placement.served:
         other = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
-        table.add_row(f"placement, batch {each.batch}", f"{each.tried[each.chosen]:.2f} ms{other}")
+        table.add_row(f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{other}")
 
 
 def print_comparison(found: Comparison) -> None:
@@ -271,10 +271,10 @@ def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
 def _latency_row(table: Table, timed: Latency) -> None:
     """Add a latency with its speed-up and throughput."""
     table.add_row(
-        f"latency, batch {timed.batch}",
+        f"latency, {timed.name}",
         f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x "
         f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; "
-        f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} items/s)",
+        f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s)",
     )
 
 
