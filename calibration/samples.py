@@ -67,7 +67,8 @@ class Rows:
         read: Yields the samples at the picked positions, unchecked.
         random: Whether a position can be read without reading those before it.
         foreign: Whether reading runs the user's code, which may not be thread-safe.
-        starts: Returns the positions where sequences begin; None for samples that do not depend on each other.
+        starts: Returns the positions where sequences begin among a number of first samples (None: among all), and how
+            many samples there are up to that number; None for samples that do not depend on each other.
     """
 
     description: str
@@ -75,7 +76,7 @@ class Rows:
     read: Callable[[Picked], Iterator[Sample]]
     random: bool = False
     foreign: bool = False
-    starts: Callable[[], Sequence[int]] | None = None
+    starts: Callable[[int | None], tuple[Sequence[int], int]] | None = None
 
 
 def in_batches(rows: Rows, spec: InputSpec) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,6 +18,8 @@ ROOM = 2**28
 """Bytes of states to keep. Other states are computed again when the samples are read again."""
 STRETCH = 32
 """The fewest steps of a sequence to pick, if there are as many."""
+AHEAD = 16
+"""Where the number of samples is unknown, sequences are picked among this many times the samples that are asked for."""
 
 Run = Callable[[Sequence[str], Feed, str], Mapping[str, Array]]
 """Runs the float model: the names of the outputs, the inputs, and the beginning of an error message."""
@@ -126,20 +129,31 @@ class Carrier:
     run: Run
     room: int = field(default_factory=lambda: ROOM)
     _known: dict[int, _Known] = field(default_factory=dict)
+    _starts: list[int] = field(default_factory=list)
+    _count: int = 0
+    _read: float = 0
 
     def carried(self) -> Rows:
         """Return the samples with their state."""
         return replace(self.rows, read=self.read, starts=self.starts, random=False)
 
-    def starts(self) -> list[int]:
-        """Return the positions where sequences begin; the model is not run."""
-        found, before = [], None
-        for position, raw in enumerate(self._raw(None)):
-            marker = _marker(raw)
-            if before is None or marker != before[0] or self._given(raw) or self._masks_itself(raw, past=True):
-                found.append(position)
-            before = (marker,)
-        return found
+    def starts(self, limit: int | None) -> tuple[list[int], int]:
+        """Return the positions where sequences begin, and the number of samples that were read; the model is not run.
+
+        Args:
+            limit: The number of samples to read at most; None for all.
+        """
+        if self._read < (math.inf if limit is None else limit):
+            found, count, before = [], 0, None
+            for position, raw in enumerate(islice(self._raw(None), limit)):
+                marker, count = _marker(raw), position + 1
+                if before is None or marker != before[0] or self._begins(raw):
+                    found.append(position)
+                before = (marker,)
+            self._starts, self._read = found, math.inf if limit is None or count < limit else count
+            self._count = count
+        count = self._count if limit is None else min(limit, self._count)
+        return [position for position in self._starts if position < count], count
 
     def read(self, picked: Picked) -> Iterator[Sample]:
         """Yield the samples at the picked positions; those before them in a sequence are run too."""
@@ -161,10 +175,10 @@ class Carrier:
 
     def _needed(self, picked: Sequence[int]) -> list[int]:
         """Return the positions to read: the picked ones, and those since the last one whose state is kept."""
-        needed: set[int] = set()
+        needed, begins = set[int](), frozenset(self._starts)
         for position in picked:
             first = position
-            while first > 0 and first not in self._known and first not in needed:
+            while first > 0 and first not in self._known and first not in begins and first not in needed:
                 first -= 1
             needed.update(range(first, position + 1))
         return sorted(needed)
@@ -174,7 +188,7 @@ class Carrier:
         marker = _marker(raw)
         given = self._given(raw)
         state: Mapping[str, Array]
-        if before is None or marker != before[2] or given or self._masks_itself(raw, past=True):
+        if before is None or position != before[0] + 1 or marker != before[2] or self._begins(raw):
             state = {name: self._zeros(name, raw) for name in self._names if name not in given}
             known = _Known(Step(position, 0, self.links), marker, state)
         else:
@@ -218,10 +232,10 @@ class Carrier:
         """Return the inputs of the state that a sample gives."""
         return [name for name in self._names if name in raw.feed]
 
-    def _masks_itself(self, raw: Sample, *, past: bool) -> bool:
-        """Return whether the attention mask of a sample covers its own tokens alone."""
+    def _begins(self, raw: Sample) -> bool:
+        """Return whether a sample by itself begins a sequence: it gives a state, or its mask covers its own tokens."""
         mask, new = raw.feed.get(MASK), _new_tokens(raw.feed)
-        return past and mask is not None and new is not None and mask.shape[-1] == new
+        return bool(self._given(raw)) or (mask is not None and new is not None and mask.shape[-1] == new)
 
     @property
     def grows(self) -> bool:

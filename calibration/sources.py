@@ -19,7 +19,7 @@ from .media import files_below
 from .objects import named, python_object
 from .onnx_sets import onnx_folder, onnx_sets
 from .samples import DataError, Picked, Rows, Sample, checked, feed_layout, stacked
-from .sequences import Carrier, gives_state, reader_inputs, stretches
+from .sequences import AHEAD, Carrier, gives_state, reader_inputs, stretches
 from .session import InputSpec, ModelSource, Serialized, open_session, output_specs, run_session
 from .state import Link, find_links
 
@@ -130,6 +130,8 @@ class Source:
     def samples(self, n: int) -> Source:
         """Return `n` evenly picked samples; all if there are fewer; the first `n` if their number is unknown.
 
+        Steps of sequences of unknown number are picked among the first ones, `AHEAD` times `n`.
+
         Raises:
             RequantError: `n` is below 1.
         """
@@ -138,6 +140,8 @@ class Source:
         positions: Sequence[int] | None = self.picked
         if positions is None and self.rows.length is not None:
             positions = range(self.rows.length)
+        if positions is None and self.rows.starts is not None:
+            positions = range(self.rows.starts(AHEAD * n)[1])
         if positions is None:
             return replace(self, picked=range(n))
         if n >= len(positions):
@@ -150,10 +154,11 @@ class Source:
         Raises:
             RequantError: `n` is below 1.
         """
-        if self.rows.starts is None or n < 1 or self.length is None or n >= self.length:
+        if self.rows.starts is None or n < 1 or (self.length is not None and n >= self.length):
             return self.samples(n)
-        positions = range(self.length) if self.picked is None else self.picked
-        return replace(self, picked=tuple(stretches(self.rows.starts(), positions, n)))
+        starts, count = self.rows.starts(AHEAD * n if self.length is None else None)
+        positions = range(count) if self.picked is None else self.picked
+        return replace(self, picked=tuple(stretches(starts, positions, n)))
 
     def batches(self, size: int) -> Iterator[Sample]:
         """Yield the samples in order, with neighbours stacked along the batch axis to at most `size` entries.

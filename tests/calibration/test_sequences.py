@@ -1,6 +1,7 @@
 """Sequences of samples whose state is carried, compared with a loop over ONNX Runtime."""
 
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -268,3 +269,38 @@ def test_stretches_of_a_source_are_beginnings_of_sequences() -> None:
     source = opened("gru_stream", sequences("gru_stream", 6, 20)).stretches(32)
     assert [(s.step.sequence, s.step.index) for s in source if s.step] == [(q, k) for q in (0, 60) for k in range(16)]
     assert [s.step.index for s in source.stretches(4) if s.step] == [0, 1, 2, 3]
+
+
+def test_a_generator_is_read_ahead_for_sequences() -> None:
+    data = sequences("gru_stream", 6, 20)
+    read: list[int] = []
+
+    def endless() -> Iterator[list[Feed]]:
+        for number in itertools.count():
+            read.append(number)
+            yield data[number % 6]
+
+    source = opened("gru_stream", endless)
+    picked = source.stretches(40)
+    assert max(read) == 16 * 40 // 20 - 1
+    found = list(picked)
+    assert [(s.step.sequence, s.step.index) for s in found if s.step] == [(q, k) for q in (0, 320) for k in range(20)]
+    equal([sample.feed for sample in found], looped("gru_stream", [data[0], data[16 % 6]]))
+    spread = [(s.step.sequence, s.step.index) for s in source.samples(3) if s.step]
+    assert spread == [(0, 0), (0, 16), (20, 12)]  # of the first 48 samples
+
+
+def test_only_the_sequences_of_picked_steps_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    outputs = Carrier._outputs
+
+    def counted(self: Carrier, sample: Sample) -> Mapping[str, Any]:
+        runs.append(sample.where)
+        return outputs(self, sample)
+
+    monkeypatch.setattr(Carrier, "_outputs", counted)
+    data = sequences("gru_stream", 6, 20)
+    source = opened("gru_stream", data).stretches(40)
+    found = list(source)
+    equal([sample.feed for sample in found], looped("gru_stream", [data[0], data[3]]))
+    assert len(runs) == 38
