@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -29,11 +29,14 @@ class Step:
         sequence: The position of the first sample of the sequence in the data.
         index: The number of steps before this one in the sequence.
         links: The state: the outputs that feed inputs of the next step.
+        following: Of a decoder, the first tokens of the next step (N, 1); None if there is no next step, or if it is
+            not read.
     """
 
     sequence: int
     index: int
     links: tuple[Link, ...]
+    following: Array | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

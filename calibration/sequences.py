@@ -160,13 +160,17 @@ class Carrier:
         positions = None if picked is None else self._needed(picked)
         wanted = None if picked is None else frozenset(picked)
         before: tuple[int, Sample, int | None] | None = None
+        held: Sample | None = None
         for index, raw in enumerate(self._raw(positions)):
             position = index if positions is None else positions[index]
             known = self._known.get(position) or self._follow(raw, position, before)
             sample = self._filled(raw, known)
             before = (position, sample, known.marker)
-            if wanted is None or position in wanted:
-                yield sample
+            if held is not None:
+                yield _followed(held, sample)
+            held = sample if wanted is None or position in wanted else None
+        if held is not None:
+            yield held
 
     def _raw(self, positions: Picked) -> Iterator[Sample]:
         """Yield samples as the data have them, checked."""
@@ -291,6 +295,17 @@ def _marker(raw: Sample) -> int | None:
 def _batch(feed: Feed) -> int:
     """Return the number of items of a feed."""
     return next((len(array) for array in feed.values() if array.ndim), 1)
+
+
+def _followed(sample: Sample, after: Sample) -> Sample:
+    """Return a sample with the first tokens of the sample after it, if that is the next step."""
+    one, two = sample.step, after.step
+    assert one is not None
+    assert two is not None
+    tokens = next((after.feed[name] for name in TOKENS if name in after.feed), None)
+    if tokens is None or tokens.ndim != 2 or (one.sequence, one.index + 1) != (two.sequence, two.index):
+        return sample
+    return replace(sample, step=replace(one, following=tokens[:, :1]))
 
 
 def _new_tokens(feed: Feed) -> int | None:

@@ -190,3 +190,24 @@ def test_calibrate_and_check_say_what_is_carried(quantized: Quantized, tmp_path:
     checked = CliRunner().invoke(main, ["check", *pair_])
     assert checked.exit_code == 0, checked.output
     assert word in " ".join(checked.output.split())
+
+
+@pytest.mark.parametrize("cut", [[28], [4, 8, 16], [16, *[1] * 12], [1] * 28])
+def test_perplexity_does_not_depend_on_the_steps(tmp_path: Path, cut: list[int]) -> None:
+    path = tmp_path / "float.onnx"
+    onnx.save_model(streams.build("cached_decoder"), path)
+    ids = np.random.default_rng(1).integers(0, 512, (2, 1, 28))
+    ends = np.cumsum(cut)
+    data = [[{"input_ids": row[:, end - n : end]} for n, end in zip(cut, ends, strict=True)] for row in ids]
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    total = 0.0
+    for row in ids:
+        feed = {"input_ids": row, "attention_mask": np.ones((1, 28), np.int64), "position_ids": np.arange(28)[None]}
+        feed |= {
+            f"past_key_values.{i}.{p}": np.zeros((1, 4, 0, 16), np.float32) for i in (0, 1) for p in ("key", "value")
+        }
+        logits = session.run(["logits"], feed)[0][0].astype(float)
+        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        total -= logits[np.arange(27), row[0, 1:]].sum()
+    found = score(METRICS["perplexity"], path, common_source(path, path, data))
+    assert found.value == pytest.approx(np.exp(total / 54), rel=1e-4)
