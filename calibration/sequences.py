@@ -18,8 +18,8 @@ ROOM = 2**28
 """Bytes of states to keep. Other states are computed again when the samples are read again."""
 STRETCH = 32
 """The fewest steps of a sequence to pick, if there are as many."""
-AHEAD = 16
-"""Where the number of samples is unknown, sequences are picked among this many times the samples that are asked for."""
+AHEAD, LEAST_AHEAD = 4, 1024
+"""Where the number of samples is unknown, samples are picked among so many times their number, and among so many."""
 
 Run = Callable[[Sequence[str], Feed, str], Mapping[str, Array]]
 """Runs the float model: the names of the outputs, the inputs, and the beginning of an error message."""
@@ -312,6 +312,11 @@ def _new_tokens(feed: Feed) -> int | None:
     """Return the number of tokens of a feed of a decoder; None if it has none."""
     tokens = next((feed[name] for name in TOKENS if name in feed and feed[name].ndim > 1), None)
     return None if tokens is None else tokens.shape[1]
+
+
+def read_ahead(count: int) -> int:
+    """Return among how many first samples `count` samples are picked if the number of all samples is unknown."""
+    return max(AHEAD * count, LEAST_AHEAD)
 
 
 def stretches(starts: Sequence[int], positions: Sequence[int], count: int) -> list[int]:

@@ -19,7 +19,7 @@ from .media import files_below
 from .objects import named, python_object
 from .onnx_sets import onnx_folder, onnx_sets
 from .samples import DataError, Picked, Rows, Sample, checked, feed_layout, stacked
-from .sequences import AHEAD, Carrier, gives_state, reader_inputs, stretches
+from .sequences import Carrier, gives_state, read_ahead, reader_inputs, stretches
 from .session import InputSpec, ModelSource, Serialized, open_session, output_specs, run_session
 from .state import Link, find_links
 
@@ -130,7 +130,7 @@ class Source:
     def samples(self, n: int) -> Source:
         """Return `n` evenly picked samples; all if there are fewer; the first `n` if their number is unknown.
 
-        Steps of sequences of unknown number are picked among the first ones, `AHEAD` times `n`.
+        Steps of sequences of unknown number are picked among the first ones, see `read_ahead`.
 
         Raises:
             RequantError: `n` is below 1.
@@ -141,7 +141,7 @@ class Source:
         if positions is None and self.rows.length is not None:
             positions = range(self.rows.length)
         if positions is None and self.rows.starts is not None:
-            positions = range(self.rows.starts(AHEAD * n)[1])
+            positions = range(self.rows.starts(read_ahead(n))[1])
         if positions is None:
             return replace(self, picked=range(n))
         if n >= len(positions):
@@ -156,7 +156,7 @@ class Source:
         """
         if self.rows.starts is None or n < 1 or (self.length is not None and n >= self.length):
             return self.samples(n)
-        starts, count = self.rows.starts(AHEAD * n if self.length is None else None)
+        starts, count = self.rows.starts(read_ahead(n) if self.length is None else None)
         positions = range(count) if self.picked is None else self.picked
         return replace(self, picked=tuple(stretches(starts, positions, n)))
 

@@ -271,7 +271,7 @@ def test_stretches_of_a_source_are_beginnings_of_sequences() -> None:
     assert [s.step.index for s in source.stretches(4) if s.step] == [0, 1, 2, 3]
 
 
-def test_a_generator_is_read_ahead_for_sequences() -> None:
+def test_a_generator_is_read_ahead_for_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     data = sequences("gru_stream", 6, 20)
     read: list[int] = []
 
@@ -280,12 +280,13 @@ def test_a_generator_is_read_ahead_for_sequences() -> None:
             read.append(number)
             yield data[number % 6]
 
+    monkeypatch.setattr(sequences_module, "LEAST_AHEAD", 48)
     source = opened("gru_stream", endless)
     picked = source.stretches(40)
-    assert max(read) == 16 * 40 // 20 - 1
+    assert max(read) == 4 * 40 // 20 - 1
     found = list(picked)
-    assert [(s.step.sequence, s.step.index) for s in found if s.step] == [(q, k) for q in (0, 320) for k in range(20)]
-    equal([sample.feed for sample in found], looped("gru_stream", [data[0], data[16 % 6]]))
+    assert [(s.step.sequence, s.step.index) for s in found if s.step] == [(q, k) for q in (0, 80) for k in range(20)]
+    equal([sample.feed for sample in found], looped("gru_stream", [data[0], data[4]]))
     spread = [(s.step.sequence, s.step.index) for s in source.samples(3) if s.step]
     assert spread == [(0, 0), (0, 16), (20, 12)]  # of the first 48 samples
 
