@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import near
 from .samples import DataError, Picked, Rows, Sample, as_label, check_names
-from .session import Array, InputSpec
+from .session import Array, InputSpec, required
 
 LABELS = "labels"
 """The name of the array with the labels, which is not an input."""
@@ -72,7 +72,7 @@ def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec]) -> Rows:
         names = _npz_names(archive, path, split, inputs)
         members = {name: _npz_member(archive, path, file) for name, file in names.items()}
         labels = _load_whole(archive, path, members.pop(LABELS)) if LABELS in set(members) - _names(inputs) else None
-    cut = {spec.name: _cut(members[spec.name], spec, description) for spec in inputs}
+    cut = {spec.name: _cut(members[spec.name], spec, description) for spec in inputs if spec.name in members}
     lengths = {name: member.samples for name, member in cut.items()}
     length = min(lengths.values(), default=0)
     if len(set(lengths.values())) > 1:
@@ -118,7 +118,7 @@ def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: S
     if not names and split is not None:
         splits = {name.rsplit(f"/{want}", 1)[0] for name in files for want in known if name.endswith(f"/{want}")}
         raise DataError(f"{path}: no split named {split!r}{near(split, splits)}")
-    for spec in inputs:
+    for spec in required(inputs):
         if spec.name not in names:
             raise DataError(f"{path}: no array named {prefix + spec.name!r} for the input{near(spec.name, files)}")
     return names
@@ -256,8 +256,9 @@ def array_folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
     if len(present) != 1:
         raise DataError(f"{path}: contains both .npz and .npy files; keep one kind, with one sample per file")
     suffix, files = present.popitem()
-    if suffix == ".npy" and len(inputs) != 1:
-        names = ", ".join(sorted(_names(inputs)))
+    needed = required(inputs)
+    if suffix == ".npy" and len(needed) != 1:
+        names = ", ".join(sorted(_names(needed)))
         raise DataError(f"{path}: a .npy file has one array, but the model has inputs {names}; use .npz files")
 
     def read(picked: Picked) -> Iterator[Sample]:
@@ -272,7 +273,7 @@ def _read_feed(file: Path, where: str, inputs: Sequence[InputSpec]) -> Sample:
     try:
         loaded = np.load(file, allow_pickle=False)
         if file.suffix == ".npy":
-            return Sample({inputs[0].name: loaded}, None, where)
+            return Sample({required(inputs)[0].name: loaded}, None, where)
         with loaded:
             feed = {name: loaded[name] for name in loaded.files}
     except UNREADABLE as error:

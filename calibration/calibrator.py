@@ -17,8 +17,9 @@ from .observations import Observations
 from .precision import Precision
 from .ranges import Range, parse_rule
 from .runner import Progress, length_of, observe
-from .session import InputSpec, ModelSource, input_specs, open_session
+from .session import InputSpec, ModelSource, input_specs, open_session, output_specs
 from .sources import DataSource, Source, open_source
+from .state import recognised
 from .taps import activations, load_copy
 
 
@@ -53,13 +54,16 @@ class Calibrator:
     execution: Execution = field(default_factory=Execution)
     seen: Observations = field(default_factory=Observations, init=False)
     _inputs: tuple[InputSpec, ...] = field(default=(), init=False)
+    _stateful: bool = field(default=False, init=False)
     _described: list[str] = field(default_factory=list, init=False)
     _shards: tuple[tuple[int, int], ...] = field(default=(), init=False)
     _position: int | None = field(default=0, init=False)
     """The position of the next sample in the whole data; None if unknown."""
 
     def __post_init__(self) -> None:
-        self._inputs = input_specs(open_session(self.model, lean=True))
+        session = open_session(self.model, lean=True)
+        self._inputs = input_specs(session)
+        self._stateful = bool(recognised(self._inputs, output_specs(session)))
         self.tensors = tuple(self.tensors) or activations(self.model)
 
     def observe(self, data: DataSource, samples: int | None = None, progress: Progress | None = None) -> Calibrator:
@@ -78,7 +82,7 @@ class Calibrator:
 
         Args:
             data: A file, a folder, feeds, or anything else that `open_source` accepts. An iterator is read once, and
-                its items are not kept.
+                its items are not kept, unless the model has a state.
             samples: The number of samples, picked evenly; None for all.
             progress: Called with the number of finished samples and the number of all samples, or None if unknown.
 
@@ -91,7 +95,7 @@ class Calibrator:
         """
         position = self._next()
         source = self._opened(data)
-        source = source if samples is None else source.samples(samples)
+        source = source if samples is None else source.stretches(samples)
         kept: list[Path] = []
         execution = replace(
             self.execution, first=self.execution.first + position, kept=self.execution.kept or kept.append
@@ -116,9 +120,9 @@ class Calibrator:
         return self
 
     def _opened(self, data: DataSource) -> Source:
-        """Open data; the items of an iterator are not kept."""
-        if not isinstance(data, Iterator):
-            return open_source(data, self._inputs)
+        """Open data; the items of an iterator are kept only for a model with state."""
+        if not isinstance(data, Iterator) or self._stateful:
+            return open_source(data, self._inputs, self.model)
         rows = python_object(lambda: data, f"a {type(data).__name__} of feeds", inputs=self._inputs)
         return Source(self._inputs, rows)
 

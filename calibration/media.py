@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from .. import near
 from .samples import DataError, Picked, Rows, Sample, in_batches
-from .session import Array, InputSpec
+from .session import Array, InputSpec, required
 
 HEADS = ("file", "label")
 """The names of the columns in a table of labels; the line with the names may be left out."""
@@ -31,18 +31,19 @@ def files_below(folder: str, suffixes: Collection[str], *, deep: bool = True) ->
 
 
 def only_input(folder: str, inputs: Sequence[InputSpec], noun: str) -> InputSpec:
-    """Return the only input of a model.
+    """Return the only input that data must give.
 
     Raises:
         DataError: The model has another number of inputs.
     """
-    if len(inputs) != 1:
-        names = ", ".join(repr(spec.name) for spec in inputs)
+    needed = required(inputs)
+    if len(needed) != 1:
+        names = ", ".join(repr(spec.name) for spec in needed)
         raise DataError(
-            f"{folder}: each file is {noun}, but the model has {len(inputs)} inputs: {names}; "
+            f"{folder}: each file is {noun}, but the model has {len(needed)} inputs: {names}; "
             "give FILE.py:NAME, a function that yields a dict of arrays for each sample"
         )
-    return inputs[0]
+    return needed[0]
 
 
 def media_rows(

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
+
+import numpy as np
 
 from .. import RequantError, UnknownNameError
-from .samples import DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
-from .session import InputSpec
+from .samples import SEQUENCE, DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
+from .session import InputSpec, required
 
 LABELS = ("label", "labels")
 """Names of columns that hold labels, unless the model has an input of that name."""
@@ -99,8 +101,9 @@ def python_object(
 
     The object is an iterable of feeds or (feed, label) pairs, a callable that returns such an iterable, or a data set
     with ``__len__`` and ``__getitem__``. A feed is a dict of arrays. For a model with one input, a feed may also be a
-    single array, alone or in a tuple ``(x, y)`` or ``(x,)``. An array is anything that NumPy converts, or that has a
-    method ``numpy``. A column ``label`` or ``labels`` that is no input is the label if it holds numbers; otherwise it
+    single array, alone or in a tuple ``(x, y)`` or ``(x,)``. For a model with state, an item may also be a list of
+    feeds or pairs, which is a sequence; each of them is a sample. An array is anything that NumPy converts, or that has
+    a method ``numpy``. A column ``label`` or ``labels`` that is no input is the label if it holds numbers; otherwise it
     is dropped.
 
     The entries of a data set have no batch axis, and single arrays may have none. They get a batch axis of 1 if the
@@ -123,6 +126,8 @@ def python_object(
         raise DataError(f"{name}: a single feed; pass an iterable of feeds, for example [feed]")
     if isinstance(data, Iterator):
         data = _Replay(data)
+    if any(spec.name == SEQUENCE and spec.optional for spec in inputs):
+        data = _steps_of(data)
     if not _is_iterable(data) and not callable(data):
         raise DataError(f"{name}: a {type(data).__name__} is neither an iterable of feeds nor a callable")
 
@@ -130,9 +135,61 @@ def python_object(
         if picked is not None and not picked:
             return
         for index, item, entry in _guarded(_walk(data, picked), name, folder):
-            yield _as_sample(item, f"{name}, sample {index}", inputs, unbatched=entry)
+            where = f"{name}, sample {index}"
+            step = item if isinstance(item, _Step) else _Step(item)
+            sample = _as_sample(step.item, where, inputs, unbatched=entry)
+            if step.sequence is not None:
+                sample.feed[SEQUENCE] = np.asarray(step.sequence)
+            yield sample
 
     return Rows(name, _length(data) if _is_iterable(data) else None, read, random=_is_indexed(data), foreign=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An item of a sequence.
+
+    Attributes:
+        item: The feed or pair.
+        sequence: The number of the sequence; None if the item is not in a list of its own.
+    """
+
+    item: object
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The items of an iterable, with those of lists in it one by one."""
+
+    items: Iterable[object]
+
+    def __iter__(self) -> Iterator[_Step]:
+        """Yield the steps."""
+        for number, item in enumerate(self.items):
+            if _is_sequence(item):
+                yield from (_Step(each, number) for each in item)
+            else:
+                yield _Step(item)
+
+
+def _is_sequence(item: object) -> TypeGuard[list[object]]:
+    """Return whether an item is a list of feeds or pairs; a list of torch tensors is a pair."""
+    return isinstance(item, list) and bool(item) and isinstance(item[0], (Mapping, tuple, np.ndarray))
+
+
+def _steps_of(data: object) -> object:
+    """Return data for a model with state: the items of lists in them are samples.
+
+    Other data sets and loaders with a length stay as they are: their items are samples.
+    """
+    if isinstance(data, list | tuple):
+        return list(_Steps(data)) if any(map(_is_sequence, data)) else data
+    if _is_indexed(data) or _is_stream(data) or _length(data) is not None:
+        return data
+    if _is_iterable(data):
+        return _Steps(data)  # type: ignore[arg-type]  # it has __iter__ or __getitem__
+    return (lambda: _Steps(_returned(data()))) if callable(data) else data  # type: ignore[arg-type]
 
 
 def _is_iterable(data: object) -> bool:
@@ -228,11 +285,12 @@ def _as_sample(item: object, where: str, inputs: Sequence[InputSpec], *, unbatch
     if isinstance(item, list) and any(callable(getattr(entry, "numpy", None)) for entry in item):
         item = tuple(item)  # torch's loader stacks tuples to lists of tensors
     feed, label = (*item, None)[:2] if isinstance(item, tuple) and len(item) in (1, 2) else (item, None)
-    if not isinstance(feed, Mapping) and len(inputs) == 1 and (feed is not item or _is_tensor(feed)):
-        feed, unbatched = {inputs[0].name: feed}, True
+    needed = required(inputs)
+    if not isinstance(feed, Mapping) and len(needed) == 1 and (feed is not item or _is_tensor(feed)):
+        feed, unbatched = {needed[0].name: feed}, True
     if not isinstance(feed, Mapping):
         got = f"a tuple of {len(item)}" if isinstance(item, tuple) else type(item).__name__
-        hint = f"; the model has inputs {', '.join(spec.name for spec in inputs)}" if len(inputs) > 1 else ""
+        hint = f"; the model has inputs {', '.join(spec.name for spec in needed)}" if len(needed) > 1 else ""
         raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{hint}")
     feed = dict(feed)
     names = {spec.name for spec in inputs}

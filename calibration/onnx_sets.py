@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .samples import DataError, Picked, Rows, Sample, check_names
+from .samples import SEQUENCE, DataError, Picked, Rows, Sample, check_names
 from .session import Array, InputSpec
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def _read_set(folder: Path, index: int, inputs: Sequence[InputSpec]) -> Sample:
                 raise DataError(f"{files[number]}, sample {index}: a second tensor for the model's input {name!r}")
             feed[name] = array
     else:
+        inputs = [spec for spec in inputs if spec.name != SEQUENCE]
         if sorted(tensors) != list(range(len(inputs))):
             files_found, expected = ", ".join(files[number].name for number in tensors), ", ".join(sorted(known))
             raise DataError(f"{where}: has {files_found}, none named as an input; the model has inputs {expected}")

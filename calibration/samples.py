@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import RequantError, near
-from .session import Array, InputSpec, type_name
+from .session import Array, InputSpec, required, type_name
+from .state import Link
+
+SEQUENCE = "sequence"
+"""An array of whole numbers beside the inputs of a model with state: a new number begins a new sequence."""
 
 
 class DataError(RequantError):
     """Data that do not fit a model, or that make it compute NaN or infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The place of a sample in a sequence.
+
+    Attributes:
+        sequence: The position of the first sample of the sequence in the data.
+        index: The number of steps before this one in the sequence.
+        links: The state: the outputs that feed inputs of the next step.
+        following: Of a decoder, the first tokens of the next step (N, 1); None if there is no next step, or if it is
+            not read.
+    """
+
+    sequence: int
+    index: int
+    links: tuple[Link, ...]
+    following: Array | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +47,13 @@ class Sample:
         feed: One array per required input, with the batch axis.
         label: The expected answer: a class, an array whose first axis is the batch, or None.
         where: The origin, for messages: ``"data.npz, sample 7"``.
+        step: The place in a sequence whose state is carried; None for a sample by itself.
     """
 
     feed: dict[str, Array]
     label: Array | int | None
     where: str
+    step: Step | None = None
 
 
 Picked: TypeAlias = Sequence[int] | None
@@ -46,6 +70,8 @@ class Rows:
         read: Yields the samples at the picked positions, unchecked.
         random: Whether a position can be read without reading those before it.
         foreign: Whether reading runs the user's code, which may not be thread-safe.
+        starts: Returns the positions where sequences begin among a number of first samples (None: among all), and how
+            many samples there are up to that number; None for samples that do not depend on each other.
     """
 
     description: str
@@ -53,6 +79,7 @@ class Rows:
     read: Callable[[Picked], Iterator[Sample]]
     random: bool = False
     foreign: bool = False
+    starts: Callable[[int | None], tuple[Sequence[int], int]] | None = None
 
 
 def in_batches(rows: Rows, spec: InputSpec) -> Rows:
@@ -122,7 +149,7 @@ def stacked(group: Sequence[Sample]) -> Sample:
 
 
 def checked(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
-    """Return a sample with exactly the arrays of the model's inputs.
+    """Return a sample with exactly the arrays of the model's inputs; optional ones may be missing.
 
     float64 becomes float32 if the input is float32. Integers change their width if no value changes. There is no other
     conversion.
@@ -131,13 +158,13 @@ def checked(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
         DataError: A name, type, shape or value does not fit the input.
     """
     check_names(sample.feed, inputs, sample.where)
-    return replace(
-        sample, feed={spec.name: _checked_array(sample.feed[spec.name], spec, sample.where) for spec in inputs}
-    )
+    present = [spec for spec in inputs if spec.name in sample.feed]
+    feed = {spec.name: _checked_array(sample.feed[spec.name], spec, sample.where) for spec in present}
+    return replace(sample, feed=feed)
 
 
 def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where: str) -> None:
-    """Check that every input has an array and that there are no other arrays.
+    """Check that every required input has an array and that there are no other arrays.
 
     Raises:
         DataError: A name is unknown or missing; the message lists similar names.
@@ -146,7 +173,7 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where:
     for name in names:
         if name not in known:
             raise DataError(f"{where}: the model has no input named {name!r}{near(str(name), known)}")
-    for name in known:
+    for name in (spec.name for spec in required(inputs)):
         if name not in names:
             raise DataError(f"{where}: no array for the model's input {name!r}{near(name, names)}")
 

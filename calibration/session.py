@@ -20,7 +20,7 @@ import numpy.typing as npt
 from .. import NATIVE_DOMAIN, RequantError
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime import InferenceSession, NodeArg, SessionOptions
 
 Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Mapping[str, Array]
@@ -97,11 +97,13 @@ class InputSpec:
         name: The input's name.
         dtype: The element type; ``str`` without a length for strings.
         shape: One entry per axis: the length, the symbol, or None.
+        optional: Whether samples may lack it, because it is computed: a state, or a mask over the state.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
+    optional: bool = False
 
     def __str__(self) -> str:
         """Return ``"float32 (N, 3, 224, 224)"``."""
@@ -360,10 +362,23 @@ def input_specs(session: InferenceSession) -> tuple[InputSpec, ...]:
     Raises:
         RequantError: An input is no tensor, or NumPy lacks its type.
     """
-    specs = []
     for value in session.get_inputs():
         if value.type not in DTYPES:
             raise RequantError(f"input {value.name!r} is a {value.type}; arrays cannot be fed to it")
-        shape = tuple(axis if isinstance(axis, (int, str)) else None for axis in value.shape)
-        specs.append(InputSpec(value.name, DTYPES[value.type], shape))
-    return tuple(specs)
+    return _specs(session.get_inputs())
+
+
+def output_specs(session: InferenceSession) -> tuple[InputSpec, ...]:
+    """Return the outputs that are tensors of a type that NumPy has, as inputs that they could be."""
+    return _specs([value for value in session.get_outputs() if value.type in DTYPES])
+
+
+def _specs(values: Sequence[NodeArg]) -> tuple[InputSpec, ...]:
+    """Return name, type and shape of inputs or outputs."""
+    shapes = [tuple(axis if isinstance(axis, (int, str)) else None for axis in value.shape) for value in values]
+    return tuple(InputSpec(value.name, DTYPES[value.type], shape) for value, shape in zip(values, shapes, strict=True))
+
+
+def required(inputs: Sequence[InputSpec]) -> list[InputSpec]:
+    """Return the inputs that every sample must have."""
+    return [spec for spec in inputs if not spec.optional]

@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +19,12 @@ from .media import files_below
 from .objects import named, python_object
 from .onnx_sets import onnx_folder, onnx_sets
 from .samples import DataError, Picked, Rows, Sample, checked, feed_layout, stacked
-from .session import InputSpec
+from .sequences import Carrier, gives_state, read_ahead, reader_inputs, stretches
+from .session import InputSpec, ModelSource, Serialized, open_session, output_specs, run_session
+from .state import Link, find_links
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 __all__ = ["DataError", "DataSource", "DataSpec", "Sample", "Source", "open_source"]
 
@@ -39,17 +45,20 @@ class DataSpec:
     """The text that names data, and the options to read them. Another process can open the same data with it.
 
     Attributes:
-        text: ``FILE.npz``, a folder, ``FILE.csv``, ...: see `open_source`.
+        text: ``FILE.npz``, a folder, ``FILE.csv``, ...: see `open_source`. From Python also feeds, for `state`.
         preprocess: The processing of images, sounds or records: ``"resize=256 crop=224 scale=255"``.
         tokenizer: Converts a text to a dict of arrays: ``FILE.py:NAME``, ``PACKAGE.MODULE:NAME``, or a callable, which
             must be picklable for use in other processes.
         labels: The path of a table of files and labels, for folders of images or sounds.
+        state: Texts ``OUT=IN``: the outputs that feed inputs of the next sample; ``("none",)`` for samples that do not
+            depend on each other; None to recognise them, see `requant.calibration.state`.
     """
 
-    text: str
+    text: str | Iterable[Any] | Callable[[], Iterable[Any]]
     preprocess: str | None = None
     tokenizer: str | Callable[..., Any] | None = None
     labels: str | None = None
+    state: tuple[str, ...] | None = None
 
 
 DataSource: TypeAlias = str | os.PathLike[str] | DataSpec | Iterable[Any] | Callable[[], Iterable[Any]]
@@ -65,13 +74,20 @@ class Source:
         rows: The origin of the samples.
         picked: Positions of the samples to read; None for all.
         reference: The specification that opens all samples of the same data in another process; None for Python
-            objects.
+            objects, and for samples with a carried state.
+        carrier: Carries the state of the float model from sample to sample; None for samples by themselves.
     """
 
     inputs: tuple[InputSpec, ...]
     rows: Rows
     picked: Picked = None
     reference: DataSpec | None = None
+    carrier: Carrier | None = None
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The state that is carried from sample to sample."""
+        return () if self.carrier is None else self.carrier.links
 
     @property
     def description(self) -> str:
@@ -114,6 +130,8 @@ class Source:
     def samples(self, n: int) -> Source:
         """Return `n` evenly picked samples; all if there are fewer; the first `n` if their number is unknown.
 
+        Steps of sequences of unknown number are picked among the first ones, see `read_ahead`.
+
         Raises:
             RequantError: `n` is below 1.
         """
@@ -122,11 +140,25 @@ class Source:
         positions: Sequence[int] | None = self.picked
         if positions is None and self.rows.length is not None:
             positions = range(self.rows.length)
+        if positions is None and self.rows.starts is not None:
+            positions = range(self.rows.starts(read_ahead(n))[1])
         if positions is None:
             return replace(self, picked=range(n))
         if n >= len(positions):
             return self
         return replace(self, picked=tuple(positions[index * len(positions) // n] for index in range(n)))
+
+    def stretches(self, n: int) -> Source:
+        """Return `n` samples like `samples`, but in sequences of samples as many behind each other as possible.
+
+        Raises:
+            RequantError: `n` is below 1.
+        """
+        if self.rows.starts is None or n < 1 or (self.length is not None and n >= self.length):
+            return self.samples(n)
+        starts, count = self.rows.starts(read_ahead(n) if self.length is None else None)
+        positions = range(count) if self.picked is None else self.picked
+        return replace(self, picked=tuple(stretches(starts, positions, n)))
 
     def batches(self, size: int) -> Iterator[Sample]:
         """Yield the samples in order, with neighbours stacked along the batch axis to at most `size` entries.
@@ -166,34 +198,68 @@ def _layout(sample: Sample) -> object:
     return feed_layout(sample), label, sample.label is None
 
 
-def open_source(spec: DataSource, inputs: Sequence[InputSpec]) -> Source:
+def open_source(
+    spec: DataSource, inputs: Sequence[InputSpec], model: ModelSource | InferenceSession | None = None
+) -> Source:
     """Open a source of data for a model with these inputs.
+
+    If the model has a state, samples that lack it are steps of sequences, see `Carrier`. A state that is only
+    recognised is not carried if the first two samples give it.
 
     Args:
         spec: ``FILE.npz``, ``FILE.npz:SPLIT``, a folder, ``FILE.csv``, ``FILE.jsonl``, ``FILE.py:NAME``,
             ``PACKAGE.MODULE:NAME``, or a `DataSpec` with one of these; from Python, also an iterable of feeds or (feed,
             label) pairs, a callable that returns one, a data set or its loader.
         inputs: The model's inputs, from `requant.calibration.input_specs`.
+        model: The float model, which computes the state, or an open session of it; None for samples that do not depend
+            on each other.
 
     Raises:
         RequantError: There is no such source, or it does not fit the model.
     """
-    if isinstance(spec, (str, os.PathLike)):
-        spec = DataSpec(os.fspath(spec))
-    if isinstance(spec, DataSpec):
-        return Source(tuple(inputs), _open_text(spec, inputs), reference=spec)
-    if isinstance(spec, (bytes, bytearray)):
+    if not isinstance(spec, DataSpec):
+        spec = DataSpec(os.fspath(spec) if isinstance(spec, os.PathLike) else spec)
+    carried = None if model is None else _open_carried(spec, tuple(inputs), model)
+    if carried is not None:
+        return carried
+    return Source(tuple(inputs), _open_rows(spec, inputs), reference=spec if isinstance(spec.text, str) else None)
+
+
+def _open_carried(
+    spec: DataSpec, inputs: tuple[InputSpec, ...], model: ModelSource | InferenceSession
+) -> Source | None:
+    """Open a source whose samples are steps; None if the model has no state, or if the data give it."""
+    stored = isinstance(model, (str, bytes, os.PathLike, Serialized))
+    session = open_session(model, lean=True) if stored else model
+    outputs = output_specs(session)
+    links = find_links(spec.state, inputs, outputs)
+    if not links:
+        return None
+    rows = _open_rows(spec, reader_inputs(inputs, links, outputs))
+    if spec.state is None and gives_state(rows, links):
+        return None
+    if stored:
+        session = open_session(model, threads=1)
+    carrier = Carrier(rows, inputs, outputs, links, partial(run_session, session))
+    return Source(inputs, carrier.carried(), carrier=carrier)
+
+
+def _open_rows(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
+    """Open a source."""
+    if isinstance(spec.text, str):
+        return _open_text(spec, spec.text, inputs)
+    if isinstance(spec.text, (bytes, bytearray)):
         raise DataError(f"bytes are no data source; pass {FORMS}, or an iterable of feeds")
-    return Source(tuple(inputs), python_object(spec, inputs=inputs))
+    _refuse_unused(spec, "a Python object")
+    return python_object(spec.text, inputs=inputs)
 
 
-def _open_text(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
+def _open_text(spec: DataSpec, name: str, inputs: Sequence[InputSpec]) -> Rows:
     """Open a source that a text names."""
-    name = spec.text
     if not name:
         raise DataError(f"the data source is an empty text; pass {FORMS}")
     if Path(name).is_dir():
-        return _open_folder(spec, inputs)
+        return _open_folder(spec, name, inputs)
     if match := re.fullmatch(r"(.+\.npz)(?::(.+))?", name):
         _refuse_unused(spec, "a .npz file")
         if not Path(match[1]).is_file():
@@ -209,13 +275,12 @@ def _open_text(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
     raise DataError(f"{name}: {problem}; a data source is {FORMS}")
 
 
-def _open_folder(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
+def _open_folder(spec: DataSpec, path: str, inputs: Sequence[InputSpec]) -> Rows:
     """Open a folder with files of one kind.
 
     Raises:
         DataError: The folder has no files that can be read, or several kinds of files.
     """
-    path = spec.text
     sets = onnx_sets(path)
     arrays = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith((".npz", ".npy")))
     deep = not sets and not arrays  # only images and sounds are read from sub-folders too
@@ -250,4 +315,5 @@ def _refuse_unused(spec: DataSpec, what: str, *used: str) -> None:
     """
     for option, of in OPTIONS.items():
         if option not in used and getattr(spec, option) is not None:
-            raise DataError(f"{spec.text}: {what} takes no {option}; it is for {of}")
+            where = spec.text if isinstance(spec.text, str) else "the data"
+            raise DataError(f"{where}: {what} takes no {option}; it is for {of}")

@@ -119,7 +119,7 @@ def data_stamp(source: Iterable[Sample], length: int | None) -> object:
     if spec is None:
         return source.description, length, picked
     tokenizer = spec.tokenizer if isinstance(spec.tokenizer, str) else getattr(spec.tokenizer, "__qualname__", "")
-    names = [name for name in (spec.text, spec.labels, tokenizer) if name]
+    names = [name for name in (spec.text, spec.labels, tokenizer) if name and isinstance(name, str)]
     return source.description, length, picked, spec.preprocess, [(name, _files(name)) for name in names]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from .options.given_ranges import GivenRanges
 from .options.options import Options
 from .options.policy import Policy
 from .options.selection import Selection
+from .runtime.loads import Load
 from .runtime.progress import Progress
 from .runtime.session import Sessions
-from .runtime.timing import Latency, ratio
+from .runtime.timing import Latency, Regime, load_name, ratio
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Job:
         source: Data that give ranges and corrections; None without data.
         held: Data that give nothing, so that the model can be judged on them; None if all data are in `source`.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
-        feeds: The first feed of each of `options.batches`, for timing and profiles; empty without data.
+        loads: The runs for timing and profiles: the first feed of each of `options.batches`; empty without data.
         options: The user's options.
         progress: Called with the progress of each step.
     """
@@ -76,7 +77,7 @@ class Job:
     supply: GivenRanges
     source: Source | None
     judged: bool
-    feeds: tuple[Feed, ...]
+    loads: tuple[Load, ...]
     options: Options
     progress: Progress
     held: Source | None = None
@@ -93,13 +94,8 @@ class Job:
 
     @property
     def feed(self) -> Feed | None:
-        """The feed of the first batch size; None without data."""
-        return self.feeds[0] if self.feeds else None
-
-    @property
-    def fed(self) -> tuple[tuple[int, Feed], ...]:
-        """The batch sizes with their feeds; empty without data."""
-        return tuple(zip(self.options.batches, self.feeds, strict=True)) if self.feeds else ()
+        """The feed of the first run; None without data."""
+        return self.loads[0].feed if self.loads else None
 
     @property
     def scheme(self) -> Scheme:
@@ -151,7 +147,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A plan for several batch sizes at one of them.
+    """A plan for several batch sizes or regimes at one of them.
 
     Attributes:
         batch: Items per run.
@@ -159,6 +155,7 @@ class Served:
         tried: Milliseconds of each plan that was compared, by name.
         chosen: The name of the plan.
         own: The name of the plan that this batch size alone would get.
+        regime: The regime of a decoder; None for other models.
     """
 
     batch: int
@@ -166,6 +163,12 @@ class Served:
     tried: Mapping[str, float]
     chosen: str
     own: str
+    regime: Regime | None = None
+
+    @property
+    def name(self) -> str:
+        """The batch size or the regime: ``"batch 4"``."""
+        return load_name(self.batch, self.regime)
 
     @property
     def slower(self) -> float:
@@ -185,6 +188,7 @@ class Served:
             "plan": self.chosen,
             "own_plan": self.own,
             "slower_than_own_plan": self.slower,
+            **({} if self.regime is None else {"regime": asdict(self.regime)}),
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
+from ...calibration.state import Link
 from ..model.files import Weights, load_model
-from ..runtime.inputs import stacked
+from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
-from ..runtime.timing import Latency, latency_json
+from ..runtime.timing import Latency, latency_json, load_name
 from .classes import Outputs
 from .drop import Versus, versus
 from .metrics import Metric, Scorer, check_label, metric_named, of_reference, score
@@ -32,22 +33,30 @@ class Comparison:
 
     Attributes:
         accuracy: Agreement, broken and fixed items, SQNR.
-        latencies: At batch 1 and, if requested, at a larger batch.
+        latencies: At batch 1 and, if requested, at a larger batch; of a decoder, in both regimes.
         metric: The comparison in the requested metric; None without one.
+        state: The state that each model carried from sample to sample.
     """
 
     accuracy: Accuracy
     latencies: tuple[Latency, ...]
     metric: Versus | None = None
+    state: tuple[Link, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; values that need labels are null without labels."""
         return {
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
+            "state": list(map(str, self.state)),
             "metric": self.metric and self.metric.to_json(),
             "latency": latency_json(self.latencies[0]),
-            "latency_at_batch": latency_json(self.latencies[1]) if len(self.latencies) > 1 else None,
+            "latency_at_batch": next((latency_json(each) for each in self.latencies if each.batch > 1), None),
+            **(
+                {}
+                if self.latencies[0].regime is None
+                else {"latencies": [latency_json(each) for each in self.latencies]}
+            ),
         }
 
 
@@ -82,17 +91,18 @@ def compare_models(
     first = next(iter(source))
     if chosen is not None:
         check_label(chosen, first)
-    feeds = [(1, first), *([(batch, stacked(source, batch))] if batch > 1 else [])]
+    loads = loads_of(source, (1, batch) if batch > 1 else (1,))
     models, weights = (Path(float_model), Path(int8_model)), Weights.of(load_model(float_model))
     pair = None if chosen is None else _Pair(chosen)
     watch = None if pair is None else pair.add
     accuracy = judge_pair(*models, source, partial(_report, progress, source), weights=weights, watch=watch)
     compared = None if pair is None else pair.result(models, source)
     latencies = []
-    for size, sample in feeds:
-        progress(f"time at batch {size}", 0, None)
-        latencies.append(time_pair(*models, sample.feed, weights=weights, threads=threads, batch=size))
-    return Comparison(accuracy, tuple(latencies), compared)
+    for load in loads:
+        progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
+        timed = time_pair(*models, load.feed, weights=weights, threads=threads, batch=load.batch)
+        latencies.append(replace(timed, regime=load.regime))
+    return Comparison(accuracy, tuple(latencies), compared, source.links)
 
 
 def _report(progress: Progress, source: Source, done: int) -> None:
@@ -131,7 +141,9 @@ class _Pair:
 
 def common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:
     """Open the data for two models with the same inputs and outputs."""
-    return open_source(data, common_inputs(float_model, int8_model))
+    inputs = common_inputs(float_model, int8_model)
+    large = Weights.of(load_model(float_model)).large
+    return open_source(data, inputs, open_session(Path(float_model), lean=True) if large else Path(float_model))
 
 
 def common_inputs(float_model: Model, int8_model: Model) -> tuple[InputSpec, ...]:

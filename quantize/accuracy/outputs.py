@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ... import RequantError
 from ...calibration.samples import Sample
+from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .classes import Array, Interval, Outputs, Tally, Z, class_axis, is_float
 
@@ -187,13 +189,22 @@ def measure(
 ) -> Accuracy:
     """Run both models over the samples and compare them; see `compare_outputs`.
 
-    Several threads may call both functions at the same time.
+    Several threads may call both functions at the same time, except for steps of sequences: each model carries its own
+    state from step to step.
 
     Raises:
         RequantError: The labels of a sample do not fit the predictions.
     """
-    results = spread(lambda sample: (run_float(sample.feed), run_int8(sample.feed), sample), samples)
-    return compare_outputs(results, progress, watch)
+    before, after = OwnState(), OwnState()
+
+    def run(sample: Sample) -> tuple[Outputs, Outputs, Sample]:
+        return before.run(run_float, sample), after.run(run_int8, sample), sample
+
+    rest = iter(samples)
+    head = list(islice(rest, 1))
+    in_order = any(sample.step is not None for sample in head)
+    ordered = chain(head, rest)
+    return compare_outputs(map(run, ordered) if in_order else spread(run, ordered), progress, watch)
 
 
 def compare_outputs(

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Array, ModelSource
 from ..model.files import Weights
+from ..runtime.own_state import OwnState
 from ..runtime.session import Runner, Sessions
 from ..runtime.timing import Latency, interleave, latency, summary
 from .classes import Outputs
@@ -64,13 +65,14 @@ def _in_turns(
 ) -> Iterator[tuple[Outputs, Outputs, Sample]]:
     """Yield the outputs of both models for each sample; only one model is in memory."""
     rest = iter(samples)
-    while recorded := _record(load_before, rest):
+    before, after = OwnState(), OwnState()
+    while recorded := _record(load_before, rest, before):
         run = load_after()
-        yield from ((outputs, run(sample.feed), sample) for sample, outputs in recorded)
+        yield from ((outputs, after.run(run, sample), sample) for sample, outputs in recorded)
         del run
 
 
-def _record(load: Callable[[], Runner], samples: Iterator[Sample]) -> list[tuple[Sample, Outputs]]:
+def _record(load: Callable[[], Runner], samples: Iterator[Sample], own: OwnState) -> list[tuple[Sample, Outputs]]:
     """Return the next samples with the outputs of a model: at least one, and as many as fit into `ROOM`."""
     first = next(samples, None)
     if first is None:
@@ -79,7 +81,7 @@ def _record(load: Callable[[], Runner], samples: Iterator[Sample]) -> list[tuple
     recorded: list[tuple[Sample, Outputs]] = []
     size = 0
     for sample in chain([first], samples):
-        outputs = run(sample.feed)
+        outputs = own.run(run, sample)
         recorded.append((sample, outputs))
         size += sum(getattr(value, "nbytes", 0) for value in (*sample.feed.values(), *outputs.values()))
         if size > ROOM:

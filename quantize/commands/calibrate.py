@@ -221,9 +221,11 @@ def _print_ranges(result: Calibration, output: Path | None, log: Path | None, as
                 "tensors": {name: {"lo": lo, "hi": hi} for name, (lo, hi) in ranges.ranges.items()},
                 "broken": {name: place.where for name, place in ranges.seen.broken.items()},
                 "findings": [finding.to_json() for finding in result.findings],
+                "state": list(map(str, result.state)),
             }
         )
     else:
-        from ..console.quantized import print_findings
+        from ..console.quantized import print_findings, print_state
 
+        print_state(result.state)
         print_findings(result.findings)

@@ -11,6 +11,7 @@ from rich.table import Table
 from ..gate.judge import Status
 from ..gate.outputs import COLUMNS, MARKS, verdict
 from ..gate.run import Check
+from .quantized import print_state
 
 STYLES: Mapping[Status, str] = {Status.OK: "green", Status.FAIL: "bold red", Status.SKIP: "dim"}
 
@@ -32,4 +33,5 @@ def print_check(check: Check) -> None:
             console.print(f"[{style}]{escape(line.name)}:[/] {escape(line.reason)}")
             for layer in line.layers:
                 console.print(f"  {escape(layer)}")
+    print_state(check.state)
     console.print(f"[bold]{escape(verdict(check))}[/]")

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...calibration.checks import Finding
+from ...calibration.state import Link, summary
 from ...transforms.ops import MS
 from ...transforms.plan import Impl
 from ..accuracy.compare import Comparison
@@ -109,7 +110,7 @@ def _placement_row(table: Table, result: Result) -> None:
     table.add_row("placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans")
     for each in placement.served:
         other = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
-        table.add_row(f"placement, batch {each.batch}", f"{each.tried[each.chosen]:.2f} ms{other}")
+        table.add_row(f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{other}")
 
 
 def print_comparison(found: Comparison) -> None:
@@ -121,6 +122,8 @@ def print_comparison(found: Comparison) -> None:
     _accuracy_rows(table, found.accuracy, f"on {found.accuracy.samples} samples")
     for timed in found.latencies:
         _latency_row(table, timed)
+    if found.state:
+        table.add_row("state", escape(", ".join(summary(found.state))))
     console.print(table)
 
 
@@ -202,6 +205,12 @@ def print_operators(found: Sequence[OperatorFacts]) -> None:
     Console(highlight=False).print(table)
 
 
+def print_state(links: Sequence[Link]) -> None:
+    """Print the state that is carried from sample to sample."""
+    for text in summary(links):
+        Console(stderr=True, highlight=False).print(f"note: state: {escape(text)}", soft_wrap=True)
+
+
 def print_findings(found: Sequence[Finding]) -> None:
     """Print the warnings about data, with the growth of ranges that still grow."""
     console = Console(stderr=True, highlight=False)
@@ -269,10 +278,10 @@ def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
 def _latency_row(table: Table, timed: Latency) -> None:
     """Add a latency with its speed-up and throughput."""
     table.add_row(
-        f"latency, batch {timed.batch}",
+        f"latency, {timed.name}",
         f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x "
         f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; "
-        f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} items/s)",
+        f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s)",
     )
     if timed.simple_ms is not None:
         table.add_row("", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x")

@@ -16,6 +16,7 @@ from ... import RequantError
 from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
+from ...calibration.state import Link
 from ..accuracy.compare import common_inputs
 from ..accuracy.metrics import Metric, check_label, metric_named
 from ..model.files import load_model
@@ -84,6 +85,7 @@ class Check:
         measured: The measurements.
         updated: Whether the baseline was written; nothing can fail then.
         quantized: `Result.to_json` of the quantization, if the check quantized the model.
+        state: The state that each model carried from sample to sample.
     """
 
     float_model: str
@@ -93,6 +95,7 @@ class Check:
     measured: Measured = field(repr=False)
     updated: bool = False
     quantized: Mapping[str, Any] | None = field(default=None, repr=False)
+    state: tuple[Link, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -122,6 +125,7 @@ class Check:
             "updated": self.updated,
             "lines": [line.to_json() for line in self.lines],
             "quantize": None if self.quantized is None else dict(self.quantized),
+            "state": list(map(str, self.state)),
         }
 
 
@@ -272,6 +276,7 @@ def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -
         lines=tuple(lines),
         measured=now,
         updated=prepared.update,
+        state=prepared.source.links,
     )
 
 

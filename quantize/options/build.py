@@ -77,7 +77,7 @@ def build_data(values: Mapping[str, Any]) -> str | DataSpec | None:
         RequantError: There is an option of `READING`, but no data.
     """
     data: str | None = values.get("data")
-    reading = {each.name: values[each.name] for each in READING if values.get(each.name) is not None}
+    reading = {each.name: each.read(values[each.name]) for each in READING if values.get(each.name) is not None}
     if not reading:
         return data
     if data is None:

@@ -211,6 +211,15 @@ READING = (
         sample="labels.csv",
         help="A .csv file with the label of each file.",
     ),
+    Option(
+        "state",
+        Kind.EACH,
+        metavar="OUT=IN",
+        sample=["hn=h0"],
+        unset="recognised",
+        help="Outputs that feed inputs of the next sample, or none.",
+        more="May be repeated, or separated by commas. See docs/data.md.",
+    ),
 )
 """The options to read data."""
 SAMPLES = Option("samples", Kind.INT, "Use N samples, evenly spaced.", unset="all", least=1, metavar="N", sample=200)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..job import Served
 from ..runtime.configured import GAIN
-from ..runtime.timing import ratio
+from ..runtime.timing import Regime, ratio
 
 CLEAR = 0.99  # share of the time of the plan by rules below which another plan wins
 WITHIN = 1.02  # a plan that takes at most this many times the best time of every batch size serves them all
@@ -61,7 +61,7 @@ def finalists(times: Sequence[Times], native: Collection[str] = (), rules: str =
 
 
 def served(
-    batches: Sequence[int],
+    loads: Sequence[tuple[int, Regime | None]],
     chosen: str,
     own: Sequence[str],
     tried: Sequence[Times],
@@ -70,26 +70,26 @@ def served(
     """Return the chosen plan at each batch size; empty for one size.
 
     Args:
-        batches: The batch sizes.
+        loads: The batch sizes, with the regimes of a decoder.
         chosen: The name of the chosen plan.
         own: For each batch size, the plan that it alone would get.
         tried: For each batch size, milliseconds by plan.
         predicted: For each batch size, the sum of the costs of the chosen plan, in milliseconds.
     """
-    if len(batches) == 1:
+    if len(loads) == 1:
         return ()
-    rows = zip(batches, predicted, tried, own, strict=True)
-    return tuple(Served(batch, cost, times, chosen, name) for batch, cost, times, name in rows)
+    rows = zip(loads, predicted, tried, own, strict=True)
+    return tuple(Served(batch, cost, times, chosen, name, regime) for (batch, regime), cost, times, name in rows)
 
 
 def compromises(rows: Sequence[Served]) -> list[str]:
     """Return a sentence for each batch size that loses more than 2 %, with the size that gains most from the loss."""
     found = []
     for row in (row for row in rows if row.slower > WITHIN - 1):
-        text = f"batch {row.batch} is {100 * row.slower:.0f} % slower than with a plan of its own"
-        losses = {each.batch: 100 * each.excess(row.own, each.chosen) for each in rows}
+        text = f"{row.name} is {100 * row.slower:.0f} % slower than with a plan of its own"
+        losses = {each.name: 100 * each.excess(row.own, each.chosen) for each in rows}
         gaining = max(losses, key=losses.__getitem__)
         if losses[gaining] >= 1:
-            text += f", which would make batch {gaining} {losses[gaining]:.0f} % slower"
+            text += f", which would make {gaining} {losses[gaining]:.0f} % slower"
         found.append(text)
     return found

@@ -13,7 +13,7 @@ from ..job import Candidate, Job, Placement
 from ..options.efforts import EFFORTS
 from ..runtime.machine import Machine
 from ..runtime.session import Runner
-from ..runtime.timing import interleave
+from ..runtime.timing import Regime, interleave, load_name
 from . import costs as store
 from .batches import fairest, finalists, served
 from .costs import Costs
@@ -42,7 +42,7 @@ STRETCHES = (1.0, 2.0, 0.5)  # factors on the cost of conversions, tried until t
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A batch size that the plan serves.
+    """A batch size that the plan serves, or a regime of a decoder.
 
     Attributes:
         batch: Items per run.
@@ -50,12 +50,19 @@ class Size:
         known: What is known of the costs at this size.
         brief: Whether the float model runs for less than `LEAST_MS`: such a size gives no plans, but whole models are
             timed at it.
+        regime: The regime of a decoder; None for other models.
     """
 
     batch: int
     bench: Bench
     known: Measured
     brief: bool = False
+    regime: Regime | None = None
+
+    @property
+    def name(self) -> str:
+        """The batch size or the regime: ``"batch 4"``."""
+        return load_name(self.batch, self.regime)
 
 
 def place(
@@ -93,9 +100,10 @@ def _sizes(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str
     """Return the batch sizes with the costs that are known before anything is measured; one size without data."""
     costs = _known_costs(job)
     found = []
-    for batch, feed in job.fed or ((1, None),):
+    for load in job.loads or (None,):
+        batch, feed, regime = (1, None, None) if load is None else (load.batch, load.feed, load.regime)
         prices = Prices.of(Space.of(job, facts, rules, feed), costs, noise)
-        found.append(Size(batch, Bench.of(job, rules, write, feed), Measured.of(prices)))
+        found.append(Size(batch, Bench.of(job, rules, write, feed), Measured.of(prices), regime=regime))
     return found
 
 
@@ -139,14 +147,14 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
         RequantError: There is no feed, the model does not run, or no unit can become int8.
     """
     costs = fresh = Costs(Machine.here(job.options.threads))
-    for feed in job.feeds:
-        space = Space.of(job, facts, rules, feed)
+    for load in job.loads:
+        space = Space.of(job, facts, rules, load.feed)
         if not space.keys:
             raise RequantError(f"{job.path}: no unit of it can become int8")
         known = Measured(Prices.of(space, costs, {}), fresh)
-        _, known = measure_units(Bench.of(job, rules, write, feed), known)
+        _, known = measure_units(Bench.of(job, rules, write, load.feed), known)
         fresh = known.fresh
-    if not job.feeds:
+    if not job.loads:
         raise RequantError(f"{job.path}: no data to run it on")
     if not fresh.rows:
         raise RequantError(f"{job.path}: the runtime does not run it under its profiler")
@@ -207,7 +215,9 @@ def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
     best, own = fairest(worth), [fairest([each]) for each in worth]
     predicted = [times[best] for times in tried]
     return plans[best], Placement(
-        "estimated", predicted[0], served=served([size.batch for size in sizes], best, own, tried, predicted)
+        "estimated",
+        predicted[0],
+        served=served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted),
     )
 
 
@@ -267,7 +277,7 @@ def _tell(job: Job, total: int, before: int, done: int = 0) -> None:
 
 def _tag(size: Size, sizes: Sequence[Size]) -> str:
     """Return the end of the name of a plan that the costs of one batch size gave; empty if there is only one size."""
-    return f" for batch {size.batch}" if len(sizes) > 1 else ""
+    return f" for {size.name}" if len(sizes) > 1 else ""
 
 
 def _with_float(size: Size) -> Size:
@@ -373,7 +383,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     best, own = fairest(worth, native), [fairest([each], native) for each in worth]
     spent = [profile(size.bench, size.known, [candidates[best].source])[0][0] for size in sizes]
     predicted = [None if each is None else each.total / 1e3 for each in spent]
-    rows = served([size.batch for size in sizes], best, own, tried, predicted)
+    rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     return candidates[best], Placement("measured", predicted[0], tried[0], rows)
 
 

@@ -96,9 +96,15 @@ def build_goal(values: Mapping[str, Any]) -> Goal | None:
     return Goal(
         metric=metric_named(values["metric"], lower=values.get("lower", False)),
         allowance=parse_drop(values["max_drop"]),
-        data=values["eval_data"],
+        data=_eval_data(values),
         **({"seconds": values["time_budget"]} if "time_budget" in values else {}),
     )
+
+
+def _eval_data(values: Mapping[str, Any]) -> str | DataSpec:
+    """Return the data of a search, with the state of the data that give the ranges."""
+    text, state = values["eval_data"], values.get("state")
+    return text if state is None else DataSpec(text, state=state)
 
 
 def _check_data(data: str | DataSpec | None, options: Options, goal: Goal | None) -> None:

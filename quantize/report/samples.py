@@ -38,7 +38,7 @@ def judged_of(job: Job, candidate: Candidate) -> Judged | None:
     """
     if job.judging is None or not job.judged:
         return None
-    samples = job.judging.samples(FEW if job.weights.large else JUDGED)
+    samples = job.judging.stretches(FEW if job.weights.large else JUDGED)
     worst = _Worst()
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:

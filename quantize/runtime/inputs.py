@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from ... import RequantError
 from ...calibration.samples import Sample
-from ...calibration.session import ModelSource
+from ...calibration.session import Array, ModelSource
 from ...calibration.sources import DataSource, Source, open_source
 from .session import Runner
 
 
 def open_data(model: ModelSource, data: DataSource, samples: int | None = None) -> Source:
-    """Open a data source for a model: all samples, or a number of evenly picked ones.
+    """Open a data source for a model: all samples, or a number of evenly picked ones, see `Source.stretches`.
 
     Raises:
         RequantError: The runtime cannot load the model, or the source does not fit it.
@@ -28,8 +29,8 @@ def open_for(run: Runner, data: DataSource, samples: int | None = None) -> Sourc
     Raises:
         RequantError: The source does not fit the model.
     """
-    source = open_source(data, run.inputs)
-    return source if samples is None else source.samples(samples)
+    source = open_source(data, run.inputs, run.session)
+    return source if samples is None else source.stretches(samples)
 
 
 def first_sample(source: Source, batch: int) -> Sample:
@@ -48,11 +49,19 @@ def stacked(source: Source, batch: int) -> Sample:
         RequantError: The model's inputs have no free batch axis.
     """
     sample = next(source.batches(batch))
+    return replace(sample, feed=repeated(source, sample.feed, batch))
+
+
+def repeated(source: Source, feed: Mapping[str, Array], batch: int) -> dict[str, Array]:
+    """Return a feed of `batch` items, repeating those of a feed.
+
+    Raises:
+        RequantError: The model's inputs have no free batch axis.
+    """
     free = all(spec.shape and not isinstance(spec.shape[0], int) for spec in source.inputs)
     if not free:
         fixed = next(spec for spec in source.inputs if not spec.shape or isinstance(spec.shape[0], int))
         raise RequantError(
             f"input {fixed.name!r} is {fixed}: its first axis is fixed, so the model takes no batch of {batch}"
         )
-    feed = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in sample.feed.items()}
-    return replace(sample, feed=feed)
+    return {name: np.resize(array, (batch, *array.shape[1:])) for name, array in feed.items()}

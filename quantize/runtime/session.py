@@ -42,6 +42,11 @@ class Runner:
         self.outputs = tuple(output.name for output in session.get_outputs())
 
     @property
+    def session(self) -> InferenceSession:
+        """The session."""
+        return self._session
+
+    @property
     def inputs(self) -> tuple[InputSpec, ...]:
         """The required inputs.
 

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 WARM_UP = 3
@@ -14,6 +14,32 @@ MOST_ROUNDS = 300
 SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
 LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs
 MOST_RUNS = 200  # of one block
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """How a decoder runs: a prompt of many tokens with an empty cache, or one token with the tokens before it.
+
+    Attributes:
+        name: ``prefill`` or ``step``.
+        tokens: The number of new tokens of an item.
+        past: The number of tokens in the cache.
+    """
+
+    name: str
+    tokens: int
+    past: int
+
+    def __str__(self) -> str:
+        """Return ``"prefill of 128 tokens"`` or ``"step after 128 tokens"``."""
+        return f"{self.name} after {self.past} tokens" if self.past else f"{self.name} of {self.tokens} tokens"
+
+
+def load_name(batch: int, regime: Regime | None) -> str:
+    """Return the name of what is timed: ``"batch 4"``, or the regime, with the batch if it is not 1."""
+    if regime is None:
+        return f"batch {batch}"
+    return f"{regime}, batch {batch}" if batch > 1 else str(regime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +54,7 @@ class Latency:
         runs: Runs of each.
         batch: Items per run.
         simple_ms: Minimum time of the simplified float model; None if it was not timed.
+        regime: The regime of a decoder; None for other models.
     """
 
     float_ms: float
@@ -37,6 +64,17 @@ class Latency:
     runs: int
     batch: int = 1
     simple_ms: float | None = None
+    regime: Regime | None = None
+
+    @property
+    def name(self) -> str:
+        """What was timed: ``"batch 4"``, or the regime."""
+        return load_name(self.batch, self.regime)
+
+    @property
+    def items(self) -> int:
+        """Items per run; of a decoder, new tokens."""
+        return self.batch * (self.regime.tokens if self.regime else 1)
 
     @property
     def speedup(self) -> float:
@@ -50,13 +88,13 @@ class Latency:
 
     @property
     def float_rate(self) -> float:
-        """Items per second of the float model."""
-        return 1e3 * self.batch / self.float_ms
+        """Items per second of the float model; of a decoder, tokens."""
+        return 1e3 * self.items / self.float_ms
 
     @property
     def int8_rate(self) -> float:
-        """Items per second of the INT8 model."""
-        return 1e3 * self.batch / self.int8_ms
+        """Items per second of the INT8 model; of a decoder, tokens."""
+        return 1e3 * self.items / self.int8_ms
 
 
 def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, block: float = 0.0) -> list[list[float]]:
@@ -125,7 +163,7 @@ def ratio(time: float, least: float) -> float:
 
 
 def latency_json(latency: Latency) -> dict[str, Any]:
-    """Return a latency with its speed-up and throughput as plain JSON values."""
+    """Return a latency with its speed-up and throughput as plain JSON values; only decoders have a regime."""
     return {
         "float_ms": latency.float_ms,
         "int8_ms": latency.int8_ms,
@@ -137,4 +175,5 @@ def latency_json(latency: Latency) -> dict[str, Any]:
         "runs": latency.runs,
         "float_items_per_second": latency.float_rate,
         "int8_items_per_second": latency.int8_rate,
+        **({} if latency.regime is None else {"regime": asdict(latency.regime)}),
     }

@@ -16,6 +16,7 @@ from ...calibration.identity import fingerprint
 from ...calibration.log import check_names, log_text
 from ...calibration.runner import LOG_MARK, run_logged
 from ...calibration.sources import DataSource
+from ...calibration.state import Link
 from ..model.files import load_model, staging
 from ..options.options import Options
 from ..runtime.inputs import open_data
@@ -61,7 +62,7 @@ def calibrate_model(
         found = inspect_data(job, file.seen, causes_of(job, file.seen))
     if log is not None:
         write_atomically(log, log_text(file.seen.ranges).encode())
-    return Calibration(file, found)
+    return Calibration(file, found, () if job.source is None else job.source.links)
 
 
 def is_logging(model: Path_) -> bool:
@@ -115,7 +116,9 @@ class Calibration:
     Attributes:
         file: The ranges with their statistics, for `save_ranges` and `Options`.
         findings: Warnings and notes about the data, warnings first.
+        state: The state that was carried from sample to sample.
     """
 
     file: RangeFile
     findings: tuple[Finding, ...] = ()
+    state: tuple[Link, ...] = ()

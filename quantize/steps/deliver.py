@@ -143,8 +143,13 @@ def _speeds(latencies: Sequence[Latency]) -> str:
     """Return speed-ups as text, with the batch sizes if there are several."""
     if len(latencies) == 1:
         return f"{latencies[0].speedup:.2f}x the speed of float"
-    first, *others = (f"{each.speedup:.2f}x{{}} at batch {each.batch}" for each in latencies)
+    first, *others = (f"{each.speedup:.2f}x{{}} at {each.name}" for each in latencies)
     return ", ".join([first.format(" the speed of float"), *(text.format("") for text in others)])
+
+
+def _kind(latencies: Sequence[Latency]) -> str:
+    """Return what differs between latencies."""
+    return "batch size" if latencies[0].regime is None else "regime"
 
 
 def _over_batches(job: Job, trial: Trial) -> list[str]:
@@ -155,7 +160,7 @@ def _over_batches(job: Job, trial: Trial) -> list[str]:
     notes = compromises(trial.candidate.placement.served)
     slow = [each for each in latencies if each.speedup < WORTHWHILE]
     if slow and not job.policy.portable and not _too_slow(job, trial):
-        notes.append(f"not every batch size gains: {_speeds(latencies)}")
+        notes.append(f"not every {_kind(latencies)} gains: {_speeds(latencies)}")
     return notes
 
 

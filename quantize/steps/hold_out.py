@@ -16,11 +16,11 @@ def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
     The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, at most
-    `JUDGED`. If there are fewer than `FEWEST` samples, if their number is unknown, or if the ranges are given, one
-    source does both.
+    `JUDGED`. If there are fewer than `FEWEST` samples, if their number is unknown, if they are steps of sequences with
+    a state, or if the ranges are given, one source does both.
     """
     source = job.source
-    if source is None or not job.judged or job.supply.ranges is not None or source.rows.length is None:
+    if source is None or source.rows.length is None or source.links or not job.judged or job.supply.ranges is not None:
         return job
     every = range(source.rows.length)
     picked = set(every if source.picked is None else source.picked)

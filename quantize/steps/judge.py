@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ...calibration.samples import Sample
-from ...calibration.session import FEW, Feed
+from ...calibration.session import FEW
 from ..accuracy.classes import Outputs
 from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import judge_pair, time_pair
 from ..accuracy.selected_outputs import selected_from, showing, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
+from ..runtime.loads import Load
 from ..runtime.session import Sessions
-from ..runtime.timing import Latency
+from ..runtime.timing import Latency, load_name
 
 JUDGED = 64  # samples: enough to recognise a ruined model
+JUDGED_STEPS = 256  # of sequences: errors need steps to accumulate
 UNMEASURED = Accuracy(0, None, {})
 
 
@@ -29,9 +32,9 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     """Compare the outputs of a candidate with the outputs of the float model on the first samples."""
     if job.judging is None:
         return UNMEASURED
-    most = FEW if job.weights.large else JUDGED
+    most = FEW if job.weights.large else JUDGED_STEPS if job.judging.links else JUDGED
     total = min(most, job.judging.length or most)
-    samples = job.judging.samples(most)
+    samples = job.judging.stretches(most)
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)
@@ -54,7 +57,8 @@ def with_selected_outputs(
         compare: Compares the float model with the INT8 model.
     """
     accuracy = compare(job.opened, candidate.sessions)
-    different = unlike(accuracy)
+    carried = {link.output for link in job.source.links} if job.source is not None else set()
+    different = [name for name in unlike(accuracy) if name not in carried]  # the next step needs the state
     sources = selected_from(job.simple) if different else []
     if not sources:
         return accuracy
@@ -74,19 +78,20 @@ def _tell(job: Job, total: int, done: int) -> None:
 
 def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
     """Time the candidate against the float model at each batch size; empty without data."""
-    return tuple(_timed_at(job, candidate, batch, feed) for batch, feed in job.fed)
+    return tuple(_timed_at(job, candidate, load) for load in job.loads)
 
 
-def _timed_at(job: Job, candidate: Candidate, batch: int, feed: Feed) -> Latency:
+def _timed_at(job: Job, candidate: Candidate, load: Load) -> Latency:
     """Time the candidate against the float model on one feed; an INT8 model against the simplified float model too."""
-    job.progress("time" if len(job.feeds) == 1 else f"time batch {batch}", 0, None)
-    return time_pair(
+    job.progress("time" if len(job.loads) == 1 else f"time {load_name(load.batch, load.regime)}", 0, None)
+    found = time_pair(
         job.float_source if job.weights.large else job.opened,  # a simplified model needs no constants folded in memory
         candidate.sessions,
-        feed,
+        load.feed,
         weights=job.weights,
         threads=job.options.threads,
-        batch=batch,
+        batch=load.batch,
         seconds=job.options.seconds,
         plain=job.plain if any(candidate.plan.impl(unit).int8 for unit in candidate.plan.units) else None,
     )
+    return replace(found, regime=load.regime)

@@ -11,8 +11,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import Feed, ModelSource, newest_ir_version, open_session
+from ...calibration.session import ModelSource, newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
+from ...calibration.state import summary
 from ...transforms import PipelineResult, StepResult
 from ...transforms.existing import given_params, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
@@ -31,8 +32,9 @@ from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
 from ..placement.plan_file import read_plan
 from ..placement.rules import all_int8_plan, choose, choose_by
-from ..runtime.inputs import first_sample, open_for
+from ..runtime.inputs import open_for
 from ..runtime.isa import resolve
+from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.random_inputs import generated_source
 from ..runtime.session import Runner, Sessions
@@ -59,7 +61,7 @@ def prepare(
         simple = make_plain(path, original, folder, progress).model
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
-    opened, source, feeds = _opened(reference, data, options, Weights.of(original))
+    opened, source, loads = _opened(reference, data, options, Weights.of(original))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable)
     simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
@@ -80,6 +82,7 @@ def prepare(
     plan = _plan(simple, facts, policy, options.threads)
     weights = Weights.of(simple)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
+    notes += tuple(f"state: {text}" for text in summary(source.links if source is not None else ()))
     notes += (*filter(None, [timing_note(weights)]), *supply.remarks(simple, options.scheme))
     return Job(
         path=Path(path),
@@ -100,7 +103,7 @@ def prepare(
         supply=supply,
         source=source,
         judged=data is not None,
-        feeds=feeds,
+        loads=loads,
         options=options,
         progress=progress,
     )
@@ -239,11 +242,11 @@ def _inlined(original: ir.Model, progress: Progress, *, portable: bool) -> tuple
 
 def _opened(
     reference: ModelSource, data: DataSource | None, options: Options, weights: Weights
-) -> tuple[Sessions, Source | None, tuple[Feed, ...]]:
+) -> tuple[Sessions, Source | None, tuple[Load, ...]]:
     """Open the float model and its data, and run the first sample of each batch size.
 
     Returns:
-        The model, the data (random inputs where none are given, None where the model runs on none), the feeds.
+        The model, the data (random inputs where none are given, None where the model runs on none), what is timed.
 
     Raises:
         RequantError: The model or the data cannot be used.
@@ -251,19 +254,10 @@ def _opened(
     sessions = Sessions(reference, keep=weights.total <= KEPT)
     if data is None:
         source = generated_source(reference)
-        return sessions, source, () if source is None else _feeds(source, options)
+        return sessions, source, () if source is None else loads_of(source, options.batches)
     run = Runner(reference, lean=True) if weights.large else sessions.runner(1)
     source = open_for(run, data, options.samples)
-    feeds = _feeds(source, options)
-    for feed in feeds:
-        run(feed)
-    return sessions, source, feeds
-
-
-def _feeds(source: Source, options: Options) -> tuple[Feed, ...]:
-    """Return the first feed of each batch size.
-
-    Raises:
-        RequantError: There is no sample, or the model's inputs have no free batch axis.
-    """
-    return tuple(first_sample(source, batch).feed for batch in options.batches)
+    loads = loads_of(source, options.batches)
+    for load in loads:
+        run(load.feed)
+    return sessions, source, loads

@@ -25,8 +25,16 @@ SECONDS = 20.0  # for trials of single tensors, if none were tried before
 
 
 def promised(job: Job, accuracy: Accuracy) -> Promise:
-    """Judge the accuracy of a model of a job."""
-    return promise(accuracy, apart=job.held is not None or job.supply.ranges is not None)
+    """Judge the accuracy of a model of a job.
+
+    A state that feeds the next step is no result. Its noise counts in the outputs of the later steps, since each model
+    carries its own state.
+    """
+    links = () if job.judging is None else job.judging.links
+    states = {link.output for link in links}
+    results = {name: value for name, value in accuracy.sqnr_db.items() if name not in states}
+    apart = job.held is not None or job.supply.ranges is not None
+    return promise(replace(accuracy, sqnr_db=results or accuracy.sqnr_db), apart=apart)
 
 
 def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:

@@ -221,13 +221,13 @@ def _speedup(walk: _Walk, candidate: Candidate) -> float:
         time_pair(
             job.opened,
             candidate.sessions,
-            feed,
+            load.feed,
             weights=job.weights,
             threads=options.threads,
-            batch=batch,
+            batch=load.batch,
             seconds=min(TIMED, options.seconds),
         )
-        for batch, feed in job.fed
+        for load in job.loads
     ]
     return min((latency.speedup for latency in latencies), default=1.0)
 

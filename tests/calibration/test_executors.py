@@ -407,7 +407,7 @@ def test_stamps_of_data_are_of_all_files_that_are_named(tmp_path: Path, role: st
         "folder": f"{tmp_path}/data",
         "module": "requant_stamped:read",
     }
-    others = {"labels": {"labels": str(file)}, "tokenizer": {"tokenizer": f"{file}:read"}}
+    others: dict[str, dict[str, Any]] = {"labels": {"labels": str(file)}, "tokenizer": {"tokenizer": f"{file}:read"}}
     spec = DataSpec(named.get(role, "somewhere"), **others.get(role, {}))
 
     def stamp() -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -115,9 +116,10 @@ def test_an_empty_set_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["preprocess", "labels", "tokenizer"])
 def test_options_are_refused(tmp_path: Path, option: str) -> None:
+    given: dict[str, Any] = {option: "x"}
     put(tmp_path, 0, x(1))
     with pytest.raises(DataError, match=rf"test_data_set_\* takes no {option}; it is for"):
-        open_source(DataSpec(str(tmp_path), **{option: "x"}), [X])
+        open_source(DataSpec(str(tmp_path), **given), [X])
 
 
 def test_published_models_run_on_their_data() -> None:

@@ -113,8 +113,8 @@ def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     """Return, for each sequence, the negative log-likelihood of its tokens in nats, and their number.
 
     The scores (N, T, V) at a position predict the label (N, T) at the same position; a label below 0 does not count.
-    Without labels, they predict the next token of the only integer input (N, T) of tokens. Tokens that an input
-    ``attention_mask`` masks do not count.
+    Without labels, they predict the next token of the only integer input (N, T) of tokens, the last ones of a step the
+    first tokens of the next step. Tokens that an input ``attention_mask`` masks do not count.
 
     Raises:
         RequantError: There are no labels and no tokens, or no output has the shape of scores.
@@ -128,7 +128,11 @@ def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
             f"the float outputs are {shapes}"
         )
     if shift:
-        logits, targets = logits[:, :-1], targets[:, 1:]
+        following = None if sample.step is None else sample.step.following
+        if following is None:
+            logits, targets = logits[:, :-1], targets[:, 1:]
+        else:
+            targets = np.concatenate([targets[:, 1:], following], axis=1)
     _check_classes(targets, logits.shape[-1], sample.where)
     rows = [_sequence(scores, labels) for scores, labels in zip(logits, targets, strict=True)]
     return _spread(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))

@@ -16,6 +16,7 @@ from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ....calibration.session import Array, ModelSource, Serialized
 from ....calibration.sources import Source
+from ...runtime.own_state import OwnState
 from ...runtime.progress import Progress, silent
 from ...runtime.session import Runner
 from ..classes import Outputs
@@ -156,6 +157,7 @@ class Reference:
             room: Bytes to keep; other outputs are computed again.
         """
         self._load: Callable[[], Runner] = lambda: Runner(model, threads=threads)
+        self._state = OwnState()
         self._run: Runner | None = None
         self.metric = metric
         self._room = room
@@ -170,7 +172,7 @@ class Reference:
         if sample.where in self._kept:
             return self._kept[sample.where]
         self._run = self._run or self._load()
-        needed = self.metric.keep(self._run(sample.feed), sample.where)
+        needed = self.metric.keep(self._state.run(self._run, sample), sample.where)
         size = sum(getattr(value, "nbytes", 0) for value in needed.values())
         if size <= self._room:
             self._kept[sample.where] = needed
@@ -190,7 +192,7 @@ def score(
     progress: Progress = silent,
     threads: int = 0,
 ) -> Score:
-    """Run a model over data once, sample by sample, and return its score.
+    """Run a model over data once, sample by sample, and return its score. Over sequences it carries its own state.
 
     Only a user's function gets all outputs at once; for other metrics they are not kept.
 
@@ -212,12 +214,12 @@ def score(
             value, parts = own_value(metric, path)
         return Score(metric, value, parts)
     against = _reference(metric, reference)
-    scorer, run = Scorer(metric), None
+    scorer, run, state = Scorer(metric), None, OwnState()
     for count, sample in enumerate(data, 1):
         check_label(metric, sample)  # before the first run
         run = run or Runner(model, threads=threads)
         expected = NOTHING if against is None else against(sample)
-        scorer.add(run(sample.feed), sample, expected)
+        scorer.add(state.run(run, sample), sample, expected)
         progress(metric.name, count, data.length)
     return scorer.result()
 

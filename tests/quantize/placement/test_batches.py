@@ -36,6 +36,7 @@ from requant.quantize.project.check import quantize_arguments
 from requant.quantize.project.file import load_project
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.progress import silent
+from requant.quantize.runtime.timing import Regime
 from requant.quantize.steps import search as walking
 from requant.quantize.steps.emit import plan_by_rules
 from requant.quantize.steps.prepare import prepare
@@ -141,9 +142,12 @@ def test_the_least_worst_loss_wins(times: list[dict[str, float]], best: str) -> 
     assert fairest(times) == best
 
 
+LOADS = [(batch, None) for batch in BATCHES]
+
+
 def rows(chosen: str, *tried: Mapping[str, float]) -> tuple[Served, ...]:
     own = [min(times, key=times.__getitem__) for times in tried]
-    return served(BATCHES, chosen, own, tried, [None, None])
+    return served(LOADS, chosen, own, tried, [None, None])
 
 
 def test_a_note_says_which_batch_size_pays_for_which() -> None:
@@ -155,12 +159,20 @@ def test_a_note_says_which_batch_size_pays_for_which() -> None:
     assert found[1].to_json()["own_plan"] == "b"
 
 
+def test_a_note_names_the_regime_of_a_decoder() -> None:
+    loads = [(1, Regime("prefill", 16, 0)), (1, Regime("step", 1, 16))]
+    found = served(loads, "a", ["a", "b"], [{"a": 1.0, "b": 1.12}, {"a": 10.4, "b": 10.0}], [None, None])
+    (note,) = compromises(found)
+    assert note.startswith("step after 16 tokens is 4 % slower than with a plan of its own, which would make prefill")
+    assert found[1].to_json()["regime"] == {"name": "step", "tokens": 1, "past": 16}
+
+
 def test_a_loss_within_two_percent_is_not_worth_a_note() -> None:
     assert compromises(rows("a", {"a": 1.0, "b": 1.12}, {"a": 10.19, "b": 10.0})) == []
 
 
 def test_one_batch_size_has_no_rows() -> None:
-    assert served([4], "a", ["a"], [{"a": 1.0}], [None]) == ()
+    assert served([(4, None)], "a", ["a"], [{"a": 1.0}], [None]) == ()
 
 
 # ----------------------------------------------------------------------------------------- whole models, pretended
@@ -194,9 +206,9 @@ def raced(model: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, batches: t
         "cut": write(changed(rules, first=Impl.FLOAT)),
     }
     sizes = []
-    for batch, feed in job.fed:
-        prices = Prices.of(Space.of(job, facts, rules, feed), Costs(Machine.here(1)), {})
-        sizes.append(Size(batch, Bench.of(job, rules, write, feed), Measured.of(prices)))
+    for load in job.loads:
+        prices = Prices.of(Space.of(job, facts, rules, load.feed), Costs(Machine.here(1)), {})
+        sizes.append(Size(load.batch, Bench.of(job, rules, write, load.feed), Measured.of(prices)))
     return candidates, *fastest(sizes, candidates)
 
 
@@ -467,7 +479,7 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
     monkeypatch.setattr(searching, "_milliseconds", times)
     tried = {"cut 1": 1.0, "rules": 2.0}
     for count in (1, 2):
-        before = Placement("measured", 1.0, tried, served(BATCHES, "cut 1", ["cut 1"] * 2, [tried] * 2, [None] * 2))
+        before = Placement("measured", 1.0, tried, served(LOADS, "cut 1", ["cut 1"] * 2, [tried] * 2, [None] * 2))
         before = before if count > 1 else replace(before, served=())
         found, placement = searching._native_or_stock(sizes[:count], {"cut 1": best}, best, before)
         assert found.native is native

@@ -1,0 +1,123 @@
+"""What is timed: feeds of several batch sizes, and of decoders the prefill of a prompt and the step of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from ... import RequantError
+from ...calibration.samples import Sample
+from ...calibration.sequences import COMPUTED, Carrier, Lengths, next_state
+from ...calibration.session import Array, Feed
+from ...calibration.sources import Source
+from .inputs import first_sample, repeated
+from .timing import Regime
+
+LOOKED = 64
+"""The most steps of the first sequence that a prompt and a cache are taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One run that is timed.
+
+    Attributes:
+        batch: Items per run.
+        feed: The inputs.
+        regime: The regime of a decoder; None for other models.
+    """
+
+    batch: int
+    feed: Feed
+    regime: Regime | None = None
+
+
+def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
+    """Return the runs to time: the first feed of each batch size, or both regimes of a decoder at each batch size.
+
+    Raises:
+        RequantError: There is no sample, or the model's inputs have no free batch axis.
+    """
+    regimes = None if source.carrier is None else _regimes(source, source.carrier)
+    if regimes is None:
+        return tuple(Load(batch, first_sample(source, batch).feed) for batch in batches)
+    return tuple(
+        Load(batch, feed if batch == 1 else repeated(source, feed, batch), regime)
+        for batch in batches
+        for regime, feed in regimes
+    )
+
+
+def _regimes(source: Source, carrier: Carrier) -> list[tuple[Regime, Feed]] | None:
+    """Return the feeds of a prompt with an empty cache, and of one token with a cache; None if there are no tokens.
+
+    The prompt is the first sample, or the tokens of the first sequence if its samples have one token each. The step is
+    the last sample of one token in the first sequence; without one, the last token of the prompt comes again behind
+    the prompt.
+    """
+    if not carrier.grows:
+        return None
+    steps = [step for step in _first_sequence(source) if carrier.lengths(step.feed) is not None]
+    lengths = [found for step in steps if (found := carrier.lengths(step.feed)) is not None]
+    if not steps:
+        return None
+    prompt: Feed = steps[0].feed
+    if lengths[0].new == 1:
+        prompt = _joined(carrier, [step.feed for step, at in zip(steps, lengths, strict=True) if at.new == 1])
+    before = carrier.lengths(prompt)
+    if before is None or before.new < 2:
+        return None
+    single = [step.feed for step, at in zip(steps, lengths, strict=True) if at.new == 1 and at.past > 0]
+    step: Feed = single[-1] if single else _behind(carrier, prompt, before)
+    after = carrier.lengths(step)
+    assert after is not None
+    return [(Regime("prefill", before.new, before.past), prompt), (Regime("step", after.new, after.past), step)]
+
+
+def _first_sequence(source: Source) -> Iterator[Sample]:
+    """Yield the first steps of the first sequence."""
+    first = None
+    for sample in islice(source, LOOKED):
+        first = first or sample.step
+        if first is None or sample.step is None or sample.step.sequence != first.sequence:
+            return
+        yield sample
+
+
+def _tokens(carrier: Carrier, feed: Feed, new: int) -> dict[str, Array]:
+    """Return the inputs with one entry for each new token on their second axis."""
+    state = {link.input for link in carrier.links}
+    return {
+        name: array
+        for name, array in feed.items()
+        if name not in state | COMPUTED.keys() and array.ndim > 1 and array.shape[1] == new
+    }
+
+
+def _joined(carrier: Carrier, feeds: Sequence[Feed]) -> Feed:
+    """Return one feed with the tokens of several steps, and the state of the first."""
+    parts = [_tokens(carrier, feed, 1) for feed in feeds]
+    joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+    return _computed(carrier, {**feeds[0], **joined})
+
+
+def _behind(carrier: Carrier, prompt: Feed, before: Lengths) -> Feed:
+    """Return the feed of the last token of a prompt once more, with the state after the prompt."""
+    outputs = carrier.run([link.output for link in carrier.links], prompt, "the prompt")
+    last = {name: array[:, -1:] for name, array in _tokens(carrier, prompt, before.new).items()}
+    return _computed(carrier, {**prompt, **last, **next_state(carrier.links, prompt, outputs)})
+
+
+def _computed(carrier: Carrier, feed: Feed) -> Feed:
+    """Return a feed with the inputs that follow from its lengths."""
+    at = carrier.lengths(feed)
+    if at is None:
+        raise RequantError("the number of tokens of a step is unknown")
+    shapes = {spec.name: spec for spec in carrier.inputs if spec.name in COMPUTED}
+    return {
+        **feed,
+        **{name: COMPUTED[name](at, spec.shape).astype(spec.dtype) for name, spec in shapes.items()},
+    }

@@ -1,0 +1,80 @@
+"""The option `state` on the command line, in a requant.toml, and for the data of a search."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+
+from requant.calibration import DataSpec
+from requant.cli import main
+from requant.quantize.options.build import build_data
+from requant.quantize.project.request import build_goal
+
+ROWS = """
+<ir_version: 8, opset_import: ["" : 17]>
+rows (float[N, 8] x, float[N, 8] memory) => (float[N, 8] y, float[N, 8] kept) {
+    sum = Add(x, memory)
+    y = Relu(sum)
+    kept = Tanh(sum)
+}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.onnx"
+    onnx.save_model(onnx.parser.parse_model(ROWS), path)
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32))
+    return path
+
+
+@pytest.mark.parametrize("given", ["kept=memory", ["kept=memory"], ("kept=memory",)])
+def test_a_project_names_one_or_several(given: Any) -> None:
+    assert build_data({"data": "d.npz", "state": given}) == DataSpec("d.npz", state=("kept=memory",))
+
+
+def test_the_data_of_a_search_have_the_same_state() -> None:
+    values = {"max_drop": "1%", "metric": "sqnr", "eval_data": "e.npz"}
+    for state, data in ((None, "e.npz"), (("none",), DataSpec("e.npz", state=("none",)))):
+        goal = build_goal({**values, **({} if state is None else {"state": state})})
+        assert goal is not None
+        assert goal.data == data
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ([], "no array named 'memory' for the input"),
+        (["--state", "kept=memry"], "no input named 'memry'; did you mean 'memory'?"),
+        (["--state", "kapt=memory"], "no output named 'kapt'; did you mean 'kept'?"),
+        (["--state", "memory"], "'memory' is no pair; write OUT=IN"),
+        (["--state", "y=memory", "--state", "kept=memory"], "input 'memory' is fed by more than one output"),
+    ],
+)
+def test_wrong_requests_end_in_one_line(model: Path, state: list[str], message: str) -> None:
+    data = ["--data", str(model.with_name("data.npz")), *state]
+    output = model.with_name("q.onnx")
+    for command in (["quantize", str(model), "-o", str(output)], ["compare", str(model), str(model)]):
+        result = CliRunner().invoke(main, [*command, *data])
+        assert result.exit_code == 2
+        assert message in result.output
+        assert result.output.count("\n") == 1
+    assert not output.exists()
+
+
+def test_names_that_show_nothing_can_be_given(model: Path) -> None:
+    data = ["--data", str(model.with_name("data.npz")), "--state", "kept=memory"]
+    result = CliRunner().invoke(main, ["compare", str(model), str(model), *data])
+    assert result.exit_code == 0, result.output
+    assert "kept feeds memory" in result.output
+
+
+def test_a_state_needs_data(model: Path) -> None:
+    asked = ["quantize", str(model), "-o", str(model.with_name("q.onnx")), "--dynamic", "--state", "kept=memory"]
+    result = CliRunner().invoke(main, asked)
+    assert result.exit_code == 2
+    assert "--state needs --data SRC" in result.output

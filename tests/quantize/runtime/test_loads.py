@@ -1,0 +1,138 @@
+"""What is timed: batch sizes, and of decoders the prefill of a prompt and the step of one token."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from click.testing import CliRunner
+
+from requant import RequantError
+from requant.calibration import Source, input_specs, open_session, open_source
+from requant.cli import main
+from requant.quantize import Options, compare_models, quantize_model
+from requant.quantize.runtime.loads import LOOKED, Load, loads_of
+
+SCRIPT = Path(__file__).parents[3] / "sample_models" / "streams.py"
+sys.path.insert(0, str(SCRIPT.parent))
+streams = importlib.import_module("streams")
+sys.path.remove(str(SCRIPT.parent))
+
+Feed = dict[str, Any]
+KEY = "past_key_values.0.key"
+IDS = np.random.default_rng(3).integers(0, 512, (1, 100))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("decoder") / "float.onnx"
+    onnx.save_model(streams.build("cached_decoder"), path)
+    return path
+
+
+def opened(model: Path, data: list[Any]) -> Source:
+    return open_source(data, input_specs(open_session(model)), model)
+
+
+def steps(*lengths: int) -> list[Feed]:
+    ends = np.cumsum(lengths)
+    return [{"input_ids": IDS[:, end - length : end]} for length, end in zip(lengths, ends, strict=True)]
+
+
+def regimes(loads: tuple[Load, ...]) -> list[str]:
+    return [str(load.regime) for load in loads]
+
+
+def outputs(model: Path, feed: Any) -> Feed:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, dict(feed)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([16, *[1] * 8], ["prefill of 16 tokens", "step after 23 tokens"]),
+        ([16], ["prefill of 16 tokens", "step after 16 tokens"]),
+        ([1] * 9, ["prefill of 9 tokens", "step after 8 tokens"]),
+        ([1] * 99, [f"prefill of {LOOKED} tokens", f"step after {LOOKED - 1} tokens"]),
+        ([4, 4, 4], ["prefill of 4 tokens", "step after 4 tokens"]),
+        ([1], ["None"]),
+    ],
+)
+def test_both_regimes_come_from_the_first_sequence(decoder: Path, lengths: list[int], expected: list[str]) -> None:
+    loads = loads_of(opened(decoder, [steps(*lengths), steps(2, 1, 1)]), (1,))
+    assert regimes(loads) == expected
+    for load in loads:
+        outputs(decoder, load.feed)  # it runs
+    if len(loads) == 2:
+        prompt, step = (load.feed for load in loads)
+        assert (prompt[KEY].shape[2], step["input_ids"].shape) == (0, (1, 1))
+        assert step["attention_mask"].shape[1] == step[KEY].shape[2] + 1
+        assert step["position_ids"].tolist() == [[step[KEY].shape[2]]]
+
+
+def test_a_step_behind_a_prompt_has_the_cache_of_the_prompt(decoder: Path) -> None:
+    prompt, step = (load.feed for load in loads_of(opened(decoder, [steps(16)]), (1,)))
+    np.testing.assert_allclose(step[KEY], outputs(decoder, prompt)["present.0.key"], atol=1e-5)
+    assert step["input_ids"].tolist() == IDS[:, 15:16].tolist()
+
+
+def test_a_prompt_of_steps_gives_what_the_steps_give(decoder: Path) -> None:
+    source = opened(decoder, [steps(*[1] * 9)])
+    prompt, _ = (load.feed for load in loads_of(source, (1,)))
+    whole = outputs(decoder, prompt)["logits"][0]
+    single = np.concatenate([outputs(decoder, sample.feed)["logits"][0] for sample in source])
+    np.testing.assert_allclose(whole, single, atol=1e-4)  # other kernels for many rows
+
+
+def test_each_batch_size_has_both_regimes(decoder: Path) -> None:
+    loads = loads_of(opened(decoder, [steps(16, 1, 1)]), (1, 4))
+    assert [(load.batch, load.regime and load.regime.name) for load in loads] == [
+        (1, "prefill"),
+        (1, "step"),
+        (4, "prefill"),
+        (4, "step"),
+    ]
+    assert loads[3].feed[KEY].shape == (4, 4, 17, 16)
+    assert outputs(decoder, loads[3].feed)["logits"].shape == (4, 1, 512)
+
+
+def test_other_models_have_no_regimes(tmp_path: Path) -> None:
+    path = tmp_path / "gru.onnx"
+    onnx.save_model(streams.build("gru_stream"), path)
+    source = opened(path, list(streams.gru_stream_data()))
+    assert regimes(loads_of(source, (1,))) == ["None"]
+    with pytest.raises(RequantError, match="first axis is fixed, so the model takes no batch of 4"):
+        loads_of(source, (1, 4))
+
+
+def test_results_show_both_regimes(decoder: Path) -> None:
+    data = [steps(16, 1, 1, 1), steps(8, 1, 1)]
+    after = decoder.with_name("int8.onnx")
+    options = Options(force_int8=True, force=True, place="rules", effort="low", seconds=0.01, kernels="stock")
+    result = quantize_model(decoder, data, after, options)
+    found = result.to_json()["latencies"]
+    assert [each["regime"] for each in found] == [
+        {"name": "prefill", "tokens": 16, "past": 0},
+        {"name": "step", "tokens": 1, "past": 18},
+    ]
+    assert found[0]["float_items_per_second"] == pytest.approx(16e3 / found[0]["float_ms"])
+    compared = compare_models(decoder, after, data).to_json()
+    assert [each["regime"]["name"] for each in compared["latencies"]] == ["prefill", "step"]
+    assert json.loads(json.dumps(compared)) == compared
+
+
+def test_the_table_has_a_row_for_each_regime(decoder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "prompts.npz", input_ids=IDS.reshape(5, 20), sequence=np.arange(5))
+    output = tmp_path / "q.onnx"
+    asked = ["quantize", str(decoder), "-o", str(output), "--data", str(tmp_path / "prompts.npz"), "--force-int8"]
+    result = CliRunner().invoke(main, [*asked, "--place", "rules", "--effort", "low"])
+    assert result.exit_code == 0, result.output
+    assert "latency, prefill of 20 tokens" in result.output
+    assert "latency, step after 20 tokens" in result.output
