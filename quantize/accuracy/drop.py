@@ -15,7 +15,7 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.sources import Source
 from .metrics import Metric, Score, by_row
-from .metrics.intervals import area_interval, bootstrap
+from .metrics.intervals import area_interval, bootstrap, jackknife
 from .outputs import Array, Interval, binomial_p, finite, paired_interval
 
 FEWEST = 5  # entries that a bootstrap needs
@@ -91,10 +91,42 @@ def versus(before: Score, after: Score) -> Versus:
     result = Versus(metric, before.value, after.value, drop, drop / abs(before.value) if plain else None, notes=notes)
     if before.parts is None or after.parts is None:
         return replace(result, method="none: the metric has no score per item")
+    if metric.uneven:
+        return _of_entries(result, before, after)
     one, two = _alike(before, after)
     counted = _counted(result, one, two, before.rows) if metric.mean and _is_binary(one) and _is_binary(two) else result
     interval, method = _interval(counted, one, two, before.rows)
     return replace(counted, interval=interval, method=method, items=len(one))
+
+
+def _entries(score: Score) -> Array:
+    """Return the entry of each item."""
+    assert score.parts is not None
+    return np.arange(len(score.parts)) if score.rows is None else score.rows
+
+
+def _of_entries(result: Versus, before: Score, after: Score) -> Versus:
+    """Return a copy with an interval, for models with different numbers of items in an entry.
+
+    Raises:
+        RequantError: The scores are of different entries.
+    """
+    sides = [(each.parts, _entries(each)) for each in (before, after) if each.parts is not None]
+    counts = [len(np.unique(rows)) for _, rows in sides]
+    if counts[0] != counts[1]:
+        raise RequantError(
+            f"{before.metric.name}: {counts[0]} and {counts[1]} entries; the scores are of different data"
+        )
+    if counts[0] < FEWEST:
+        return replace(result, items=counts[0], method=_too_few(counts[0]))
+    interval = jackknife(result.metric, *sides)
+    method = f"jackknife of {counts[0]} entries of data, paired"
+    return replace(result, items=counts[0], interval=interval, method=method if interval else "none: it is undefined")
+
+
+def _too_few(count: int) -> str:
+    """Return why there is no interval."""
+    return f"none: {count} entries of data are too few for an interval"
 
 
 def _alike(before: Score, after: Score) -> tuple[Array, Array]:
@@ -102,7 +134,7 @@ def _alike(before: Score, after: Score) -> tuple[Array, Array]:
     one, two = before.parts, after.parts
     assert one is not None
     assert two is not None
-    rows = [np.arange(len(parts)) if of.rows is None else of.rows for of, parts in ((before, one), (after, two))]
+    rows = [_entries(each) for each in (before, after)]
     if not np.array_equal(rows[0], rows[1]):
         raise RequantError(f"{before.metric.name}: {len(one)} and {len(two)} items; the scores are of different data")
     width = max(one.shape[1], two.shape[1])
@@ -139,7 +171,7 @@ def _interval(result: Versus, one: Array, two: Array, rows: Array | None) -> tup
     if rows is not None:
         one, two = by_row(one, rows)[0], by_row(two, rows)[0]
     if len(one) < FEWEST:
-        return None, f"none: {len(one)} entries of data are too few for an interval"
+        return None, _too_few(len(one))
     drawn = bootstrap(result.metric, one, two)
     return (
         drawn,

@@ -17,7 +17,7 @@ from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ..accuracy.compare import common_inputs
-from ..accuracy.metrics import Metric, check_label, metric_named
+from ..accuracy.metrics import Metric, fitted, metric_named
 from ..model.files import load_model
 from ..runtime.inputs import open_data
 from ..runtime.machine import Machine
@@ -222,8 +222,7 @@ def ready(
     metrics = _metrics(options, old, Path(float_model), first, update=update)
     kept = {} if old is None else _known(old.tolerances.to_json(), old, metrics)
     allowed = tolerances({**kept, **options.tolerances}, metrics)
-    for metric in metrics:
-        check_label(metric, first)
+    metrics = [fitted(metric, first, Path(float_model)) for metric in metrics]
     return Ready(
         float_path=Path(float_model),
         float_model=model,

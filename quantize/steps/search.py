@@ -17,7 +17,7 @@ from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
 from ...transforms.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
-from ..accuracy.metrics import Metric, Reference, can_leave, check_label, score, score_with
+from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, score_with
 from ..accuracy.pair import time_pair
 from ..job import Candidate, Evidence, Job, Placement
 from ..placement.measuring import Write
@@ -87,17 +87,15 @@ class _Walk:
         return time.monotonic() - self.start >= self.goal.seconds
 
 
-def opened(job: Job, goal: Goal) -> Source:
-    """Open the data for the metric and check the first sample.
+def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
+    """Open the data for the metric and try the metric on the first sample; return them with the metric for these data.
 
     Raises:
-        RequantError: They cannot be read, or have no labels for the metric.
+        RequantError: The data cannot be read, or do not fit the metric.
     """
     source = open_data(job.reference, goal.data)
     first = next(iter(source.samples(1)), None)
-    if first is not None:
-        check_label(goal.metric, first)
-    return source
+    return source, goal if first is None else replace(goal, metric=fitted(goal.metric, first, job.reference))
 
 
 def search(
