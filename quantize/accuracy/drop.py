@@ -200,8 +200,10 @@ class Allowance:
         If the float model's SQNR is infinite, a share is the noise's share of the signal's amplitude: 1 % is 40 dB.
 
         Raises:
-            RequantError: The float model's score is infinite, and the drop is a number of decibels.
+            RequantError: The float model's score is infinite, and the drop is a number of decibels; or the score is 0,
+                and the drop is a share of it.
         """
+        self.check(metric)
         sign = -1.0 if metric.higher_is_better else 1.0
         if math.isfinite(before):
             return before + sign * (self.amount * abs(before) if self.relative else self.amount)
@@ -211,6 +213,18 @@ class Allowance:
             f"{metric.name} of the float model is infinite: a drop of {self.amount:g} is undefined"
             + ("; give the noise as a share of the signal: 1% is 40 dB" if metric.unit == "dB" else "")
         )
+
+    def check(self, metric: Metric) -> None:
+        """Check that the drop is no share of 0, the float model's own error against itself.
+
+        Raises:
+            RequantError: It is.
+        """
+        if self.relative and metric.reference and not metric.higher_is_better:
+            raise RequantError(
+                f"{metric.name} without labels is 0 for the float model, and {self} of 0 is 0; give the drop in the "
+                f"metric's unit: {self.amount:g}"
+            )
 
     def __str__(self) -> str:
         """Return ``"0.5%"`` or ``"0.003"``."""

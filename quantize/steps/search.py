@@ -91,11 +91,15 @@ def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
     """Open the data for the metric and try the metric on the first sample; return them with the metric for these data.
 
     Raises:
-        RequantError: The data cannot be read, or do not fit the metric.
+        RequantError: The data cannot be read, or do not fit the metric, or the drop does not.
     """
     source = open_data(job.reference, goal.data)
     first = next(iter(source.samples(1)), None)
-    return source, goal if first is None else replace(goal, metric=fitted(goal.metric, first, job.reference))
+    if first is None:
+        return source, goal
+    metric = fitted(goal.metric, first, job.reference)
+    goal.allowance.check(metric)
+    return source, replace(goal, metric=metric)
 
 
 def search(

@@ -62,8 +62,9 @@ def separate(outputs: Outputs) -> list[Boxes] | None:
     Classes are integers, or whole numbers in an output whose name has no ``score``. The order of x and y is that of
     the model.
     """
-    corners = [value for value in outputs.values() if is_float(value) and value.shape[-1:] == (4,)]
-    if len(corners) != 1 or corners[0].ndim not in (2, 3):
+    fours = [value for value in outputs.values() if is_float(value) and value.ndim in (2, 3) and value.shape[-1] == 4]
+    corners = [value for value in fours if value.ndim == max(each.ndim for each in fours)]  # M may be 4 too
+    if len(corners) != 1:
         return None
     others = {name: value for name, value in outputs.items() if np.shape(value) == corners[0].shape[:-1]}
     whole = [name for name, value in others.items() if value.dtype.kind in "iu"]

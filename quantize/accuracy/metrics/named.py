@@ -235,7 +235,7 @@ METRICS: Mapping[str, Metric] = {
                 value=_mean,
             ),
             keep=signals.first_float,
-            perfect=_without(np.s_[:1], signals.CLEAN),
+            perfect=_without(np.s_[:1], np.inf),
         ),
         _either(
             Metric(
