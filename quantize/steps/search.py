@@ -24,6 +24,7 @@ from ..placement.measuring import Write
 from ..placement.search import plans_by_price
 from ..result import Frontier, Point
 from ..runtime.inputs import open_data
+from ..runtime.session import Runner
 from .emit import correct, plan_by_rules
 from .evidence import gather_evidence
 from .ranges import TensorRanges
@@ -97,7 +98,7 @@ def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
     first = next(iter(source.samples(1)), None)
     if first is None:
         return source, goal
-    metric = fitted(goal.metric, first, job.reference)
+    metric = fitted(goal.metric, first, Runner(job.reference, lean=True)(first.feed))
     goal.allowance.check(metric)
     return source, replace(goal, metric=metric)
 

@@ -143,22 +143,21 @@ def check_label(metric: Metric, sample: Sample) -> None:
         raise DataError(f"{sample.where}: no label, but {metric.name} needs one; agreement and sqnr need none")
 
 
-def fitted(metric: Metric, first: Sample, model: ModelSource | None = None) -> Metric:
+def fitted(metric: Metric, first: Sample, outputs: Outputs | None = None) -> Metric:
     """Return the metric for data with this first sample: some metrics compare with the float model without labels.
 
     Args:
         metric: The metric.
         first: The first sample.
-        model: The float model. It is run on the sample, so that a metric that does not fit is refused at once.
+        outputs: The float model's outputs for it, so that a metric that does not fit is refused at once.
 
     Raises:
         DataError: The label is missing.
-        RequantError: The model fails, or its outputs or the label do not fit the metric.
+        RequantError: The outputs or the label do not fit the metric.
     """
     check_label(metric, first)
     chosen = metric.for_sample(first)
-    if model is not None and chosen.items is not None:
-        outputs = Runner(model, lean=True)(first.feed)
+    if outputs is not None and chosen.items is not None:
         Scorer(chosen).add(outputs, first, chosen.kept(outputs, first) if chosen.reference else NOTHING)
     return chosen
 
