@@ -18,7 +18,7 @@ MOST_CANDIDATES = 30_000
 MOST_BOXES = 300
 """The most boxes of an image after suppression."""
 NEGATIVE = 0.05
-"""The largest share of negative values in the sizes and scores of a decoded head."""
+"""The largest share of negative values in the sizes, and in the scores, of a decoded head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def joined(outputs: Outputs) -> list[Boxes] | None:
 def anchors_last(outputs: Outputs) -> list[Boxes] | None:
     """Decode the single float output (N, 4 + C, A) of YOLOv8 to YOLO11: centre, size, and the score of each class."""
     value = _single(outputs, (3,))
-    if value is None or not 5 <= value.shape[1] < value.shape[2] or not _is_decoded(value[:, 2:]):
+    if value is None or not 5 <= value.shape[1] < value.shape[2] or not _is_decoded(value[:, 2:4], value[:, 4:]):
         return None
     rows = np.swapaxes(value, 1, 2).astype(np.float64)
     return [_suppressed(entry[:, :4], entry[:, 4:]) for entry in rows]
@@ -105,7 +105,7 @@ def anchors_last(outputs: Outputs) -> list[Boxes] | None:
 def anchors_first(outputs: Outputs) -> list[Boxes] | None:
     """Decode the single float output (N, A, 5 + C) of YOLOv5 and YOLOv7: centre, size, objectness, class scores."""
     value = _single(outputs, (3,))
-    if value is None or not 6 <= value.shape[2] < value.shape[1] or not _is_decoded(value[:, :, 2:]):
+    if value is None or not 6 <= value.shape[2] < value.shape[1] or not _is_decoded(value[..., 2:4], value[..., 4:]):
         return None
     return [_suppressed(entry[:, :4], entry[:, 4:5] * entry[:, 5:]) for entry in value.astype(np.float64)]
 
@@ -127,9 +127,9 @@ def _is_whole(values: Array) -> bool:
     return bool(((values >= 0) & (values == np.floor(values))).all())
 
 
-def _is_decoded(values: Array) -> bool:
-    """Whether sizes and scores are decoded: offsets and logits are negative more often."""
-    return float((values < 0).mean()) < NEGATIVE
+def _is_decoded(*columns: Array) -> bool:
+    """Whether sizes and scores are decoded: logarithms of sizes, and logits, are negative more often."""
+    return all(float((values < 0).mean()) < NEGATIVE for values in columns)
 
 
 def overlap(one: Array, two: Array) -> Array:
