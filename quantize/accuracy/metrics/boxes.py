@@ -18,7 +18,9 @@ MOST_CANDIDATES = 30_000
 MOST_BOXES = 300
 """The most boxes of an image after suppression."""
 NEGATIVE = 0.05
-"""The largest share of negative values in the sizes, and in the scores, of a decoded head."""
+"""The largest share of negative values in the centres, and in the scores, of a decoded head."""
+ROUNDED = 0.02
+"""The least size of a decoded head, as a share of the largest, below 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def joined(outputs: Outputs) -> list[Boxes] | None:
 def anchors_last(outputs: Outputs) -> list[Boxes] | None:
     """Decode the single float output (N, 4 + C, A) of YOLOv8 to YOLO11: centre, size, and the score of each class."""
     value = _single(outputs, (3,))
-    if value is None or not 5 <= value.shape[1] < value.shape[2] or not _is_decoded(value[:, 2:4], value[:, 4:]):
+    if value is None or not 5 <= value.shape[1] < value.shape[2] or not _is_decoded(np.swapaxes(value, 1, 2)):
         return None
     rows = np.swapaxes(value, 1, 2).astype(np.float64)
     return [_suppressed(entry[:, :4], entry[:, 4:]) for entry in rows]
@@ -105,7 +107,7 @@ def anchors_last(outputs: Outputs) -> list[Boxes] | None:
 def anchors_first(outputs: Outputs) -> list[Boxes] | None:
     """Decode the single float output (N, A, 5 + C) of YOLOv5 and YOLOv7: centre, size, objectness, class scores."""
     value = _single(outputs, (3,))
-    if value is None or not 6 <= value.shape[2] < value.shape[1] or not _is_decoded(value[..., 2:4], value[..., 4:]):
+    if value is None or not 6 <= value.shape[2] < value.shape[1] or not _is_decoded(value):
         return None
     return [_suppressed(entry[:, :4], entry[:, 4:5] * entry[:, 5:]) for entry in value.astype(np.float64)]
 
@@ -127,9 +129,15 @@ def _is_whole(values: Array) -> bool:
     return bool(((values >= 0) & (values == np.floor(values))).all())
 
 
-def _is_decoded(*columns: Array) -> bool:
-    """Whether sizes and scores are decoded: logarithms of sizes, and logits, are negative more often."""
-    return all(float((values < 0).mean()) < NEGATIVE for values in columns)
+def _is_decoded(rows: Array) -> bool:
+    """Whether rows (..., 4 + n) of centre, size and scores are decoded.
+
+    Offsets from a cell are negative where centres are not, and so are logarithms where sizes are not, and logits where
+    scores are not. Rounding may leave a size just below 0.
+    """
+    sizes = rows[..., 2:4]
+    short = (sizes < -ROUNDED * np.abs(sizes).max()).any()
+    return not short and all(float((part < 0).mean()) < NEGATIVE for part in (rows[..., :2], rows[..., 4:]))
 
 
 def overlap(one: Array, two: Array) -> Array:

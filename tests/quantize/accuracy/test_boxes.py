@@ -311,12 +311,14 @@ def test_unknown_outputs_are_refused_in_one_line(outputs: Any, mention: str) -> 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("columns", [slice(2, 4), slice(4, 85)], ids=["sizes", "scores"])
-def test_a_head_with_logarithms_of_sizes_or_with_logits_is_not_decoded(columns: slice) -> None:
+@pytest.mark.parametrize(
+    ("columns", "few"), [(slice(0, 2), 80), (slice(2, 4), 2), (slice(4, 85), 80)], ids=["centres", "sizes", "scores"]
+)
+def test_a_head_with_offsets_or_logarithms_or_logits_is_not_decoded(columns: slice, few: int) -> None:
     output = np.random.default_rng(0).uniform(0, 1, (1, 400, 85)).astype(np.float32)
     output[..., 4:] *= 0.02  # few candidates
     assert len(read_boxes({"output": output}, "")) == 1
-    output[:, :100, columns] -= 2
+    output[:, :few, columns] -= 2
     for value in (output, np.swapaxes(output, 1, 2)):
         with pytest.raises(RequantError, match="no known detector"):
             read_boxes({"output": value}, "")
