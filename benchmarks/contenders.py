@@ -195,13 +195,32 @@ def tasks(kit: str) -> dict[str, Any]:
     return {"tasks": list(_tasks(kit))}
 
 
+def calibration(script: str, name: str, feeds: str) -> dict[str, Any]:
+    """Write the calibration feeds of a task of a kit, those of its function ``NAME_calib``."""
+    save_feeds(feeds, list(getattr(_kit(script), f"{name}_calib")()))
+    return {}
+
+
+def described(script: str) -> dict[str, Any]:
+    """Return the tasks of a kit: for each the path of the float model, and whether a lower metric is better."""
+    rows = _kit(script).TASKS.items()
+    return {
+        name: {"model": str(row.model), "lower": bool(getattr(row, "lower_is_better", False))} for name, row in rows
+    }
+
+
 def _tasks(kit: str) -> Mapping[str, Any]:
     """Import the kit of real models in a folder; return its tasks by name. Its sessions register native operators."""
+    return _kit(f"{kit}/realkit.py").TASKS  # type: ignore[no-any-return]
+
+
+def _kit(script: str) -> Any:
+    """Import the script of a kit of real models. The sessions of the kit register native operators."""
     from requant.calibration.session import native_library
 
     os.environ.setdefault("KIT_LIBRARY", native_library() or "")
-    sys.path.insert(0, kit)
-    return importlib.import_module("realkit").TASKS  # type: ignore[no-any-return]
+    sys.path.insert(0, str(Path(script).parent))
+    return importlib.import_module(Path(script).stem)
 
 
 def _architectures() -> Any:
@@ -438,40 +457,59 @@ def checker_error(model: str | Path) -> str:
     return ""
 
 
-def timed(cases: Sequence[Mapping[str, str]], feeds: str, threads: int, seconds: float) -> dict[str, Any]:
-    """Time models on the first feed in turn, in this process.
+def timed(
+    cases: Sequence[Mapping[str, str]], feeds: str, threads: int, seconds: float, count: int = 1, cpu: bool = False
+) -> dict[str, Any]:
+    """Time models on the first feeds in turn, in this process.
 
     Args:
         cases: ``name``, ``model`` and ``runtime`` of each model; the first is the float model.
         feeds: A file of feeds.
         threads: Threads inside one operator.
         seconds: The total time of the measurement.
+        count: The number of feeds. The times are means over feeds.
+        cpu: Whether to count CPU seconds; needs one thread.
 
     Returns:
-        For each name ``ms`` (minimum), ``median_ms``, ``runs`` and ``sqnr_db`` (of the worst output, compared with the
-        first model; None if equal), or ``error``.
+        For each name ``ms`` (minimum), ``median_ms``, ``runs`` and ``sqnr_db`` (of the worst output for the first feed,
+        compared with the first model; None if equal), or ``error``.
     """
     import statistics
+    import time
 
     from requant.quantize.runtime.timing import interleave
 
-    feed = load_feeds(feeds)[0]
+    given = load_feeds(feeds)[:count]
+    results: dict[str, Any] = {case["name"]: {} for case in cases}
+    for feed in given:
+        good = [case for case in cases if "error" not in results[case["name"]]]
+        runs = _loaded(good, feed, threads, results)
+        clock = time.thread_time if cpu else time.perf_counter
+        found = interleave(list(runs.values()), seconds=seconds / len(given), clock=clock)
+        for name, times in zip(runs, found, strict=True):
+            more = {"ms": 1e3 * min(times), "median_ms": 1e3 * statistics.median(times), "runs": len(times)}
+            for key, value in more.items():
+                results[name][key] = results[name].get(key, 0) + value / (1 if key == "runs" else len(given))
+    return {name: {"error": row["error"]} if "error" in row else row for name, row in results.items()}
+
+
+def _loaded(
+    cases: Sequence[Mapping[str, str]], feed: dict[str, Any], threads: int, results: dict[str, Any]
+) -> dict[str, Callable[[], list[Any]]]:
+    """Return a function that runs each model; `results` gets the SQNR at the first feed, or the error."""
     runs: dict[str, Callable[[], list[Any]]] = {}
-    results: dict[str, Any] = {}
     expected: list[Any] | None = None
     for case in cases:
         try:
             run = LOADERS[case["runtime"]](case["model"], feed, threads)
             outputs = run()
+            expected = outputs if expected is None else expected
+            results[case["name"]].setdefault("sqnr_db", worst_sqnr(expected, outputs))
         except Exception as error:  # noqa: BLE001 - the error is a result of the measurement
-            results[case["name"]] = {"error": one_line(error)}
+            results[case["name"]]["error"] = one_line(error)
             continue
-        expected = outputs if expected is None else expected
         runs[case["name"]] = run
-        results[case["name"]] = {"sqnr_db": worst_sqnr(expected, outputs)}
-    for name, times in zip(runs, interleave(list(runs.values()), seconds=seconds), strict=True):
-        results[name] |= {"ms": 1e3 * min(times), "median_ms": 1e3 * statistics.median(times), "runs": len(times)}
-    return results
+    return runs
 
 
 def worst_sqnr(expected: Sequence[Any], outputs: Sequence[Any]) -> float | None:
@@ -525,7 +563,7 @@ LOADERS: Mapping[str, Callable[[str, dict[str, Any], int], Callable[[], list[Any
 FUNCTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
-        *(network, batch, task, tasks, evaluated),
+        *(network, batch, task, tasks, evaluated, described, calibration),
         *(static, dynamic, nncf, ours, configured),
         *(clocked, timed),
     )

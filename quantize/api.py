@@ -111,7 +111,7 @@ def search_model(
     state, watch = Path(f"{os.fspath(output)}.search.json"), Stopwatch(progress)
     with staging(output) as folder:
         job = equalize(hold_out(prepare(model, data, options, folder, watch)))
-        source = opened(job, goal)
+        source, goal = opened(job, goal)
         ranges = find_ranges(job)
         candidate, frontier = search(job, ranges, goal, source, state)
         run = deliver_searched(job, ranges, candidate, frontier, output)

@@ -20,7 +20,7 @@ from ..runtime.progress import Progress, silent
 from ..runtime.timing import Latency, latency_json, load_name
 from .classes import Outputs
 from .drop import Versus, versus
-from .metrics import Metric, Scorer, check_label, metric_named, of_reference, score
+from .metrics import Metric, Scorer, fitted, metric_named, of_reference, score
 from .outputs import Accuracy, accuracy_json
 from .pair import judge_pair, time_pair
 
@@ -90,7 +90,7 @@ def compare_models(
     source = common_source(float_model, int8_model, data)
     first = next(iter(source))
     if chosen is not None:
-        check_label(chosen, first)
+        chosen = fitted(chosen, first)
     loads = loads_of(source, (1, batch) if batch > 1 else (1,))
     models, weights = (Path(float_model), Path(int8_model)), Weights.of(load_model(float_model))
     pair = None if chosen is None else _Pair(chosen)
@@ -123,7 +123,7 @@ class _Pair:
         if metric.own is not None and metric.own.takes_model:
             return
         if metric.reference:
-            self._after.add(after, sample, metric.keep(before, sample.where))
+            self._after.add(after, sample, metric.kept(before, sample))
         else:
             self._before.add(before, sample)
             self._after.add(after, sample)

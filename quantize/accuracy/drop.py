@@ -16,7 +16,7 @@ from ...calibration.samples import Sample
 from ...calibration.sources import Source
 from .classes import Array, Interval
 from .metrics import Metric, Score, by_row
-from .metrics.intervals import area_interval, bootstrap
+from .metrics.intervals import area_interval, bootstrap, jackknife
 from .outputs import binomial_p, finite, paired_interval
 
 FEWEST = 5  # entries that a bootstrap needs
@@ -92,10 +92,42 @@ def versus(before: Score, after: Score) -> Versus:
     result = Versus(metric, before.value, after.value, drop, drop / abs(before.value) if plain else None, notes=notes)
     if before.parts is None or after.parts is None:
         return replace(result, method="none: the metric has no score per item")
+    if metric.uneven:
+        return _of_entries(result, before, after)
     one, two = _alike(before, after)
     counted = _counted(result, one, two, before.rows) if metric.mean and _is_binary(one) and _is_binary(two) else result
     interval, method = _interval(counted, one, two, before.rows)
     return replace(counted, interval=interval, method=method, items=len(one))
+
+
+def _entries(score: Score) -> Array:
+    """Return the entry of each item."""
+    assert score.parts is not None
+    return np.arange(len(score.parts)) if score.rows is None else score.rows
+
+
+def _of_entries(result: Versus, before: Score, after: Score) -> Versus:
+    """Return a copy with an interval, for models with different numbers of items in an entry.
+
+    Raises:
+        RequantError: The scores are of different entries.
+    """
+    sides = [(each.parts, _entries(each)) for each in (before, after) if each.parts is not None]
+    counts = [len(np.unique(rows)) for _, rows in sides]
+    if counts[0] != counts[1]:
+        raise RequantError(
+            f"{before.metric.name}: {counts[0]} and {counts[1]} entries; the scores are of different data"
+        )
+    if counts[0] < FEWEST:
+        return replace(result, items=counts[0], method=_too_few(counts[0]))
+    interval = jackknife(result.metric, *sides)
+    method = f"jackknife of {counts[0]} entries of data, paired"
+    return replace(result, items=counts[0], interval=interval, method=method if interval else "none: it is undefined")
+
+
+def _too_few(count: int) -> str:
+    """Return why there is no interval."""
+    return f"none: {count} entries of data are too few for an interval"
 
 
 def _alike(before: Score, after: Score) -> tuple[Array, Array]:
@@ -103,7 +135,7 @@ def _alike(before: Score, after: Score) -> tuple[Array, Array]:
     one, two = before.parts, after.parts
     assert one is not None
     assert two is not None
-    rows = [np.arange(len(parts)) if of.rows is None else of.rows for of, parts in ((before, one), (after, two))]
+    rows = [_entries(each) for each in (before, after)]
     if not np.array_equal(rows[0], rows[1]):
         raise RequantError(f"{before.metric.name}: {len(one)} and {len(two)} items; the scores are of different data")
     width = max(one.shape[1], two.shape[1])
@@ -140,7 +172,7 @@ def _interval(result: Versus, one: Array, two: Array, rows: Array | None) -> tup
     if rows is not None:
         one, two = by_row(one, rows)[0], by_row(two, rows)[0]
     if len(one) < FEWEST:
-        return None, f"none: {len(one)} entries of data are too few for an interval"
+        return None, _too_few(len(one))
     drawn = bootstrap(result.metric, one, two)
     return (
         drawn,
@@ -169,8 +201,10 @@ class Allowance:
         If the float model's SQNR is infinite, a share is the noise's share of the signal's amplitude: 1 % is 40 dB.
 
         Raises:
-            RequantError: The float model's score is infinite, and the drop is a number of decibels.
+            RequantError: The float model's score is infinite, and the drop is a number of decibels; or the score is 0,
+                and the drop is a share of it.
         """
+        self.check(metric)
         sign = -1.0 if metric.higher_is_better else 1.0
         if math.isfinite(before):
             return before + sign * (self.amount * abs(before) if self.relative else self.amount)
@@ -180,6 +214,18 @@ class Allowance:
             f"{metric.name} of the float model is infinite: a drop of {self.amount:g} is undefined"
             + ("; give the noise as a share of the signal: 1% is 40 dB" if metric.unit == "dB" else "")
         )
+
+    def check(self, metric: Metric) -> None:
+        """Check that the drop is no share of 0, the float model's own error against itself.
+
+        Raises:
+            RequantError: It is.
+        """
+        if self.relative and metric.reference and not metric.higher_is_better:
+            raise RequantError(
+                f"{metric.name} without labels is 0 for the float model, and {self} of 0 is 0; give the drop in the "
+                f"metric's unit: {self.amount:g}"
+            )
 
     def __str__(self) -> str:
         """Return ``"0.5%"`` or ``"0.003"``."""

@@ -151,7 +151,7 @@ def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[
     def watch(before: Outputs, after: Outputs, sample: Sample) -> None:
         for metric, one, two in scorers:
             if metric.reference:
-                two.add(after, sample, metric.keep(before, sample.where))
+                two.add(after, sample, metric.kept(before, sample))
             else:
                 one.add(before, sample)
                 two.add(after, sample)

@@ -18,11 +18,12 @@ from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
 from ..accuracy.compare import common_inputs
-from ..accuracy.metrics import Metric, check_label, metric_named
+from ..accuracy.metrics import Metric, fitted, metric_named
 from ..model.files import load_model
 from ..runtime.inputs import open_data
 from ..runtime.machine import Machine
 from ..runtime.progress import Progress, silent
+from ..runtime.session import Runner
 from .baseline import Baseline, Measured, Tolerances, tolerances
 from .blame import changed_layers, explained
 from .judge import Line, Status, floor_of, judge
@@ -226,8 +227,8 @@ def ready(
     metrics = _metrics(options, old, Path(float_model), first, update=update)
     kept = {} if old is None else _known(old.tolerances.to_json(), old, metrics)
     allowed = tolerances({**kept, **options.tolerances}, metrics)
-    for metric in metrics:
-        check_label(metric, first)
+    outputs = Runner(Path(float_model), lean=True)(first.feed)
+    metrics = [fitted(metric, first, outputs) for metric in metrics]
     return Ready(
         float_path=Path(float_model),
         float_model=model,

@@ -22,7 +22,10 @@ PLACES = ("measured", "estimated", "rules", "all")
 KERNELS = ("auto", "native", "exact", "stock")
 BASELINE = "requant.lock.json"
 SOURCES = "FILE.npz[:SPLIT], a folder, FILE.csv, FILE.jsonl or FILE.py:NAME; see docs/data.md."
-METRICS = "top1, top5, agreement, sqnr, psnr, perplexity, miou, auroc or FILE.py:NAME; see docs/metrics.md."
+METRICS = (
+    "top1, top5, f1, auroc, miou, map, map50, map75, perplexity, wer, cer, recall@K, psnr, sisdr, mse, agreement, "
+    "cosine, sqnr, METRIC:FILE.py:NAME or FILE.py:NAME; see docs/metrics.md."
+)
 UNITS: Mapping[str, int] = {"": 0, "B": 0, "K": 1, "KB": 1, "M": 2, "MB": 2, "G": 3, "GB": 3, "T": 4, "TB": 4}
 """The power of 1000, or of 1024 with an ``i`` in the unit, by unit of a memory size."""
 
@@ -425,8 +428,8 @@ CHECK: tuple[Option, ...] = (
         Kind.EACH,
         metavar="M",
         sample=["top1"],
-        help=METRICS,
-        more="May be repeated. [default: those of the baseline]",
+        help="Metrics, such as top1, map or cosine; see docs/metrics.md.",
+        more=f"May be repeated: {METRICS} [default: those of the baseline]",
     ),
     LOWER,
     Option("samples", Kind.INT, "Use N samples, evenly spaced.", unset="all", least=1, metavar="N", sample=1000),

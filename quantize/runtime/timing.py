@@ -97,7 +97,13 @@ class Latency:
         return 1e3 * self.items / self.int8_ms
 
 
-def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, block: float = 0.0) -> list[list[float]]:
+def interleave(
+    runs: Sequence[Callable[[], object]],
+    *,
+    seconds: float = 2.0,
+    block: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
     """Call each of `runs` in turn until `seconds` have passed, and return the times of each in seconds.
 
     The order is reversed in every second round, because the second run finds caches that the first one warmed.
@@ -106,6 +112,7 @@ def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, bl
         runs: The functions to time.
         seconds: How long all of them are timed, without the runs that warm up.
         block: The seconds for which one function is called before the next one has its turn; 0 for a single call.
+        clock: The clock of the times; ``time.thread_time`` counts the CPU seconds of runs with one thread.
     """
     times: list[list[float]] = [[] for _ in runs]
     slow = False
@@ -121,19 +128,19 @@ def interleave(runs: Sequence[Callable[[], object]], *, seconds: float = 2.0, bl
     while rounds < (FEW_ROUNDS if slow else LEAST_ROUNDS) or (time.perf_counter() < end and rounds < MOST_ROUNDS):
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for index in order:
-            times[index] += _block(runs[index], block)
+            times[index] += _block(runs[index], block, clock)
         rounds += 1
     return times
 
 
-def _block(run: Callable[[], object], seconds: float) -> list[float]:
+def _block(run: Callable[[], object], seconds: float, clock: Callable[[], float]) -> list[float]:
     """Call a function until `seconds` have passed, at least once, and return the times in seconds."""
     times: list[float] = []
     begin = time.perf_counter()
     while not times or (time.perf_counter() - begin < seconds and len(times) < MOST_RUNS):
-        start = time.perf_counter()
+        start = clock()
         run()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return times
 
 

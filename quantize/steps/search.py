@@ -17,13 +17,14 @@ from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
 from ...transforms.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
-from ..accuracy.metrics import Metric, Reference, can_leave, check_label, score, score_with
+from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, score_with
 from ..accuracy.pair import time_pair
 from ..job import Candidate, Evidence, Job, Placement
 from ..placement.measuring import Write
 from ..placement.search import plans_by_price
 from ..result import Frontier, Point
 from ..runtime.inputs import open_data
+from ..runtime.session import Runner
 from .emit import correct, plan_by_rules
 from .evidence import gather_evidence
 from .ranges import TensorRanges
@@ -87,17 +88,19 @@ class _Walk:
         return time.monotonic() - self.start >= self.goal.seconds
 
 
-def opened(job: Job, goal: Goal) -> Source:
-    """Open the data for the metric and check the first sample.
+def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
+    """Open the data for the metric and try the metric on the first sample; return them with the metric for these data.
 
     Raises:
-        RequantError: They cannot be read, or have no labels for the metric.
+        RequantError: The data cannot be read, or do not fit the metric, or the drop does not.
     """
     source = open_data(job.reference, goal.data)
     first = next(iter(source.samples(1)), None)
-    if first is not None:
-        check_label(goal.metric, first)
-    return source
+    if first is None:
+        return source, goal
+    metric = fitted(goal.metric, first, Runner(job.reference, lean=True)(first.feed))
+    goal.allowance.check(metric)
+    return source, replace(goal, metric=metric)
 
 
 def search(

@@ -1,8 +1,8 @@
 """Metrics by name, and the score of a model in a metric over data."""
 
-from .named import METRICS, Metric, area, ideal, metric_named, mid_ranks
+from .named import METRICS, Metric, area, metric_named, mid_ranks
 from .remote import can_leave, score_with
-from .scoring import Reference, Score, Scorer, as_file, by_row, check_label, join, of_reference, score
+from .scoring import Reference, Score, Scorer, as_file, by_row, check_label, fitted, join, of_reference, score
 
 __all__ = [
     "METRICS",
@@ -15,7 +15,7 @@ __all__ = [
     "by_row",
     "can_leave",
     "check_label",
-    "ideal",
+    "fitted",
     "join",
     "metric_named",
     "mid_ranks",

@@ -34,15 +34,15 @@ class Items:
     rows: Array
 
 
-def _spread(parts: Array, entries: int) -> Items:
+def spread(parts: Array, entries: int) -> Items:
     """Return items that belong in equal numbers to the entries of a batch."""
     return Items(parts, np.repeat(np.arange(entries), len(parts) // max(entries, 1)))
 
 
-def _weighted(values: Array, entries: int) -> Items:
+def weighted(values: Array, entries: int) -> Items:
     """Return items of weight 1."""
     flat = values.reshape(-1).astype(np.float64)
-    return _spread(np.stack([flat, np.ones_like(flat)], axis=1), entries)
+    return spread(np.stack([flat, np.ones_like(flat)], axis=1), entries)
 
 
 # ------------------------------------------------------------------------------------------------ right or wrong
@@ -63,12 +63,12 @@ def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
     if count <= k:
         raise RequantError(f"{sample.where}: top{k} of {count} classes is always right; use top1")
     labels = _fitted(sample, scores.shape[:-1])
-    _check_classes(labels, count, sample.where)
+    check_classes(labels, count, sample.where)
     own = np.take_along_axis(scores, np.maximum(labels, 0)[..., None], -1)
     first = np.arange(count) < labels[..., None]
     above = ((scores > own) | ((scores == own) & first)).sum(axis=-1)
     right = (above < k) & ~np.isnan(scores).any(axis=-1)
-    items = _weighted(right, len(right))
+    items = weighted(right, len(right))
     judged = labels.reshape(-1) >= 0
     return Items(items.parts[judged], items.rows[judged])
 
@@ -76,10 +76,10 @@ def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
 def agreement(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
     """Return 1 for each top-1 class that equals the class of another model (`top_classes`), else 0."""
     expected = reference["classes"]
-    return _weighted(np.asarray(predictions_like(expected, outputs) == expected), len(expected))
+    return weighted(np.asarray(predictions_like(expected, outputs) == expected), len(expected))
 
 
-def top_classes(outputs: Outputs, where: str) -> Outputs:
+def top_classes(outputs: Outputs, sample: Sample) -> Outputs:
     """Return the part of the reference's outputs that `agreement` needs.
 
     Raises:
@@ -87,7 +87,7 @@ def top_classes(outputs: Outputs, where: str) -> Outputs:
     """
     classes = predictions(outputs)
     if classes is None:
-        raise RequantError(f"{where}: no output holds scores per class; use sqnr")
+        raise RequantError(f"{sample.where}: no output holds scores per class; use sqnr")
     return {"classes": classes}
 
 
@@ -106,7 +106,7 @@ def noise(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
         what = f"has no output {missing[0]!r}" if missing else "has no float output"
         raise RequantError(f"{sample.where}: the model {what}; sqnr needs one")
     pairs = list(output_powers(reference, outputs).values())
-    return _spread(np.asarray(pairs, np.float64).reshape(1, -1), 1)
+    return spread(np.asarray(pairs, np.float64).reshape(1, -1), 1)
 
 
 def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
@@ -120,9 +120,9 @@ def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
         RequantError: There are no labels and no tokens, or no output has the shape of scores.
     """
     targets, shift = _targets(sample)
-    logits = next((value for value in _floats(outputs) if value.shape[:-1] == targets.shape), None)
+    logits = next((value for value in floats(outputs) if value.shape[:-1] == targets.shape), None)
     if logits is None:
-        shapes = ", ".join(str(value.shape) for value in _floats(outputs)) or "none"
+        shapes = ", ".join(str(value.shape) for value in floats(outputs)) or "none"
         raise RequantError(
             f"{sample.where}: no output holds scores {(*targets.shape, 'V')} for labels {targets.shape}; "
             f"the float outputs are {shapes}"
@@ -133,15 +133,15 @@ def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
             logits, targets = logits[:, :-1], targets[:, 1:]
         else:
             targets = np.concatenate([targets[:, 1:], following], axis=1)
-    _check_classes(targets, logits.shape[-1], sample.where)
+    check_classes(targets, logits.shape[-1], sample.where)
     rows = [_sequence(scores, labels) for scores, labels in zip(logits, targets, strict=True)]
-    return _spread(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))
+    return spread(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))
 
 
 def _targets(sample: Sample) -> tuple[Array, bool]:
     """Return the tokens to predict, and whether the position before a token predicts it."""
     if sample.label is not None:
-        labels = _whole(sample)
+        labels = whole(sample)
         rank = max(2, *(array.ndim for array in sample.feed.values() if array.dtype.kind in "iu"), 0)
         return (labels[None] if labels.ndim < rank else labels), False
     tokens = [
@@ -181,15 +181,15 @@ def image_noise(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
         RequantError: No output has the shape of the target.
     """
     target = np.asarray(sample.label)
-    images = next((value for value in _numbers(outputs) if _fits(target.shape, value.shape)), None)
+    images = next((value for value in numbers(outputs) if fits(target.shape, value.shape)), None)
     if images is None:
-        raise _unlike(sample, outputs, "target")
+        raise unlike(sample, outputs, "target")
     peak = 1.0 if target.dtype.kind == "f" else 65535.0 if target.dtype == np.uint16 else 255.0
     difference = (images.astype(np.float64) - target.reshape(images.shape)).reshape(len(images), -1)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.square(difference).mean(axis=1) / peak**2
     error = np.where(np.isnan(error), np.inf, np.maximum(error, EXACT**2))
-    return _weighted(-10 * np.log10(error), len(images))
+    return weighted(-10 * np.log10(error), len(images))
 
 
 def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
@@ -200,11 +200,11 @@ def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     Raises:
         RequantError: No output is a map of classes in the shape of the labels.
     """
-    labels = _whole(sample)
+    labels = whole(sample)
     found, count = _class_map(outputs, labels, sample)
     labels = labels.reshape(found.shape)
     judged = (labels >= 0) & ((labels != IGNORED_CLASS) | (count > IGNORED_CLASS))
-    _check_classes(np.where(judged, labels, 0), count, sample.where)
+    check_classes(np.where(judged, labels, 0), count, sample.where)
     rows = []
     for one, right, seen in zip(found, labels, judged, strict=True):
         guess, truth = one[seen], right[seen]
@@ -212,21 +212,21 @@ def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
         common = np.bincount(truth[guess == truth], minlength=count)
         either = np.bincount(truth, minlength=count) + np.bincount(guess, minlength=count + 1)[:count] - common
         rows.append(np.stack([common, either], axis=1).reshape(-1))
-    return _spread(np.asarray(rows, np.float64), len(rows))
+    return spread(np.asarray(rows, np.float64), len(rows))
 
 
 def _class_map(outputs: Outputs, labels: Array, sample: Sample) -> tuple[Array, int]:
     """Return the predicted map of classes, and the number of classes."""
     scores = class_scores(outputs)
-    if scores is not None and _fits(labels.shape, scores.shape[:-1]):
+    if scores is not None and fits(labels.shape, scores.shape[:-1]):
         found = predictions(outputs)
         assert found is not None  # there are scores
         return found, scores.shape[-1]
-    for value in _numbers(outputs):
-        if value.dtype.kind in "iu" and _fits(labels.shape, value.shape):
+    for value in numbers(outputs):
+        if value.dtype.kind in "iu" and fits(labels.shape, value.shape):
             known = labels[labels != IGNORED_CLASS]
             return value.astype(np.int64), int(max(value.max(initial=0), known.max(initial=0))) + 1
-    raise _unlike(sample, outputs, "label")
+    raise unlike(sample, outputs, "label")
 
 
 def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
@@ -240,15 +240,15 @@ def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     labels = np.asarray(sample.label)
     if wrong := labels[(labels != 1) & (labels > 0)].reshape(-1)[:1].tolist():
         raise DataError(f"{sample.where}: label {wrong[0]}, but auroc needs labels 0 and 1")
-    for value in _floats(outputs):
-        two = value.shape[-1:] == (2,) and _fits(labels.shape, value.shape[:-1])
-        if two or _fits(labels.shape, value.shape):
+    for value in floats(outputs):
+        two = value.shape[-1:] == (2,) and fits(labels.shape, value.shape[:-1])
+        if two or fits(labels.shape, value.shape):
             scores = (value[..., 1] - value[..., 0] if two else value).reshape(-1).astype(np.float64)
             entries = np.repeat(np.arange(len(value)), scores.size // len(value))
             judged = labels.reshape(-1) >= 0
             parts = np.stack([np.where(np.isnan(scores), -np.inf, scores), labels.reshape(-1)], axis=1)
             return Items(parts[judged].astype(np.float64), entries[judged])
-    raise _unlike(sample, outputs, "label")
+    raise unlike(sample, outputs, "label")
 
 
 # ------------------------------------------------------------------------------------------------ labels and shapes
@@ -256,20 +256,20 @@ def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
 
 def _fitted(sample: Sample, shape: tuple[int, ...]) -> Array:
     """Return the classes that a sample has as labels, in a shape."""
-    labels = _whole(sample)
-    if not _fits(labels.shape, shape):
+    labels = whole(sample)
+    if not fits(labels.shape, shape):
         raise RequantError(f"{sample.where}: labels of shape {labels.shape} for predictions of shape {shape}")
     return labels.reshape(shape)
 
 
-def _fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
+def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
     """Whether an array can be reshaped so that the last axis with a length above 1 stays the same."""
     ends = [[axis for axis in shape if axis != 1][-1:] for shape in (have, want)]
     same = np.prod(have, dtype=np.int64) == np.prod(want, dtype=np.int64)
     return bool(same) and (ends[0] == ends[1] or len([axis for axis in have if axis != 1]) <= 1)
 
 
-def _whole(sample: Sample) -> Array:
+def whole(sample: Sample) -> Array:
     """Return the labels of a sample as int64; raise if they are fractions."""
     labels = np.asarray(sample.label)
     if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
@@ -277,18 +277,18 @@ def _whole(sample: Sample) -> Array:
     return labels.astype(np.int64)
 
 
-def _check_classes(labels: Array, count: int, where: str) -> None:
+def check_classes(labels: Array, count: int, where: str) -> None:
     """Raise DataError if a label is not below the number of classes."""
     if labels.size and labels.max() >= count:
         raise DataError(f"{where}: label {int(labels.max())}, but the output has {count} classes, counted from 0")
 
 
-def _floats(outputs: Outputs) -> Iterator[Array]:
+def floats(outputs: Outputs) -> Iterator[Array]:
     """Yield the float tensors with a batch axis."""
     return (value for value in outputs.values() if is_float(value) and value.ndim > 0 and len(value))
 
 
-def _numbers(outputs: Outputs) -> Iterator[Array]:
+def numbers(outputs: Outputs) -> Iterator[Array]:
     """Yield the tensors of integers or floats with a batch axis."""
     return (
         value
@@ -297,7 +297,7 @@ def _numbers(outputs: Outputs) -> Iterator[Array]:
     )
 
 
-def _unlike(sample: Sample, outputs: Outputs, what: str) -> RequantError:
+def unlike(sample: Sample, outputs: Outputs, what: str) -> RequantError:
     """Return the error that no output fits the label of a sample."""
     shapes = ", ".join(f"{name} {np.shape(value)}" for name, value in outputs.items()) or "none"
     return RequantError(f"{sample.where}: no output fits a {what} of shape {np.asarray(sample.label).shape}: {shapes}")

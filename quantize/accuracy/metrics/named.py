@@ -3,95 +3,31 @@
 from __future__ import annotations
 
 import inspect
-import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .... import RequantError, UnknownNameError
-from ....calibration.objects import failing_at, named, on_path
-from ....calibration.samples import Sample
-from ..classes import Array, Outputs
+from ....calibration.objects import Named, failing_at, named, on_path
+from ..classes import Array
 from ..outputs import decibels
-from . import items
-from .items import Items
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """A user's function.
-
-    Attributes:
-        call: The function.
-        takes_model: Whether it takes the path of a model; else it takes the outputs and the labels of all samples.
-        folder: The folder that must be on ``sys.path`` while it runs.
-    """
-
-    call: Callable[..., Any]
-    takes_model: bool
-    folder: str | None = None
-
-
-def _all_of_it(outputs: Outputs, where: str) -> Outputs:
-    """Return the outputs."""
-    return outputs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """A number that says how good a model is on data.
-
-    Attributes:
-        name: The name.
-        about: A description, in one line.
-        higher_is_better: Whether a higher number is better.
-        unit: ``share`` of 1, ``dB``, or nothing.
-        labels: Whether the data must have labels: ``needed``, ``used`` if there are any, or ``none``.
-        reference: Whether outputs are compared with the float model's.
-        mean: Whether the metric is the mean of one number per item.
-        items: Returns the contributions of a sample's items, from the outputs, the sample, and the reference's outputs.
-        value: Returns the metric from contributions: from their sum over items, (..., c) to (...); or, if `sums` is
-            False, from all of them, (k, c).
-        sums: Whether `value` takes the sum.
-        keep: Returns the part of the reference's outputs that `items` needs, for a sample called `where`.
-        own: The user's function, which replaces `items`.
-    """
-
-    name: str
-    about: str = ""
-    higher_is_better: bool = True
-    unit: str = ""
-    labels: str = "needed"
-    reference: bool = False
-    mean: bool = False
-    items: Callable[[Outputs, Sample, Outputs], Items] | None = None
-    value: Callable[[Array], Any]
-    sums: bool = True
-    keep: Callable[[Outputs, str], Outputs] = _all_of_it
-    own: Own | None = None
-
-    def of(self, parts: Array) -> float:
-        """Return the metric of contributions (k, c)."""
-        return float(self.value(parts.sum(axis=0) if self.sums else parts))
-
-    def worse(self, before: float, after: float) -> float:
-        """Return the loss from `before` to `after`; negative if `after` is better."""
-        if before == after:  # both may be infinite
-            return 0.0
-        return before - after if self.higher_is_better else after - before
-
-    def needs_labels(self) -> bool:
-        """Whether data without labels are refused."""
-        return self.labels == "needed"
+from . import decisions, detection, items, sequences, signals, vectors
+from .metric import Decoder, Metric, Own
 
 
 def _mean(sums: Array) -> Array:
     """Return means from sums of values and of weights."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(sums[..., 0] / sums[..., 1])
+
+
+def _error_rate(sums: Array) -> Array:
+    """Return errors per token of the labels, from sums of both; labels without tokens count as one token."""
+    return np.asarray(sums[..., 0] / np.maximum(sums[..., 1], 1))
 
 
 def _perplexity(sums: Array) -> Array:
@@ -135,6 +71,68 @@ def area(parts: Array) -> float:
     return float((mid_ranks(parts[:, 0])[ones].sum() - m * (m + 1) / 2) / (m * n))
 
 
+def _all_right(parts: Array) -> Array:
+    """Return the contributions where every item has the score 1."""
+    return np.repeat(parts[:, 1:2], 2, axis=1)
+
+
+def _without(column: slice, value: float = 0.0) -> Callable[[Array], Array]:
+    """Return a function that gives some columns of contributions a value."""
+    return partial(_filled, column=column, value=value)
+
+
+def _filled(parts: Array, *, column: slice, value: float) -> Array:
+    """Return contributions with one value in some columns."""
+    filled = parts.copy()
+    filled[:, column] = value
+    return filled
+
+
+def _either(metric: Metric, **changes: Any) -> Metric:
+    """Return a metric that compares with the float model's outputs where there are no labels."""
+    return replace(metric, labels="used", unlabelled=replace(metric, labels="none", **changes))
+
+
+def _map(name: str, about: str, at: slice) -> Metric:
+    """Return a metric of boxes."""
+    metric = Metric(
+        name=name,
+        about=f"{about}; without labels, of the float model's boxes",
+        unit="share",
+        items=detection.matches,
+        value=partial(detection.mean_precision, at=at),
+        sums=False,
+        uneven=True,
+    )
+    return _either(metric, keep=detection.sure_boxes, perfect=detection.all_found)
+
+
+def _rate(name: str, about: str, words: bool) -> Metric:
+    """Return an error rate of transcripts."""
+    metric = Metric(
+        name=name,
+        about=f"{about}; without labels, of the float model's transcripts",
+        higher_is_better=False,
+        unit="share",
+        items=partial(sequences.errors, words=words),
+        value=_error_rate,
+    )
+    return _either(metric, keep=partial(sequences.heard, words=words), perfect=_without(np.s_[:1]))
+
+
+def _recall(k: int) -> Metric:
+    """Return the metric of the `k` nearest vectors."""
+    return Metric(
+        name=f"recall@{k}",
+        about=f"share of vectors that have one of their group among the {k} nearest",
+        unit="share",
+        mean=True,
+        items=vectors.searched,
+        value=_mean,
+        settle=partial(vectors.recalled, k=k),
+    )
+
+
 METRICS: Mapping[str, Metric] = {
     row.name: row
     for row in (
@@ -159,20 +157,20 @@ METRICS: Mapping[str, Metric] = {
             about="share of items with the float model's top-1 class",
             unit="share",
             labels="none",
-            reference=True,
             mean=True,
             items=items.agreement,
             value=_mean,
             keep=items.top_classes,
+            perfect=_all_right,
         ),
         Metric(
             name="sqnr",
             about="signal to quantization noise of the worst output, all samples together",
             unit="dB",
             labels="none",
-            reference=True,
             items=items.noise,
             value=_worst_decibels,
+            perfect=_without(np.s_[1::2]),
         ),
         Metric(
             name="psnr",
@@ -205,41 +203,128 @@ METRICS: Mapping[str, Metric] = {
             value=area,
             sums=False,
         ),
+        Metric(
+            name="f1",
+            about="mean over classes of F1; of two classes, F1 of class 1",
+            unit="share",
+            items=decisions.confusions,
+            value=decisions.mean_f1,
+        ),
+        Metric(
+            name="cosine",
+            about="mean cosine between the vectors and the float model's",
+            labels="none",
+            mean=True,
+            items=vectors.cosines,
+            value=_mean,
+            keep=vectors.vectors,
+            perfect=_all_right,
+        ),
+        *map(_recall, (1, 5, 10)),
+        _map("map", "mean average precision of boxes, at overlaps of 0.50 to 0.95", np.s_[:]),
+        _map("map50", "mean average precision of boxes, at an overlap of 0.50", np.s_[:1]),
+        _map("map75", "mean average precision of boxes, at an overlap of 0.75", np.s_[5:6]),
+        _rate("wer", "word error rate of transcripts", words=True),
+        _rate("cer", "character error rate of transcripts", words=False),
+        _either(
+            Metric(
+                name="sisdr",
+                about="mean scale-invariant signal-to-distortion ratio; without labels, to the float model's output",
+                unit="dB",
+                mean=True,
+                items=signals.distortions,
+                value=_mean,
+            ),
+            keep=signals.first_float,
+            perfect=_without(np.s_[:1], np.inf),
+        ),
+        _either(
+            Metric(
+                name="mse",
+                about="mean squared error; without labels, from the float model's output",
+                higher_is_better=False,
+                items=signals.squared_errors,
+                value=_mean,
+            ),
+            keep=signals.first_float,
+            perfect=_without(np.s_[:1]),
+        ),
     )
 }
-"""The metrics of requant, by name."""
+"""The metrics of requant, by name. `metric_named` also has ``recall@K`` for other K."""
 
 
 def metric_named(text: str, *, lower: bool = False) -> Metric:
-    """Return a metric of `METRICS`, or a metric made of a function.
+    """Return a metric of `METRICS`, one with the user's function for the outputs, or one made of a function.
 
-    The function takes the path of a model; or it takes the outputs, a list with a dict of arrays per sample, and the
-    list of labels, None for samples without one. It returns a number, or an array with the score of each item; the
+    ``METRIC:FILE.py:NAME`` is a metric of `METRICS` that reads what a function returns for the outputs of each sample:
+    a dict of arrays, or one array. The function takes a dict of outputs, or the outputs and a dict of inputs.
+
+    ``FILE.py:NAME`` takes the path of a model; or it takes the outputs, a list with a dict of arrays per sample, and
+    the list of labels, None for samples without one. It returns a number, or an array with the score of each item; the
     metric is their mean. If the function has an attribute ``higher_is_better`` that is False, a lower number is better.
 
     Args:
-        text: A key of `METRICS`, ``FILE.py:NAME`` or ``PACKAGE.MODULE:NAME``.
+        text: A key of `METRICS`, ``recall@K``; one of these with ``:FILE.py:NAME`` or ``:PACKAGE.MODULE:NAME``; or
+            ``FILE.py:NAME`` or ``PACKAGE.MODULE:NAME`` alone.
         lower: Whether a lower number is better; overrides the attribute of the function.
 
     Raises:
         RequantError: There is no such metric or function, or the function takes other arguments.
     """
-    if text in METRICS:
-        if lower and METRICS[text].higher_is_better:
+    base, _, rest = text.partition(":")
+    ours = _ours(base)
+    if ours is not None and (not rest or ":" in rest):
+        if lower and ours.higher_is_better:
             raise RequantError(f"metric {text!r}: higher is better; lower is only for your own functions")
-        return METRICS[text]
+        return ours if not rest else ours.decoded_by(_decoder(text, rest), text)
     found = named(text)
     if found is None:
         raise UnknownNameError("metric", text, (*METRICS, "FILE.py:NAME"))
-    if not callable(found.value):
-        raise RequantError(f"metric {found.name}: a {type(found.value).__name__} is not a function")
+    _check_function(found)
     own = Own(found.value, _takes_model(found.value, found.name), found.folder)
     higher = not lower and bool(getattr(found.value, "higher_is_better", True))
     return Metric(name=text, higher_is_better=higher, labels="used", mean=True, value=_mean, own=own)
 
 
+def _ours(name: str) -> Metric | None:
+    """Return the metric of a name: a row of `METRICS`, or ``recall@K``; None for other names."""
+    if match := re.fullmatch(r"recall@([1-9][0-9]{0,5})", name):
+        return METRICS.get(name) or _recall(int(match[1]))
+    return METRICS.get(name)
+
+
+def _check_function(found: Named) -> None:
+    """Raise RequantError if what the user names is not a function."""
+    if not callable(found.value):
+        raise RequantError(f"metric {found.name}: a {type(found.value).__name__} is not a function")
+
+
+def _decoder(text: str, name: str) -> Decoder:
+    """Return the user's function for outputs.
+
+    Raises:
+        RequantError: There is no such function, or it takes other arguments.
+    """
+    found = named(name)
+    if found is None:
+        raise RequantError(f"metric {text!r}: a function is named by FILE.py:NAME or PACKAGE.MODULE:NAME")
+    _check_function(found)
+    count = _count(found.value, found.name, "a function for outputs takes (outputs) or (outputs, inputs)")
+    return Decoder(found.value, found.name, count == 2, found.folder)
+
+
 def _takes_model(function: Callable[..., Any], name: str) -> bool:
     """Whether a function takes a model; else it takes outputs and labels."""
+    return _count(function, name, "a metric takes a model's path, or (outputs, labels)") == 1
+
+
+def _count(function: Callable[..., Any], name: str, wanted: str) -> int:
+    """Return the number of a function's arguments: 1 or 2.
+
+    Raises:
+        RequantError: It takes others; the message ends with `wanted`.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -250,8 +335,8 @@ def _takes_model(function: Callable[..., Any], name: str) -> bool:
     count = len(needed) if needed else min(len(places), 1)
     if count not in (1, 2) or named_only:
         taken = ", ".join(p.name for p in (*needed, *named_only)) or "nothing"
-        raise RequantError(f"metric {name}: takes ({taken}); a metric takes a model's path, or (outputs, labels)")
-    return count == 1
+        raise RequantError(f"metric {name}: takes ({taken}); {wanted}")
+    return count
 
 
 def own_value(metric: Metric, *arguments: object) -> tuple[float, Array | None]:
@@ -278,9 +363,4 @@ def own_value(metric: Metric, *arguments: object) -> tuple[float, Array | None]:
     return metric.of(parts), parts
 
 
-def ideal(metric: Metric) -> float | None:
-    """Return the float model's score in a metric that compares with the float model; None for other metrics."""
-    return (math.inf if metric.unit == "dB" else 1.0) if metric.reference else None
-
-
-__all__ = ["METRICS", "Metric", "Own", "area", "ideal", "metric_named", "mid_ranks", "own_value"]
+__all__ = ["METRICS", "Metric", "Own", "area", "metric_named", "mid_ranks", "own_value"]

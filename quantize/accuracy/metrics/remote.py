@@ -21,7 +21,7 @@ from ....calibration.session import Array, ModelSource, input_specs, open_sessio
 from ....calibration.sources import DataSpec, Source, open_source
 from ...runtime.progress import Progress, silent
 from .named import Metric, metric_named
-from .scoring import NothingCountsError, Reference, Score, as_file, join, score
+from .scoring import NothingCountsError, Reference, Score, as_file, fitted, join, score
 
 PARTS = 4
 """Parts of the data per worker. More parts end at about the same time, but each part opens the model."""
@@ -97,10 +97,12 @@ def score_with(
 
 
 def can_leave(execution: Execution, metric: Metric, data: Source) -> bool:
-    """Whether workers can compute a score: there is an executor, and data and metric can be opened by name."""
-    return (
-        execution.executor is not None and metric.own is None and data.reference is not None and data.length is not None
-    )
+    """Whether workers can compute a score: there is an executor, and data and metric can be opened by name.
+
+    A metric whose items depend on each other needs all of them at once.
+    """
+    alone = metric.own is None and metric.decode is None and metric.settle is None and not metric.uneven
+    return execution.executor is not None and alone and data.reference is not None and data.length is not None
 
 
 def _pieces(whole: Part, parts: int) -> Iterator[Piece[Scored]]:
@@ -118,10 +120,11 @@ def score_part(part: Part) -> Scored:
         RequantError: As `score` raises it.
     """
     try:
-        metric = metric_named(part.metric)
         source = open_source(part.data, input_specs(open_session(part.model, threads=1, lean=True)))
+        source = replace(source, picked=part.picked)
+        metric = fitted(metric_named(part.metric), next(iter(source)))
         reference = None if part.reference is None else Reference(metric, part.reference, threads=1, room=0)
-        result = score(metric, part.model, replace(source, picked=part.picked), reference=reference, threads=1)
+        result = score(metric, part.model, source, reference=reference, threads=1)
     except NothingCountsError:  # other parts may have labels that count
         return np.zeros((0, 2)), None, len(part.picked), ()
     except RequantError as error:

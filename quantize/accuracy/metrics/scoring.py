@@ -20,7 +20,7 @@ from ...runtime.own_state import OwnState
 from ...runtime.progress import Progress, silent
 from ...runtime.session import Runner
 from ..classes import Outputs
-from .named import Metric, ideal, own_value
+from .named import Metric, own_value
 
 ROOM = 2**29  # bytes of the reference's outputs to keep for the next model
 MOST = 2**22  # with more items, the items of one entry are added up
@@ -78,7 +78,7 @@ class Scorer:
         Args:
             outputs: The outputs of the model.
             sample: The sample, with its label.
-            reference: The result of `Metric.keep` for the float model's outputs.
+            reference: The result of `Metric.kept` for the float model's outputs.
 
         Raises:
             RequantError: The labels or outputs do not fit the metric.
@@ -90,7 +90,7 @@ class Scorer:
             self._outputs.append(outputs)
             self._labels.append(sample.label)
             return
-        items = self._metric.items(outputs, sample, reference)
+        items = self._metric.contributions(outputs, sample, reference)
         self._parts.append(items.parts)
         self._rows.append(items.rows + self._entries)
         self._entries += int(items.rows.max(initial=0)) + 1
@@ -116,6 +116,9 @@ class Scorer:
             value, parts = own_value(metric, self._outputs, self._labels)
             return Score(metric, value, parts, samples=self._samples)
         parts, rows = self._joined() if self._parts else (np.zeros((0, 2)), np.zeros(0, np.int64))
+        if metric.settle is not None:
+            parts = metric.settle(parts)
+            parts, rows = parts[parts[:, 1] > 0], rows[parts[:, 1] > 0]
         if len(parts) == 0:
             raise NothingCountsError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
         notes: tuple[str, ...] = ()
@@ -141,6 +144,25 @@ def check_label(metric: Metric, sample: Sample) -> None:
         raise DataError(f"{sample.where}: no label, but {metric.name} needs one; agreement and sqnr need none")
 
 
+def fitted(metric: Metric, first: Sample, outputs: Outputs | None = None) -> Metric:
+    """Return the metric for data with this first sample: some metrics compare with the float model without labels.
+
+    Args:
+        metric: The metric.
+        first: The first sample.
+        outputs: The float model's outputs for it, so that a metric that does not fit is refused at once.
+
+    Raises:
+        DataError: The label is missing.
+        RequantError: The outputs or the label do not fit the metric.
+    """
+    check_label(metric, first)
+    chosen = metric.for_sample(first)
+    if outputs is not None and chosen.items is not None:
+        Scorer(chosen).add(outputs, first, chosen.kept(outputs, first) if chosen.reference else NOTHING)
+    return chosen
+
+
 class Reference:
     """The part of the float model's outputs that a metric needs, cached up to a number of bytes.
 
@@ -164,7 +186,7 @@ class Reference:
         self._kept: dict[str, Outputs] = {}
 
     def __call__(self, sample: Sample) -> Outputs:
-        """Return the result of `Metric.keep` for the outputs of a sample.
+        """Return the result of `Metric.kept` for the outputs of a sample.
 
         Raises:
             RequantError: The model cannot be loaded or run.
@@ -172,7 +194,7 @@ class Reference:
         if sample.where in self._kept:
             return self._kept[sample.where]
         self._run = self._run or self._load()
-        needed = self.metric.keep(self._state.run(self._run, sample), sample.where)
+        needed = self.metric.kept(self._state.run(self._run, sample), sample)
         size = sum(getattr(value, "nbytes", 0) for value in needed.values())
         if size <= self._room:
             self._kept[sample.where] = needed
@@ -213,11 +235,13 @@ def score(
         with as_file(model) as path:
             value, parts = own_value(metric, path)
         return Score(metric, value, parts)
-    against = _reference(metric, reference)
-    scorer, run, state = Scorer(metric), None, OwnState()
+    scorer, against, run, state = Scorer(metric), _reference(metric, reference), None, OwnState()
     for count, sample in enumerate(data, 1):
         check_label(metric, sample)  # before the first run
-        run = run or Runner(model, threads=threads)
+        if run is None:
+            metric = fitted(metric, sample)
+            scorer, against = Scorer(metric), _reference(metric, reference)
+            run = Runner(model, threads=threads)
         expected = NOTHING if against is None else against(sample)
         scorer.add(state.run(run, sample), sample, expected)
         progress(metric.name, count, data.length)
@@ -243,14 +267,11 @@ def of_reference(scored: Score) -> Score:
     Raises:
         RequantError: The metric has no reference.
     """
-    best = ideal(scored.metric)
-    if best is None or scored.parts is None:
+    perfect = scored.metric.perfect
+    if perfect is None or scored.parts is None:
         raise RequantError(f"{scored.metric.name} does not compare with the float model")
-    parts = scored.parts.copy()
-    parts[:, (1 if scored.metric.unit == "dB" else 0) :: 2] = 0.0
-    if scored.metric.unit != "dB":
-        parts[:, 0] = parts[:, 1]
-    return replace(scored, value=best, parts=parts)
+    parts = perfect(scored.parts)
+    return replace(scored, value=scored.metric.of(parts), parts=parts)
 
 
 def join(scores: Sequence[Score]) -> Score:

@@ -50,8 +50,9 @@ def scored(metric: str | Metric, outputs: Sequence[Array], labels: Sequence[Any]
     feeds = more.get("feeds") or [{"x": np.zeros((len(value), 1), np.float32)} for value in outputs]
     references = more.get("references") or [None] * len(outputs)
     for index, value in enumerate(outputs):
-        kept = {} if references[index] is None else chosen.keep({"out": references[index]}, f"sample {index}")
-        scorer.add({"out": value}, Sample(feeds[index], labels[index], f"sample {index}"), kept)
+        sample = Sample(feeds[index], labels[index], f"sample {index}")
+        kept = {} if references[index] is None else chosen.kept({"out": references[index]}, sample)
+        scorer.add({"out": value}, sample, kept)
     return scorer.result()
 
 

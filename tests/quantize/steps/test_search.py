@@ -195,12 +195,49 @@ def test_what_is_refused(given: list[str], says: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("metric", "drop", "labelled", "says"),
+    [
+        ("map", "1%", False, "sample 0: no known detector has these outputs: "),
+        ("wer", "1%", False, "sample 0: no output holds class scores (T, N, C) or tokens (N, T)"),
+        ("recall@1", "1%", False, "sample 0: no label, but recall@1 needs one"),
+        ("sisdr", "1", True, "sample 0: no output fits a target of shape ()"),
+        ("mse", "1%", False, "mse without labels is 0 for the float model, and 1% of 0 is 0; give the drop"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused_before_the_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, drop: str, labelled: bool, says: str
+) -> None:
+    monkeypatch.setattr("requant.quantize.api.find_ranges", lambda _: pytest.fail("it calibrates"))
+    arrays = np.load(JUDGED)
+    kept = {name: arrays[name] for name in ("image", "labels") if name != "labels" or labelled}
+    np.savez(tmp_path / "eval.npz", **kept)
+    asked = ["--max-drop", drop, "--metric", metric, "--eval-data", str(tmp_path / "eval.npz")]
+    command = ["quantize", str(MODEL), "--data", f"{DATA}:calib", "-o", str(tmp_path / "out.onnx"), *asked]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2, done.output
+    assert says in done.stderr.replace("\n", " ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.npz"]
+
+
+@pytest.mark.parametrize(("metric", "drop"), [("mse", "1000"), ("recall@1", "50%")])
+def test_a_search_keeps_any_metric(tmp_path: Path, metric: str, drop: str) -> None:
+    if metric == "mse":
+        np.savez(tmp_path / "eval.npz", image=np.load(JUDGED)["image"])
+    data = str(tmp_path / "eval.npz") if metric == "mse" else f"{JUDGED}"
+    asked = Goal(metric=metric_named(metric), allowance=parse_drop(drop), data=data)
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", asked, replace(OPTIONS, force_int8=True))
+    assert result.search is not None
+    assert result.search.before == {"mse": 0.0}.get(metric, result.search.before)
+    assert result.search.points
+
+
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(RequantError, match="time budget"):
         goal("1%", seconds=0.0)
 
 
-@pytest.mark.parametrize("metric", ["sqnr", "top1"])
+@pytest.mark.parametrize("metric", ["sqnr", "top1", "f1", "cosine"])
 def test_the_score_of_an_executors_workers_is_that_of_this_process(metric: str) -> None:
     """Two thread pools in the place of a cluster: parts of the data, opened by name, joined in their order."""
     chosen, opened = metric_named(metric), open_source(DataSpec(f"{DATA}"), input_specs(open_session(MODEL)))
