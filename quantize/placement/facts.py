@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...transforms.graph import inferred, nodes_by_name
+from ...transforms.qparams import BlockForm
 from ..options.selection import Selection
 
 FIRST_INTEGER_OPSET = 10  # the opset that introduced QLinearConv and QLinearMatMul
@@ -31,6 +32,7 @@ class Facts:
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too.
         native: Whether units may be native operators.
+        blocks: The form of weights in blocks.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -46,6 +48,7 @@ class Facts:
     zero_points: bool = False
     portable: bool = False
     native: bool = False
+    blocks: BlockForm = field(default_factory=BlockForm)
 
 
 def facts_of(
