@@ -101,6 +101,8 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NOT_FLOAT32
     if unit.op == "LSTM":
         return _lstm_obstacle(anchor, strategy)
+    if harm := facts.harmed_by.get(Impl.DYNAMIC, {}).get(unit.inputs[0], ""):
+        return why.KEPT_FLOAT.about(harm)
     weight = constant(anchor.inputs[1])
     if weight is not None and len(weight.shape) != 2:
         return why.WEIGHTS_RANK.about(len(weight.shape))
@@ -141,6 +143,8 @@ def _block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return _table_obstacle(anchor, facts)
     if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs[:1], *unit.outputs)):
         return why.NOT_FLOAT32
+    if harm := facts.harmed_by.get(Impl.BLOCK, {}).get(unit.inputs[0], ""):
+        return why.KEPT_FLOAT.about(harm)
     weight = constant(anchor.inputs[1])
     if weight is not None and len(weight.shape) != 2:
         return why.WEIGHTS_RANK.about(len(weight.shape))
