@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from requant.calibration.samples import Sample
+from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
@@ -145,3 +148,23 @@ def test_a_trial_rounds_as_the_kernel_does() -> None:
     exact, other = (np.tanh(each @ w) @ v for each in (x, rounded))
     expected = 10 * np.log10(np.sum(exact**2) / np.sum((exact - other) ** 2))
     assert tried["blocks"] == pytest.approx(expected, abs=0.5)
+
+
+def test_a_plan_file_may_name_the_forms(tmp_path: Path) -> None:
+    onnx.save(ir.to_proto(model()), tmp_path / "float.onnx")
+    plan, output = tmp_path / "mine.plan.json", tmp_path / "int8.onnx"
+    plan.write_text(json.dumps({"schema": 1, "units": {"up": "dynamic", "down": "block"}}))
+    feeds = [{"x": np.random.default_rng(seed).normal(size=(4, 64)).astype(np.float32)} for seed in range(8)]
+    options = Options(plan=plan, force_int8=True, seconds=0.0)
+    result = quantize_model(tmp_path / "float.onnx", feeds, output, options)
+    assert result.forms == {"dynamic": 1, "block": 1}
+    written = json.loads(output.with_suffix(".plan.json").read_text())["units"]
+    assert {name: written[name]["implementation"] for name in ("up", "down")} == {"up": "dynamic", "down": "block"}
+
+
+def test_costs_of_every_form_are_measured_and_written(tmp_path: Path) -> None:
+    onnx.save(ir.to_proto(model()), tmp_path / "float.onnx")
+    feeds = [{"x": np.random.default_rng(seed).normal(size=(4, 64)).astype(np.float32)} for seed in range(2)]
+    rows = measure_costs(tmp_path / "float.onnx", feeds).rows
+    assert len(rows) >= 2
+    assert all({"dynamic", "block", "float"} <= row.keys() for key, row in rows.items() if key.startswith("MatMul"))
