@@ -62,10 +62,11 @@ def in_blocks(rows: Array, form: BlockForm, importance: Array | None = None) -> 
 
     Args:
         rows: The weights, float32 (N, K); a block is in one row.
-        form: The form.
+        form: The form; rows that are shorter than a block get smaller blocks.
         importance: The mean square of the input of each column, (K,); None for equal importance.
     """
     count, columns = rows.shape
+    form = form.within(columns)
     blocks = form.blocks(columns)
     steps, scale = np.empty((count, columns), np.int8), np.empty((count, blocks), np.float32)
     weight = np.zeros((blocks, form.size), np.float32)

@@ -110,6 +110,8 @@ DTYPES: dict[str, type[np.integer[Any]]] = {"u8": np.uint8, "s8": np.int8}
 
 BLOCK_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+USUAL_SIZES = {8: 128, 4: 32}
+"""The size of blocks by bits. With one row, blocks of 128 are 1.4 times as fast as blocks of 32 (AVX2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class BlockForm:
     """
 
     bits: int = 8
-    size: int = 32
+    size: int = 128
 
     def __post_init__(self) -> None:
         for name, value, known in (("block-bits", self.bits, BLOCK_BITS), ("block-size", self.size, BLOCK_SIZES)):
@@ -136,6 +138,10 @@ class BlockForm:
     def zero(self) -> int:
         """The code of zero: 8 or 128."""
         return int(2 ** (self.bits - 1))
+
+    def within(self, columns: int) -> BlockForm:
+        """Return the form for rows of some weights: the least size that holds a row, if that is smaller."""
+        return BlockForm(self.bits, next((size for size in BLOCK_SIZES if columns <= size < self.size), self.size))
 
     def blocks(self, columns: int) -> int:
         """Return the number of blocks of a row."""
@@ -154,7 +160,7 @@ class Scheme:
             is never negative is always the minimum of the type: the middle would lose half of the steps, and ONNX
             Runtime fuses a Relu into the kernel before it only if the zero point of the output is the minimum.
         block_bits: Bits of weights in blocks.
-        block_size: Weights of a block.
+        block_size: Weights of a block; 0 for the usual size, `USUAL_SIZES`.
 
     Raises:
         UnknownNameError: A type is neither ``u8`` nor ``s8``.
@@ -165,18 +171,18 @@ class Scheme:
     weight: str = "s8"
     symmetric: bool = False
     block_bits: int = 8
-    block_size: int = 32
+    block_size: int = 0
 
     def __post_init__(self) -> None:
         for kind, name in (("activation", self.activation), ("weight", self.weight)):
             if name not in DTYPES:
                 raise UnknownNameError(f"{kind} type", name, DTYPES)
-        BlockForm(self.block_bits, self.block_size)
+        _ = self.blocks
 
     @property
     def blocks(self) -> BlockForm:
         """The form of weights in blocks."""
-        return BlockForm(self.block_bits, self.block_size)
+        return BlockForm(self.block_bits, self.block_size or USUAL_SIZES.get(self.block_bits, 0))
 
     def activation_params(self, lo: float, hi: float) -> QParams:
         """Return the scale and zero point of a tensor with values in ``[lo, hi]``."""

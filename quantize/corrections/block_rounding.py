@@ -32,13 +32,12 @@ def learn_blocks(layer: BlockLayer, *, rounding: bool) -> Blocked:
         layer: The layer.
         rounding: Whether weights may be rounded to another than the nearest integer.
     """
-    form = layer.form
     seen = _rows([x for index, x in enumerate(layer.int8_inputs) if index % FOLDS != FOLDS - 1])
     unseen = [_rows([x]) for x in layer.int8_inputs[FOLDS - 1 :: FOLDS]]
-    found = in_blocks(layer.rows, form, np.square(seen, dtype=np.float64).mean(axis=0) if len(seen) else None)
+    found = in_blocks(layer.rows, layer.form, np.square(seen, dtype=np.float64).mean(axis=0) if len(seen) else None)
     if not rounding or not unseen or SPARSE * len(seen) < seen.shape[1]:
         return found
-    weights, steps = layer.rows.T, found.each.T
+    form, weights, steps = found.form, layer.rows.T, found.each.T
     moments = Moments(seen.T @ seen / np.float32(len(seen)), np.zeros(weights.shape, np.float32), len(seen))
     nearest = found.steps.T.astype(np.float32)
     bounds = (-form.zero, form.zero - 1)

@@ -204,8 +204,8 @@ def _passed(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
     body = ir.Graph([], [], nodes=[], name=f"{stem}_then")
     if isinstance(params, BlockForm):
         columns = value.shape[-1] if value.shape else None
-        if isinstance(columns, int) and columns % params.size == 0:
-            return _finished(body, _in_blocks(body, value, stem, params.size), value, f"{stem}_passed")
+        if isinstance(columns, int) and columns % (size := params.within(columns).size) == 0:
+            return _finished(body, _in_blocks(body, value, stem, size), value, f"{stem}_passed")
         params = None  # rounded as a whole, with at least the error of blocks
     if params is None:
         q = ir.node("DynamicQuantizeLinear", [value], num_outputs=3, name=f"{stem}_q")

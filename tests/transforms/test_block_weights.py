@@ -51,6 +51,7 @@ def test_the_kernel_multiplies_the_dequantized_weights(form: BlockForm, of: tupl
     weights = drawn(of)
     rows, columns = weights.shape
     found = in_blocks(weights, form)
+    form = found.form
     blocks = form.blocks(columns)
     codes = found.packed(blocks * form.size).reshape(rows, blocks, -1)
     x = np.random.default_rng(1).standard_normal((count, columns)).astype(np.float32)
@@ -68,6 +69,7 @@ def test_a_gather_returns_the_dequantized_rows(form: BlockForm, of: tuple[int, i
     rows, columns, seed = of
     columns += columns % 2  # 4-bit codes are in pairs
     found = in_blocks(drawn((rows, columns, seed)), form)
+    form = found.form
     attributes = f"bits={form.bits}, block_size={form.size}, gather_axis=0, quantize_axis=1"
     text = f"g (int64[m] i) => (float[m,n] y) {{ y = {MS}.GatherBlockQuantized <{attributes}> (q, i, s) }}"
     places = np.array([0, rows - 1, -1])
@@ -80,6 +82,8 @@ def test_a_gather_returns_the_dequantized_rows(form: BlockForm, of: tuple[int, i
 def test_weights_are_near_their_blocks(form: BlockForm, of: tuple[int, int, int]) -> None:
     weights = drawn(of)
     found = in_blocks(weights, form)
+    form = found.form
+    assert form.size >= min(weights.shape[1], 16)
     assert found.steps.min() >= -form.zero
     assert found.steps.max() < form.zero
     padded = np.pad(weights, ((0, 0), (0, form.blocks(weights.shape[1]) * form.size - weights.shape[1])))
@@ -114,7 +118,9 @@ def test_integer_products_round_the_input_in_blocks(tensor: str, tmp_path: Path)
     arrays = {"w": weights.T.copy() if transposed else weights, **({"b": bias} if tensor != "MatMul" else {})}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
     onnx.save(model, tmp_path / "float.onnx")
-    options = Options(selection=Selection(strategy=Strategy.BLOCK), force_int8=True, seconds=0.0)
+    options = Options(
+        selection=Selection(strategy=Strategy.BLOCK), scheme=Scheme(block_size=32), force_int8=True, seconds=0.0
+    )
     result = quantize_model(tmp_path / "float.onnx", None, tmp_path / "int8.onnx", options)
     assert result.forms == {"block": 1}
     assert result.kernels == {"MatMulNBits": 1}
@@ -124,9 +130,16 @@ def test_integer_products_round_the_input_in_blocks(tensor: str, tmp_path: Path)
     padded = np.pad(x, ((0, 0), (0, 24))).reshape(3, 2, 32)
     step = np.abs(padded).max(axis=-1, keepdims=True) / 127
     rounded = (np.rint(padded / step) * step).reshape(3, 64)[:, :40]
-    expected = rounded @ in_blocks(weights.T, BlockForm()).values().T + (bias if tensor != "MatMul" else 0)
+    expected = rounded @ in_blocks(weights.T, BlockForm(8, 32)).values().T + (bias if tensor != "MatMul" else 0)
     steps = np.repeat(step[..., 0], 32, axis=1)[:, :40]  # a half may be rounded either way
     assert np.all(np.abs(y - expected) <= 1e-2 * steps @ np.abs(weights) + 1e-5)
+
+
+@pytest.mark.parametrize(("columns", "size"), [(7, 16), (16, 16), (17, 32), (128, 128), (300, 128)])
+def test_short_rows_get_smaller_blocks(columns: int, size: int) -> None:
+    assert in_blocks(drawn((2, columns, 0)), BlockForm()).form == BlockForm(8, size)
+    assert Scheme().blocks == BlockForm(8, 128)
+    assert Scheme(block_bits=4).blocks == BlockForm(4, 32)
 
 
 @pytest.mark.parametrize(

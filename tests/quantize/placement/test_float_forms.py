@@ -135,7 +135,7 @@ def test_a_trial_rounds_as_the_kernel_does() -> None:
         for name, rounding in (
             ("range", asymmetric_u8(float(x.min()), float(x.max()))),
             ("run", None),
-            ("blocks", BlockForm()),
+            ("blocks", BlockForm(8, 32)),
         )
     }
     assert tried["run"] == pytest.approx(tried["range"], abs=0.5)
