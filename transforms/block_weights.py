@@ -102,22 +102,23 @@ def _best(weights: Array, importance: Array, form: BlockForm) -> tuple[Array, Ar
         form: The form.
     """
     first = _first_scale(weights, form)
-    best_steps, best_scale = np.zeros(weights.shape, np.float32), np.ones(first.shape, np.float32)
+    relative = weights / first[..., None]  # at most 127: sums of squares do not overflow
+    best_steps, best_factor = np.zeros(weights.shape, np.float32), np.ones(first.shape, np.float32)
     least = np.full(first.shape, np.inf, np.float32)
     for stretch in STRETCHES[form.bits]:
-        steps = np.rint(weights / (first * np.float32(stretch))[..., None])
+        steps = np.rint(relative / np.float32(stretch))
         np.clip(steps, -form.zero, form.zero - 1, out=steps)
         weighted = steps * importance
         power = np.einsum("nbk,nbk->nb", weighted, steps)
-        product = np.einsum("nbk,nbk->nb", weighted, weights)
-        scale = np.divide(product, power, out=first.copy(), where=power > 0)
-        scale = np.where(np.abs(scale) < TINY, first, scale)
-        error = scale * (scale * power - 2 * product)  # without the power of the weights, which is the same for all
+        product = np.einsum("nbk,nbk->nb", weighted, relative)
+        factor = np.divide(product, power, out=np.ones_like(first), where=power > 0)
+        error = factor * (factor * power - 2 * product)  # without the power of the weights, which is the same for all
         better = error < least
         least = np.where(better, error, least)
-        best_scale = np.where(better, scale, best_scale)
+        best_factor = np.where(better, factor, best_factor)
         best_steps = np.where(better[..., None], steps, best_steps)
-    return best_steps, best_scale
+    scale = first * best_factor
+    return best_steps, np.where(np.abs(scale) < TINY, first, scale)
 
 
 def _first_scale(weights: Array, form: BlockForm) -> Array:

@@ -94,6 +94,15 @@ def test_weights_are_near_their_blocks(form: BlockForm, of: tuple[int, int, int]
     assert np.all(errors.sum(axis=-1) <= nearest * (1 + 1e-4) + 1e-30)
 
 
+@settings(max_examples=20, deadline=None)
+@given(FORMS, WEIGHTS, st.sampled_from([-80, 100, 120]))
+def test_scaled_weights_have_the_same_integers(form: BlockForm, of: tuple[int, int, int], power: int) -> None:
+    weights = drawn(of)
+    found, scaled = in_blocks(weights, form), in_blocks(np.ldexp(weights, power), form)
+    assert np.array_equal(found.steps, scaled.steps)
+    assert np.array_equal(np.ldexp(found.values(), power), scaled.values())
+
+
 @pytest.mark.parametrize("bits", BLOCK_BITS)
 def test_scales_have_the_least_error_of_important_columns(bits: int) -> None:
     random = np.random.default_rng(0)
