@@ -12,8 +12,8 @@ from .. import RequantError
 from ..calibration.sources import DataSource
 from .job import Evidence
 from .model.files import check_output, staging
-from .options.declared import Strategy
 from .options.options import Options
+from .options.selection import WITHOUT_RANGES
 from .placement.costs import Costs
 from .placement.plan_file import plan_path
 from .placement.search import measured_costs
@@ -48,8 +48,8 @@ def quantize_model(
     Args:
         model: Path of the float model.
         data: A data source: a path or ``FILE.npz:SPLIT`` or ``FILE.py:NAME``, an iterable of feeds, or a callable.
-            None is possible with given ranges, or with the strategy ``dynamic`` or ``weight-only``. The model is then
-            timed on random inputs, if it runs on any.
+            None is possible with given ranges, or with the strategies ``dynamic``, ``block`` and ``weight-only``. The
+            model is then timed on random inputs, if it runs on any.
         output: Path of the model to write; it appears whole or not at all.
         options: See `Options`.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
@@ -160,10 +160,10 @@ def _check_without_data(model: str | os.PathLike[str], options: Options) -> None
         if options.samples is not None:
             raise RequantError(f"{model}: no data, so that samples would do nothing")
         return
-    if options.selection.strategy not in (Strategy.DYNAMIC, Strategy.WEIGHT):
+    if options.selection.strategy not in WITHOUT_RANGES:
         raise RequantError(
-            f"{model}: no data: give a sample of the model's inputs, or ranges, or choose the strategy dynamic or "
-            "weight-only"
+            f"{model}: no data: give a sample of the model's inputs, or ranges, or choose the strategy dynamic, "
+            "block or weight-only"
         )
     plain = Options()
     idle = {

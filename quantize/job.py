@@ -139,10 +139,14 @@ class Evidence:
     Attributes:
         kept_float: Tensors that must not be uint8, with the reason.
         noise: By tensor, noise power over signal power at the worst output; empty where this was not measured.
+        noise_of: The same for the inputs of matrix products from float to float, by form.
+        harmed_by: By such a form, the inputs that ruin an output, with the reason.
     """
 
     kept_float: Mapping[str, str] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
+    noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
+    harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

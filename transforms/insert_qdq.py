@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import onnx_ir as ir
 
+from .block_forms import to_blocks
 from .graph import constant, inferred, nodes_by_name
 from .int8_forms import (
     gate_params,
@@ -32,6 +33,12 @@ from .runtime_workarounds import (
 from .units import activations
 from .writer import Writer
 
+WITHOUT_PAIRS: Mapping[Impl, Callable[[ir.Node, Unit, WeightWriter], int]] = {
+    Impl.DYNAMIC: to_dynamic,
+    Impl.BLOCK: to_blocks,
+    Impl.WEIGHT: store_weights,
+}
+"""By form, the function that rewrites a unit that needs no pairs; it returns the number of constants that changed."""
 Use = tuple[ir.Node, int]  # a reader and the index of its input
 
 
@@ -86,7 +93,13 @@ def insert_qdq(
         pad_every_axis(model)
     shifted = frozenset(unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_GEMM)
     weights = WeightWriter(
-        Writer.of(model, scheme), scheme.weight_params, means or {}, adjusted or {}, exact, shifted=shifted
+        Writer.of(model, scheme),
+        scheme.weight_params,
+        means or {},
+        adjusted or {},
+        exact,
+        shifted=shifted,
+        blocks=scheme.blocks,
     )
     nodes = nodes_by_name(model)
     for name, adjustment in weights.adjusted.items():
@@ -95,8 +108,8 @@ def insert_qdq(
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     lookups = [node for unit in integer for node in map(nodes.__getitem__, unit.nodes) if node.op_type == "HardSigmoid"]
     qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
-    rewritten = [unit for unit in plan.units if plan.impl(unit) in (Impl.DYNAMIC, Impl.WEIGHT)]
-    applied = sum(_rewrite_unit(nodes[unit.nodes[0]], unit, plan.impl(unit), weights) for unit in rewritten)
+    rewritten = [unit for unit in plan.units if plan.impl(unit) in WITHOUT_PAIRS]
+    applied = sum(WITHOUT_PAIRS[plan.impl(unit)](nodes[unit.nodes[0]], unit, weights) for unit in rewritten)
     for unit in integer:
         applied += _constants(nodes[unit.nodes[0]], unit, qparams[plan.root(unit.inputs[0])], scheme, weights)
     applied += _insert_pairs(model, plan, qparams, weights.writer)
@@ -145,11 +158,6 @@ def _import_runtime_domain(model: ir.Model) -> None:
     """Import the runtime's own operator set if a node uses it."""
     if any(node.domain == MS for graph in model.graphs() for node in graph):
         model.opset_imports[MS] = 1
-
-
-def _rewrite_unit(node: ir.Node, unit: Unit, impl: Impl, weights: WeightWriter) -> int:
-    """Rewrite a unit that needs no pairs; return the number of constants that changed."""
-    return to_dynamic(node, unit, weights) if impl is Impl.DYNAMIC else store_weights(node, unit, weights)
 
 
 def _insert_gate(nodes: Sequence[ir.Node], scheme: Scheme, qparams: Mapping[str, QParams], writer: Writer) -> int:

@@ -9,10 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from .bias_correction import mean_shift
+from .block_weights import Blocked, in_blocks
 from .graph import add_initializer, constant, drop_unused, release, sole_reader
 from .ops import OPS, Op
 from .plan import Unit
-from .qparams import Array, QParams, fit_bias, quantize, quantize_bias
+from .qparams import Array, BlockForm, QParams, fit_bias, quantize, quantize_bias
 from .saturation import relieve
 from .writer import Writer
 
@@ -27,11 +28,13 @@ class Adjustment:
         shift: The number to add to the bias, float32 (M,); None to use `bias_correction.mean_shift`.
         stored: The integer weights in the node's layout; None to round to nearest.
         least: The minimum weight scale of each output channel, float32 (M,); None for no minimum.
+        blocked: The weights of a unit with weights in blocks; None for the least error of the weights.
     """
 
     shift: Array | None = None
     stored: Array | None = None
     least: Array | None = None
+    blocked: Blocked | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +64,7 @@ class WeightWriter:
         exact: Whether the target adds products in 32 bits. If not, channels that can saturate 16 bits lose range.
         relieved: By unit, the number of channels that lost range; filled by `within`.
         shifted: Units whose int8 weights have the zero point -1.
+        blocks: The form of weights in blocks.
     """
 
     writer: Writer
@@ -70,6 +74,7 @@ class WeightWriter:
     exact: bool = True
     relieved: dict[str, int] = field(default_factory=dict)
     shifted: frozenset[str] = frozenset()
+    blocks: BlockForm = field(default_factory=BlockForm)
 
     def static(self, node: ir.Node, unit: Unit, input_scale: float) -> int:
         """Store weights as int8 and the bias as int32, for a unit with uint8 inputs; return the number of constants."""
@@ -108,6 +113,17 @@ class WeightWriter:
             params = replace(params, scale=np.maximum(params.scale, least))
         params = self.within(unit, array, params, OPS[unit.op].channel_axis(node), _group(node))
         return FloatWeights(array, params, bias)
+
+    def blocked(self, node: ir.Node, unit: Unit) -> Blocked:
+        """Return the weights of a matrix product, or the rows that a Gather selects, in blocks: rows (N, K)."""
+        found = self.adjusted.get(unit.name, Adjustment()).blocked
+        if found is not None:
+            return found
+        if unit.op == "Gather":
+            return in_blocks(self.array(node, 0), self.blocks)
+        array = self.array(node, 1)
+        rows = array if node.attributes.get_int("transB", 0) else np.ascontiguousarray(array.T)
+        return in_blocks(rows, self.blocks)
 
     def within(self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1) -> QParams:
         """Return parameters with which no sum of two products exceeds 16 bits; unchanged if the target adds exactly."""

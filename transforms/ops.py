@@ -39,6 +39,7 @@ class Op:
         u8: Kernel that reads and writes uint8.
         u8_float: Kernel that reads uint8 and writes float.
         dynamic: Kernel that reads and writes float and computes in integers; it finds ranges at run time.
+        blocks: Kernel that reads and writes float, with a matrix of integers in blocks, each with its scale.
         stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
         absorbs: Following operators that run inside its kernel.
         bare: Whether it must read the uint8 tensor directly, because the runtime does not fuse it with a
@@ -55,6 +56,7 @@ class Op:
     u8: Kernel | None = None
     u8_float: Kernel | None = None
     dynamic: Kernel | None = None
+    blocks: Kernel | None = None
     stores: tuple[int, ...] = ()
     absorbs: frozenset[str] = frozenset()
     bare: bool = False
@@ -89,6 +91,7 @@ OPS: dict[str, Op] = {
         u8=(MS, "QGemm"),
         u8_float=(MS, "QGemm"),
         dynamic=(MS, "DynamicQuantizeMatMul"),
+        blocks=(MS, "MatMulNBits"),
         stores=(1,),
         absorbs=RELUS,
     ),
@@ -100,6 +103,7 @@ OPS: dict[str, Op] = {
         u8=("", "QLinearMatMul"),
         u8_float=(MS, "MatMulIntegerToFloat"),
         dynamic=(MS, "DynamicQuantizeMatMul"),
+        blocks=(MS, "MatMulNBits"),
         stores=(1,),
         absorbs=RELUS,
     ),
@@ -141,7 +145,7 @@ OPS: dict[str, Op] = {
             "Unsqueeze",
         )
     },
-    "Gather": _same("Gather", stores=(0,)),
+    "Gather": _same("Gather", blocks=(MS, "GatherBlockQuantized"), stores=(0,)),
     "Pad": _same("Pad", bare=True),
     "SpaceToDepth": _same("SpaceToDepth", bare=True),
     "Resize": _same("Resize", why=reasons.NEAREST_ONLY),
@@ -204,6 +208,7 @@ OPS: dict[str, Op] = {
         ),
         _float(reasons.INTEGER),
     ),
+    **dict.fromkeys((f"{MS}.GatherBlockQuantized", f"{MS}.MatMulNBits"), _float(reasons.IN_BLOCKS)),
     "If": _float(reasons.CONTROL_FLOW.about("branches")),
     "Loop": _float(reasons.CONTROL_FLOW.about("body")),
     "Scan": _float(reasons.CONTROL_FLOW.about("body")),

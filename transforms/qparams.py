@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import UnknownNameError
+from .. import RequantError, UnknownNameError
 
 Array = npt.NDArray[Any]
 Index = tuple[slice, ...]
@@ -108,6 +108,46 @@ DTYPES: dict[str, type[np.integer[Any]]] = {"u8": np.uint8, "s8": np.int8}
 """The element types of quantized tensors, by option value."""
 
 
+BLOCK_BITS = (4, 8)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+USUAL_SIZES = {8: 128, 4: 32}
+"""The size of blocks by bits. With one row, blocks of 128 are 1.4 times as fast as blocks of 32 (AVX2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """The form of weights in blocks.
+
+    Attributes:
+        bits: Bits of an integer, one of `BLOCK_BITS`.
+        size: Weights of a block, one of `BLOCK_SIZES`; the last block of a row may have fewer.
+
+    Raises:
+        RequantError: There is no kernel for these bits or sizes.
+    """
+
+    bits: int = 8
+    size: int = 128
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("block-bits", self.bits, BLOCK_BITS), ("block-size", self.size, BLOCK_SIZES)):
+            if value not in known:
+                raise RequantError(f"--{name} {value}: there are {', '.join(map(str, known))}")
+
+    @property
+    def zero(self) -> int:
+        """The code of zero: 8 or 128."""
+        return int(2 ** (self.bits - 1))
+
+    def within(self, columns: int) -> BlockForm:
+        """Return the form for rows of some weights: the least size that holds a row, if that is smaller."""
+        return BlockForm(self.bits, next((size for size in BLOCK_SIZES if columns <= size < self.size), self.size))
+
+    def blocks(self, columns: int) -> int:
+        """Return the number of blocks of a row."""
+        return -(-columns // self.size)
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How ranges become scales and zero points: the element types and the position of zero.
@@ -119,19 +159,30 @@ class Scheme:
         symmetric: Whether the zero point of an activation is the middle of the type. The zero point of a tensor that
             is never negative is always the minimum of the type: the middle would lose half of the steps, and ONNX
             Runtime fuses a Relu into the kernel before it only if the zero point of the output is the minimum.
+        block_bits: Bits of weights in blocks.
+        block_size: Weights of a block; 0 for the usual size, `USUAL_SIZES`.
 
     Raises:
         UnknownNameError: A type is neither ``u8`` nor ``s8``.
+        RequantError: There is no kernel for these blocks.
     """
 
     activation: str = "u8"
     weight: str = "s8"
     symmetric: bool = False
+    block_bits: int = 8
+    block_size: int = 0
 
     def __post_init__(self) -> None:
         for kind, name in (("activation", self.activation), ("weight", self.weight)):
             if name not in DTYPES:
                 raise UnknownNameError(f"{kind} type", name, DTYPES)
+        _ = self.blocks
+
+    @property
+    def blocks(self) -> BlockForm:
+        """The form of weights in blocks."""
+        return BlockForm(self.block_bits, self.block_size or USUAL_SIZES.get(self.block_bits, 0))
 
     def activation_params(self, lo: float, hi: float) -> QParams:
         """Return the scale and zero point of a tensor with values in ``[lo, hi]``."""

@@ -46,6 +46,7 @@ FUSED_GROUP = Reason("fused-group", "the runtime fuses the group into one float 
 GATE_RANGE = Reason("gate-range", "its alpha or beta is outside the range of the integer form")
 GELU = Reason("gelu", "one float kernel computes it; uint8 would need several kernels")
 INTEGER = Reason("integer-already", "already computes in integers")
+IN_BLOCKS = Reason("integer-already", "its weights are integers in blocks already")
 LOOKUP = Reason("slow-lookup", "the integer table lookup is slower than the float kernel, alone and in a SiLU")
 NEAREST_ONLY = Reason("interpolates", "only mode=nearest runs on uint8; interpolation and cropping run in float")
 NO_KERNEL = Reason("no-kernel", "the runtime has no integer kernel for {}")

@@ -9,10 +9,12 @@ from itertools import islice
 from ... import RequantError
 from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
+from ...transforms.plan import Impl
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
 from .bias import correct_bias
-from .layer_by_layer import Layer, walk_layers
+from .block_rounding import block_operations, learn_blocks
+from .layer_by_layer import BlockLayer, Layer, walk_layers
 from .rounding import learn_rounding, operations
 
 SAMPLES = 64
@@ -26,9 +28,18 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     if job.source is None:
         return {}
     feeds = [sample.feed for sample in islice(job.source.samples(SAMPLES), SAMPLES)]
-    total = sum(candidate.plan.impl(unit).reads_u8 for unit in candidate.plan.units)
+    impls = [candidate.plan.impl(unit) for unit in candidate.plan.units]
+    total = sum(impl.reads_u8 or impl is Impl.BLOCK for impl in impls)
     budget = EFFORTS[job.options.effort].operations or math.inf  # effort low: the user named the correction
     adjustments: dict[str, Adjustment] = {}
+
+    def correct_blocks(layer: BlockLayer) -> tuple[Adjustment, list[Array]]:
+        nonlocal budget
+        cost = block_operations(layer)
+        rounding = "rounding" in job.corrections and cost <= budget
+        budget -= cost if rounding else 0
+        blocked = learn_blocks(layer, rounding=rounding)
+        return Adjustment(blocked=blocked), layer.run(blocked)
 
     def correct(layer: Layer) -> tuple[Adjustment, list[Array]]:
         nonlocal budget
@@ -41,7 +52,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
         return Adjustment(stored=integers), layer.run(integers)
 
     with suppress(RequantError):
-        for name, adjustment in walk_layers(job, candidate, feeds, correct):
+        for name, adjustment in walk_layers(job, candidate, feeds, correct, correct_blocks):
             adjustments[name] = adjustment
             job.progress("correct weights", len(adjustments), total)
     return adjustments

@@ -10,11 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
+from ...transforms.block_weights import Blocked
 from ...transforms.graph import constant, inferred, nodes_by_name
 from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind
 from ...transforms.ops import OPS
-from ...transforms.plan import Plan, Unit
-from ...transforms.qparams import QParams, dequantize, quantize
+from ...transforms.plan import Impl, Unit
+from ...transforms.qparams import BlockForm, QParams, dequantize, quantize
 from ...transforms.writer import Writer
 from ..job import Candidate, Job
 from ..model.files import serialize
@@ -79,6 +80,51 @@ class Layer:
         return results_of(self.product, self.weights, self.int8_inputs)
 
 
+@dataclass(frozen=True, eq=False)
+class BlockLayer:
+    """A matrix product with weights in blocks, and its inputs and results for each sample.
+
+    Attributes:
+        node: Its node in the float model.
+        rows: Its float weights, (N, K).
+        form: The form of the blocks.
+        int8_inputs: Its input in the INT8 model, float32, one array per sample.
+        float_results: Its result in the float model, one array per sample.
+        compute: Computes the node from an input and weights (N, K), with its bias.
+    """
+
+    node: ir.Node
+    rows: Array
+    form: BlockForm
+    int8_inputs: list[Array]
+    float_results: list[Array]
+    compute: Callable[[Array, Array], Array] = field(repr=False)
+
+    def run(self, blocked: Blocked) -> list[Array]:
+        """Return the results in the INT8 model with these weights; the kernel's rounding of the input is left out."""
+        weights = blocked.values()
+        return list(spread(lambda x: self.compute(x, weights), self.int8_inputs))
+
+
+def _block_layer(
+    visit: _Visit, form: BlockForm, inputs: Sequence[Array], given: list[Array], product: Product
+) -> BlockLayer:
+    """Return a layer with weights in blocks; `inputs` are those of the float model, `given` those of the INT8 model."""
+    node = visit.node
+    transposed = bool(node.attributes.get_int("transB", 0))
+    tensor, bias = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    assert tensor is not None  # `_is_walked` has checked it
+    array = tensor.numpy()
+    rows = array if transposed else np.ascontiguousarray(array.T)
+    shift = None if bias is None else bias.numpy().reshape(-1)
+
+    def compute(x: Array, weights: Array) -> Array:
+        return product(x, weights if transposed else np.ascontiguousarray(weights.T), shift)
+
+    results = list(spread(lambda x: compute(x, rows), inputs))
+    return BlockLayer(node, rows, form, given, results, compute)
+
+
 def results_of(product: Product, weights: FloatWeights, inputs: Sequence[Array]) -> list[Array]:
     """Return the results of float weights on some inputs."""
     return list(spread(lambda x: product(x, weights.array, weights.bias), inputs))
@@ -89,8 +135,9 @@ def walk_layers(
     candidate: Candidate,
     feeds: Sequence[Mapping[str, Array]],
     correct: Callable[[Layer], tuple[Adjustment, list[Array]]],
+    correct_blocks: Callable[[BlockLayer], tuple[Adjustment, list[Array]]] | None = None,
 ) -> Iterator[tuple[str, Adjustment]]:
-    """Yield the name and the adjustment of each unit with weights and uint8 inputs.
+    """Yield the name and the adjustment of each unit with weights that reads uint8, or has its weights in blocks.
 
     Both models run side by side, unit by unit. The units behind a corrected unit read its corrected result.
 
@@ -99,12 +146,15 @@ def walk_layers(
         candidate: Its INT8 model.
         feeds: One feed per sample. Memory holds the tensors that later units still read.
         correct: Returns the adjustment of a layer, and the layer's results with it.
+        correct_blocks: The same for a layer with weights in blocks; without it these layers are not visited.
 
     Raises:
         RequantError: The runtime rejects a piece of the models.
     """
     plan, float_nodes, int8_nodes = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
-    units = [unit for unit in plan.units if _is_walked(job, plan, unit, float_nodes, int8_nodes)]
+    forms = [impl for impl in Impl if impl.reads_u8 or (impl is Impl.BLOCK and correct_blocks is not None)]
+    chosen = [unit for unit in plan.units if plan.impl(unit) in forms]
+    units = [unit for unit in chosen if _is_walked(job, unit, float_nodes, int8_nodes)]
     visits = [_Visit.of(unit, float_nodes, int8_nodes) for unit in units]
     types = inferred(job.simple)
     floats = Stream(job.simple, feeds, [visit.node.outputs[0] for visit in visits], types)
@@ -117,14 +167,18 @@ def walk_layers(
     )
     runners: dict[Key, Runner] = {}
     for visit in visits:
-        params = candidate.qparams[plan.root(visit.unit.inputs[0])]
-        weights = writer.weights(visit.node, visit.unit, float(params.scale))
         product = _product(visit.node, job.simple, runners)
-        inputs = floats.take(visit.float_input)
-        results = results_of(product, weights, inputs)
-        int8_inputs = [dequantize(x, params) for x in integers.take(visit.int8_input)]
-        layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
-        adjustment, int8_results = correct(layer)
+        inputs, given = floats.take(visit.float_input), integers.take(visit.int8_input)
+        if correct_blocks is not None and plan.impl(visit.unit) is Impl.BLOCK:
+            block = _block_layer(visit, job.scheme.blocks, inputs, given, product)
+            results, (adjustment, int8_results) = block.float_results, correct_blocks(block)
+        else:
+            params = candidate.qparams[plan.root(visit.unit.inputs[0])]
+            weights = writer.weights(visit.node, visit.unit, float(params.scale))
+            results = results_of(product, weights, inputs)
+            int8_inputs = [dequantize(x, params) for x in given]
+            layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
+            adjustment, int8_results = correct(layer)
         floats.put(visit.node.outputs[0], results)
         integers.put(visit.int8_node.outputs[0], int8_results)
         if floats.nbytes + integers.nbytes > MEMORY and len(results) > 1:
@@ -149,14 +203,15 @@ class _Visit:
         node, int8_node = float_nodes[unit.nodes[0]], int8_nodes[unit.nodes[0]]
         float_input = node.inputs[0]
         assert float_input is not None  # a unit of a plan has an input
-        return _Visit(unit, node, int8_node, float_input, _integer_input(int8_node, float_nodes))
+        blocks = int8_node.op_type == "MatMulNBits"
+        int8_input = int8_node.inputs[0] if blocks else _integer_input(int8_node, float_nodes)
+        assert int8_input is not None
+        return _Visit(unit, node, int8_node, float_input, int8_input)
 
 
-def _is_walked(
-    job: Job, plan: Plan, unit: Unit, float_nodes: Mapping[str, ir.Node], int8_nodes: Mapping[str, ir.Node]
-) -> bool:
-    """Whether to visit a unit: it is in the main graph of both models, and has uint8 inputs and constant weights."""
-    if not plan.impl(unit).reads_u8 or unit.op not in WALKED:
+def _is_walked(job: Job, unit: Unit, float_nodes: Mapping[str, ir.Node], int8_nodes: Mapping[str, ir.Node]) -> bool:
+    """Whether to visit a unit in integers: it is in the main graph of both models, and has constant weights."""
+    if unit.op not in WALKED:
         return False
     node = float_nodes[unit.nodes[0]]
     in_both = node.graph is job.simple.graph and unit.nodes[0] in int8_nodes

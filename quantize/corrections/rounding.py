@@ -94,7 +94,7 @@ def learn_rounding(layer: Layer, *, shifted: bool = True) -> Array | None:
         alone = replace(moments, residual=0 * moments.residual)
         exact = weights / steps[group] + zero
         for name, known in ((BY_INPUT, alone), (BY_RESULT, moments)):
-            candidates[name][group] = round_columns(known, exact, nearest[group], steps[group], params)
+            candidates[name][group] = round_columns(known, exact, nearest[group], steps[group], bounds_of(params))
         judging = {BY_INPUT: [(x, x @ weights) for x, _ in unseen], BY_RESULT: unseen}
         for name, integers in candidates.items():
             rounded = steps[group] * (integers[group] - zero)
@@ -143,7 +143,7 @@ def moments_of(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -
     return Moments(x.T @ x / count, x.T @ (x @ weights - y) / count, len(x))
 
 
-def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, params: QParams) -> Array:
+def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, bounds: tuple[int, int]) -> Array:
     """Return the integers below or above the exact values with the least cost.
 
     The errors of one output channel are ``e = s (q - w / s)``, the cost is ``e H e + 2 e r``: H are the second moments
@@ -156,9 +156,8 @@ def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, 
         exact: Weights in steps, (K, M).
         nearest: The nearest integers, (K, M).
         steps: The step of each weight, (K, M).
-        params: The parameters of the weights; their type has the least and the greatest integer.
+        bounds: The least and the greatest integer.
     """
-    info = np.iinfo(params.zero_point.dtype)
     size = len(exact)
     trust = np.float32(moments.rows / (moments.rows + size))
     hessian = trust * moments.columns
@@ -166,7 +165,7 @@ def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, 
     np.fill_diagonal(hessian, diagonal)
     current = nearest.astype(np.float32)
     other = current + np.sign(exact - current)  # no other integer for a weight on the grid
-    other = np.where((other < info.min + 1) | (other > info.max), current, other)  # a symmetric grid has no -128
+    other = np.where((other < bounds[0]) | (other > bounds[1]), current, other)
     slope = hessian @ (steps * (current - exact)) + trust * moments.residual
     for _ in range(SWEEPS):
         changed = 0
@@ -178,6 +177,12 @@ def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, 
         if not changed:
             break
     return current
+
+
+def bounds_of(params: QParams) -> tuple[int, int]:
+    """Return the least and the greatest integer of symmetric weights: a symmetric grid has no -128."""
+    info = np.iinfo(params.zero_point.dtype)
+    return int(info.min) + 1, int(info.max)
 
 
 def _sweep(block: slice, hessian: Array, slope: Array, current: Array, other: Array, steps: Array) -> Array:

@@ -36,6 +36,8 @@ ROLES: Mapping[str, Mapping[int, str]] = {
     "QGemm": {**INPUT, 3: "weight", 4: "weight scale", 5: WEIGHT_ZERO, 6: "bias", 7: OUT, 8: OUT_ZERO},
     "MatMulIntegerToFloat": {1: "weight", 2: "input scale", 3: "weight scale", 5: WEIGHT_ZERO, 6: "bias"},
     "DynamicQuantizeMatMul": {1: "weight", 2: "weight scale", 3: WEIGHT_ZERO, 4: "bias"},
+    "MatMulNBits": {1: "weight", 2: "weight scale", 3: WEIGHT_ZERO, 5: "bias"},
+    "GatherBlockQuantized": {0: "weight", 2: "weight scale", 3: WEIGHT_ZERO},
     "DynamicQuantizeLSTM": {1: "weight", 2: "recurrence", 3: "bias", 8: "weight scale", 10: "recurrence scale"},
     "MatMulInteger": {1: "weight"},
     "ConvInteger": {1: "weight"},

@@ -18,7 +18,7 @@ from .options import Options
 from .selection import Selection
 
 SELECTED = ("exclude_nodes", "exclude_ops", "include_ops")
-INTEGERS = ("activation", "weight", "symmetric")
+INTEGERS = ("activation", "weight", "symmetric", "block_bits", "block_size")
 ATTRIBUTES: Mapping[str, str] = {"lambda": "noise_weight"}
 """The attribute of `Options` by name of the option, if the names differ."""
 

@@ -37,6 +37,7 @@ class Strategy(StrEnum):
     STATIC = "static"
     STATIC_FLOAT = "static-float"
     DYNAMIC = "dynamic"
+    BLOCK = "block"
     WEIGHT = "weight-only"
 
 
@@ -311,6 +312,23 @@ INT8 = (
     ),
     OVERRIDES,
     Option("activation", Kind.TEXT, "Integer type of activations", default="u8", choices=("u8", "s8")),
+    Option(
+        "block_bits",
+        Kind.INT,
+        "Bits of weights in blocks, 8 or 4, with --strategy block.",
+        default=8,
+        least=4,
+        metavar="N",
+    ),
+    Option(
+        "block_size",
+        Kind.INT,
+        "Weights of a block, which has one scale: 16, 32, 64, 128 or 256.",
+        unset="128 with 8 bits, 32 with 4",
+        sample=128,
+        least=16,
+        metavar="N",
+    ),
     Option("weight", Kind.TEXT, "Integer type of weights", default="s8", choices=("s8", "u8")),
     SYMMETRIC,
     Option("isa", Kind.TEXT, "Instructions of the target CPU; auto: this CPU", default="auto", choices=TARGETS),

@@ -11,8 +11,8 @@ from ...calibration.execution import Execution
 from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
-from ...transforms.qparams import Scheme
-from .declared import FORMATS, KERNELS, PLACES, TARGETS, check_batches
+from ...transforms.qparams import BlockForm, Scheme
+from .declared import FORMATS, KERNELS, PLACES, TARGETS, Strategy, check_batches
 from .efforts import EFFORTS, chosen
 from .selection import Selection
 
@@ -92,6 +92,11 @@ class Options:
             raise RequantError("costs have no effect with the placements rules and all, or with a plan")
         if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
             raise RequantError("--portable needs --format qdq, and no --costs, --place estimated or --place all")
+        in_blocks = Strategy.BLOCK in (self.selection.strategy, *self.selection.strategies.values())
+        if self.portable and in_blocks:
+            raise RequantError("--portable does not go with --strategy block: only ONNX Runtime has MatMulNBits")
+        if not in_blocks and self.scheme.blocks != BlockForm():
+            raise RequantError("--block-bits and --block-size would do nothing without --strategy block")
         if self.wants_native and self._without_native():
             raise RequantError(f"--kernels {self.kernels} does not go with {self._without_native()}")
         chosen(self.effort, self.corrections)

@@ -17,19 +17,25 @@ ORDERS: Mapping[Strategy, tuple[Impl, ...]] = {
     Strategy.STATIC: (Impl.U8,),
     Strategy.STATIC_FLOAT: (Impl.U8_FLOAT,),
     Strategy.DYNAMIC: (Impl.DYNAMIC,),
+    Strategy.BLOCK: (Impl.BLOCK,),
     Strategy.WEIGHT: (Impl.WEIGHT,),
 }
 """The implementations that a strategy allows, the preferred ones first."""
 
 
+WITHOUT_RANGES = frozenset({Strategy.DYNAMIC, Strategy.BLOCK, Strategy.WEIGHT})
+"""The strategies that need no data."""
+
+
 def offered(row: Op | None) -> list[Strategy]:
     """Return the strategies that an operator supports; none for an operator without weights."""
-    if row is None or not (row.dynamic or row.u8_float or row.stores):
+    if row is None or not (row.dynamic or row.blocks or row.u8_float or row.stores):
         return []
     supported = {
         Strategy.STATIC: row.u8 is not None,
         Strategy.STATIC_FLOAT: row.u8_float is not None,
         Strategy.DYNAMIC: row.dynamic is not None,
+        Strategy.BLOCK: row.blocks is not None,
         Strategy.WEIGHT: bool(row.stores),
     }
     return [strategy for strategy, has in supported.items() if has]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...transforms.graph import inferred, nodes_by_name
+from ...transforms.plan import Impl
+from ...transforms.qparams import BlockForm
 from ..options.selection import Selection
 
 FIRST_INTEGER_OPSET = 10  # the opset that introduced QLinearConv and QLinearMatMul
@@ -31,6 +33,9 @@ class Facts:
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too.
         native: Whether units may be native operators.
+        blocks: The form of weights in blocks.
+        noise_of: By form of matrix products from float to float, the noise at the outputs by input tensor.
+        harmed_by: By such a form, the input tensors that ruin an output, with the reason.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -46,6 +51,9 @@ class Facts:
     zero_points: bool = False
     portable: bool = False
     native: bool = False
+    blocks: BlockForm = field(default_factory=BlockForm)
+    noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
+    harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
 
 
 def facts_of(

@@ -101,6 +101,8 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NOT_FLOAT32
     if unit.op == "LSTM":
         return _lstm_obstacle(anchor, strategy)
+    if harm := facts.harmed_by.get(Impl.DYNAMIC, {}).get(unit.inputs[0], ""):
+        return why.KEPT_FLOAT.about(harm)
     weight = constant(anchor.inputs[1])
     if weight is not None and len(weight.shape) != 2:
         return why.WEIGHTS_RANK.about(len(weight.shape))
@@ -128,12 +130,50 @@ def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reaso
     return why.WEIGHTS_SMALL if all(tensor.nbytes < least for tensor in weights) else NONE
 
 
+def _block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot have weights in blocks."""
+    anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
+    if row.blocks is None or strategy is Strategy.AUTO:
+        return why.NO_FORM
+    if facts.portable:
+        return why.NOT_PORTABLE.about(row.blocks[1])
+    if row.blocks not in uint8_kernels():
+        return why.NOT_INSTALLED.about(row.blocks[1])
+    if unit.op == "Gather":
+        return _table_obstacle(anchor, facts)
+    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs[:1], *unit.outputs)):
+        return why.NOT_FLOAT32
+    if harm := facts.harmed_by.get(Impl.BLOCK, {}).get(unit.inputs[0], ""):
+        return why.KEPT_FLOAT.about(harm)
+    weight = constant(anchor.inputs[1])
+    if weight is not None and len(weight.shape) != 2:
+        return why.WEIGHTS_RANK.about(len(weight.shape))
+    return _compute_obstacle(anchor, row)
+
+
+def _table_obstacle(node: ir.Node, facts: Facts) -> Reason:
+    """Return why the table of a Gather cannot be in blocks."""
+    table = constant(node.inputs[0])
+    if table is None:
+        return why.WEIGHTS_COMPUTED
+    if table.dtype is not ir.DataType.FLOAT or not table.size:
+        return why.WEIGHTS_NOT_FLOAT32
+    if len(table.shape) != 2:
+        return why.WEIGHTS_RANK.about(len(table.shape))
+    if node.attributes.get_int("axis", 0) % 2 != 0:
+        return why.NOT_ROWS
+    if table.shape.numpy()[1] * facts.blocks.bits % 8:
+        return why.HALF_BYTE
+    return NONE if _is_finite(table) else why.WEIGHTS_NOT_FINITE
+
+
 OBSTACLES: Mapping[Impl, Rule] = {
     Impl.U8: _static_obstacle,
     Impl.U8_GEMM: _gemm_form_obstacle,
     Impl.U8_NATIVE: _native_obstacle,
     Impl.U8_FLOAT: _static_float_obstacle,
     Impl.DYNAMIC: _dynamic_obstacle,
+    Impl.BLOCK: _block_obstacle,
     Impl.WEIGHT: _weight_only_obstacle,
 }
 """By integer form, the function that returns why a unit cannot have it; `NONE` if it can."""

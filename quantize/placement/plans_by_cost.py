@@ -75,9 +75,8 @@ def _item(prices: Prices, unit: Unit) -> Item:
     forms = prices.space.forms[unit.name]
     if len(forms) == 1:
         return Item(unit.name, unit.inputs, unit.outputs, {forms[0]: 0.0})
-    noise = noise_cost(prices, unit)
     known = [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
-    costs = {form: unit_cost(prices, unit, form) + (noise if form.reads_u8 else 0.0) for form in known}
+    costs = {form: unit_cost(prices, unit, form) + noise_cost(prices, unit, form) for form in known}
     return Item(unit.name, unit.inputs, unit.outputs, costs)
 
 
@@ -104,7 +103,9 @@ def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:
         if plan.impl(unit) is not Impl.U8:
             continue
         others = {
-            impl: measured(prices, unit.name, impl) for impl in OTHER_FORMS if impl in prices.space.forms[unit.name]
+            impl: measured(prices, unit.name, impl)
+            for impl in OTHER_FORMS
+            if impl.writes_u8 and impl in prices.space.forms[unit.name]
         }
         costs = {
             Impl.U8: unit_cost(prices, unit, Impl.U8),

@@ -20,8 +20,8 @@ from .rules import able
 
 Shape = tuple[int, ...]
 
-OTHER_FORMS = (Impl.U8_GEMM, Impl.U8_NATIVE)
-"""Forms from uint8 to uint8 that a unit has only where they are measured to be faster than `Impl.U8`."""
+OTHER_FORMS = (Impl.U8_GEMM, Impl.U8_NATIVE, Impl.DYNAMIC, Impl.BLOCK)
+"""Forms that a unit has only where they are measured to be faster than its other forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Prices:
         costs: Measured costs.
         sizes: Elements by tensor.
         noise: The noise at the outputs that each unit in integers adds; empty: estimated from the weights.
+        noise_of: The same by form, for forms from float to float, as far as known.
         noise_price: Microseconds per unit of noise.
         stretch: Measured over estimated time of conversions.
         absorbed: Units without a kernel of their own in float: the runtime fuses each into the unit before.
@@ -74,6 +75,7 @@ class Prices:
     costs: Costs
     sizes: Mapping[str, int]
     noise: Mapping[str, float] = field(default_factory=dict)
+    noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     noise_price: float = 0.0
     stretch: float = 1.0
     absorbed: frozenset[str] = frozenset()
@@ -90,7 +92,8 @@ class Prices:
             noise: The noise at the outputs that each uint8 tensor adds, as far as known.
         """
         sizes = {name: math.prod(shape) for name, shape in space.shapes.items()}
-        return cls(space, costs, sizes, _noise_by_unit(space, noise))
+        of_forms = {form: _noise_by_unit(space, known) for form, known in space.facts.noise_of.items()}
+        return cls(space, costs, sizes, _noise_by_unit(space, noise), of_forms)
 
 
 def _noise_by_unit(space: Space, noise: Mapping[str, float]) -> dict[str, float]:
@@ -135,9 +138,10 @@ def measured(prices: Prices, name: str, impl: Impl) -> float | None:
 
 def has_unmeasured(prices: Prices) -> bool:
     """Return whether the cost of any unit in integers, or in one of its other integer forms, is not measured."""
+    forms = prices.space.forms
     return any(
-        measured_int8(prices, name) is None
-        or any(impl in prices.space.forms[name] and measured(prices, name, impl) is None for impl in OTHER_FORMS)
+        (measured_int8(prices, name) is None and any(impl.reads_u8 for impl in forms[name]))
+        or any(impl in forms[name] and measured(prices, name, impl) is None for impl in OTHER_FORMS)
         for name in prices.space.keys
     )
 
@@ -174,18 +178,19 @@ def _kernel_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
 # ---------------------------------------------------------------------------------------------------------- noise
 
 
-def noise_cost(prices: Prices, unit: Unit) -> float:
-    """Return the price of the noise of a unit in integers, in microseconds."""
-    if not prices.noise_price:
+def noise_cost(prices: Prices, unit: Unit, impl: Impl = Impl.U8) -> float:
+    """Return the price of the noise of a unit in an integer form, in microseconds; 0 in float."""
+    if not prices.noise_price or not impl.int8:
         return 0.0
-    added = prices.noise.get(unit.name, 0.0) if prices.noise else noise(unit, prices.space.facts.nodes)
-    return prices.noise_price * added
+    if not prices.noise:
+        return prices.noise_price * noise(unit, prices.space.facts.nodes)
+    return prices.noise_price * prices.noise_of.get(impl, prices.noise).get(unit.name, 0.0)
 
 
 def plan_noise_cost(prices: Prices, plan: Plan) -> float:
     """Return the price of the noise of a plan, in microseconds."""
-    units = (unit for unit in plan.units if plan.impl(unit).reads_u8 and unit.name in prices.space.keys)
-    return math.fsum(noise_cost(prices, unit) for unit in units)
+    units = (unit for unit in plan.units if unit.name in prices.space.keys)
+    return math.fsum(noise_cost(prices, unit, plan.impl(unit)) for unit in units)
 
 
 # ---------------------------------------------------------------------------------------------------- conversions

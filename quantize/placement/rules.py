@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ...transforms.graph import bodies, computing_graphs
 from ...transforms.ops import GATE, OPS, why_float
 from ...transforms.plan import Choice, Impl, Plan, Unit
+from ...transforms.qparams import BlockForm
 from ...transforms.reasons import FUSED_GROUP, NONE, Reason
 from ...transforms.units import units
 from ..options.declared import Strategy
@@ -27,6 +28,10 @@ from .reasons import EXCLUDED, FLOAT_INPUTS, FLOAT_READERS, FOREIGN, FUSED_ELSEW
 
 MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that every runtime computes in integers, besides products and operators that move values."""
+ALL_INT8 = (Impl.U8, Impl.U8_FLOAT, Impl.DYNAMIC, Impl.BLOCK)
+"""The forms of a plan with every unit in integers, the preferred ones first."""
+FLOAT_FORMS = {Impl.DYNAMIC: Strategy.DYNAMIC, Impl.BLOCK: Strategy.BLOCK}
+"""Forms of matrix products from float to float, with the strategies whose obstacles count."""
 STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM, Impl.U8_NATIVE)
 
 
@@ -71,8 +76,9 @@ def choose_by(facts: Facts, model: ir.Model) -> Plan:
 def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
     """Return the implementations of each unit among which costs may decide, by unit name.
 
-    Most units can be float, or have any static integer form with no obstacle but slowness. A unit that the user has
-    fixed, or that is int8 for its size, has only the implementation in `plan`.
+    Most units can be float, or have any static integer form with no obstacle but slowness. A matrix product may also
+    find its ranges at run time, or have weights in blocks. A unit that the user has fixed, or that is int8 for its
+    size, has only the implementation in `plan`.
     """
     free = replace(facts, allow_slow=True)
     return {unit.name: _forms(unit, plan.impl(unit), free) for unit in plan.units}
@@ -82,7 +88,7 @@ def all_int8_plan(facts: Facts, plan: Plan) -> Plan:
     """Return a plan with every unit in integers that can be."""
     options = able(facts, plan)
     changed = {
-        name: Choice(Impl.U8 if Impl.U8 in forms else Impl.U8_FLOAT)
+        name: Choice(next(form for form in ALL_INT8 if form in forms))
         for name, forms in options.items()
         if len(forms) > 1 and plan.choices[name].impl is not Impl.U8
     }
@@ -111,12 +117,15 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
         free: The facts, with slow forms allowed.
     """
     row = OPS.get(unit.op)
-    if row is None or impl in (Impl.DYNAMIC, Impl.WEIGHT):
+    if row is None or impl in (Impl.DYNAMIC, Impl.BLOCK, Impl.WEIGHT):
         return (impl,)
-    if free.selection.strategy_of(unit, row) is not Strategy.AUTO or not _decide(unit, free).impl.reads_u8:
+    if free.selection.strategy_of(unit, row) is not Strategy.AUTO:
         return (impl,)
     # the strategy STATIC includes the obstacles of the unit's outputs
-    forms = [form for form in STATIC_FORMS if not OBSTACLES[form](unit, free, Strategy.STATIC)]
+    static = STATIC_FORMS if _decide(unit, free).impl.reads_u8 else ()
+    forms = [form for form in static if not OBSTACLES[form](unit, free, Strategy.STATIC)]
+    if row.kind == "compute" and not _fixed_float(unit, free) and free.blocks == BlockForm():
+        forms += [form for form, asked in FLOAT_FORMS.items() if not OBSTACLES[form](unit, free, asked)]
     return (Impl.FLOAT, *forms) if forms else (impl,)
 
 

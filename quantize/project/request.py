@@ -15,8 +15,9 @@ from ..accuracy.metrics import metric_named
 from ..api import quantize_model, search_model
 from ..model.files import check_output
 from ..options.build import build_data, build_options, open_execution
-from ..options.declared import SEARCH, WORKERS, Strategy
+from ..options.declared import SEARCH, WORKERS
 from ..options.options import Options
+from ..options.selection import WITHOUT_RANGES
 from ..placement.plan_file import plan_path
 from ..result import Result
 from ..runtime.progress import Progress, silent
@@ -111,7 +112,7 @@ def _check_data(data: str | DataSpec | None, options: Options, goal: Goal | None
     """Refuse a request that needs data and has none."""
     if data is not None:
         return
-    if options.ranges is None and options.selection.strategy not in (Strategy.DYNAMIC, Strategy.WEIGHT):
+    if options.ranges is None and options.selection.strategy not in WITHOUT_RANGES:
         raise RequantError("give --data SRC, a sample of the model's inputs; only --ranges and --dynamic need none")
     if goal is not None:
         raise RequantError("a search needs --data SRC, for ranges and corrections")

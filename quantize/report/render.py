@@ -22,6 +22,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "u8->u8 gemm": ("u8", "INT8", "in integers, as a matrix product"),
     "u8->float": ("u8f", "INT8→F", "integer products, float result"),
     "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
+    "block": ("w8", "BLOCK", "weights in blocks of integers, float to float"),
     "weight-only": ("w8", "W8", "int8 weights, computed in float"),
     "float": ("float", "FLOAT", "float"),
 }
@@ -34,7 +35,7 @@ STYLES: Mapping[str, tuple[str, str]] = {
 }
 """Styles of nodes on the page of `requant view`: the mark and the text of the legend."""
 
-INTEGERS = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "QAttention", "QLSTM")
+INTEGERS = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "QAttention", "QLSTM", "MatMulNBits")
 CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 LONGEST, BESIDE = 25, 16
 """The greatest number of characters of a name in a box without a mark, and in a box with a mark."""

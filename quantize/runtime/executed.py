@@ -45,7 +45,7 @@ WEIGHTS = {
         (
             *("Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "Gemm", "FusedGemm", "MatMul"),
             *("FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Attention"),
-            *("QAttention", "LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"),
+            *("MatMulNBits", "QAttention", "LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"),
         ),
         1,
     ),

@@ -11,6 +11,8 @@ INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
     "DynamicQuantizeLSTM QAttention Convolution".split()
 )
+INTEGER_LEVEL = 4
+"""The accuracy_level with which a MatMulNBits multiplies integers."""
 
 
 Shape = tuple[int, ...]
@@ -70,6 +72,21 @@ def multiply_accumulates(op: str, node: ir.Node | None, inputs: list[Shape], out
     if node is None or op not in MACS or not outputs or not inputs or not inputs[0]:
         return 0
     return MACS[op](node, inputs, outputs[0])
+
+
+def accuracy_level(node: ir.Node | None) -> int:
+    """Return the accuracy_level of a node; 0 for operators that have none."""
+    return 0 if node is None else int(node.attributes.get_int("accuracy_level", 0))
+
+
+def multiplies_integers(op: str, level: int) -> bool:
+    """Return whether an operator multiplies integers.
+
+    Args:
+        op: The operator.
+        level: Its accuracy_level.
+    """
+    return op in INTEGER or (op == "MatMulNBits" and level == INTEGER_LEVEL)
 
 
 def _weight_shape(node: ir.Node, inputs: list[Shape], rank: int) -> Shape:

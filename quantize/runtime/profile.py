@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 from ...calibration.session import ModelSource, describe, open_session
-from .macs import INTEGER, multiply_accumulates
+from .macs import accuracy_level, multiplies_integers, multiply_accumulates
 from .session import Runner
 
 RUNS = 3
@@ -36,6 +36,7 @@ class KernelRun:
         inputs: Shapes of its inputs, without weights that the kernel has packed.
         reads: Element types of `inputs`, in the words of the profile: ``float``, ``uint8``.
         writes: Element types of its outputs.
+        level: Its accuracy_level; 0 for operators that have none.
     """
 
     node: str
@@ -47,11 +48,12 @@ class KernelRun:
     inputs: tuple[tuple[int, ...], ...] = ()
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    level: int = 0
 
     @property
     def integer(self) -> bool:
         """Whether it multiplies integers."""
-        return self.op in INTEGER
+        return multiplies_integers(self.op, self.level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node], run
         op = NUMBER.sub("", args["op_name"]) if domain == NATIVE_DOMAIN else args["op_name"]
         macs = steps * multiply_accumulates(op, node, inputs, outputs)
         spent = steps * min(times[name])
-        yield KernelRun(name, domain, op, spent, macs, outputs, tuple(inputs), reads, writes)
+        yield KernelRun(name, domain, op, spent, macs, outputs, tuple(inputs), reads, writes, accuracy_level(node))
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:

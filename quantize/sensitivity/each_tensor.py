@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from ...calibration.samples import Sample
 from ...transforms.graph import nodes_by_name
-from ...transforms.qparams import Array, QParams
+from ...transforms.qparams import Array
 from ..accuracy.outputs import decibels
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..placement.estimates import runs_in
 from .segments import segments
-from .switch_graph import Switch
+from .switch_graph import Rounding, Switch
 from .switch_model import noises, tensor_switches
 
 # A tensor ruins a model if it alone leaves less than RUIN_DB at an output, and STANDS_OUT_DB less than the median of
@@ -46,9 +46,10 @@ def ruinous(sqnr_db: Mapping[str, float], least: float = RUIN_DB) -> dict[str, s
 
 def alone(
     model: ir.Model,
-    qparams: Mapping[str, QParams],
+    qparams: Mapping[str, Rounding],
     samples: Sequence[Sample],
     *,
+    readers: Collection[str] | None = None,
     optimize: bool = True,
     runs: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
@@ -59,8 +60,9 @@ def alone(
 
     Args:
         model: A float model.
-        qparams: uint8 scale and zero point of each tensor to try.
+        qparams: How each tensor to try is rounded.
         samples: A few samples; the number of inferences is tensors times samples.
+        readers: The names of the nodes that read the rounded tensors; None for all.
         optimize: Whether the runtime may rewrite the graph, see `tensor_switches`.
         runs: The limit of inferences. It reduces the samples; if one sample takes more, no tensor is tried.
         progress: Called with the number of finished tensors, and the number of tensors.
@@ -77,7 +79,8 @@ def alone(
         samples = samples[: int(runs // len(qparams))]
     found: dict[str, float] = {}
     for segment in segments(model, qparams, samples):
-        board = tensor_switches(segment.model, {name: qparams[name] for name in segment.tensors}, optimize=optimize)
+        chosen = {name: qparams[name] for name in segment.tensors}
+        board = tensor_switches(segment.model, chosen, readers=readers, optimize=optimize)
         trials = ({Switch("", name)} for name in segment.tensors)
         if not board.outputs:
             found |= dict.fromkeys(segment.tensors, math.inf)

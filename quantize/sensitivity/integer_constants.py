@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
@@ -35,7 +36,12 @@ def integer_constants(
     copy = model.clone()
     adjusted = adjusted or {}
     writer = WeightWriter(
-        Writer.of(copy, scheme), scheme.weight_params, means=means or {}, adjusted=adjusted, exact=exact
+        Writer.of(copy, scheme),
+        scheme.weight_params,
+        means=means or {},
+        adjusted=adjusted,
+        exact=exact,
+        blocks=scheme.blocks,
     )
     nodes = nodes_by_name(copy)
     qparams = with_lookups(plan, nodes, qparams)
@@ -45,7 +51,7 @@ def integer_constants(
         if plan.impl(unit).reads_u8:
             found[unit.name] = _static(node, unit, qparams[plan.root(unit.inputs[0])], scheme, writer)
         elif plan.impl(unit).int8:
-            found[unit.name] = _stored(node, unit, plan.impl(unit), scheme)
+            found[unit.name] = _stored(node, unit, plan.impl(unit), writer)
     return {name: arrays for name, arrays in found.items() if arrays}
 
 
@@ -60,9 +66,14 @@ def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: Weigh
     return {index: dequantize(stored, params) for index, stored, params in operands}
 
 
-def _stored(node: ir.Node, unit: Unit, impl: Impl, scheme: Scheme) -> dict[int, Array]:
+def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict[int, Array]:
     """Return the dequantized weights of a unit that reads float."""
     row, found = OPS[unit.op], {}
+    if impl is Impl.BLOCK:
+        values = writer.blocked(node, unit).values()
+        if unit.op == "Gather":
+            return {0: values}
+        return {1: values if node.attributes.get_int("transB", 0) else np.ascontiguousarray(values.T)}
     indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op == "LSTM" else (1,)
     for index in indices:
         tensor = constant(node.inputs[index])
@@ -73,9 +84,9 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, scheme: Scheme) -> dict[int, 
             params, rows = symmetric_s8(array, 0), array
         elif unit.op == "LSTM":
             rows = array.reshape(array.shape[0] * array.shape[1], -1)
-            params = scheme.weight_params(rows, 0)
+            params = writer.params(rows, 0)
         else:
-            params, rows = scheme.weight_params(array, row.channel_axis(node) % array.ndim), array
+            params, rows = writer.params(array, row.channel_axis(node) % array.ndim), array
         found[index] = dequantize(quantize(rows, params), params).reshape(array.shape)
     return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -20,11 +21,16 @@ from ...transforms.graph import add_initializer, constant, fresh_name, graph_of,
 from ...transforms.int8_forms import gate_params
 from ...transforms.ops import GATE
 from ...transforms.plan import Impl, Plan
-from ...transforms.qparams import QParams, asymmetric_u8
+from ...transforms.qparams import TINY, BlockForm, QParams, asymmetric_u8
 from ...transforms.units import activations
 
 SWITCHES = "requant_switches"
 FIRST_SPLIT_INPUT = 13  # since this opset the sizes of Split are an input
+
+Rounding: TypeAlias = QParams | BlockForm | None
+"""How a tensor becomes integers: with a scale and a zero point, in blocks, or (None) with the range of the run."""
+ROUNDED: Mapping[Impl, Rounding] = {Impl.DYNAMIC: None, Impl.BLOCK: BlockForm()}
+"""How forms from float to float round the input of a product."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,13 +55,13 @@ class Tap:
         value: The tensor.
         uses: The readers, each with the index of its input.
         shown: Whether a graph output is among the readers.
-        params: Scale and zero point; None if they are found at run time.
+        params: How the tensor becomes integers.
     """
 
     value: ir.Value
     uses: Sequence[tuple[ir.Node, int]]
     shown: bool
-    params: QParams | None
+    params: Rounding
 
     @property
     def now(self) -> ir.Value:
@@ -106,9 +112,9 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
                 params = qparams[plan.root(tensor)] if tensor not in inside else qparams.get(tensor)
                 params = params or asymmetric_u8(0.0, 1.0)  # the range of a sigmoid
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, params)
-        elif impl is Impl.DYNAMIC:
+        elif impl in ROUNDED and unit.op != "Gather":
             for tensor in unit.inputs[:1]:
-                taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, None)
+                taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, ROUNDED[impl])
     taken = [use for tap in taps.values() for use in tap.uses]
     for tensor in sorted(plan.produced_u8, key=list(plan.quantized).index):
         tap = everyone(values[tensor], taken, qparams[plan.root(tensor)])
@@ -123,7 +129,7 @@ def _uses(readers: Iterable[ir.Node], tensor: str) -> list[tuple[ir.Node, int]]:
     return [(node, index) for node, index, value in inputs if value.name == tensor and value in activations(node)]
 
 
-def everyone(value: ir.Value, but: Iterable[tuple[ir.Node, int]], params: QParams) -> Tap:
+def everyone(value: ir.Value, but: Iterable[tuple[ir.Node, int]], params: Rounding) -> Tap:
     """Return a tensor and all its readers but some."""
     others = {(id(node), index) for node, index in but}
     uses = [(use.node, use.idx) for use in value.uses() if (id(use.node), use.idx) not in others]
@@ -168,7 +174,7 @@ def insert_tap(model: ir.Model, tap: Tap, wire: ir.Value, stem: str) -> None:
         result.name, value.name = value.name, f"{stem}_input"
 
 
-def _tapped(value: ir.Value, params: QParams | None, wire: ir.Value, stem: str) -> ir.Node:
+def _tapped(value: ir.Value, params: Rounding, wire: ir.Value, stem: str) -> ir.Node:
     """Return an If whose output is a tensor through integers if `wire` is true, else the unchanged tensor."""
     branches = {"then_branch": _passed(value, stem, params), "else_branch": _copied(value, stem)}
     choose = ir.node("If", [wire], branches, name=stem)
@@ -193,9 +199,14 @@ def _after_wires(graph: ir.Graph, wire: ir.Value) -> ir.Node:
     return next(nodes) if first is split else first
 
 
-def _passed(value: ir.Value, stem: str, params: QParams | None) -> ir.Graph:
+def _passed(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
     """Return a body whose output is a tensor through integers."""
     body = ir.Graph([], [], nodes=[], name=f"{stem}_then")
+    if isinstance(params, BlockForm):
+        columns = value.shape[-1] if value.shape else None
+        if isinstance(columns, int) and columns % (size := params.within(columns).size) == 0:
+            return _finished(body, _in_blocks(body, value, stem, size), value, f"{stem}_passed")
+        params = None  # rounded as a whole, with at least the error of blocks
     if params is None:
         q = ir.node("DynamicQuantizeLinear", [value], num_outputs=3, name=f"{stem}_q")
         parameters = list(q.outputs[1:])
@@ -207,6 +218,29 @@ def _passed(value: ir.Value, stem: str, params: QParams | None) -> ir.Graph:
         output.name = f"{stem}_q_{index}"
     dq = ir.node("DequantizeLinear", [q.outputs[0], *parameters], name=f"{stem}_dq")
     return _finished(body, [q, dq], value, f"{stem}_passed")
+
+
+def _in_blocks(body: ir.Graph, value: ir.Value, stem: str, size: int) -> list[ir.Node]:
+    """Return the nodes that round each block of the last axis as a MatMulNBits does: to 127 steps of its peak."""
+    nodes: list[ir.Node] = []
+
+    def add(op: str, *inputs: ir.Value, **attributes: list[int]) -> ir.Value:
+        node = ir.node(op, inputs, attributes, name=f"{stem}_{len(nodes)}")
+        node.outputs[0].name = f"{stem}_{len(nodes)}_output"
+        nodes.append(node)
+        return node.outputs[0]
+
+    shape = add_initializer(body, f"{stem}_shape", np.array([-1, 1, size]))
+    steps, tiny = (
+        add_initializer(body, f"{stem}_{name}", np.asarray(number, np.float32))
+        for name, number in (("steps", 127), ("tiny", TINY))
+    )
+    blocks = add("Reshape", value, shape)
+    peak = add("MaxPool", add("Abs", blocks), kernel_shape=[size])
+    step = add("Max", add("Div", peak, steps), tiny)
+    rounded = add("Mul", add("Round", add("Div", blocks, step)), step)
+    add("Reshape", rounded, add("Shape", value))
+    return nodes
 
 
 def _copied(value: ir.Value, stem: str) -> ir.Graph:

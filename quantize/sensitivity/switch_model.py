@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,7 +21,7 @@ from ...transforms.plan import Plan
 from ...transforms.qparams import QParams
 from ..accuracy.outputs import balance, balanced_noise, powers
 from ..model.files import Weights, serialize
-from .switch_graph import SWITCHES, Part, Switch, everyone, insert_part, insert_tap, taps_of, wires_of
+from .switch_graph import SWITCHES, Part, Rounding, Switch, everyone, insert_part, insert_tap, taps_of, wires_of
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -148,13 +148,19 @@ def switchboard(
 
 
 def tensor_switches(
-    model: ir.Model, qparams: Mapping[str, QParams], *, optimize: bool = True, folder: Path | None = None
+    model: ir.Model,
+    qparams: Mapping[str, Rounding],
+    *,
+    readers: Collection[str] | None = None,
+    optimize: bool = True,
+    folder: Path | None = None,
 ) -> Switchboard:
     """Open a session with one switch, ``Switch("", name)``, per given tensor of the main graph.
 
     Args:
         model: A float model.
-        qparams: Scale and zero point of each tensor.
+        qparams: How each tensor is rounded.
+        readers: The names of the nodes that read the rounded tensors; None for all.
         optimize: As for `switchboard`.
         folder: A folder for large weights.
 
@@ -163,7 +169,11 @@ def tensor_switches(
     """
     copy = model.clone()
     values = ir.convenience.create_value_mapping(copy.graph, include_subgraphs=False)
-    taps = {Switch("", name): everyone(values[name], (), params) for name, params in qparams.items()}
+    others = [] if readers is None else [node for node in copy.graph.all_nodes() if node.name not in readers]
+    but = [(node, index) for node in others for index in range(len(node.inputs))]
+    taps = {Switch("", name): everyone(values[name], but, params) for name, params in qparams.items()}
+    if readers is not None:
+        taps = {switch: replace(tap, shown=False) for switch, tap in taps.items()}
     for index, (tap, wire) in enumerate(zip(taps.values(), wires_of(copy, len(taps)), strict=True)):
         insert_tap(copy, tap, wire, f"requant_tap_{index}")
     return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=folder)

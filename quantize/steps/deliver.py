@@ -23,8 +23,8 @@ from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, executed, integer_share
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB, ruinous
-from .emit import emit
-from .evidence import each_alone, gather_evidence
+from .emit import emit, plan_by_rules
+from .evidence import each_alone, forms_alone, gather_evidence
 from .judge import UNMEASURED, judge, measure_accuracy
 from .native_use import native_use
 from .ranges import TensorRanges
@@ -96,10 +96,12 @@ def deliver_searched(
 
 def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """Keep in float each tensor that alone ruins the outputs; return the better of the two models."""
+    facts, rules, _ = plan_by_rules(job, ranges, Evidence())
     kept = ruinous(each_alone(job, trial.candidate, trial.accuracy))
-    if not kept:
+    harmed = {form: ruinous(found) for form, found in forms_alone(job, facts, rules, trial.accuracy).items()}
+    if not kept and not any(harmed.values()):
         return trial
-    candidate = emit(job, ranges, Evidence(kept))
+    candidate = emit(job, ranges, Evidence(kept, harmed_by=harmed))
     accuracy = measure_accuracy(job, candidate)
     better = accuracy.worst_sqnr_db > trial.accuracy.worst_sqnr_db
     return judge(job, candidate, accuracy) if better else trial

@@ -47,6 +47,9 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
         zero_points=job.policy.zero_points,
         portable=job.policy.portable,
         native=job.policy.native,
+        blocks=job.scheme.blocks,
+        noise_of=evidence.noise_of,
+        harmed_by=evidence.harmed_by,
     )
     return facts, choose_by(facts, job.simple), partial(apply_plan, job, ranges)
 

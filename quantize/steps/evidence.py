@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import islice
 
 from ... import RequantError
+from ...transforms.plan import Impl, Plan
 from ..accuracy.outputs import Accuracy
 from ..accuracy.selected_outputs import selected_from, showing
 from ..job import Candidate, Evidence, Job
 from ..options.efforts import EFFORTS
-from ..placement.rules import all_int8_plan
+from ..placement.facts import Facts
+from ..placement.rules import FLOAT_FORMS, able, all_int8_plan
 from ..sensitivity.each_tensor import alone, ruinous, runs_for
+from ..sensitivity.switch_graph import ROUNDED, Rounding
 from .emit import plan_by_rules
 from .judge import measure_accuracy
 from .ranges import TensorRanges
@@ -39,7 +43,18 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     if accuracy.worst_sqnr_db >= FINE_DB or not candidate.qparams:
         return Evidence()
     sqnr_db = each_alone(job, candidate, accuracy, effort.seconds)
-    return Evidence(ruinous(sqnr_db, effort.least_db), {name: 10 ** (-db / 10) for name, db in sqnr_db.items()})
+    of_forms = forms_alone(job, facts, rules, accuracy, effort.seconds)
+    return Evidence(
+        ruinous(sqnr_db, effort.least_db),
+        _noise(sqnr_db),
+        {form: _noise(found) for form, found in of_forms.items()},
+        {form: ruinous(found, effort.least_db) for form, found in of_forms.items()},
+    )
+
+
+def _noise(sqnr_db: Mapping[str, float]) -> dict[str, float]:
+    """Return noise power over signal power, by tensor."""
+    return {name: 10 ** (-db / 10) for name, db in sqnr_db.items()}
 
 
 def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: float = math.inf) -> dict[str, float]:
@@ -51,15 +66,52 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
         accuracy: Its accuracy; only outputs that could be compared count.
         seconds: How long this may take, about; where the time is too short, the result is empty.
     """
+    values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
+    outside = {name: params for name, params in candidate.qparams.items() if name in values}
+    return _tried(job, outside, accuracy, seconds)
+
+
+def forms_alone(
+    job: Job, facts: Facts, rules: Plan, accuracy: Accuracy, seconds: float = math.inf
+) -> dict[Impl, dict[str, float]]:
+    """Return the SQNR with one input of matrix products alone rounded as a form from float to float rounds it.
+
+    Only the products read the rounded tensor: a residual beside them stays float, as in the model that has the form.
+
+    Args:
+        job: The job.
+        facts: The input of the rules.
+        rules: The plan by rules.
+        accuracy: As for `each_alone`.
+        seconds: As for `each_alone`.
+    """
+    options, found = able(facts, rules), {}
+    home = {str(node.name) for node in job.simple.graph}
+    for form in FLOAT_FORMS:
+        units = [u for u in rules.units if form in options[u.name] and len(options[u.name]) > 1 and u.nodes[0] in home]
+        tensors = dict.fromkeys((unit.inputs[0] for unit in units), ROUNDED[form])
+        if tensors:
+            found[form] = _tried(job, tensors, accuracy, seconds, {unit.nodes[0] for unit in units})
+    return found
+
+
+def _tried(
+    job: Job,
+    tensors: Mapping[str, Rounding],
+    accuracy: Accuracy,
+    seconds: float,
+    readers: Collection[str] | None = None,
+) -> dict[str, float]:
+    """Return the SQNR at the worst output that can be compared with one tensor at a time rounded, in dB by tensor."""
     if job.source is None:
         return {}
     samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
-    values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
-    outside = {name: params for name, params in candidate.qparams.items() if name in values}
     compared = accuracy.sqnr_db
     sources = [source for source in selected_from(job.simple) if source[-1] in compared]
     unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
     judged = showing(job.simple, sources, unlike) if sources else job.simple
     progress = partial(job.progress, "try tensors alone")
     runs = runs_for(job, samples[0].feed, seconds) if samples else 0
-    return alone(judged, outside, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
+    return alone(
+        judged, tensors, samples, readers=readers, optimize=not job.model_qparams, runs=runs, progress=progress
+    )

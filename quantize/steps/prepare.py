@@ -78,6 +78,7 @@ def prepare(
         zero_points=policy.zero_points,
         portable=policy.portable,
         native=policy.native,
+        blocks=options.scheme.blocks,
     )
     plan = _plan(simple, facts, policy, options.threads)
     weights = Weights.of(simple)

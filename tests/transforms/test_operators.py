@@ -98,6 +98,11 @@ def dynamic(runs: str, name: str, body: str, of: str) -> Example:
     return Example(name, body, tensors(of), runs, "float", strategy=Strategy.DYNAMIC)
 
 
+def blocked(runs: str, name: str, body: str, of: str, reads: str = "uint8") -> Example:
+    """Make an example with weights in blocks."""
+    return Example(name, body, tensors(of), runs, reads, strategy=Strategy.BLOCK)
+
+
 def floats(why: str, name: str, body: str, of: str, **facts: Any) -> Example:
     """Make an example that stays float."""
     return Example(name, body, tensors(of), why=why, **facts)
@@ -181,6 +186,18 @@ def already(op: str, node: str, of: str) -> Example:
     return Example("in the model", body, read, runs, reads, OPS[op].why.text, y=y)
 
 
+def already_in_blocks(op: str, node: str, of: str) -> Example:
+    """Put an operator with weights in blocks before a product."""
+    codes = np.random.default_rng(5).integers(0, 256, (8, 1, 32)).astype(np.uint8)
+    given: dict[str, Given] = {
+        "codes": codes if op == "MatMulNBits" else codes[:, 0],
+        "bs": np.full((8, 1), 0.002, np.float32),
+    }
+    body = f"{node.replace('OP', ms(op))} [last] y = MatMul(d, w)"
+    read = "float" if op == "MatMulNBits" else "uint8"
+    return Example("in the model", body, {**tensors(of), **given}, op, read, OPS[ms(op)].why.text, y="float[a,b]")
+
+
 PARAMETERS: dict[str, Given] = {
     "s": np.asarray(0.03, np.float32),
     "z": np.asarray(128, np.uint8),
@@ -238,6 +255,8 @@ EXAMPLES: dict[str, list[Example]] = {
             "[op] y = Gemm <transB=1> (x, w)",
             "x 20x32; w 12x32",
         ),
+        blocked("MatMulNBits", "in blocks", "[op] y = Gemm(x, w, c)", "x 20x32; w 32x12; c 12", "float"),
+        blocked("MatMulNBits", "in blocks, transposed", "[op] y = Gemm <transB=1> (x, w)", "x 20x40; w 12x40", "float"),
         stored("weights only", "[op] y = Gemm(x, w, c)", "x 20x32; w 32x12; c 12"),
         stored("weights only, stored transposed", "[op] y = Gemm <transB=1> (x, w)", "x 20x32; w 12x32"),
         floats("computed weights", "two activations", "[op] y = Gemm(x, x2)", "x 20x32; x2 32x12"),
@@ -271,6 +290,7 @@ EXAMPLES: dict[str, list[Example]] = {
             )
         ),
         dynamic("DynamicQuantizeMatMul", "dynamic", "[op] y = MatMul(x, w)", "x 2x5x32; w 32x24"),
+        blocked("MatMulNBits", "in blocks", "[op] y = MatMul(x, w)", "x 2x5x40; w 40x24", "float"),
         stored("weights only", "[op] y = MatMul(x, w)", "x 2x5x32; w 32x24"),
         stored("stack of weights only", "[op] y = MatMul(x, w)", "x 2x3x5x32; w 3x32x24"),
         floats("both factors are activations", "two activations", "[op] y = MatMul(x, x2)", "x 5x32; x2 32x7"),
@@ -505,6 +525,7 @@ EXAMPLES: dict[str, list[Example]] = {
             "t 512x64; xi =3,500,77; w 64x8",
             reads="int8",
         ),
+        blocked("GatherBlockQuantized", "in blocks", "[op] y = Gather(t, xi)", "t 20x40; xi =3,19,0"),
         stored("a small table", "[op] y = Gather(t, xi)", "t 20x8; xi =3,19,0", runs="Gather", reads="int8"),
     ],
     "Pad": [
@@ -666,6 +687,20 @@ EXAMPLES: dict[str, list[Example]] = {
             ("QLinearWhere", f"r = OP(m, q, s, z, q, s, z, s, z) {TO_FLOAT}", "x 5x32; w 32x6"),
         )
     },
+    ms("MatMulNBits"): [
+        already_in_blocks(
+            "MatMulNBits",
+            "[op] d = OP <K=32, N=8, bits=8, block_size=32, accuracy_level=4> (x, codes, bs)",
+            "x 5x32; w 8x6",
+        )
+    ],
+    ms("GatherBlockQuantized"): [
+        already_in_blocks(
+            "GatherBlockQuantized",
+            "[op] d = OP <bits=8, block_size=32, gather_axis=0, quantize_axis=1> (codes, xi, bs)",
+            "xi =3,0,7; w 32x6",
+        )
+    ],
     "If": [
         inside(
             "If",
@@ -709,7 +744,7 @@ def test_every_row_has_examples_and_every_example_a_row() -> None:
 
 
 def claimed(row: Op) -> set[Kernel]:
-    return {kernel for kernel in (row.u8, row.u8_float, row.dynamic) if kernel is not None}
+    return {kernel for kernel in (row.u8, row.u8_float, row.dynamic, row.blocks) if kernel is not None}
 
 
 def skip_missing(row: str) -> None:
@@ -890,6 +925,7 @@ FORMS = {
     Strategy.STATIC: "u8->u8",
     Strategy.STATIC_FLOAT: "u8->float",
     Strategy.DYNAMIC: "dynamic",
+    Strategy.BLOCK: "block",
     Strategy.WEIGHT: "weight-only",
 }
 
@@ -915,7 +951,7 @@ def test_strategy_of_a_node_wins(tmp_path: Path, allowed_error: Allowed) -> None
 
 
 @pytest.mark.parametrize("product_", PRODUCTS)
-@pytest.mark.parametrize("strategy", [Strategy.DYNAMIC, Strategy.WEIGHT])
+@pytest.mark.parametrize("strategy", [Strategy.DYNAMIC, Strategy.BLOCK, Strategy.WEIGHT])
 def test_strategy_without_data(product_: str, strategy: Strategy, tmp_path: Path, allowed_error: Allowed) -> None:
     model, feeds = build(PRODUCTS[product_])
     onnx.save(model, tmp_path / "float.onnx")
@@ -963,7 +999,40 @@ def test_strategies_on_the_command_line(two: Path) -> None:
     assert json.loads(found.stdout)["forms"] == {"u8->float": 1, "weight-only": 1}
 
 
+def test_a_transformer_in_blocks(tmp_path: Path) -> None:
+    """Its forms, its kernels, the round trip of its plan, and nothing is left to quantize."""
+    first, again, third = (tmp_path / f"{name}.onnx" for name in ("first", "again", "third"))
+    options = Options(selection=Selection(strategy=Strategy.BLOCK), force_int8=True, seconds=0.0, place="rules")
+    result = quantize_model("sample_models/digits_transformer.onnx", None, first, options)
+    assert result.forms == {"block": 25}
+    assert result.kernels["MatMulNBits"] == 25
+    plan = first.with_suffix(".plan.json")
+    quantize_model("sample_models/digits_transformer.onnx", None, again, replace(options, plan=plan))
+    assert again.with_suffix(".plan.json").read_bytes() == plan.read_bytes()
+    found = invoke("inspect", first, "--json")
+    assert json.loads(found.stdout)["products"] == {"int8": 25, "weight-only": 0, "float": 9}
+    left = quantize_model(first, None, third, replace(options, force_int8=False))
+    assert left.verdict.startswith("nothing more in this model can become int8")
+    reasons = [node.reason for node in left.float_nodes if node.operator == "MatMulNBits"]
+    assert reasons == ["its weights are integers in blocks already"] * 25
+
+
+def test_four_bits_on_the_command_line(two: Path) -> None:
+    output = two.with_name("out.onnx")
+    asked = ["--strategy", "block", "--block-bits", "4", "--block-size", "16", "--force-int8", "--json"]
+    found = invoke("quantize", two, *asked, "-o", output)
+    assert found.exit_code == 0, found.stderr
+    codes = [t for t in onnx.load(output).graph.initializer if t.name.endswith("/codes")]
+    assert [list(t.dims) for t in codes] == [[24, 2, 8], [8, 2, 8]]
+
+
 REFUSED = {
+    "blocks for other runtimes": (
+        ["--portable", "--strategy", "block"],
+        "--portable does not go with --strategy block: only ONNX Runtime has MatMulNBits",
+    ),
+    "bits without blocks": (["--dynamic", "--block-bits", "4"], "would do nothing without --strategy block"),
+    "bits without a kernel": (["--strategy", "block", "--block-bits", "5"], "--block-bits 5: there are 4, 8"),
     "unknown strategy": (
         ["--dynamic", "--strategy", "op=dynamc"],
         "no strategy named 'dynamc'; did you mean 'dynamic'",
@@ -1026,4 +1095,5 @@ def test_ops_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (facts,) = operators("MatMul")
     assert facts.kernels == {"u8->u8": "QLinearMatMul"}
-    assert facts.missing == (f"{MS}.MatMulIntegerToFloat", f"{MS}.DynamicQuantizeMatMul")
+    missing = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits")
+    assert facts.missing == tuple(f"{MS}.{name}" for name in missing)

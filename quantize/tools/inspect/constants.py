@@ -22,6 +22,7 @@ SCALES = {
     **dict.fromkeys("QLinearSigmoid QLinearLeakyRelu QLinearAveragePool QLinearGlobalAveragePool".split(), _UNARY),
     **dict.fromkeys(("QLinearSoftmax", "QLinearReduceMean"), _UNARY),
     **dict.fromkeys(("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulNBits"), (2, 3)),
+    "GatherBlockQuantized": (2, 3),
     "MatMulIntegerToFloat": (2, 3, 4, 5),
     "QGemm": (1, 2, 4, 5, 7, 8),
     "QAttention": (3, 4, 6, 7),

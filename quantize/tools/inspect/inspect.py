@@ -21,7 +21,7 @@ from ....transforms.verify import Port, signature
 from ...model.files import load_model
 from ...model.shapes import Lengths, Shape, Shaped, free_axes, inputs_of, shaped
 from ...runtime.inputs import open_data
-from ...runtime.macs import INTEGER, MACS, multiply_accumulates
+from ...runtime.macs import MACS, accuracy_level, multiplies_integers, multiply_accumulates
 from .constants import Counted, count_weights
 
 Precision = Literal["int8", "weight-only", "float", ""]
@@ -308,7 +308,7 @@ def precision(node: ir.Node) -> Precision:
     """Return the precision of a product in the graph; empty for other nodes."""
     if node.op_type not in MACS:
         return ""
-    if node.op_type in INTEGER:
+    if multiplies_integers(node.op_type, accuracy_level(node)):
         return "int8"
     factors = [_stored(value) for value in node.inputs[:2]]
     if all(dtype in EIGHT for dtype in factors):

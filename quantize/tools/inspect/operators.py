@@ -24,7 +24,7 @@ class OperatorFacts:
     Attributes:
         name: The operator; ``domain.name`` outside the standard domain.
         does: What it becomes, as text.
-        kernels: The runtime's kernel for each form: ``u8->u8``, ``u8->float``, ``dynamic``.
+        kernels: The runtime's kernel for each form: ``u8->u8``, ``u8->float``, ``dynamic``, ``block``.
         missing: Kernels of the table that the installed runtime lacks.
         stores: Whether its constants may be int8 in the file while it computes in float.
         absorbs: Operators after it that run inside its kernel.
@@ -57,7 +57,7 @@ def operators(name: str | None = None) -> list[OperatorFacts]:
 
 def _facts(name: str, row: Op) -> OperatorFacts:
     """Describe one row of the table."""
-    forms = {"u8->u8": row.u8, "u8->float": row.u8_float, "dynamic": row.dynamic}
+    forms = {"u8->u8": row.u8, "u8->float": row.u8_float, "dynamic": row.dynamic, "block": row.blocks}
     claimed = {form: kernel for form, kernel in forms.items() if kernel is not None}
     there = {form: _spelled(kernel) for form, kernel in claimed.items() if kernel in uint8_kernels()}
     missing = tuple(_spelled(kernel) for kernel in claimed.values() if kernel not in uint8_kernels())

@@ -20,6 +20,7 @@ from requant.quantize.corrections.layer_by_layer import Layer
 from requant.quantize.corrections.rounding import (
     Moments,
     _rows,
+    bounds_of,
     learn_rounding,
     losses,
     moments_of,
@@ -82,7 +83,7 @@ def costs(moments: Moments, errors: Array) -> Array:
 
 def solved(problem: Problem) -> Array:
     moments, exact, nearest, params = problem
-    return round_columns(moments, exact, nearest, np.ones_like(exact), params)
+    return round_columns(moments, exact, nearest, np.ones_like(exact), bounds_of(params))
 
 
 @given(problem=problems())
@@ -406,7 +407,7 @@ def test_what_is_learned_by_heart_is_refused() -> None:
         )
         seen = moments_of(list(zip(x[:3], y[:3], strict=True)), weights, centred=False)
         exact = weights / scales
-        learned = round_columns(seen, exact, nearest.astype(np.float32), scales, one.weights.params)
+        learned = round_columns(seen, exact, nearest.astype(np.float32), scales, bounds_of(one.weights.params))
         assert (costs(seen, scales * (learned - exact)) < costs(seen, scales * (nearest - exact))).all()  # as it seems
         taken += learn_rounding(one) is not None
     assert taken <= 2

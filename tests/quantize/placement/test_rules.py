@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from requant import UnknownNameError
 from requant.quantize import Selection, Strategy, choose
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import able, choose_by
+from requant.quantize.placement.rules import FLOAT_FORMS, able, choose_by
 from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
 from requant.transforms.reasons import other
@@ -510,13 +510,18 @@ def test_what_is_slow_by_rule_is_a_choice_all_the_same() -> None:
         "pool": EITHER,
         "third": EITHER,
         "flatten": EITHER,
-        "dense": (FLOAT, U8, U8_FLOAT),
+        "dense": (FLOAT, U8, U8_FLOAT, *FLOAT_FORMS),
     }
 
 
 @pytest.mark.parametrize(
     ("tensor", "name", "left"),
-    [("y", "dense", (FLOAT, U8_FLOAT)), ("f", "dense", ONE), ("d", "third", ONE), ("r", "second", ONE)],
+    [
+        ("y", "dense", (FLOAT, U8_FLOAT, *FLOAT_FORMS)),
+        ("f", "dense", (FLOAT, *FLOAT_FORMS)),
+        ("d", "third", ONE),
+        ("r", "second", ONE),
+    ],
     ids=["result of a product", "input of a product", "result", "input"],
 )
 def test_no_choice_makes_uint8_of_what_is_kept_in_float(tensor: str, name: str, left: tuple[Impl, ...]) -> None:

@@ -1,0 +1,72 @@
+"""Operators whose weights are integers in blocks."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .block_weights import Blocked
+from .graph import constant, take_place
+from .int8_weights import WeightWriter
+from .ops import MS
+from .plan import Unit
+
+INTEGER_PRODUCTS = 4  # the accuracy_level with which the kernel rounds the input to 8 bits in blocks
+
+
+def to_blocks(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
+    """Replace a matrix product, or a Gather of rows, by the operator that reads weights in blocks.
+
+    Before:  y = Gemm(x, W, b)
+    After:   y = com.microsoft.MatMulNBits(x, codes (N, blocks, bytes), scale (N, blocks), , , b)
+    Before:  y = Gather(table, i)
+    After:   y = com.microsoft.GatherBlockQuantized(codes (V, bytes), i, scale (V, blocks))
+    The product rounds each block of its input to 8 bits, with the scale that its largest magnitude gives.
+
+    Returns:
+        The number of constants that became integers, 1.
+    """
+    blocked = weights.blocked(node, unit)
+    gathers = unit.op == "Gather"
+    codes, scale = _stored(node, 0 if gathers else 1, blocked, weights)
+    form = blocked.form
+    attributes: dict[str, int] = {"bits": form.bits, "block_size": form.size}
+    if gathers:
+        inputs = [codes, node.inputs[1], scale]
+        attributes |= {"gather_axis": 0, "quantize_axis": 1}
+        take_place(node, ir.node("GatherBlockQuantized", inputs, attributes, domain=MS, name=node.name))
+        return 1
+    rows, columns = blocked.steps.shape
+    attributes |= {"K": columns, "N": rows, "accuracy_level": INTEGER_PRODUCTS}
+    bias = _bias_row(node, weights)
+    inputs = [node.inputs[0], codes, scale, *([] if bias is None else [None, None, bias])]
+    take_place(node, ir.node("MatMulNBits", inputs, attributes, domain=MS, name=node.name))
+    return 1
+
+
+def _stored(node: ir.Node, index: int, blocked: Blocked, weights: WeightWriter) -> tuple[ir.Value, ir.Value]:
+    """Return initializers in the graph of `node`, codes and scales; nodes with equal weights share them."""
+    graph, source, form = node.graph, node.inputs[index], blocked.form
+    assert isinstance(graph, ir.Graph) and source is not None  # a node that is rewritten is in a graph
+    key = (graph, source, "blocks", node.op_type, blocked.scale.tobytes(), hash(blocked.steps.tobytes()))
+    stored = weights.writer.stored
+    if (key, "codes") not in stored:
+        rows, columns = blocked.steps.shape
+        if node.op_type == "Gather":
+            codes = blocked.packed(columns)
+        else:
+            codes = blocked.packed(form.blocks(columns) * form.size).reshape(rows, form.blocks(columns), -1)
+        for part, array in (("codes", codes), ("scale", blocked.scale)):
+            stored[key, part] = weights.writer.initializer(graph, f"{source.name}/{part}", array)
+    return stored[key, "codes"], stored[key, "scale"]
+
+
+def _bias_row(node: ir.Node, weights: WeightWriter) -> ir.Value | None:
+    """Return the bias of a Gemm as a vector (N,); None without a bias."""
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is None:
+        return None
+    tensor = constant(bias)
+    assert tensor is not None and isinstance(node.graph, ir.Graph)  # the planner leaves a computed bias in float
+    if len(tensor.shape) == 1:
+        return bias
+    return weights.writer.initializer(node.graph, f"{bias.name}/row", tensor.numpy().reshape(-1))
