@@ -27,6 +27,7 @@ from .emit import emit
 from .evidence import each_alone, gather_evidence
 from .judge import UNMEASURED, judge, measure_accuracy
 from .native_use import native_use
+from .prepare import as_given
 from .ranges import TensorRanges
 
 LEAST_DB = 8.0  # at 8 dB the noise has a sixth of the power of the output; with less the model is useless
@@ -127,15 +128,16 @@ def _too_slow(job: Job, trial: Trial) -> str:
     speedups = [latency.speedup for latency in trial.latencies]
     if job.policy.portable or not speedups or max(speedups) >= WORTHWHILE * max(1.0, 1 / min(speedups)):
         return ""
-    return f"int8 gains too little here: {_speeds(trial.latencies)}"
+    return f"int8 gains too little here: {_speeds(job, trial.latencies)}"
 
 
-def _speeds(latencies: Sequence[Latency]) -> str:
+def _speeds(job: Job, latencies: Sequence[Latency]) -> str:
     """Return speed-ups as text, with the batch sizes if there are several."""
+    of = f" the speed of {job.opponent}"
     if len(latencies) == 1:
-        return f"{latencies[0].speedup:.2f}x the speed of float"
+        return f"{latencies[0].speedup:.2f}x{of}"
     first, *others = (f"{each.speedup:.2f}x{{}} at batch {each.batch}" for each in latencies)
-    return ", ".join([first.format(" the speed of float"), *(text.format("") for text in others)])
+    return ", ".join([first.format(of), *(text.format("") for text in others)])
 
 
 def _over_batches(job: Job, trial: Trial) -> list[str]:
@@ -146,31 +148,43 @@ def _over_batches(job: Job, trial: Trial) -> list[str]:
     notes = compromises(trial.candidate.placement.served)
     slow = [each for each in latencies if each.speedup < WORTHWHILE]
     if slow and not job.policy.portable and not _too_slow(job, trial):
-        notes.append(f"not every batch size gains: {_speeds(latencies)}")
+        notes.append(f"not every batch size gains: {_speeds(job, latencies)}")
     return notes
 
 
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
-    """Write the simplified float model instead of the INT8 model, with the reason as the verdict."""
+    """Write the simplified float model instead of the INT8 model, with the reason as the verdict.
+
+    Where the user's model computes its ranges at run time, its operators stay so if float is not faster.
+    """
     plan = trial.candidate.plan
+    untried = not any(plan.impl(unit).int8 for unit in plan.units)  # the judged and timed model is the float model
+    kept = _in_float(job, trial.candidate, plan, reason)
+    judged = replace(trial, candidate=kept) if untried else judge(job, kept)
+    if job.restored and not (judged.latencies and all(each.speedup >= WORTHWHILE for each in judged.latencies)):
+        job = as_given(job)
+        plan = job.all_int8_plan
+        judged = judge(job, _in_float(job, trial.candidate, plan, reason))
+    before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
+    verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
+    run = _finish(job, ranges, judged, output)
+    if untried:
+        return replace(run, result=replace(run.result, verdict=verdict))
+    measured = None if trial.latency is None else (trial.accuracy, trial.latency)
+    result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
+    return replace(run, result=result)
+
+
+def _in_float(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:
+    """Return the simplified model in the place of a candidate; units of the plan without a reason get the given one."""
     choices = {
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or other(reason))
         for u in plan.units
     }
     model = job.simple.clone()
     describe_origin(model, (), {}, job.asked())
-    kept = replace(
-        trial.candidate, model=model, plan=plan.with_choices(choices), qparams={}, source=job.float_source, relieved={}
-    )
-    before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
-    verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
-    if not any(plan.impl(unit).int8 for unit in plan.units):  # the judged and timed model is this model
-        run = _finish(job, ranges, replace(trial, candidate=kept), output)
-        return replace(run, result=replace(run.result, verdict=verdict))
-    run = _finish(job, ranges, judge(job, kept), output)
-    measured = None if trial.latency is None else (trial.accuracy, trial.latency)
-    result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
-    return replace(run, result=result)
+    in_float, source = plan.with_choices(choices), job.float_source
+    return replace(candidate, model=model, plan=in_float, qparams={}, source=source, relieved={})
 
 
 def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str]) -> Run:

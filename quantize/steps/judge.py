@@ -79,8 +79,10 @@ def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
 def _timed_at(job: Job, candidate: Candidate, batch: int, feed: Feed) -> Latency:
     """Time the candidate against the float model on one feed."""
     job.progress("time" if len(job.feeds) == 1 else f"time batch {batch}", 0, None)
+    # a simplified model needs no constants folded in memory
+    simplified = job.weights.large and not job.restored
     return time_pair(
-        job.float_source if job.weights.large else job.opened,  # a simplified model needs no constants folded in memory
+        job.float_source if simplified else job.opened,
         candidate.sessions,
         feed,
         weights=job.weights,
