@@ -12,6 +12,7 @@ from ..runtime.progress import Progress
 
 INLINE = "inline_functions(ignore_errors=true)"
 WIDEN = f"{INLINE} widen_floats"
+FLUSH = "flush_denormals"
 GATES = "unfuse_gates"
 LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
 RESTORE, CONSTANTS = "remove_dynamic_quantization", "fold_constants"

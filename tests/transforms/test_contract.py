@@ -110,6 +110,16 @@ SMALL = {
         y = Mul(d, s)
         z = Conv(y, w, b)
     }""",
+    "denormals": """g (float[N,3] x) => (float[N,3] y, float[N,3] l)
+        <float[3,3] w = {1, 1e-40, 2, -1e-39, 3, 0, 4, 5, 1e-38}, float[3] tiny = {1e-40, 1e-40, 1e-40}> {
+        turned = Transpose <perm = [1, 0]> (w)
+        k = Constant <value = float[3] {2, 1e-42, 3}> ()
+        p = MatMul(x, turned)
+        y = Mul(p, k)
+        z = Relu(x)
+        a = Add(z, tiny)
+        l = Log(a)
+    }""",
     "grouped-transpose": """g (float[N,4,3,3] x) => (float[N,6,3,3] y)
         <float[4,3,1,1] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
          float[6] g1 = {1, 2, 3, 4, 5, 6}, float[6] b1 = {0, 1, 0, 1, 0, 1}, float[6] m1 = {1, 2, 3, 3, 2, 1},
@@ -242,6 +252,7 @@ RUNNABLE = sorted(MODELS.keys() - {"unknown-domain"})
 RANGELESS = {
     "constants",
     "control-flow",
+    "denormals",
     "dynamic",
     "equal-outputs",
     "fused",
