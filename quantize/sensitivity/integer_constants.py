@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.insert_qdq import constant_operands
+from ...transforms.int8_forms import RECURRENT
 from ...transforms.int8_weights import Adjustment, WeightWriter
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan, Unit
@@ -63,7 +64,7 @@ def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: Weigh
 def _stored(node: ir.Node, unit: Unit, impl: Impl, scheme: Scheme) -> dict[int, Array]:
     """Return the dequantized weights of a unit that reads float."""
     row, found = OPS[unit.op], {}
-    indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op == "LSTM" else (1,)
+    indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op in RECURRENT else (1,)
     for index in indices:
         tensor = constant(node.inputs[index])
         if tensor is None:
@@ -71,7 +72,7 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, scheme: Scheme) -> dict[int, 
         array = tensor.numpy()
         if unit.op == "Gather":
             params, rows = symmetric_s8(array, 0), array
-        elif unit.op == "LSTM":
+        elif unit.op in RECURRENT:
             rows = array.reshape(array.shape[0] * array.shape[1], -1)
             params = scheme.weight_params(rows, 0)
         else:
