@@ -35,8 +35,11 @@ class Job:
 
     Attributes:
         path: The float model's file.
-        reference: The float model as the runtime runs it.
+        reference: The model with the outputs that INT8 is compared with: the float model as the runtime runs it. Where
+            the user's model computes its ranges at run time, the one with float weights, whose activations nothing
+            rounds.
         opened: `reference` with its open sessions.
+        timed: The user's model, that INT8 is timed against, with its open sessions.
         folder: A folder for files of this run; it is removed when the run ends.
         simple: The simplified float model.
         float_source: `simple`, serialized for the runtime.
@@ -62,6 +65,7 @@ class Job:
     path: Path
     reference: ModelSource
     opened: Sessions
+    timed: Sessions
     folder: Path
     simple: ir.Model
     float_source: ModelSource

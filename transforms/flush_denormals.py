@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +24,8 @@ FACTORS: dict[tuple[str, str], frozenset[int]] = {
     ("", "Gather"): frozenset({0}),
 }
 """The inputs of operators that are factors of products, terms of sums of products, or rows of a table."""
+COUNTED: WeakKeyDictionary[ir.TensorProtocol, int] = WeakKeyDictionary()
+"""The number of denormal values of a tensor; each tensor is read once."""
 MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -59,10 +62,11 @@ def flush_denormals(model: ir.Model) -> Change:
 
 def count_denormals(tensor: ir.TensorProtocol) -> int:
     """Return the number of denormal values of a float32 tensor."""
-    array = tensor.numpy()
-    count = sum(denormals_in(array[index]) for index in blocks(array.shape))
-    release(tensor)
-    return count
+    if tensor not in COUNTED:
+        array = tensor.numpy()
+        COUNTED[tensor] = sum(denormals_in(array[index]) for index in blocks(array.shape))
+        release(tensor)
+    return COUNTED[tensor]
 
 
 def denormals_in(array: Array) -> int:

@@ -82,7 +82,7 @@ def _timed_at(job: Job, candidate: Candidate, batch: int, feed: Feed) -> Latency
     # a simplified model needs no constants folded in memory
     simplified = job.weights.large and not job.restored
     return time_pair(
-        job.float_source if simplified else job.opened,
+        job.float_source if simplified else job.timed,
         candidate.sessions,
         feed,
         weights=job.weights,

@@ -41,8 +41,8 @@ from ..runtime.session import Runner, Sessions
 from .simplify import FLUSH, LITTLE, RESTORE, WIDEN, pipelines, simplify
 
 RESTORED = (
-    "{} operators of the model compute their ranges at run time; they get float weights, and ranges from the data: "
-    "--dynamic leaves them as they are"
+    "{} operators of the model compute their ranges at run time; they get float weights, and ranges from the data. "
+    "Outputs are compared with the model with float weights, time with the given model; --dynamic leaves the operators"
 )
 FLUSHED = (
     "{} weight tensors have denormal values (below 1.2e-38), which Intel CPUs compute slowly; they are zero in the "
@@ -71,7 +71,7 @@ def prepare(
         simple = make_plain(path, original, folder, progress, restored=restored).model
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
-    opened, source, feeds = _opened(reference, data, options, Weights.of(original))
+    timed, source, feeds = _opened(reference, data, options, Weights.of(original))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable, restored=restored)
     simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
@@ -90,15 +90,17 @@ def prepare(
     )
     plan = _plan(simple, facts, policy, options.threads)
     weights = Weights.of(simple)
+    float_source = serialize(simple, folder)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
     notes += (*filter(None, [timing_note(weights)]), *supply.remarks(simple, options.scheme))
     return Job(
         path=Path(path),
-        reference=reference,
-        opened=opened,
+        reference=float_source if plain.restored else reference,
+        opened=Sessions(float_source, keep=weights.total <= KEPT) if plain.restored else timed,
+        timed=timed,
         folder=folder,
         simple=simple,
-        float_source=serialize(simple, folder),
+        float_source=float_source,
         weights=weights,
         types=types,
         selection=selection,
@@ -134,6 +136,8 @@ def as_given(job: Job) -> Job:
         all_int8_plan=choose_by(replace(facts, static=False), plain.model),
         steps=tuple(plain.steps),
         restored=0,
+        reference=job.timed.source,
+        opened=job.timed,
         model_qparams=given_params(plain.model),
         notes=tuple(note for note in job.notes if note != RESTORED.format(job.restored)),
     )

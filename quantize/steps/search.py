@@ -219,7 +219,7 @@ def _speedup(walk: _Walk, candidate: Candidate) -> float:
     job, options = walk.job, walk.job.options
     latencies = [
         time_pair(
-            job.opened,
+            job.timed,
             candidate.sessions,
             feed,
             weights=job.weights,
