@@ -155,16 +155,20 @@ def _over_batches(job: Job, trial: Trial) -> list[str]:
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
     """Write the simplified float model instead of the INT8 model, with the reason as the verdict.
 
-    Where the user's model computes its ranges at run time, its operators stay so if float is not faster.
+    Where the user's model computes its ranges at run time, its operators stay so if float is not faster and they do
+    not ruin the outputs.
     """
     plan = trial.candidate.plan
     untried = not any(plan.impl(unit).int8 for unit in plan.units)  # the judged and timed model is the float model
     kept = _in_float(job, trial.candidate, plan, reason)
     judged = replace(trial, candidate=kept) if untried else judge(job, kept)
     if job.restored and not (judged.latencies and all(each.speedup >= WORTHWHILE for each in judged.latencies)):
-        job = as_given(job)
-        plan = job.all_int8_plan
-        judged = judge(job, _in_float(job, trial.candidate, plan, reason))
+        given = as_given(job)
+        tried = judge(given, _in_float(given, trial.candidate, given.all_int8_plan, reason))
+        if tried.accuracy.worst_sqnr_db < LEAST_DB:
+            reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
+        else:
+            job, plan, judged = given, given.all_int8_plan, tried
     before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
     verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
     run = _finish(job, ranges, judged, output)

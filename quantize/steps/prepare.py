@@ -19,6 +19,7 @@ from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import ORIGIN
 from ...transforms.plan import Plan
 from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
+from ...transforms.sort_by_execution_order import sort_by_execution_order
 from ..accuracy.pair import timing_note
 from ..job import Job
 from ..kernels.library import Kernels, kernels
@@ -67,7 +68,10 @@ def prepare(
     options.selection.check(original)
     static = data is not None or supply.ranges is not None
     restored = _restored(original, options.selection) if static else None
-    if not supply.is_of(original):
+    known = supply.is_of(original)
+    with about(path):
+        sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
+    if not known:
         simple = make_plain(path, original, folder, progress, restored=restored).model
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
@@ -123,10 +127,14 @@ def prepare(
 def as_given(job: Job) -> Job:
     """Return a job whose simplified model keeps the operators that compute their ranges at run time.
 
+    Its outputs are still compared with those of the model with float weights.
+
     Raises:
         RequantError: The runtime does not load the model.
     """
-    plain = make_plain(job.path, load_model(job.path), job.folder, job.progress, portable=job.policy.portable)
+    original = load_model(job.path)
+    sort_by_execution_order(original)
+    plain = make_plain(job.path, original, job.folder, job.progress, portable=job.policy.portable)
     facts = facts_of(plain.model, job.selection, job.types, job.options.scheme.activation)
     return replace(
         job,
@@ -136,8 +144,6 @@ def as_given(job: Job) -> Job:
         all_int8_plan=choose_by(replace(facts, static=False), plain.model),
         steps=tuple(plain.steps),
         restored=0,
-        reference=job.timed.source,
-        opened=job.timed,
         model_qparams=given_params(plain.model),
         notes=tuple(note for note in job.notes if note != RESTORED.format(job.restored)),
     )

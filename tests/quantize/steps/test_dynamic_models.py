@@ -80,6 +80,18 @@ def test_it_stays_dynamic_where_neither_int8_nor_float_is_faster(
     assert result.verdict.startswith("int8 gains too little here: 1.00x the speed of the dynamically quantized model")
     assert result.verdict.endswith("the output is the simplified model")
     assert not any("float weights" in note for note in result.notes)
+    assert 20 < result.accuracy.worst_sqnr_db < 100  # against the float weights
+
+
+def test_it_becomes_float_where_its_ranges_ruin_the_outputs(
+    dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
+) -> None:
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
+    monkeypatch.setattr("requant.quantize.steps.deliver.LEAST_DB", 200.0)
+    result, found = quantized(dynamic, tmp_path / "q.onnx")
+    assert not AT_RUN_TIME & found.keys()
+    assert result.int8_nodes == 0
+    assert "; the given model leaves only " in result.verdict
 
 
 def test_a_report_of_it_is_written(
@@ -108,3 +120,18 @@ def test_ranges_of_a_calibration_fit(dynamic: Path, tmp_path: Path) -> None:
     result = quantize_model(dynamic, None, tmp_path / "q.onnx", Options(ranges=ranges, place="rules", seconds=0.01))
     assert result.int8_nodes > 0
     assert not AT_RUN_TIME & {node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node}
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_the_nodes_may_be_in_any_order(dynamic: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer writes bodies of control flow whose nodes are not sorted, and its sessions run them."""
+    model = onnx.load(dynamic)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+    onnx.save(model, tmp_path / "turned.onnx")
+    ranges = calibrate_model(tmp_path / "turned.onnx", DATA, Options(samples=16)).file
+    options = Options(ranges=ranges, place="rules", seconds=0.01)
+    result = quantize_model(tmp_path / "turned.onnx", None, tmp_path / "q.onnx", options)
+    assert result.int8_nodes > 0
+    onnx.checker.check_model(tmp_path / "q.onnx", full_check=True)
