@@ -184,17 +184,9 @@ def _zeros(code: _Code, x: ir.Value, size: int) -> ir.Value:
 def _body(code: _Code, part: _Weights, *, masked: bool, reset_after: bool) -> ir.Graph:
     """Return the body of a Scan: the state and the products of one step, to the next state twice."""
     size = part.state.shape[0]
-    taken = code.weights.writer.name
-    state, gates, last, alive = (
-        ir.Value(name=taken(f"{code.stem}/{name}"), type=ir.TensorType(kind), shape=ir.Shape([None, width]))
-        for name, kind, width in (
-            ("state", ir.DataType.FLOAT, size),
-            ("gates", ir.DataType.FLOAT, 2 * size),
-            ("candidate", ir.DataType.FLOAT, size),
-            ("alive", ir.DataType.BOOL, 1),
-        )
-    )
-    graph = ir.Graph([state, gates, last, *[alive] * masked], [], nodes=[], name=taken(f"{code.stem}/step"))
+    state, gates, last, alive = _ports(code, size)
+    name = code.weights.writer.name(f"{code.stem}/step")
+    graph = ir.Graph([state, gates, last, *[alive] * masked], [], nodes=[], name=name)
     inner = _Code(code.weights, code.unit, code.stem, graph)
     if reset_after:
         bias = np.concatenate([np.zeros(2 * size, np.float32), part.state_bias])
@@ -222,6 +214,24 @@ def _body(code: _Code, part: _Weights, *, masked: bool, reset_after: bool) -> ir
     graph.outputs.extend([following, shown])
     code.count += inner.count
     return graph
+
+
+def _ports(code: _Code, size: int) -> list[ir.Value]:
+    """Return the inputs of a body: the state, its gates' and its candidate's terms, and which items have not ended."""
+    ports = (
+        ("state", ir.DataType.FLOAT, size),
+        ("gates", ir.DataType.FLOAT, 2 * size),
+        ("candidate", ir.DataType.FLOAT, size),
+        ("alive", ir.DataType.BOOL, 1),
+    )
+    return [
+        ir.Value(
+            name=code.weights.writer.name(f"{code.stem}/{name}"),
+            type=ir.TensorType(kind),
+            shape=ir.Shape([None, width]),
+        )
+        for name, kind, width in ports
+    ]
 
 
 def _finish(node: ir.Node, code: _Code, found: Sequence[tuple[ir.Value, ir.Value]]) -> None:
