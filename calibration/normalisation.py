@@ -131,7 +131,7 @@ def probe(model: ModelSource, samples: Iterable[Sample]) -> Probe:
     names = _tensors(first)
     parts: dict[str, list[_ChannelMeans]] = {name: [] for name in names}
     saturated: dict[str, list[float]] = {gate.node: [] for gate in first.gates}
-    session = _cut(copy, folder, names)
+    session = cut(copy, folder, names)
     for sample in distinct:
         values = _run(session, sample, names)
         for name, axis in _reduced(first).items():
@@ -177,7 +177,7 @@ def _reduced(first: FirstLayers) -> dict[str, int]:
     return axes
 
 
-def _cut(copy: ir.Model, folder: Path | None, names: Sequence[str]) -> InferenceSession | None:
+def cut(copy: ir.Model, folder: Path | None, names: Sequence[str]) -> InferenceSession | None:
     """Open a session of only that part of a model that computes some tensors; None if all of them are model inputs.
 
     Raises:

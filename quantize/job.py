@@ -36,8 +36,11 @@ class Job:
 
     Attributes:
         path: The float model's file.
-        reference: The float model as the runtime runs it.
+        reference: The model with the outputs that INT8 is compared with: the float model as the runtime runs it. Where
+            the user's model computes its ranges at run time, the one with float weights, whose activations nothing
+            rounds.
         opened: `reference` with its open sessions.
+        timed: The user's model, that INT8 is timed against, with its open sessions.
         folder: A folder for files of this run; it is removed when the run ends.
         simple: The simplified float model.
         float_source: `simple`, serialized for the runtime.
@@ -46,6 +49,8 @@ class Job:
         selection: The units that may be int8, by the names in `simple`.
         all_int8_plan: The plan with every unit in int8 that can be; later plans have fewer int8 units.
         steps: The result of each transform that simplified the model.
+        restored: The number of operators that compute their ranges at run time in the user's model, and are float in
+            `simple`.
         model_qparams: Scale and zero point of tensors that the user's model quantizes itself.
         no_saturation: Whether the target adds 8-bit products without saturation.
         policy: What decides which units become int8.
@@ -62,6 +67,7 @@ class Job:
     path: Path
     reference: ModelSource
     opened: Sessions
+    timed: Sessions
     folder: Path
     simple: ir.Model
     float_source: ModelSource
@@ -70,6 +76,7 @@ class Job:
     selection: Selection
     all_int8_plan: Plan
     steps: tuple[StepResult, ...]
+    restored: int
     model_qparams: Mapping[str, QParams]
     no_saturation: bool
     policy: Policy
@@ -106,6 +113,11 @@ class Job:
     def corrections(self) -> frozenset[str]:
         """The names of the corrections that the effort and the options choose."""
         return chosen(self.options.effort, self.options.corrections)
+
+    @property
+    def opponent(self) -> str:
+        """The model that INT8 is compared with, in words."""
+        return "the dynamically quantized model" if self.restored else "float"
 
     @property
     def static(self) -> bool:

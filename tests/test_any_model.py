@@ -337,6 +337,18 @@ def test_both_matrices_of_an_lstm_are_lowered_for_a_target_without_vnni(tmp_path
         assert [(peak > PAIR_LIMIT).any() for peak in peaks] == [isa == "vnni"] * 2
 
 
+def test_a_gru_computes_in_integers_where_its_state_is_large(tmp_path: Path) -> None:
+    text = "g (float[S,N,24] x) => (float[S,1,N,H] y) { [op] y = GRU <hidden_size = HIDDEN, linear_before_reset = 1> (x, w, r, b) }"
+    feeds = [{"x": np.random.default_rng(seed).standard_normal((5, 2, 24)).astype(np.float32)} for seed in range(3)]
+    for hidden, kernels in ((224, {"DynamicQuantizeMatMul": 2}), (192, {"GRU": 1})):
+        shapes: dict[str, Any] = {"w": (1, 3 * hidden, 24), "r": (1, 3 * hidden, hidden), "b": (1, 6 * hidden)}
+        model = written(tmp_path, text.replace("HIDDEN", str(hidden)).replace("H]", f"{hidden}]"), **shapes)
+        result = quantized(model, feeds)
+        assert result.kernels == kernels
+        assert result.mac_share_int8 == float(hidden == 224)
+        assert result.accuracy.worst_sqnr_db > LEAST_DB
+
+
 FUNCTIONS = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ [first] a = my.Block(x, w)  [second] y = my.Block(a, w1) }}
     <domain: "my", opset_import: ["" : 17]>
     Block (t, k) => (r) {{ [conv] c = Conv{PADS}(t, k)  [relu] r = Relu(c) }}"""

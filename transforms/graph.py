@@ -360,6 +360,7 @@ def derive_initializer(
     source: ir.TensorProtocol,
     compute: Callable[[np.ndarray], np.ndarray],
     shape: Sequence[int],
+    dtype: ir.DataType | None = None,
 ) -> ir.Value:
     """Register ``compute(source)`` as a new initializer of `graph`. For a large source it is computed at each read.
 
@@ -367,17 +368,19 @@ def derive_initializer(
         graph: The graph.
         name: The name of the initializer; it must be unused.
         source: The tensor to compute from. Above `LARGE` bytes, the result is not kept in memory.
-        compute: The function; its result is stored in the type of `source`.
+        compute: The function; its result is stored in the type of the initializer.
         shape: The shape of the result.
+        dtype: The type of the initializer; None for the type of `source`.
     """
+    kind, lengths = dtype or source.dtype, ir.Shape(shape)
 
     def tensor() -> ir.TensorProtocol:
-        array = compute(source.numpy()).astype(source.dtype.numpy(), copy=False)
-        return ir.Tensor(np.asarray(array, order="C"), dtype=source.dtype, name=name)
+        array = compute(source.numpy()).astype(kind.numpy(), copy=False)
+        release(source)
+        return ir.Tensor(np.asarray(array, order="C"), dtype=kind, name=name)
 
-    lengths = ir.Shape(shape)
-    derived = ir.LazyTensor(tensor, source.dtype, lengths, name=name) if source.nbytes > LARGE else tensor()
-    value = ir.Value(name=name, shape=lengths, type=ir.TensorType(source.dtype), const_value=derived)
+    derived = ir.LazyTensor(tensor, kind, lengths, name=name) if source.nbytes > LARGE else tensor()
+    value = ir.Value(name=name, shape=lengths, type=ir.TensorType(kind), const_value=derived)
     graph.register_initializer(value)
     return value
 

@@ -90,8 +90,9 @@ join("simplify", 150, "fuse_pad_and_conv")
 join("simplify", 160, "fold_pad")
 join("simplify", 170, "reduce_mean_to_pool")
 join("simplify", 180, "sum_to_add")
-join("simplify", 190, "merge_duplicate_nodes")
-join("simplify", 200, "strip_unused_nodes")
+join("simplify", 190, "flush_denormals")
+join("simplify", 200, "merge_duplicate_nodes")
+join("simplify", 210, "strip_unused_nodes")
 
 # The stages of docs/flow.md, which names the log `min_max.log`.
 join("quantize", 10, "quantize_weights")

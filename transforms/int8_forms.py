@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import constant, discard, remove, remove_if_unread, take_place
+from .gru_form import to_scan
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
 from .plan import Unit
@@ -19,7 +20,7 @@ LSTM_ATTRIBUTES = ("activation_alpha", "activation_beta", "activations", "clip",
 
 
 def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
-    """Replace a MatMul, Gemm or LSTM by the operator that computes the range of its activations at run time.
+    """Replace a MatMul, Gemm, LSTM or GRU by the operator that computes the range of its activations at run time.
 
     Before:  y = Gemm(x, W, b)
     After:   y = com.microsoft.DynamicQuantizeMatMul(x, int8 W (K, N), scale (N,), zero point (N,), b)
@@ -27,8 +28,8 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     Returns:
         The number of constants that became int8.
     """
-    if unit.op == "LSTM":
-        return _dynamic_lstm(node, unit, weights)
+    if unit.op in RECURRENT:
+        return RECURRENT[unit.op](node, unit, weights)
     array = weights.array(node, 1)
     if node.attributes.get_int("transB", 0):
         array = np.ascontiguousarray(array.T)
@@ -89,6 +90,9 @@ def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     )
     take_place(node, new)
     return 2
+
+
+RECURRENT = {"LSTM": _dynamic_lstm, "GRU": to_scan}
 
 
 def store_weights(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:

@@ -115,7 +115,7 @@ OPS: dict[str, Op] = {
         stores=(1,),
     ),
     "LSTM": _float(reasons.NO_KERNEL.about("an LSTM with static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
-    "GRU": _float(reasons.NO_KERNEL.about("GRU")),
+    "GRU": _float(reasons.NO_KERNEL.about("a GRU with static ranges"), dynamic=(MS, "DynamicQuantizeMatMul")),
     "RNN": _float(reasons.NO_KERNEL.about("RNN")),
     "Add": _arith("QLinearAdd", activations=None, absorbs=RELUS),
     "Mul": _arith("QLinearMul", activations=None, absorbs=RELUS),

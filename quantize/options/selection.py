@@ -110,6 +110,11 @@ class Selection:
             return "not among the included operators"
         return ""
 
+    def leaves(self, node: ir.Node) -> bool:
+        """Whether the user excludes a node of the model, by its name or its operator."""
+        excluded = node.name in self.exclude_nodes or node.op_type in self.exclude_ops
+        return excluded or bool(self.include_ops and node.op_type not in self.include_ops)
+
     def strategy_of(self, unit: Unit, row: Op) -> Strategy:
         """Return the strategy of `unit`: the strategy of its node, else of all nodes if the operator supports it."""
         own = next((self.strategies[name] for name in unit.nodes if name in self.strategies), None)

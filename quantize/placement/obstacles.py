@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
+from ...transforms.gru_form import DEFAULTS as ACTIVATIONS
 from ...transforms.int8_forms import gate_obstacle
 from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
@@ -28,8 +29,10 @@ FEW_CHANNELS = 8
 # Branches do not meet in uint8 if their ranges differ by more than this: the narrow one would keep under 4 bits.
 WIDEST_SPREAD = 16.0
 LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in float stay float32
-# A smaller LSTM is slower in integers: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x.
-LEAST_HIDDEN = 192
+# A smaller one is slower in integers. LSTM: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x. GRU, one item a step:
+# at 128 0.5x, at 192 0.9x, at 224 1.2x, at 256 1.4x, at 400 1.9x; it becomes a Scan, whose steps cost microseconds.
+LEAST_HIDDEN = {"LSTM": 192, "GRU": 224}
+FIRST_SPLIT_INPUT = 13  # the opset whose Split and Unsqueeze take their lengths and axes as an input
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
@@ -99,8 +102,8 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NOT_INSTALLED.about(row.dynamic[1])
     if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs[:1], *unit.outputs)):
         return why.NOT_FLOAT32
-    if unit.op == "LSTM":
-        return _lstm_obstacle(anchor, strategy)
+    if unit.op in LEAST_HIDDEN:
+        return _recurrent_obstacle(anchor, strategy) or (_gru_obstacle(anchor, facts) if unit.op == "GRU" else NONE)
     if harm := facts.harmed_by.get(Impl.DYNAMIC, {}).get(unit.inputs[0], ""):
         return why.KEPT_FLOAT.about(harm)
     weight = constant(anchor.inputs[1])
@@ -255,8 +258,8 @@ def _few_products(node: ir.Node) -> Reason:
     return NONE
 
 
-def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
-    """Return what keeps an LSTM from being a DynamicQuantizeLSTM."""
+def _recurrent_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
+    """Return what keeps an LSTM from being a DynamicQuantizeLSTM, and a GRU from computing in integers."""
     weights = [constant(value) for value in node.inputs[1:3]]
     if any(tensor is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.size for tensor in weights):
         return why.WEIGHTS_NOT_CONSTANT
@@ -265,7 +268,21 @@ def _lstm_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
     if node.attributes.get_int("layout", 0):
         return why.BATCH_FIRST
     hidden = node.attributes.get_int("hidden_size", 0)
-    return why.SMALL_STATE.about(hidden) if strategy is Strategy.AUTO and hidden < LEAST_HIDDEN else NONE
+    small = strategy is Strategy.AUTO and hidden < LEAST_HIDDEN[node.op_type]
+    return why.SMALL_STATE.about(hidden) if small else NONE
+
+
+def _gru_obstacle(node: ir.Node, facts: Facts) -> Reason:
+    """Return what keeps a GRU from being integer products and a Scan."""
+    bias = node.inputs[3] if len(node.inputs) > 3 else None
+    if bias is not None and constant(bias) is None:
+        return why.BIAS_COMPUTED
+    if bias is not None and not _is_finite(constant(bias)):
+        return why.BIAS_NOT_FINITE
+    named = [name.lower() for name in node.attributes.get_strings("activations", ())]
+    if "clip" in node.attributes or named != [name.lower() for name in ACTIVATIONS] * (len(named) // 2):
+        return why.OTHER_ACTIVATIONS
+    return why.OLD_OPSET.about(facts.opset) if facts.opset < FIRST_SPLIT_INPUT else NONE
 
 
 def _attention_obstacle(node: ir.Node, shape: Sequence[int], bias: ir.Value | None) -> Reason:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.insert_qdq import constant_operands
+from ...transforms.int8_forms import RECURRENT
 from ...transforms.int8_weights import Adjustment, WeightWriter
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan, Unit
@@ -74,7 +75,7 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict
         if unit.op == "Gather":
             return {0: values}
         return {1: values if node.attributes.get_int("transB", 0) else np.ascontiguousarray(values.T)}
-    indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op == "LSTM" else (1,)
+    indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op in RECURRENT else (1,)
     for index in indices:
         tensor = constant(node.inputs[index])
         if tensor is None:
@@ -82,7 +83,7 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict
         array = tensor.numpy()
         if unit.op == "Gather":
             params, rows = symmetric_s8(array, 0), array
-        elif unit.op == "LSTM":
+        elif unit.op in RECURRENT:
             rows = array.reshape(array.shape[0] * array.shape[1], -1)
             params = writer.params(rows, 0)
         else:

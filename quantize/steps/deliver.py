@@ -27,10 +27,12 @@ from .emit import emit, plan_by_rules
 from .evidence import each_alone, forms_alone, gather_evidence
 from .judge import UNMEASURED, judge, measure_accuracy
 from .native_use import native_use
+from .prepare import as_given
 from .ranges import TensorRanges
 from .relieve import promised, relieved
 
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
+RUINED_DB = 8.0  # a dynamically quantized model with less is not kept: its noise has a sixth of the power of the output
 EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10
@@ -138,15 +140,16 @@ def _too_slow(job: Job, trial: Trial) -> str:
     first = trial.latencies[0]
     plain = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of simplified float"
     price = f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if gain >= WORTHWHILE else ""
-    return f"int8 gains too little here: {_speeds(trial.latencies)}{plain}{price}"
+    return f"int8 gains too little here: {_speeds(job, trial.latencies)}{plain}{price}"
 
 
-def _speeds(latencies: Sequence[Latency]) -> str:
+def _speeds(job: Job, latencies: Sequence[Latency]) -> str:
     """Return speed-ups as text, with the batch sizes if there are several."""
+    of = f" the speed of {job.opponent}"
     if len(latencies) == 1:
-        return f"{latencies[0].speedup:.2f}x the speed of float"
+        return f"{latencies[0].speedup:.2f}x{of}"
     first, *others = (f"{each.speedup:.2f}x{{}} at {each.name}" for each in latencies)
-    return ", ".join([first.format(" the speed of float"), *(text.format("") for text in others)])
+    return ", ".join([first.format(of), *(text.format("") for text in others)])
 
 
 def _kind(latencies: Sequence[Latency]) -> str:
@@ -162,31 +165,47 @@ def _over_batches(job: Job, trial: Trial) -> list[str]:
     notes = compromises(trial.candidate.placement.served)
     slow = [each for each in latencies if each.speedup < WORTHWHILE]
     if slow and not job.policy.portable and not _too_slow(job, trial):
-        notes.append(f"not every {_kind(latencies)} gains: {_speeds(latencies)}")
+        notes.append(f"not every {_kind(latencies)} gains: {_speeds(job, latencies)}")
     return notes
 
 
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
-    """Write the simplified float model instead of the INT8 model, with the reason as the verdict."""
+    """Write the simplified float model instead of the INT8 model, with the reason as the verdict.
+
+    Where the user's model computes its ranges at run time, its operators stay so if float is not faster and they do
+    not ruin the outputs.
+    """
     plan = trial.candidate.plan
+    untried = not any(plan.impl(unit).int8 for unit in plan.units)  # the judged and timed model is the float model
+    kept = _in_float(job, trial.candidate, plan, reason)
+    judged = replace(trial, candidate=kept) if untried else judge(job, kept)
+    if job.restored and not (judged.latencies and all(each.speedup >= WORTHWHILE for each in judged.latencies)):
+        given = as_given(job)
+        tried = judge(given, _in_float(given, trial.candidate, given.all_int8_plan, reason))
+        if tried.accuracy.worst_sqnr_db < RUINED_DB:
+            reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
+        else:
+            job, plan, judged = given, given.all_int8_plan, tried
+    before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
+    verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
+    run = _finish(job, ranges, judged, output)
+    if untried:
+        return replace(run, result=replace(run.result, verdict=verdict))
+    measured = None if trial.latency is None else (trial.accuracy, trial.latency)
+    result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
+    return replace(run, result=result)
+
+
+def _in_float(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:
+    """Return the simplified model in the place of a candidate; units of the plan without a reason get the given one."""
     choices = {
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=plan.choices[u.name].reason or other(reason))
         for u in plan.units
     }
     model = job.simple.clone()
     describe_origin(model, (), {}, job.asked())
-    kept = replace(
-        trial.candidate, model=model, plan=plan.with_choices(choices), qparams={}, source=job.float_source, relieved={}
-    )
-    before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
-    verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
-    if not any(plan.impl(unit).int8 for unit in plan.units):  # the judged and timed model is this model
-        run = _finish(job, ranges, replace(trial, candidate=kept), output)
-        return replace(run, result=replace(run.result, verdict=verdict))
-    run = _finish(job, ranges, judge(job, kept), output)
-    measured = None if trial.latency is None else (trial.accuracy, trial.latency)
-    result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
-    return replace(run, result=result)
+    in_float, source = plan.with_choices(choices), job.float_source
+    return replace(candidate, model=model, plan=in_float, qparams={}, source=source, relieved={})
 
 
 def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str]) -> Run:

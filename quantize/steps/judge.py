@@ -84,8 +84,10 @@ def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
 def _timed_at(job: Job, candidate: Candidate, load: Load) -> Latency:
     """Time the candidate against the float model on one feed; an INT8 model against the simplified float model too."""
     job.progress("time" if len(job.loads) == 1 else f"time {load_name(load.batch, load.regime)}", 0, None)
+    # a simplified model needs no constants folded in memory
+    simplified = job.weights.large and not job.restored
     found = time_pair(
-        job.float_source if job.weights.large else job.opened,  # a simplified model needs no constants folded in memory
+        job.float_source if simplified else job.timed,
         candidate.sessions,
         load.feed,
         weights=job.weights,

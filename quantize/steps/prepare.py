@@ -19,11 +19,14 @@ from ...transforms.existing import given_params, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import ORIGIN
 from ...transforms.plan import Plan
+from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
+from ...transforms.sort_by_execution_order import sort_by_execution_order
 from ..accuracy.pair import timing_note
 from ..job import Job
 from ..kernels.library import Kernels, kernels
 from ..model.files import Weights, about, load_model, serialize
 from ..model.types import add_types
+from ..options.declared import Strategy
 from ..options.given_ranges import load_given_ranges
 from ..options.options import Options
 from ..options.policy import Policy
@@ -38,8 +41,16 @@ from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.random_inputs import generated_source
 from ..runtime.session import Runner, Sessions
-from .simplify import LITTLE, WIDEN, pipelines, simplify
+from .simplify import FLUSH, LITTLE, RESTORE, WIDEN, pipelines, simplify
 
+RESTORED = (
+    "{} operators of the model compute their ranges at run time; they get float weights, and ranges from the data. "
+    "Outputs are compared with the model with float weights, time with the given model; --dynamic leaves the operators"
+)
+FLUSHED = (
+    "{} weight tensors have denormal values (below 1.2e-38), which Intel CPUs compute slowly; they are zero in the "
+    "written model and in the float model that it is compared with"
+)
 KEPT = 2**28
 """The float model stays open during a run where its weights have at most this number of bytes."""
 
@@ -57,20 +68,24 @@ def prepare(
     policy = Policy.of(options, exact=no_saturation, native=_has_native(options))
     original = load_model(path)
     options.selection.check(original)
-    if not supply.is_of(original):
-        simple = make_plain(path, original, folder, progress).model
+    static = data is not None or supply.ranges is not None
+    restored = _restored(original, options.selection) if static else None
+    known = supply.is_of(original)
+    with about(path):
+        sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
+    if not known:
+        simple = make_plain(path, original, folder, progress, restored=restored).model
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = _reference(Path(path), original, folder)
-    opened, source, loads = _opened(reference, data, options, Weights.of(original))
+    timed, source, loads = _opened(reference, data, options, Weights.of(original))
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
-    plain = make_plain(path, original, folder, progress, portable=policy.portable)
+    plain = make_plain(path, original, folder, progress, portable=policy.portable, restored=restored)
     simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
     supply.check(original, simple)
     types |= {new: types[old] for new, old in renamed.items() if old in types}
     # a node of a function body may be renamed twice: it also has the names of its first name
     origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
     selection = options.selection.renamed([*renamed.items(), *origins])
-    static = data is not None or supply.ranges is not None
     facts = facts_of(simple, selection, types, options.scheme.activation)
     facts = replace(
         facts,
@@ -82,21 +97,24 @@ def prepare(
     )
     plan = _plan(simple, facts, policy, options.threads)
     weights = Weights.of(simple)
+    float_source = serialize(simple, folder)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
     notes += tuple(f"state: {text}" for text in summary(source.links if source is not None else ()))
     notes += (*filter(None, [timing_note(weights)]), *supply.remarks(simple, options.scheme))
     return Job(
         path=Path(path),
-        reference=reference,
-        opened=opened,
+        reference=float_source if plain.restored else reference,
+        opened=Sessions(float_source, keep=weights.total <= KEPT) if plain.restored else timed,
+        timed=timed,
         folder=folder,
         simple=simple,
-        float_source=serialize(simple, folder),
+        float_source=float_source,
         weights=weights,
         types=types,
         selection=selection,
         all_int8_plan=plan,
         steps=tuple(plain.steps),
+        restored=plain.restored,
         model_qparams=given_params(simple),
         no_saturation=no_saturation,
         policy=policy,
@@ -107,6 +125,31 @@ def prepare(
         loads=loads,
         options=options,
         progress=progress,
+    )
+
+
+def as_given(job: Job) -> Job:
+    """Return a job whose simplified model keeps the operators that compute their ranges at run time.
+
+    Its outputs are still compared with those of the model with float weights.
+
+    Raises:
+        RequantError: The runtime does not load the model.
+    """
+    original = load_model(job.path)
+    sort_by_execution_order(original)
+    plain = make_plain(job.path, original, job.folder, job.progress, portable=job.policy.portable)
+    facts = facts_of(plain.model, job.selection, job.types, job.options.scheme.activation)
+    return replace(
+        job,
+        simple=plain.model,
+        float_source=serialize(plain.model, job.folder),
+        weights=Weights.of(plain.model),
+        all_int8_plan=choose_by(replace(facts, static=False), plain.model),
+        steps=tuple(plain.steps),
+        restored=0,
+        model_qparams=given_params(plain.model),
+        notes=tuple(note for note in job.notes if note != RESTORED.format(job.restored)),
     )
 
 
@@ -171,20 +214,58 @@ class Plain:
     origins: Sequence[tuple[str, str]]
     steps: Sequence[StepResult]
 
+    @property
+    def restored(self) -> int:
+        """The number of operators that were quantized with ranges computed at run time, and are float now."""
+        return sum(result.change.applied for result in self.steps if result.step.name == RESTORE)
+
 
 def make_plain(
-    path: str | os.PathLike[str], original: ir.Model, folder: Path, progress: Progress, *, portable: bool = False
+    path: str | os.PathLike[str],
+    original: ir.Model,
+    folder: Path,
+    progress: Progress,
+    *,
+    portable: bool = False,
+    restored: Selection | None = None,
 ) -> Plain:
     """Simplify a model; all later steps use the names of its nodes and tensors.
+
+    Args:
+        path: The file of the model, for errors.
+        original: The model.
+        folder: A folder for temporary files.
+        progress: Called with each transform.
+        portable: Whether the result is for other runtimes too.
+        restored: Where operators that compute their ranges at run time become float; None if they stay.
 
     Raises:
         RequantError: The runtime does not load it.
     """
     with about(path):
-        inlined, origins = _inlined(original, progress, portable=portable)
-        done, notes, renamed = _plainer(inlined.model, folder, progress, portable=portable)
+        inline, _ = pipelines(portable=portable)
+        inlined, origins = _inlined(original, progress, inline)
+        dynamic = None if restored is None else _stay_dynamic(inlined.model, restored.renamed(origins))
+        _, plain = pipelines(portable=portable, dynamic=dynamic)
+        done, notes, renamed = _plainer(inlined.model, folder, progress, plain)
     add_types(done.model, folder)
-    return Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
+    found = Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
+    return replace(found, notes=(*notes, RESTORED.format(found.restored))) if found.restored else found
+
+
+def _restored(original: ir.Model, selection: Selection) -> Selection | None:
+    """Return the selection if operators that compute their ranges at run time may become float, else None.
+
+    A model that requant wrote stays as it is: there, each of these operators was the best form.
+    """
+    written = "requant.version" in original.metadata_props
+    return None if written or selection.strategy in (Strategy.DYNAMIC, Strategy.WEIGHT) else selection
+
+
+def _stay_dynamic(model: ir.Model, selection: Selection) -> list[str]:
+    """Return the names of the nodes that the selection excludes, if they compute their ranges at run time."""
+    nodes = [node for node in model.graph.all_nodes() if node.name and (node.domain, node.op_type) in DYNAMIC]
+    return sorted({str(node.name) for node in nodes if selection.leaves(node)})
 
 
 def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
@@ -194,7 +275,7 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
     """
     tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
     if ir.DataType.BFLOAT16 not in tensors:
-        return path, []
+        return _healthy(path, original, folder)
     try:
         open_session(path, lean=True)
     except RequantError:
@@ -206,12 +287,22 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
     return serialize(widened, folder), ["the runtime has no kernels for bfloat16: the float model is run in float32"]
 
 
+def _healthy(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
+    """Return the float model without denormal weights, with a note if it has any.
+
+    A float model that denormals slow down would make INT8, which has none, look faster than it is.
+    """
+    with about(path):
+        done = simplify(original, silent, pipeline=FLUSH)
+    flushed = sum(result.change.applied for result in done.applied)
+    return (serialize(done.model, folder), [FLUSHED.format(flushed)]) if flushed else (path, [])
+
+
 def _plainer(
-    original: ir.Model, folder: Path, progress: Progress, *, portable: bool
+    original: ir.Model, folder: Path, progress: Progress, plain: str
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
-    """Return a simplified copy that the runtime loads, notes, and the old names of renamed nodes."""
+    """Return a copy that the runtime loads, simplified by `plain`, notes, and the old names of renamed nodes."""
     notes: list[str] = []
-    _, plain = pipelines(portable=portable)
     for pipeline in (plain, LITTLE):
         done = simplify(original, progress, pipeline=pipeline)
         notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
@@ -230,9 +321,8 @@ def _plainer(
     return done, notes, renamed
 
 
-def _inlined(original: ir.Model, progress: Progress, *, portable: bool) -> tuple[PipelineResult, list[tuple[str, str]]]:
+def _inlined(original: ir.Model, progress: Progress, inline: str) -> tuple[PipelineResult, list[tuple[str, str]]]:
     """Return a copy without functions, and for each inlined node its new name with each of its old names."""
-    inline, _ = pipelines(portable=portable)
     done = simplify(original, progress, pipeline=inline)
     origins = []
     for node in done.model.graph.all_nodes():

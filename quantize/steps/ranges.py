@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ...calibration import normalisation
+from ...calibration import denormals, normalisation
 from ...calibration.checks import Finding, explain_broken, findings, probe
+from ...calibration.denormals import denormal_shares
 from ...calibration.files import Data, RangeFile
 from ...calibration.identity import tensor_digests
 from ...calibration.log import Log
@@ -107,9 +108,14 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
     probed = None
     with suppress(Exception):  # Probe the user's model: simplification folds BatchNormalization.
         probed = probe(job.reference, job.source.samples(normalisation.SAMPLES))
+    denormal: Mapping[str, float] = {}
+    if not job.weights.large:  # the check opens a session of its own
+        with suppress(Exception):
+            denormal = denormal_shares(job.float_source, seen.ranges, job.source.samples(denormals.SAMPLES))
     found: tuple[Finding, ...] = ()
     with suppress(Exception):
-        found = findings(seen, probed=probed, inputs=[spec.name for spec in job.source.inputs], causes=causes)
+        names = [spec.name for spec in job.source.inputs]
+        found = findings(seen, probed=probed, inputs=names, causes=causes, denormal=denormal)
     return found if job.options.execution.shard == (1, 1) else _of_a_part(found)
 
 

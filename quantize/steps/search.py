@@ -222,7 +222,7 @@ def _speedup(walk: _Walk, candidate: Candidate) -> float:
     job, options = walk.job, walk.job.options
     latencies = [
         time_pair(
-            job.opened,
+            job.timed,
             candidate.sessions,
             load.feed,
             weights=job.weights,

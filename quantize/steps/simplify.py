@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms import Pipeline, PipelineResult, parse_groups, run
+from ...transforms import Pipeline, PipelineResult, Step, parse_groups, run
 from ..runtime.progress import Progress
 
 INLINE = "inline_functions(ignore_errors=true)"
 WIDEN = f"{INLINE} widen_floats"
+FLUSH = "flush_denormals"
 GATES = "unfuse_gates"
 LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
+RESTORE, CONSTANTS = "remove_dynamic_quantization", "fold_constants"
 
 
-def pipelines(*, portable: bool = False) -> tuple[str, str]:
+def pipelines(*, portable: bool = False, dynamic: Iterable[str] | None = None) -> tuple[str, str]:
     """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions.
 
     Args:
         portable: Whether gates stay single operators, and native operators are replaced: other runtimes need both.
+        dynamic: The nodes that stay as they are where operators with ranges computed at run time become float; None
+            if all stay.
     """
     steps = [step for step in parse_groups("simplify").steps if not (portable and step.name == GATES)]
+    if dynamic is not None:
+        excluded = tuple(dynamic)
+        restore = Step(RESTORE, (("exclude_node", excluded),) if excluded else ())
+        steps.insert(1 + [step.name for step in steps].index(CONSTANTS), restore)
     cut = 1 + [step.name for step in steps].index("inline_functions")
     if portable:
         steps[cut - 1] = replace(steps[cut - 1], options=(*steps[cut - 1].options, ("native", True)))

@@ -110,6 +110,16 @@ SMALL = {
         y = Mul(d, s)
         z = Conv(y, w, b)
     }""",
+    "denormals": """g (float[N,3] x) => (float[N,3] y, float[N,3] l)
+        <float[3,3] w = {1, 1e-40, 2, -1e-39, 3, 0, 4, 5, 1e-38}, float[3] tiny = {1e-40, 1e-40, 1e-40}> {
+        turned = Transpose <perm = [1, 0]> (w)
+        k = Constant <value = float[3] {2, 1e-42, 3}> ()
+        p = MatMul(x, turned)
+        y = Mul(p, k)
+        z = Relu(x)
+        a = Add(z, tiny)
+        l = Log(a)
+    }""",
     "grouped-transpose": """g (float[N,4,3,3] x) => (float[N,6,3,3] y)
         <float[4,3,1,1] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
          float[6] g1 = {1, 2, 3, 4, 5, 6}, float[6] b1 = {0, 1, 0, 1, 0, 1}, float[6] m1 = {1, 2, 3, 3, 2, 1},
@@ -173,6 +183,24 @@ FUSED = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (floa
     s = Squeeze (c, one)
     y = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (v, s)
 }"""
+DYNAMIC = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[N,4] x) => (float[N,2] y, float[N,2] z)
+    <int8[4,2] w = {1, -2, 3, 4, 5, 6, 7, 8}, int8 wz = {1}, float[2] ws = {0.5, 0.25}, float[2] b = {1, 2},
+     uint8[1,1,2,2] k = {130, 120, 128, 0}, uint8 kz = {128}, float ks = {0.125}, int64[4] image = {-1, 1, 2, 2}> {
+    q, s, p = DynamicQuantizeLinear (x)
+    product = MatMulInteger (q, w, p, wz)
+    cast = Cast <to = 1> (product)
+    scales = Mul (s, ws)
+    scaled = Mul (cast, scales)
+    y = Add (scaled, b)
+    u = com.microsoft.DynamicQuantizeMatMul (x, w, ws, , b)
+    pixels = Reshape (q, image)
+    sums = ConvInteger <kernel_shape = [2, 2]> (pixels, k, p, kz)
+    real = Cast <to = 1> (sums)
+    once = Mul (real, s)
+    twice = Mul (once, ks)
+    flat = Flatten (twice)
+    z = Add (u, flat)
+}"""
 FUNCTIONS = """<ir_version: 8, opset_import: ["" : 17, "blocks" : 1]> g (float[N,4] x) => (float[N,4] y)
     <float[4,4] w = {1, 2, 3, 4, 0, 1, 2, 3, 0, 0, 1, 2, 0, 0, 0, 1}, float[4] b = {1, 2, 3, 4}> {
     a = blocks.Dense (x, w, b)
@@ -214,6 +242,7 @@ MODELS |= {name: partial(ir.from_onnx_text, HEADER + text) for name, text in SMA
 
 MODELS["old-opset"] = partial(ir.from_onnx_text, OLD)
 MODELS["fused"] = partial(ir.from_onnx_text, FUSED)
+MODELS["dynamic"] = partial(ir.from_onnx_text, DYNAMIC)
 MODELS["functions"] = partial(ir.from_onnx_text, FUNCTIONS)
 MODELS["control-flow"] = partial(ir.from_onnx_text, CONTROL)
 
@@ -223,6 +252,8 @@ RUNNABLE = sorted(MODELS.keys() - {"unknown-domain"})
 RANGELESS = {
     "constants",
     "control-flow",
+    "denormals",
+    "dynamic",
     "equal-outputs",
     "fused",
     "grouped-transpose",

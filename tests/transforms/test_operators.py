@@ -49,6 +49,7 @@ class Example:
         y: Type of the output where onnx cannot infer it.
         opset: Version of the standard operators.
         place: What decides where int8 pays.
+        written: Whether requant wrote the model, so that operators that find their ranges at run time stay.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Example:
     y: str = ""
     opset: int = 21
     place: str = "rules"
+    written: bool = False
 
 
 def tensors(text: str) -> dict[str, Given]:
@@ -183,7 +185,8 @@ def already(op: str, node: str, of: str) -> Example:
     reads = "float" if name.startswith("Dynamic") else "uint8"
     y = f"float[{','.join('abcd'[: len(given['x'])])}]" if op != name else ""
     runs = name if op not in ("QuantizeLinear", "DequantizeLinear") else ""  # the runtime fuses these
-    return Example("in the model", body, read, runs, reads, OPS[op].why.text, y=y)
+    written = name.startswith("Dynamic")
+    return Example("in the model", body, read, runs, reads, OPS[op].why.text, y=y, written=written)
 
 
 def already_in_blocks(op: str, node: str, of: str) -> Example:
@@ -371,12 +374,74 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
     ],
     "GRU": [
+        *(
+            dynamic("DynamicQuantizeMatMul", name, f"n = Cast <to=6> (k) [op] {node}", f"x 7x2x24; k =7,4; {of}")
+            for reset, of_reset in ((0, "reset first"), (1, "reset last"))
+            for name, node, of in (
+                (
+                    f"forward, {of_reset}",
+                    f"y = GRU <hidden_size=16, linear_before_reset={reset}> (x, w, r, b)",
+                    "w 1x48x24; r 1x48x16; b 1x96",
+                ),
+                (
+                    f"reverse, {of_reset}",
+                    f'y = GRU <hidden_size=16, linear_before_reset={reset}, direction="reverse"> (x, w, r)',
+                    "w 1x48x24; r 1x48x16",
+                ),
+                (
+                    f"both directions, {of_reset}",
+                    f'y, h = GRU <hidden_size=16, linear_before_reset={reset}, direction="bidirectional"> (x, w, r, b)',
+                    "w 2x48x24; r 2x48x16; b 2x96",
+                ),
+                (
+                    f"lengths and a state, {of_reset}",
+                    f"y, h = GRU <hidden_size=16, linear_before_reset={reset}> (x, w, r, , n, x2)",
+                    "w 1x48x24; r 1x48x16; x2 1x2x16",
+                ),
+                (
+                    f"reverse with lengths, {of_reset}",
+                    f'y, h = GRU <hidden_size=16, linear_before_reset={reset}, direction="reverse"> (x, w, r, b, n, x2)',
+                    "w 1x48x24; r 1x48x16; b 1x96; x2 1x2x16",
+                ),
+                (
+                    f"both directions with lengths, {of_reset}",
+                    f'y, h = GRU <hidden_size=16, linear_before_reset={reset}, direction="bidirectional"> (x, w, r, b, n, x2)',
+                    "w 2x48x24; r 2x48x16; b 2x96; x2 2x2x16",
+                ),
+                (
+                    f"last state only, {of_reset}",
+                    f"h, y = GRU <hidden_size=16, linear_before_reset={reset}> (x, w, r)",
+                    "w 1x48x24; r 1x48x16",
+                ),
+            )
+        ),
+        *(
+            floats(why, name, f"[op] y = GRU <hidden_size=16{attributes}> ({inputs})", of, strategy=Strategy.DYNAMIC)
+            for why, name, attributes, inputs, of in (
+                (
+                    "its weights are not constants",
+                    "computed weights",
+                    "",
+                    "x, x2, r",
+                    "x 7x2x24; x2 1x48x24; r 1x48x16",
+                ),
+                ("a computed bias", "computed bias", "", "x, w, r, x2", "x 7x2x24; w 1x48x24; r 1x48x16; x2 1x96"),
+                ("its state is clipped", "clipped", ", clip=2.0", "x, w, r", "x 7x2x24; w 1x48x24; r 1x48x16"),
+                (
+                    "other functions than sigmoid and tanh",
+                    "activations",
+                    ', activations=["HardSigmoid", "Tanh"]',
+                    "x, w, r",
+                    "x 7x2x24; w 1x48x24; r 1x48x16",
+                ),
+            )
+        ),
         floats(
-            "no integer kernel for GRU",
-            "forward",
+            "a state of 16 is too small",
+            "small state",
             "[op] y = GRU <hidden_size=16> (x, w, r)",
             "x 7x2x24; w 1x48x24; r 1x48x16",
-        )
+        ),
     ],
     "RNN": [
         floats(
@@ -810,6 +875,8 @@ class Made:
 def make(example: Example, folder: Path, **asked: Any) -> Made:
     """Quantize an example."""
     model, feeds = build(example)
+    if example.written:
+        model.metadata_props.add(key="requant.version", value="1")
     onnx.save(model, folder / "float.onnx")
     by_node = {} if example.strategy is Strategy.AUTO else {"op": example.strategy}
     settled = {"force_int8": True, "seconds": 0.0, "place": example.place, "selection": Selection(strategies=by_node)}

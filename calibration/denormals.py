@@ -1,0 +1,76 @@
+"""Find tensors with denormal values in a run of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .bodies import free_prefix, tensors_of
+from .normalisation import cut
+from .samples import Sample
+from .session import ModelSource, run_session
+from .taps import infer_types, load_copy
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SAMPLES = 2
+"""The number of samples that are read."""
+FIRST_OPSET = 13
+"""The opset from which all operators of the search take the inputs that it gives them."""
+
+
+def denormal_shares(model: ModelSource, tensors: Iterable[str], samples: Iterable[Sample]) -> dict[str, float]:
+    """Return the share of values with ``0 < |x| < 2^-126`` of each float32 tensor that has any.
+
+    The values are counted inside the runtime, so that no tensor leaves it.
+
+    Args:
+        model: The model.
+        tensors: Tensors of the main graph; others are left out.
+        samples: Samples; only the first `SAMPLES` are read.
+
+    Raises:
+        RequantError: The model cannot be read or run.
+    """
+    import onnx_ir as ir
+
+    copy, folder = load_copy(model)
+    values = tensors_of(copy.graph)
+    wanted = [name for name in tensors if name in values]
+    infer_types(copy, wanted)
+    wanted = [name for name in wanted if values[name].dtype is ir.DataType.FLOAT]
+    if copy.graph.opset_imports.get("", 0) < FIRST_OPSET or not wanted:
+        return {}
+    prefix = free_prefix(copy.graph, "requant_denormal")
+    shares = {f"{prefix}{index}": name for index, name in enumerate(wanted)}
+    for share, name in shares.items():
+        _count(copy.graph, values[name], share)
+    session = cut(copy, folder, tuple(shares))
+    if session is None:
+        return {}
+    rows = [run_session(session, tuple(shares), each.feed, each.where) for each in islice(samples, SAMPLES)]
+    means = {name: float(np.mean([row[share] for row in rows])) for share, name in shares.items() if rows}
+    return {name: mean for name, mean in means.items() if mean > 0}
+
+
+def _count(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    """Append nodes that compute the share of denormal values of a tensor, as a scalar of this name."""
+    import onnx_ir as ir
+
+    def add(op: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
+        node = ir.node(op, inputs, attributes)  # type: ignore[arg-type]
+        graph.append(node)
+        node.name = node.outputs[0].name = f"{name}_{op}_{len(graph)}"
+        return node.outputs[0]
+
+    least, zero = (
+        add("Constant", value=ir.tensor(np.asarray(bound, np.float32))) for bound in (np.finfo(np.float32).tiny, 0)
+    )
+    magnitude = add("Abs", value)
+    low = add("And", add("Less", magnitude, least), add("Greater", magnitude, zero))
+    share = add("ReduceMean", add("Cast", low, to=ir.DataType.FLOAT.value), keepdims=0)
+    share.name = name

@@ -1,0 +1,137 @@
+"""Models that were quantized dynamically before: with data they are quantized statically."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnxruntime.quantization import quantize_dynamic
+
+from requant.cli import main
+from requant.quantize import Options, Result, quantize_model
+from requant.quantize.options.declared import Strategy
+from requant.quantize.options.selection import Selection
+from requant.quantize.steps.calibrate import calibrate_model
+
+SAMPLES = Path(__file__).parents[3] / "sample_models"
+DATA = f"{SAMPLES / 'digits.npz'}:calib"
+AT_RUN_TIME = {"ConvInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger"}
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the sample network, quantized dynamically by ONNX Runtime."""
+    path = tmp_path_factory.mktemp("dynamic") / "dynamic.onnx"
+    quantize_dynamic(SAMPLES / "digits.onnx", path)
+    return path
+
+
+def quantized(dynamic: Path, output: Path, **options: object) -> tuple[Result, Counter[str]]:
+    """Quantize the network; return the result and the operators of the written model."""
+    asked = Options(**{"place": "rules", "samples": 16, "force": True} | options)  # type: ignore[arg-type]
+    result = quantize_model(dynamic, DATA, output, asked)
+    return result, Counter(node.op_type for node in onnx.load(output).graph.node)
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_a_dynamic_model_is_quantized_statically(dynamic: Path, tmp_path: Path) -> None:
+    result, found = quantized(dynamic, tmp_path / "q.onnx")
+    assert not AT_RUN_TIME & found.keys()
+    assert result.int8_nodes > 0
+    assert set(result.kernels) & {"QLinearConv", "MatMulIntegerToFloat"}
+    assert result.accuracy.worst_sqnr_db > 25
+    assert [note for note in result.notes if note.startswith("4 operators of the model compute their ranges")]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.DYNAMIC, Strategy.WEIGHT])
+def test_other_strategies_leave_it_as_it_is(strategy: Strategy, dynamic: Path, tmp_path: Path) -> None:
+    result, found = quantized(dynamic, tmp_path / "q.onnx", selection=Selection(strategy=strategy))
+    assert found["MatMulInteger"] == found["ConvInteger"] == 2
+    assert "nothing more in this model can become int8" in result.verdict
+
+
+@pytest.mark.usefixtures("int8_wins")
+@pytest.mark.parametrize(
+    ("selection", "left"),
+    [
+        (Selection(exclude_nodes=frozenset({"fc1_MatMul_quant"})), {"MatMulInteger": 1}),
+        (Selection(exclude_ops=frozenset({"ConvInteger"})), {"ConvInteger": 2}),
+        (Selection(include_ops=frozenset({"ConvInteger"})), {"MatMulInteger": 2}),
+    ],
+    ids=["node", "operator", "included"],
+)
+def test_an_excluded_operator_stays_dynamic(
+    selection: Selection, left: dict[str, int], dynamic: Path, tmp_path: Path
+) -> None:
+    _, found = quantized(dynamic, tmp_path / "q.onnx", selection=selection)
+    assert {op: count for op, count in found.items() if op in {"MatMulInteger", "ConvInteger"}} == left
+
+
+def test_it_stays_dynamic_where_neither_int8_nor_float_is_faster(
+    dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
+) -> None:
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
+    result, found = quantized(dynamic, tmp_path / "q.onnx")
+    assert found["MatMulInteger"] == found["ConvInteger"] == 2
+    assert result.verdict.startswith("int8 gains too little here: 1.00x the speed of the dynamically quantized model")
+    assert result.verdict.endswith("the output is the simplified model")
+    assert not any("float weights" in note for note in result.notes)
+    assert 20 < result.accuracy.worst_sqnr_db < 100  # against the float weights
+
+
+def test_it_becomes_float_where_its_ranges_ruin_the_outputs(
+    dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
+) -> None:
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
+    monkeypatch.setattr("requant.quantize.steps.deliver.LEAST_DB", 200.0)
+    result, found = quantized(dynamic, tmp_path / "q.onnx")
+    assert not AT_RUN_TIME & found.keys()
+    assert result.int8_nodes == 0
+    assert "; the given model leaves only " in result.verdict
+
+
+def test_a_report_of_it_is_written(
+    dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
+) -> None:
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
+    arguments = [dynamic, "--data", DATA, "-o", tmp_path / "q.onnx", "--place", "rules", "--samples", 16]
+    done = CliRunner().invoke(main, ["quantize", *map(str, arguments), "--report", str(tmp_path / "run.html")])
+    assert done.exit_code == 1, done.output
+    assert (tmp_path / "run.html").stat().st_size > 0
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_a_model_that_requant_made_dynamic_stays_so(tmp_path: Path) -> None:
+    by_hand = Options(selection=Selection(strategy=Strategy.DYNAMIC), seconds=0.01)
+    quantize_model(SAMPLES / "digits.onnx", None, tmp_path / "own.onnx", by_hand)
+    before = Counter(node.op_type for node in onnx.load(tmp_path / "own.onnx").graph.node)
+    assert before["DynamicQuantizeMatMul"] == 2
+    _, after = quantized(tmp_path / "own.onnx", tmp_path / "q.onnx")
+    assert after["DynamicQuantizeMatMul"] == 2
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_ranges_of_a_calibration_fit(dynamic: Path, tmp_path: Path) -> None:
+    ranges = calibrate_model(dynamic, DATA, Options(samples=16)).file
+    result = quantize_model(dynamic, None, tmp_path / "q.onnx", Options(ranges=ranges, place="rules", seconds=0.01))
+    assert result.int8_nodes > 0
+    assert not AT_RUN_TIME & {node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node}
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_the_nodes_may_be_in_any_order(dynamic: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer writes bodies of control flow whose nodes are not sorted, and its sessions run them."""
+    model = onnx.load(dynamic)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+    onnx.save(model, tmp_path / "turned.onnx")
+    ranges = calibrate_model(tmp_path / "turned.onnx", DATA, Options(samples=16)).file
+    options = Options(ranges=ranges, place="rules", seconds=0.01)
+    result = quantize_model(tmp_path / "turned.onnx", None, tmp_path / "q.onnx", options)
+    assert result.int8_nodes > 0
+    onnx.checker.check_model(tmp_path / "q.onnx", full_check=True)
