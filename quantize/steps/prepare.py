@@ -36,7 +36,7 @@ from ..runtime.isa import resolve
 from ..runtime.progress import Progress, silent
 from ..runtime.random_inputs import generated_source
 from ..runtime.session import Runner, Sessions
-from .simplify import LITTLE, WIDEN, pipelines, simplify
+from .simplify import LITTLE, LOAD, WIDEN, pipelines, simplify
 
 KEPT = 2**28
 """The float model stays open during a run where its weights have at most this number of bytes."""
@@ -186,10 +186,18 @@ def make_plain(
 def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
     """Return the float model as the runtime runs it, with notes.
 
-    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32.
+    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32. It does not load a Resize whose
+    empty scales a caller may override: such a model is compared with constants in place of these inputs.
     """
     tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
-    if ir.DataType.BFLOAT16 not in tensors:
+    if ir.DataType.BFLOAT16 in tensors:
+        pipeline, note = WIDEN, "the runtime has no kernels for bfloat16: the float model is run in float32"
+    elif any(value.is_initializer() for value in original.graph.inputs):
+        pipeline, note = (
+            LOAD,
+            "the runtime does not load the float model: its initializers are constants, not inputs",
+        )
+    else:
         return path, []
     try:
         open_session(path, lean=True)
@@ -197,9 +205,9 @@ def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSourc
         pass
     else:
         return path, []
-    widened = simplify(original, silent, pipeline=WIDEN).model
-    widened.ir_version = min(widened.ir_version, newest_ir_version())
-    return serialize(widened, folder), ["the runtime has no kernels for bfloat16: the float model is run in float32"]
+    loadable = simplify(original, silent, pipeline=pipeline).model
+    loadable.ir_version = min(loadable.ir_version, newest_ir_version())
+    return serialize(loadable, folder), [note]
 
 
 def _plainer(

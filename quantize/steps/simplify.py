@@ -10,9 +10,10 @@ from ...transforms import Pipeline, PipelineResult, parse_groups, run
 from ..runtime.progress import Progress
 
 INLINE = "inline_functions(ignore_errors=true)"
-WIDEN = f"{INLINE} widen_floats"
+LOAD = "remove_default_inputs"
+WIDEN = f"{INLINE} {LOAD} widen_floats"
 GATES = "unfuse_gates"
-LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
+LITTLE = f"{LOAD} convert_opset(ignore_errors=true) strip_unused_nodes"
 
 
 def pipelines(*, portable: bool = False) -> tuple[str, str]:

@@ -59,6 +59,7 @@ EXPECTED_TRANSFORMS = (
     "reduce_mean_to_pool",
     "remove_attribute",
     "remove_control_dependencies",
+    "remove_default_inputs",
     "remove_device",
     "remove_no_ops",
     "remove_nodes",
