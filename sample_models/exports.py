@@ -138,5 +138,19 @@ EXPORTS: dict[str, Export] = {
     "imports-two-names": Export(text=TWO_CONVS, weights=CONVS, opset=11, ir=6, change=_import_again(("ai.onnx", 17))),
     "output-without-shape": Export(text=TWO_CONVS, weights=CONVS, change=_forget_shape),
     "output-without-type": Export(text=TWO_CONVS, weights=CONVS, opset=11, ir=6, change=_forget_type),
+    # bounds: TensorFlow and Keras write Max and Min, older PyTorch a Max of two multiples
+    "bounds": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) <float[1] low = {{-1}}, float high = {{3}}> {{
+            c = Conv{PADS}(x, w, b)  s = LeakyRelu<alpha = 0.1>(c)  m = Max(low, s)  r = Min(m, high)
+            d = Conv{PADS}(r, v)  y = Min(d, high)
+        }}""",
+        weights=CONVS,
+    ),
+    "leaky-max": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) <float[1] slope = {{0.2}}> {{
+            c = Conv{PADS}(x, w, b)  m = Mul(slope, c)  r = Max(m, c)  y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+    ),
 }
 """The models by name."""

@@ -98,3 +98,28 @@ def test_a_threshold_that_a_caller_may_set_stays_an_input(tmp_path: Path) -> Non
     onnx.save(exports.Export(text=text, weights={"w": (8, 8)}).build(), path)
     assert requant("transform", path, out, "--group", "simplify") == 0
     assert [value.name for value in onnx.load(out).graph.input] == ["x", "t"]
+
+
+@pytest.mark.parametrize("name", ["bounds", "leaky-max"])
+def test_bounds_run_inside_integer_units(name: str, model: Path, tmp_path: Path) -> None:
+    feeds = [exports.feed(exports.EXPORTS[name].build(), seed) for seed in range(4)]
+    options = Options(force_int8=True, place="rules", effort="low", seconds=0.1, kernels="stock")
+    result = quantize_model(model, feeds, tmp_path / "int8.onnx", options)
+    assert result.float_nodes == ()
+    kinds = {node.op_type for node in load_model(tmp_path / "int8.onnx").graph}
+    assert not kinds & {"Max", "Min"}
+
+
+@pytest.mark.parametrize("bound", ["Max(x, low)", "Min(x, high)", "Max(low, x)  y = Min(high, m)", "Max(x, s)"])
+def test_bounds_of_nan_and_infinity_stay(bound: str, tmp_path: Path) -> None:
+    """ONNX Runtime's Clip, Max, Min and LeakyRelu agree on NaN; infinite bounds keep infinite values."""
+    body = f"m = {bound}" if " y =" in bound else f"y = {bound}"
+    scaled = "s = Mul(x, slope)" if "s)" in bound else ""
+    constants = "<float low = {-1}, float high = {4}, float slope = {0.5}>"
+    text = f"g (float[6] x) => (float[6] y) {constants} {{ {scaled} {body} }}"
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(exports.Export(text=text).build(), path)
+    assert requant("transform", path, out, "--group", "simplify") == 0
+    feed = {"x": np.array([np.nan, np.inf, -np.inf, -5, 0, 5], np.float32)}
+    np.testing.assert_array_equal(outputs(path, feed)[0], outputs(out, feed)[0])
+    assert {node.op_type for node in load_model(out).graph} <= {"Clip", "LeakyRelu"}
