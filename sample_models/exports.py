@@ -152,5 +152,24 @@ EXPORTS: dict[str, Export] = {
         }}""",
         weights=CONVS,
     ),
+    # hard-swish: PaddlePaddle with constants of shape (1,), PyTorch and Keras with a scalar
+    "paddle-hard-swish": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y)
+        <float[1] three = {{3}}, float zero = {{0}}, float six = {{6}}, float[1] divisor = {{6}}> {{
+            c = Conv{PADS}(x, w, b)  p = Add(c, three)  q = Clip(p, zero, six)  m = Mul(c, q)  r = Div(m, divisor)
+            y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+        opset=11,
+        ir=6,
+    ),
+    "keras-hard-swish": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y)
+        <float three = {{3}}, float zero = {{0}}, float six = {{6}}, float sixth = {{0.16666667}}> {{
+            c = Conv{PADS}(x, w, b)  p = Add(c, three)  l = Relu(p)  q = Min(l, six)  m = Mul(q, sixth)  r = Mul(c, m)
+            y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+    ),
 }
 """The models by name."""

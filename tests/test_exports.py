@@ -123,3 +123,13 @@ def test_bounds_of_nan_and_infinity_stay(bound: str, tmp_path: Path) -> None:
     feed = {"x": np.array([np.nan, np.inf, -np.inf, -5, 0, 5], np.float32)}
     np.testing.assert_array_equal(outputs(path, feed)[0], outputs(out, feed)[0])
     assert {node.op_type for node in load_model(out).graph} <= {"Clip", "LeakyRelu"}
+
+
+@pytest.mark.parametrize("name", ["paddle-hard-swish", "keras-hard-swish"])
+def test_a_hard_swish_is_two_operators_and_runs_in_integers(name: str, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "simple.onnx"
+    assert requant("transform", model, out, "--group", "simplify") == 0
+    assert [node.op_type for node in load_model(out).graph] == ["Conv", "HardSigmoid", "Mul", "Conv"]
+    feeds = [exports.feed(exports.EXPORTS[name].build(), seed) for seed in range(4)]
+    options = Options(force_int8=True, place="rules", effort="low", seconds=0.1, kernels="stock")
+    assert quantize_model(model, feeds, tmp_path / "int8.onnx", options).float_nodes == ()

@@ -92,7 +92,7 @@ def _bounds(node: ir.Node, facts: _Facts) -> Bounds | None:
         limits = [node.attributes.get_float("min", -inf), node.attributes.get_float("max", inf)]
         for index, value in enumerate(node.inputs[1:3]):
             if value is not None:
-                limit = _number(value, 0)
+                limit = _number(value, 1)
                 if limit is None:
                     return None
                 limits[index] = limit
