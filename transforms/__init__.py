@@ -61,7 +61,6 @@ from .groups import GROUPS, Member, join, members
 from .pipeline import (
     METADATA_KEY,
     Pipeline,
-    PipelineError,
     PipelineResult,
     Step,
     StepResult,
@@ -71,7 +70,7 @@ from .pipeline import (
     parse_groups,
     run,
 )
-from .registry import REGISTRY, REQUIRED, Change, Option, Transform, TransformError, transform
+from .registry import REGISTRY, REQUIRED, Change, Option, PipelineError, Transform, TransformError, transform
 from .verify import Port, Signature, VerifyError, signature, verify
 
 __all__ = [

@@ -29,6 +29,9 @@ class Member:
         return self.step.partition("(")[0].strip()
 
 
+SPARING = frozenset({"simplify"})
+"""Groups that leave a model alone which `requant quantize` has written in integers: they would undo its forms."""
+
 GROUPS: dict[str, list[Member]] = {}
 """The members of each group, in the order in which they joined."""
 

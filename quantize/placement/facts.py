@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...transforms.existing import is_finished
 from ...transforms.graph import inferred, nodes_by_name
 from ..options.selection import Selection
 
@@ -31,6 +32,7 @@ class Facts:
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too.
         native: Whether units may be native operators.
+        finished: Whether requant has quantized the model before.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -46,6 +48,7 @@ class Facts:
     zero_points: bool = False
     portable: bool = False
     native: bool = False
+    finished: bool = False
 
 
 def facts_of(
@@ -63,4 +66,5 @@ def facts_of(
         selection=selection or Selection(),
         opset=model.opset_imports.get("", FIRST_INTEGER_OPSET),
         signed=activation == "s8",
+        finished=is_finished(model),
     )

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.session import Feed, ModelSource, newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
-from ...transforms import PipelineResult, StepResult
-from ...transforms.existing import given_params, release_weights
+from ...transforms import Pipeline, PipelineResult, StepResult
+from ...transforms.existing import given_params, is_finished, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import ORIGIN
 from ...transforms.plan import Plan
@@ -216,12 +216,14 @@ def _plainer(
     """Return a simplified copy that the runtime loads, notes, and the old names of renamed nodes."""
     notes: list[str] = []
     _, plain = pipelines(portable=portable)
-    for pipeline in (plain, LITTLE):
+    tried: tuple[Pipeline | str, ...] = (plain, LITTLE)
+    for pipeline in tried:
         done = simplify(original, progress, pipeline=pipeline)
         notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
         model = done.model
         model.ir_version = min(model.ir_version, newest_ir_version())
-        release_weights(model)
+        if not is_finished(model):
+            release_weights(model)
         renamed = separate_bodies(model)
         try:
             open_session(serialize(model, folder), lean=True)
