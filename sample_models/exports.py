@@ -103,6 +103,8 @@ def _forget_type(model: onnx.ModelProto) -> None:
 
 
 PADS = "<pads = [1, 1, 1, 1]>"
+PRODUCTS = {"up": (32, 64), "down": (64, 32)}
+HEADS = {"query": (32, 32), "key": (32, 32), "value": (32, 32), "out": (32, 32)}
 CONVS = {"w": (16, 8, 3, 3), "b": (16,), "v": (16, 16, 3, 3)}
 TWO_CONVS = f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) {{
     c = Conv{PADS}(x, w, b)  r = Relu(c)  y = Conv{PADS}(r, v)
@@ -129,7 +131,6 @@ EXPORTS: dict[str, Export] = {
         weights=CONVS,
         opset=10,
         ir=5,
-        change=list_initializers,
     ),
     "resize-11": Export(text=_resize("nearest"), weights=CONVS, opset=11, ir=6),
     "resize-11-listed": Export(text=_resize("linear"), weights=CONVS, opset=11, ir=6, change=list_initializers),
@@ -170,6 +171,72 @@ EXPORTS: dict[str, Export] = {
             y = Conv{PADS}(r, v)
         }}""",
         weights=CONVS,
+    ),
+    # PyTorch's exporter of the years 2024 to 2026: opset 18 to 24, operators of whole layers, functions
+    "functions-18": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            a = blocks.Linear(x, up)  b = blocks.Gelu(a)  y = blocks.Linear(b, down)
+        }
+        <domain: "blocks", opset_import: ["" : 18]> Linear (u, w) => (z) { z = MatMul(u, w) }
+        <domain: "blocks", opset_import: ["" : 18]> Gelu (u) => (z) {
+            half = Constant<value_float = 0.5>()  one = Constant<value_float = 1.0>()
+            root = Constant<value_float = 1.4142135>()
+            d = Div(u, root)  e = Erf(d)  f = Add(e, one)  g = Mul(u, f)  z = Mul(g, half)
+        }""",
+        weights=PRODUCTS,
+        opset=18,
+    ),
+    "gelu-20": Export(
+        text="g (float[N,8,32] x) => (float[N,8,32] y) { a = MatMul(x, up)  b = Gelu(a)  y = MatMul(b, down) }",
+        weights=PRODUCTS,
+        opset=20,
+        ir=9,
+    ),
+    "layer-norm-21": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            n = LayerNormalization<axis = -1>(x, scale, shift)  a = MatMul(n, up)  r = Relu(a)  p = MatMul(r, down)
+            y = Add(x, p)
+        }""",
+        weights={**PRODUCTS, "scale": (32,), "shift": (32,)},
+        opset=21,
+        ir=10,
+    ),
+    "hard-swish-22": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) {{
+            c = Conv{PADS}(x, w, b)  r = HardSwish(c)  y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+        opset=22,
+        ir=10,
+    ),
+    "attention-23": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            n = RMSNormalization<axis = -1>(x, scale)
+            a = MatMul(n, query)  b = MatMul(n, key)  c = MatMul(n, value)
+            t = Attention<q_num_heads = 4, kv_num_heads = 4, is_causal = 1>(a, b, c)  p = MatMul(t, out)  y = Add(x, p)
+        }""",
+        weights={**HEADS, "scale": (32,)},
+        opset=23,
+        ir=10,
+    ),
+    "rotary-23": Export(
+        text="""g (float[N,8,32] x, int64[N,8] places) => (float[N,8,32] y) {
+            a = MatMul(x, query)  r = RotaryEmbedding<num_heads = 4>(a, cosines, sines, places)
+            b = MatMul(x, key)  s = RotaryEmbedding<num_heads = 4>(b, cosines, sines, places)
+            c = MatMul(x, value)  t = Attention<q_num_heads = 4, kv_num_heads = 4>(r, s, c)  y = MatMul(t, out)
+        }""",
+        weights={**HEADS, "cosines": (8, 4), "sines": (8, 4)},
+        opset=23,
+        ir=10,
+    ),
+    "attention-24": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            a = MatMul(x, query)  b = MatMul(x, key)  c = MatMul(x, value)
+            t = Attention<q_num_heads = 4, kv_num_heads = 4>(a, b, c)  p = MatMul(t, out)  y = Swish(p)
+        }""",
+        weights=HEADS,
+        opset=24,
+        ir=10,
     ),
 }
 """The models by name."""

@@ -52,7 +52,7 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
             f"opset {version} cannot be converted to {to}: {' '.join(str(error).split())[:300]}"
         ) from error
     for old, new in zip(model.graph.outputs, converted.graph.outputs, strict=True):
-        new.type, new.shape = old.type, new.shape if old.shape is None else old.shape  # the converter infers shapes
+        new.type, new.shape = old.type, old.shape  # the converter infers shapes
     for name, weight in model.graph.initializers.items():
         if name in converted.graph.initializers:  # keeps the tensor lazy, with the folder of its data
             converted.graph.initializers[name].const_value = weight.const_value
