@@ -223,7 +223,7 @@ def exported(name: str) -> ir.Model:
     """Return a model of `sample_models/exports.py`, as `load_model` reads it."""
     proto = exports.EXPORTS[name].build()
     mend(proto)
-    model = ir.from_proto(proto)
+    model: ir.Model = ir.from_proto(proto)
     NameFixPass()(model)
     return model
 
