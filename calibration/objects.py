@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -240,7 +241,8 @@ class _Replay:
 def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
     """Yield the picked items with their positions, and whether they are entries of a data set.
 
-    An indexed object is read only at the picked positions.
+    An indexed object is read only at the picked positions. Positions behind its end are left out: the length of what a
+    callable returns is not known when positions are picked.
     """
     if not _is_iterable(data):
         yield from _walk(_returned(data()), picked)
@@ -248,7 +250,7 @@ def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
     entries = _is_stream(data) or hasattr(data, "column_names")
     if _is_indexed(data):
         entries = entries or not isinstance(data, Sequence)
-        positions = range(len(data)) if picked is None else picked
+        positions = range(len(data)) if picked is None else takewhile(range(len(data)).__contains__, picked)
         yield from ((index, data[index], entries) for index in positions)
         return
     chosen: Collection[int] | None = picked if picked is None or isinstance(picked, range) else frozenset(picked)

@@ -751,8 +751,11 @@ def run(path: Path, feeds: list[Feed], *, optimize: bool = True) -> dict[str, Ar
 
 
 def ends(path: Path) -> list[tuple[str, int, list[int | str]]]:
+    """Return the inputs without a default, which becomes a constant, and the outputs."""
     graph = onnx.load(path).graph
-    return [(v.name, v.type.tensor_type.elem_type, axes(v)) for v in (*graph.input, *graph.output)]
+    defaults = {tensor.name for tensor in graph.initializer}
+    values = [*(value for value in graph.input if value.name not in defaults), *graph.output]
+    return [(v.name, v.type.tensor_type.elem_type, axes(v)) for v in values]
 
 
 def near(one: dict[str, Array], other: dict[str, Array], allowed: dict[str, float]) -> bool:

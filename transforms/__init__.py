@@ -20,6 +20,7 @@ from . import (
     freeze_ranges,
     fuse_gelu,
     fuse_hard_sigmoid,
+    fuse_leaky_relu,
     fuse_pad_and_conv,
     fuse_quantized,
     fuse_silu,
@@ -37,6 +38,7 @@ from . import (
     quantize_weights,
     reduce_mean_to_pool,
     remove_attribute,
+    remove_default_inputs,
     remove_dynamic_quantization,
     remove_no_ops,
     remove_nodes,
@@ -61,7 +63,6 @@ from .groups import GROUPS, Member, join, members
 from .pipeline import (
     METADATA_KEY,
     Pipeline,
-    PipelineError,
     PipelineResult,
     Step,
     StepResult,
@@ -71,7 +72,7 @@ from .pipeline import (
     parse_groups,
     run,
 )
-from .registry import REGISTRY, REQUIRED, Change, Option, Transform, TransformError, transform
+from .registry import REGISTRY, REQUIRED, Change, Option, PipelineError, Transform, TransformError, transform
 from .verify import Port, Signature, VerifyError, signature, verify
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "freeze_ranges",
     "fuse_gelu",
     "fuse_hard_sigmoid",
+    "fuse_leaky_relu",
     "fuse_pad_and_conv",
     "fuse_quantized",
     "fuse_silu",
@@ -130,6 +132,7 @@ __all__ = [
     "quantize_weights",
     "reduce_mean_to_pool",
     "remove_attribute",
+    "remove_default_inputs",
     "remove_dynamic_quantization",
     "remove_no_ops",
     "remove_nodes",

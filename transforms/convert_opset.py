@@ -6,13 +6,14 @@ from math import inf
 
 import onnx_ir as ir
 
-from .graph import constant, quiet
+from .graph import constant, discard, quiet
 from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
 from .verify import VerifyError, signature, verify
 
 SCAN_LOSES_BATCH = 9  # the first opset whose Scan has no batch axis
 RESIZE_CHOOSES = 11  # the first opset whose Resize has attributes for the sampling positions
+RESIZE_OMITS = 13  # the first opset whose Resize may lack the region and the scales
 
 
 @transform("convert_opset")
@@ -51,14 +52,16 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
             f"opset {version} cannot be converted to {to}: {' '.join(str(error).split())[:300]}"
         ) from error
     for old, new in zip(model.graph.outputs, converted.graph.outputs, strict=True):
-        new.type, new.shape = old.type, new.shape if old.shape is None else old.shape  # the converter infers shapes
+        new.type, new.shape = old.type, old.shape  # the converter infers shapes
     for name, weight in model.graph.initializers.items():
         if name in converted.graph.initializers:  # keeps the tensor lazy, with the folder of its data
             converted.graph.initializers[name].const_value = weight.const_value
-    if version < RESIZE_CHOOSES <= to:
-        for node in converted.graph.all_nodes():
-            if node.op_type == "Resize" and not node.domain:
+    for node in converted.graph.all_nodes():
+        if node.op_type == "Resize" and not node.domain:
+            if version < RESIZE_CHOOSES <= to:
                 _keep_sampling(node)
+            if to >= RESIZE_OMITS:
+                _omit_empty(node)
     try:  # the converter keeps attributes that the new opset lacks, and wrong shapes of a Scan
         verify(converted, like=signature(model))
     except VerifyError as error:
@@ -89,3 +92,15 @@ def _keep_sampling(resize: ir.Node) -> None:
             f"node {resize.name!r} (Resize) may round up and down, which opset {RESIZE_CHOOSES} cannot express"
         )
     resize.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if least < 1 else "floor")
+
+
+def _omit_empty(resize: ir.Node) -> None:
+    """Omit the empty inputs of a converted Resize; before opset 13 an empty tensor stands for a missing input.
+
+    From opset 13 on, the runtime refuses empty scales beside sizes if a caller may override them.
+    """
+    for index, value in enumerate(resize.inputs[1:], 1):
+        tensor = constant(value) if value is None or not value.is_initializer() else value.const_value
+        if tensor is not None and tensor.size == 0:
+            resize.replace_input_with(index, None)
+            discard(value)

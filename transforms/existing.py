@@ -5,13 +5,28 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from .. import NATIVE_DOMAIN
 from .graph import add_initializer, constant, fresh_name, remove, remove_if_unread, replace, sole_reader
-from .ops import MS, RELUS
+from .ops import MS, RELUS, row_of
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, dequantize
+from .reasons import INTEGER, QUANTIZED_BEFORE
 
 COMPUTE = {"Conv": (1, 2), "Gemm": (1, 2), "MatMul": (1,)}
+VERSION_KEY = "requant.version"
+"""The key in the metadata of a model that `requant quantize` has written."""
 QUANTIZED = (np.dtype(np.uint8), np.dtype(np.int8))
+
+
+def is_finished(model: ir.Model) -> bool:
+    """Whether `requant quantize` wrote a model with integers; its operators have the forms that run fastest."""
+    return VERSION_KEY in model.metadata_props and any(map(_holds_integers, model.graph.all_nodes()))
+
+
+def _holds_integers(node: ir.Node) -> bool:
+    """Whether a node computes integers, or converts from or to integers."""
+    row = row_of(node)
+    return node.domain == NATIVE_DOMAIN or (row is not None and row.why in (INTEGER, QUANTIZED_BEFORE))
 
 
 def given_params(model: ir.Model) -> dict[str, QParams]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -12,13 +13,21 @@ from onnx.reference import ReferenceEvaluator
 
 from .. import UnknownNameError
 from .graph import add_initializer, computing_nodes, constant, discard, graph_of, release, remove_if_unread, stand_ins
+from .ops import row_of
 from .registry import Change, LeftAlone, transform
+from .tensors import tensors
 
 RANDOM = frozenset(
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
 BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+GROWTH = 0.1
+"""The share of its constants by which a model may grow."""
+LEAST_GROWTH = 2**12
+"""Bytes by which any model may grow: shapes and factors."""
 
 Values = Mapping[ir.Value, ir.Value]
 
@@ -35,10 +44,12 @@ def fold_constants(
 
     Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4)
     After:   w, n, s, d are initializers
-    Left alone: random operators; QuantizeLinear and DequantizeLinear, which hold the int8 weights; control flow, except
-        the nodes in its bodies; operators of other domains; outputs of graphs and bodies; results larger than both
-        max_size_in_bytes and their inputs; operators that ``onnx.reference`` cannot compute, or computes in another
-        type.
+    The file grows by at most 10 % of the constants of the model, or 4 KiB: the results that make it grow least are
+        stored first. The weights of products are stored in any case.
+    Left alone: results beyond this growth (``grows``); random operators; QuantizeLinear and DequantizeLinear, which
+        hold the int8 weights; control flow, except the nodes in its bodies; operators of other domains; outputs of
+        graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
+        ``onnx.reference`` cannot compute, or computes in another type.
 
     Options:
         max_size_in_bytes: A larger result is stored only if it is no larger than the inputs of the node.
@@ -52,25 +63,109 @@ def fold_constants(
     for name in exclude_node:
         if name not in known:
             raise UnknownNameError("node", name, known)
-    change = Change()
+    excluded = frozenset(
+        node for node in computing_nodes(model) if node.op_type in exclude_op or node.name in exclude_node
+    )
+    folding = _Folding(model, max_size_in_bytes, excluded, _budget(model))
     progress = True
     while progress:  # a Reshape to a constant shape makes the shapes behind it known
-        progress = False
-        change.skipped.clear()
+        before = folding.change.applied
+        folding.change.skipped.clear()
         shapes = stand_ins(model)
-        for node in computing_nodes(model):
+        growing = folding.fold_free(shapes)
+        if folding.change.applied == before:
+            folding.fold_growing(growing, shapes)
+        progress = folding.change.applied > before
+    return folding.change
+
+
+@dataclass(slots=True)
+class _Folding:
+    """A run of `fold_constants`.
+
+    Attributes:
+        model: The model.
+        limit: The size of the largest result in bytes, unless the inputs are larger.
+        excluded: Nodes to leave alone.
+        left: Bytes by which the file may still grow.
+        sizes: The size in bytes of results that were computed once, by node.
+        change: What was done so far.
+    """
+
+    model: ir.Model
+    limit: int
+    excluded: frozenset[ir.Node]
+    left: float
+    sizes: dict[ir.Node, int] = field(default_factory=dict)
+    change: Change = field(default_factory=Change)
+
+    def fold_free(self, shapes: Values) -> list[tuple[int, ir.Node]]:
+        """Fold the nodes that do not make the file grow; return the others with the bytes by which they do."""
+        growing = []
+        for node in computing_nodes(self.model):
             if not _is_candidate(node):
                 continue
             try:
-                if node.op_type in exclude_op or node.name in exclude_node:
+                if node in self.excluded:
                     raise LeftAlone("excluded")
-                _store(node, _folded(model, node, shapes, max_size_in_bytes))
+                arrays = [] if node in self.sizes else _folded(self.model, node, shapes, self.limit)
             except LeftAlone as left:
-                change.skip(str(left))
-            else:
-                change.applied += 1
-                progress = True
-    return change
+                self.change.skip(str(left))
+                continue
+            if node not in self.sizes:
+                self.sizes[node] = _stored_bytes(node, arrays)
+            growth = self.sizes[node] - _freed_bytes(node)
+            if growth > 0 and not _is_weight(node):
+                growing.append((growth, node))
+                continue
+            self.left -= min(growth, 0)
+            self._store(node, arrays or _folded(self.model, node, shapes, self.limit))
+        return growing
+
+    def fold_growing(self, growing: Sequence[tuple[int, ir.Node]], shapes: Values) -> None:
+        """Fold nodes as long as the file may grow, those first that make it grow least."""
+        for growth, node in sorted(growing, key=lambda each: each[0]):
+            if node.graph is None:  # a Shape that lost its readers
+                continue
+            if growth > self.left:
+                self.change.skip("grows")
+                continue
+            self.left -= growth
+            self._store(node, _folded(self.model, node, shapes, self.limit))
+
+    def _store(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
+        """Replace a node by initializers."""
+        _store(node, arrays)
+        self.change.applied += 1
+
+
+def _budget(model: ir.Model) -> float:
+    """Return the bytes by which a model may grow."""
+    return max(GROWTH * sum(tensor.nbytes for tensor in tensors(model)), LEAST_GROWTH)
+
+
+def _freed_bytes(node: ir.Node) -> int:
+    """Return the size of the constants that only this node reads."""
+    sources = [value for value in dict.fromkeys(node.inputs) if value is not None and not value.is_graph_output()]
+    alone = [value for value in sources if all(use.node is node for use in value.uses())]
+    return sum(tensor.nbytes for value in alone if (tensor := constant(value)) is not None)
+
+
+def _stored_bytes(node: ir.Node, arrays: Sequence[np.ndarray]) -> int:
+    """Return the size of the results of a node that must be stored; nothing for a Constant, whose tensor only moves."""
+    stored = [] if node.op_type == "Constant" else zip(node.outputs, arrays, strict=True)
+    return sum(array.nbytes for value, array in stored if value.name and value.uses())
+
+
+def _is_weight(node: ir.Node) -> bool:
+    """Whether a product reads the result of a node as its weights, which may become int8 only if they are constant."""
+    for use in (use for value in node.outputs for use in value.uses()):
+        row = row_of(use.node)
+        if row is not None and row.kind == "compute" and use.idx == row.weight:
+            return True
+        if use.node.op_type in MOVES and use.idx == 0 and _is_weight(use.node):
+            return True
+    return False
 
 
 def _is_candidate(node: ir.Node) -> bool:

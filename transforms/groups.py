@@ -29,6 +29,9 @@ class Member:
         return self.step.partition("(")[0].strip()
 
 
+SPARING = frozenset({"simplify"})
+"""Groups that leave a model alone which `requant quantize` has written in integers: they would undo its forms."""
+
 GROUPS: dict[str, list[Member]] = {}
 """The members of each group, in the order in which they joined."""
 
@@ -72,6 +75,7 @@ def groups_of(transform: str) -> tuple[tuple[str, int], ...]:
 
 # A simpler graph with the same outputs: `requant quantize` runs this group first.
 join("simplify", 0, "inline_functions(ignore_errors=true)")
+join("simplify", 0, "remove_default_inputs")
 join("simplify", 10, "convert_opset(ignore_errors=true)")
 join("simplify", 20, "widen_floats")
 join("simplify", 30, "fold_constants")
@@ -81,6 +85,7 @@ join("simplify", 60, "simplify_reshapes")
 join("simplify", 70, "sink_transposes")
 join("simplify", 80, "merge_transposes")
 join("simplify", 90, "merge_clips")
+join("simplify", 90, "fuse_leaky_relu")
 join("simplify", 100, "fuse_hard_sigmoid")
 join("simplify", 110, "unfuse_gates")
 join("simplify", 120, "einsum_to_matmul")

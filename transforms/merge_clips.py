@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -25,37 +27,64 @@ from .ops import CLIP_TAKES_INPUTS
 from .registry import Change, transform
 
 CLIPPED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+PRODUCTS = frozenset({"Gemm", "MatMul"})
 Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What all rewrites of a model need.
+
+    Attributes:
+        values: Each tensor of the model with the type and shape that onnx infers.
+        taken: The names in use.
+        opset: The version of the standard operators.
+    """
+
+    values: Mapping[ir.Value, ir.Value]
+    taken: set[str]
+    opset: int
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Return the element type of a tensor."""
+        return value.dtype or self.values.get(value, value).dtype
+
+    def rank(self, value: ir.Value) -> int:
+        """Return the number of axes of a tensor; 0 if it is unknown."""
+        shape = value.shape or self.values.get(value, value).shape
+        return 0 if shape is None else len(shape)
 
 
 @transform("merge_clips", after=("fold_constants",))
 def merge_clips(model: ir.Model) -> Change:
-    """Replace consecutive Relu, Clip, Max and Min nodes by one Relu or Clip with the same bounds.
+    """Write Max and Min with a constant as Clip or Relu, and merge consecutive Relu, Clip, Max and Min nodes.
 
-    Before:  y = Min(Max(x, 0), 6);  z = Clip(Relu(x), -1, 4);  u = Max(x, 0);  v = Clip(x, 0)
-    After:   y = Clip(x, 0, 6);      z = Clip(x, 0, 4);         u = Relu(x);    v = Relu(x)
-        A Relu or Clip after a convolution or a matrix product runs inside its integer kernel; Max and Min do not.
-    Left alone: bounds that are computed or not scalars; a lower bound above the upper bound (``bounds``); a single Max
-        or Min, except Max(x, 0); a tensor between two such nodes that other nodes read (``read-between``); integer
-        tensors, and tensors of unknown type (``not-float``).
+    Before:  y = Min(Max(x, -1), 6);  z = Clip(Relu(x), -1, 4);  u = Max(x, 0);  v = Min(x, 6)
+    After:   y = Clip(x, -1, 6);      z = Clip(x, 0, 4);         u = Relu(x);    v = Clip(x, -inf, 6)
+        A Relu or Clip after a convolution, a matrix product or a LeakyRelu runs inside its integer kernel; Max and Min
+        do not, and take several times as long in float. NaN stays NaN in all of them. A Clip without a bound takes the
+        largest float for it; behind a Max or Min, the bound is infinite, so that infinite values stay.
+    Left alone: bounds that are computed, or have several elements or more axes than the tensor; a lower bound above the
+        upper bound (``bounds``); a tensor between two such nodes that other nodes read (``read-between``); a Max or Min
+        behind a matrix product of integers, which keeps the runtime from fusing the two in float
+        (``behind-integers``); integer tensors, and tensors of unknown type (``not-float``).
     """
     change = Change()
-    known, taken = stand_ins(model), names(model)
-    opset = model.opset_imports.get("", 0)
+    facts = _Facts(stand_ins(model), names(model), model.opset_imports.get("", 0))
     for node in computing_nodes(model):
-        bounds = None if node.domain else _bounds(node)
+        bounds = None if node.domain else _bounds(node, facts)
         if bounds is None:
             continue
-        result = node.outputs[0]
-        dtype = result.dtype or known.get(result, result).dtype
-        if dtype not in CLIPPED:
+        if facts.dtype(node.outputs[0]) not in CLIPPED:
             change.skip("not-float")
-        elif _rewrite(node, bounds, (taken, opset, dtype), change):
+        elif node.op_type in ("Max", "Min") and _is_behind_integers(node):
+            change.skip("behind-integers")
+        elif _rewrite(node, bounds, facts, change):
             change.applied += 1
     return change
 
 
-def _bounds(node: ir.Node) -> Bounds | None:
+def _bounds(node: ir.Node, facts: _Facts) -> Bounds | None:
     """Return the constant bounds that a node applies to its tensor; None if the node does something else."""
     if node.op_type == "Relu":
         return 0.0, inf
@@ -63,15 +92,16 @@ def _bounds(node: ir.Node) -> Bounds | None:
         limits = [node.attributes.get_float("min", -inf), node.attributes.get_float("max", inf)]
         for index, value in enumerate(node.inputs[1:3]):
             if value is not None:
-                limit = _number(value)
+                limit = _number(value, 1)
                 if limit is None:
                     return None
                 limits[index] = limit
         return limits[0], limits[1]
     if node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
         return None
-    limit = _number(node.inputs[_place(node)])
-    if limit is None or constant(node.inputs[1 - _place(node)]) is not None:
+    tensor = node.inputs[1 - _place(node)]
+    limit = None if tensor is None or constant(tensor) is not None else _number(_bound(node), facts.rank(tensor))
+    if limit is None:
         return None
     return (limit, inf) if node.op_type == "Max" else (-inf, limit)
 
@@ -81,23 +111,38 @@ def _place(node: ir.Node) -> int:
     return 0 if constant(node.inputs[0]) is not None else 1
 
 
+def _bound(node: ir.Node) -> ir.Value | None:
+    """Return the bound of a Max or Min."""
+    return node.inputs[_place(node)]
+
+
 def _tensor(node: ir.Node) -> ir.Value | None:
     """Return the tensor to which a node applies its bounds."""
     return node.inputs[1 - _place(node)] if node.op_type in ("Max", "Min") else node.inputs[0]
 
 
-def _number(value: ir.Value | None) -> float | None:
-    """Return the value of a constant scalar; None for any other tensor and for NaN."""
+def _number(value: ir.Value | None, axes: int) -> float | None:
+    """Return the value of a constant of one element and at most so many axes; None for other tensors and for NaN."""
     tensor = constant(value)
-    number = None if tensor is None or tensor.size != 1 or len(tensor.shape) else float(tensor.numpy())
+    number = None if tensor is None or tensor.size != 1 or len(tensor.shape) > axes else float(tensor.numpy().item())
     return None if number is None or np.isnan(number) else number
 
 
-def _rewrite(node: ir.Node, bounds: Bounds, facts: tuple[set[str], int, ir.DataType], change: Change) -> bool:
+def _is_behind_integers(node: ir.Node) -> bool:
+    """Whether a Max or Min follows a product of dequantized tensors, where requant has put it for a Relu."""
+    source = _tensor(node)
+    product = source.producer() if source is not None else None
+    if product is None or product.op_type not in PRODUCTS:
+        return False
+    sources = [value.producer() for value in product.inputs if value is not None]
+    return any(each is not None and each.op_type == "DequantizeLinear" for each in sources)
+
+
+def _rewrite(node: ir.Node, bounds: Bounds, facts: _Facts, change: Change) -> bool:
     """Merge a node with a bounding node before it, or rewrite it as Relu or Clip; return whether the graph changed."""
     source = _tensor(node)
     before = source.producer() if source is not None else None
-    merged = None if before is None or before.domain or before.graph is not node.graph else _bounds(before)
+    merged = None if before is None or before.domain or before.graph is not node.graph else _bounds(before, facts)
     if merged is not None and before is not None and source is not None:
         if sole_reader(source) is not node:
             change.skip("read-between")
@@ -105,36 +150,37 @@ def _rewrite(node: ir.Node, bounds: Bounds, facts: tuple[set[str], int, ir.DataT
         elif merged[0] > merged[1] or bounds[0] > bounds[1]:
             change.skip("bounds")
             merged = None
+    exact = node.op_type in ("Max", "Min")
     if merged is not None and before is not None:
         lo, hi = (min(max(limit, bounds[0]), bounds[1]) for limit in merged)
-        _replace(node, _tensor(before), (lo, hi), facts)
+        _replace(node, _tensor(before), (lo, hi), facts, exact=exact or before.op_type in ("Max", "Min"))
         remove(before)
         return True
-    plain = (node.op_type == "Max" and bounds[0] == 0) or (node.op_type == "Clip" and bounds == (0.0, inf))
+    plain = exact or (node.op_type == "Clip" and bounds == (0.0, inf))
     if plain:
-        _replace(node, source, bounds, facts)
+        _replace(node, source, bounds, facts, exact=exact)
     return plain
 
 
-def _replace(node: ir.Node, source: ir.Value | None, bounds: Bounds, facts: tuple[set[str], int, ir.DataType]) -> None:
-    """Replace a node by a Relu or Clip."""
-    opset = facts[1]
+def _replace(node: ir.Node, source: ir.Value | None, bounds: Bounds, facts: _Facts, *, exact: bool) -> None:
+    """Replace a node by a Relu or Clip; with `exact`, infinite bounds are written."""
     inputs, name = tuple(node.inputs), node.name
+    written = dict(zip(("min", "max"), bounds, strict=True))
+    written = {key: limit for key, limit in written.items() if exact or abs(limit) != inf}
     if bounds == (0.0, inf):
         new = ir.node("Relu", [source], name=name)
-    elif opset < CLIP_TAKES_INPUTS:
-        finite = {key: limit for key, limit in zip(("min", "max"), bounds, strict=True) if abs(limit) != inf}
-        new = ir.node("Clip", [source], finite, name=name)
+    elif facts.opset < CLIP_TAKES_INPUTS:
+        new = ir.node("Clip", [source], written, name=name)
     else:
-        limits = [_limit(node, key, limit, facts) for key, limit in zip(("min", "max"), bounds, strict=True)]
+        limits = [_limit(node, key, written[key], facts) if key in written else None for key in ("min", "max")]
         new = ir.node("Clip", [source, *(limits if limits[1] is not None else limits[:1])], name=name)
     take_place(node, new)
     discard(*inputs)
 
 
-def _limit(node: ir.Node, key: str, limit: float, facts: tuple[set[str], int, ir.DataType]) -> ir.Value | None:
-    """Return a bound of a Clip as an initializer; None for an infinite bound."""
-    if abs(limit) == inf:
-        return None
-    taken, _, dtype = facts
-    return add_initializer(graph_of(node), take(taken, f"{node_name(node)}/{key}"), np.array(limit, dtype.numpy()))
+def _limit(node: ir.Node, key: str, limit: float, facts: _Facts) -> ir.Value:
+    """Return a bound of a Clip as an initializer."""
+    dtype = facts.dtype(node.outputs[0])
+    assert dtype is not None  # `merge_clips` leaves tensors of unknown type alone
+    stem = take(facts.taken, f"{node_name(node)}/{key}")
+    return add_initializer(graph_of(node), stem, np.array(limit, dtype.numpy()))

@@ -123,7 +123,7 @@ OPS: dict[str, Op] = {
     "Where": _arith("QLinearWhere", activations=(1, 2)),
     "AveragePool": _arith("QLinearAveragePool"),
     "GlobalAveragePool": _arith("QLinearGlobalAveragePool"),
-    "LeakyRelu": _arith("QLinearLeakyRelu"),
+    "LeakyRelu": _arith("QLinearLeakyRelu", absorbs=RELUS),
     "Sigmoid": _arith("QLinearSigmoid", slow=reasons.LOOKUP),
     "HardSigmoid": _arith("QLinearLeakyRelu", slow=reasons.NO_KERNEL.about("HardSigmoid")),
     GATE: _arith("QLinearMul", slow=reasons.FUSED_GROUP),

@@ -10,8 +10,9 @@ backslash, or made of letters, digits and ``_ . / : + -``. The original grammar 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -19,34 +20,18 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from .. import RequantError, near
 from . import plugins
-from .groups import members
-from .registry import REQUIRED, Change, Option, Transform, TransformError
+from .existing import is_finished
+from .groups import SPARING, members
+from .registry import REQUIRED, Change, Option, PipelineError, Transform, TransformError
 from .verify import Signature, VerifyError, signature, verify
 
+SPARED = "written-by-requant"
 METADATA_KEY = "requant.pipeline"
 IGNORE_ERRORS = Option("ignore_errors", bool, False)
 
 Value = int | float | bool | str | tuple[str, ...]
 Progress = Callable[["Step"], None]
 Keep = Callable[["StepResult", ir.Model], None]
-
-
-class PipelineError(RequantError):
-    """A pipeline that cannot be run.
-
-    Args:
-        message: The error, in one line.
-        text: The pipeline; when given, the message shows its line, with a caret under the error.
-        at: The place of the error, as an offset into `text`.
-    """
-
-    def __init__(self, message: str, text: str | None = None, at: int = 0) -> None:
-        """Compose the message."""
-        if text is not None:
-            start = text.rfind("\n", 0, at) + 1
-            line = text[start:].partition("\n")[0].expandtabs(1)
-            message = f"{message}\n  {line}\n  {' ' * (at - start)}^"
-        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +49,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Transforms in the order in which they run."""
+    """Transforms in the order in which they run.
+
+    Attributes:
+        steps: The transforms.
+        spares: Whether a model stays as it is that `requant quantize` has written in integers.
+    """
 
     steps: tuple[Step, ...]
+    spares: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         """Return the canonical text: ``parse(str(pipeline)) == pipeline``."""
@@ -131,7 +122,7 @@ def parse_groups(text: str) -> Pipeline:
     pairs = [pair for group in scanned for pair in _group_steps(text, group)]
     steps = tuple(_resolve(text, step, transform) for step, transform in pairs)
     _check_order(text, [step for step, _ in pairs], [transform for _, transform in pairs])
-    return Pipeline(steps)
+    return Pipeline(steps, spares=all(group.name in SPARING for group in scanned))
 
 
 def load_plugins() -> tuple[str, ...]:
@@ -161,7 +152,8 @@ def run(
     """Run a pipeline on a copy of `model`. The copy shares the tensors; `model` itself does not change.
 
     The steps that ran are appended to the result's ``metadata_props["requant.pipeline"]``. A model of IR version 3
-    must list its initializers as inputs; the copy has version 4 and does not list them.
+    must list its initializers as inputs; the copy has version 4 and does not list them. A pipeline that spares a model
+    (`Pipeline.spares`) runs no step on it; each step reports ``written-by-requant``.
 
     Args:
         pipeline: The pipeline.
@@ -183,6 +175,9 @@ def run(
     if verified:
         _verify_after("the model given", model, None)
     model = _working_copy(model, lookup(steps[0].name))
+    if isinstance(pipeline, Pipeline) and pipeline.spares and is_finished(model):
+        spared = tuple(StepResult(step, Change(skipped=Counter({SPARED: 1}))) for step in steps)
+        return PipelineResult(model, spared)
     history = _history(model)
     applied: list[StepResult] = []
     for step in steps:

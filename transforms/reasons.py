@@ -53,7 +53,9 @@ NO_KERNEL = Reason("no-kernel", "the runtime has no integer kernel for {}")
 NORMALIZATION = Reason(
     "normalization", "a normalization squares and divides; the runtime computes it in one float kernel"
 )
-NOT_ABSORBED = Reason("not-absorbed", "runs in integers only inside the kernel of a Conv, Gemm, MatMul, Add or Mul")
+NOT_ABSORBED = Reason(
+    "not-absorbed", "runs in integers only inside the kernel of a Conv, Gemm, MatMul, Add, Mul or LeakyRelu"
+)
 NOT_A_PRODUCT = Reason("not-a-product", "a MatMul cannot express it")
 QUANTIZED_BEFORE = Reason("quantized-before", "part of a quantization that the input model already has")
 SOFTMAX = Reason("slow-softmax", "an integer softmax is several times slower than the float one")

@@ -18,6 +18,24 @@ class TransformError(RequantError):
     """A transform cannot rewrite this model as requested."""
 
 
+class PipelineError(RequantError):
+    """A pipeline that cannot be run.
+
+    Args:
+        message: The error, in one line.
+        text: The pipeline; when given, the message shows its line, with a caret under the error.
+        at: The place of the error, as an offset into `text`.
+    """
+
+    def __init__(self, message: str, text: str | None = None, at: int = 0) -> None:
+        """Compose the message."""
+        if text is not None:
+            start = text.rfind("\n", 0, at) + 1
+            line = text[start:].partition("\n")[0].expandtabs(1)
+            message = f"{message}\n  {line}\n  {' ' * (at - start)}^"
+        super().__init__(message)
+
+
 class LeftAlone(Exception):  # noqa: N818 - not an error: it ends the check of one candidate
     """The transform leaves one candidate alone. A transform raises and catches this; the message is the skip code."""
 

@@ -20,10 +20,10 @@ GROUP_LIMIT = 16
 def units(graph: ir.Graph) -> tuple[Unit, ...]:
     """Partition the nodes of `graph`, without its bodies, into units, in execution order.
 
-    A Conv, Gemm, MatMul, Add or Mul forms a unit with the Relu or Clip that is its only reader. Element-wise operators
-    between a tensor with several readers and the node where their results join (``x * sigmoid(x)``, GELU, a decomposed
-    layer or RMS norm, a hard-swish) form a group: the runtime fuses them if no other node is inserted between them. A
-    layer norm forms two groups: ``x - mean(x)`` and the division.
+    A Conv, Gemm, MatMul, Add, Mul or LeakyRelu forms a unit with the Relu or Clip that is its only reader. Element-wise
+    operators between a tensor with several readers and the node where their results join (``x * sigmoid(x)``, GELU, a
+    decomposed layer or RMS norm, a hard-swish) form a group: the runtime fuses them if no other node is inserted
+    between them. A layer norm forms two groups: ``x - mean(x)`` and the division.
     """
     by_last: dict[ir.Node, Unit] = {}
     taken: set[ir.Node] = set()

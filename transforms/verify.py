@@ -42,12 +42,12 @@ class Port:
         return f"{self.name}: {self.type or 'unknown'}{shape}"
 
     def accepts(self, other: Port) -> bool:
-        """Whether `other` may replace this port: equal name, and no different type or length."""
-        if self.name != other.name or (self.type and other.type and self.type != other.type):
+        """Whether `other` may replace this port: equal name, the same type, and no different rank or length."""
+        if self.name != other.name or (self.type and self.type != other.type):
             return False
-        if self.shape is None or other.shape is None:
+        if self.shape is None:
             return True
-        if len(self.shape) != len(other.shape):
+        if other.shape is None or len(self.shape) != len(other.shape):
             return False
         pairs = zip(self.shape, other.shape, strict=True)
         return all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
@@ -165,10 +165,16 @@ def _checkable(model: ir.Model) -> ir.Model:
     ONNX Runtime's optimiser writes SimplifiedLayerNormalization nodes of the standard domain, which onnx does not have:
     the copy gives them a domain that onnx does not check. onnx would look for external tensors in the current folder:
     the copy holds them in memory, except large initializers of the graph, which the checker pass does not hand to onnx.
+    onnx wants the shapes of inputs, and the types and shapes of outputs; the runtime does not: the copy has some shape
+    and type where the model has none.
     """
     copy = model.clone()
     apart = {id(value.const_value) for value in copy.graph.initializers.values()}
     load_tensors(copy, keep=lambda tensor: id(tensor) in apart and tensor.nbytes > KEPT_AWAY)
+    for port in (*copy.graph.inputs, *copy.graph.outputs):
+        port.shape = ir.Shape([]) if port.shape is None else port.shape
+    for port in copy.graph.outputs:
+        port.type = port.type or ir.TensorType(ir.DataType.FLOAT)
     for node in copy.graph.all_nodes():
         if not node.domain and node.op_type in RUNTIME_ONLY:
             node.domain = UNKNOWN

@@ -305,7 +305,8 @@ def _parameters(node: ir.Node) -> QParams:
 
 def _table(site: Site) -> Call | None:
     """Return the call for a unit that is a function of one element; None if it is not."""
-    for pair in map(_dequantized, site.nodes[site.unit.nodes[-1]].inputs):
+    nodes = [site.nodes[name] for name in reversed(site.unit.nodes) if name in site.nodes]  # the gate may be replaced
+    for pair in map(_dequantized, (value for node in nodes for value in node.inputs)):
         root = None if pair is None else pair.inputs[0]
         chains: dict[ir.Value, Chain] = {}
         if root is not None:

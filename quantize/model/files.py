@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
 from onnx_ir.passes.common import NameFixPass
 
 from ... import RequantError
@@ -28,6 +26,7 @@ from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.graph import quiet, release
 from ...transforms.tensors import external_tensors, load_tensors, tensors
 from ..runtime.compiled_for import refuse_foreign
+from .mend import mend
 from .raw_weights import MalformedError, with_weights, without_weights
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # bytes of weights in one protobuf message, with room for the graph
@@ -56,7 +55,7 @@ def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
     try:
         with quiet():  # the verification of the model reports what onnx-ir would log
             proto = _in_place(file) if in_place and _can_stay(file) else onnx.load_model(file, load_external_data=False)
-            _make_dense(proto.graph)
+            mend(proto)
             model = ir.from_proto(proto)
     except Exception as error:  # protobuf and onnx_ir have no common exception class
         inmost: BaseException = error
@@ -108,23 +107,6 @@ def _in_place(file: Path) -> onnx.ModelProto:
         for key, value in (("location", file.name), ("offset", cut.offset), ("length", cut.length)):
             tensor.external_data.add(key=key, value=str(value))
     return proto
-
-
-def _make_dense(graph: onnx.GraphProto) -> None:
-    """Replace sparse initializers with dense ones, in place: onnx-ir has no sparse tensors."""
-    for sparse in graph.sparse_initializer:
-        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-        dense = np.zeros(tuple(sparse.dims), values.dtype)
-        if indices.ndim == 1:  # positions in the flat array; otherwise one row of coordinates for each value
-            dense.reshape(-1)[indices] = values
-        else:
-            dense[tuple(indices.T)] = values
-        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
-    del graph.sparse_initializer[:]
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                _make_dense(body)
 
 
 def _check_external(path: PathLike, tensor: ir.ExternalTensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ...transforms import METADATA_KEY
+from ...transforms.existing import VERSION_KEY
 from ...transforms.qparams import QParams
 
 
@@ -24,7 +25,7 @@ def describe_origin(
     """
     props = model.metadata_props
     props[METADATA_KEY] = " ".join([props.get(METADATA_KEY, ""), *steps]).strip()
-    props["requant.version"] = version("requant")
+    props[VERSION_KEY] = version("requant")
     props["requant.options"] = json.dumps(asked, sort_keys=True)
     if qparams:
         props["requant.ranges"] = ranges_fingerprint(qparams)

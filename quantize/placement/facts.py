@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...transforms.existing import is_finished
 from ...transforms.graph import inferred, nodes_by_name
 from ...transforms.plan import Impl
 from ...transforms.qparams import BlockForm
@@ -36,6 +37,7 @@ class Facts:
         blocks: The form of weights in blocks.
         noise_of: By form of matrix products from float to float, the noise at the outputs by input tensor.
         harmed_by: By such a form, the input tensors that ruin an output, with the reason.
+        finished: Whether requant has quantized the model before.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -54,6 +56,7 @@ class Facts:
     blocks: BlockForm = field(default_factory=BlockForm)
     noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
+    finished: bool = False
 
 
 def facts_of(
@@ -71,4 +74,5 @@ def facts_of(
         selection=selection or Selection(),
         opset=model.opset_imports.get("", FIRST_INTEGER_OPSET),
         signed=activation == "s8",
+        finished=is_finished(model),
     )

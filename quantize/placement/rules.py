@@ -24,7 +24,7 @@ from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels
 from .facts import Facts, facts_of
 from .obstacles import OBSTACLES
-from .reasons import EXCLUDED, FLOAT_INPUTS, FLOAT_READERS, FOREIGN, FUSED_ELSEWHERE, NO_FORM, OLD_SCAN
+from .reasons import EXCLUDED, FLOAT_INPUTS, FLOAT_READERS, FOREIGN, FUSED_ELSEWHERE, NO_FORM, OLD_SCAN, WRITTEN
 
 MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that every runtime computes in integers, besides products and operators that move values."""
@@ -139,6 +139,12 @@ def _units(graph: ir.Graph, nodes: Mapping[str, ir.Node], opset: int) -> Iterato
 
 
 def _decide(unit: Unit, facts: Facts) -> Choice:
+    """Return how a unit computes; what requant has left in float in a model that it wrote stays float."""
+    choice = _first_form(unit, facts)
+    return Choice(Impl.FLOAT, WRITTEN) if facts.finished and choice.impl.int8 else choice
+
+
+def _first_form(unit: Unit, facts: Facts) -> Choice:
     """Return the first implementation of the user's strategy that has no obstacle; else float with the reason."""
     fixed = _fixed_float(unit, facts)
     if fixed:

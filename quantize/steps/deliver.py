@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from ... import RequantError
 from ...transforms import METADATA_KEY
+from ...transforms.existing import is_finished
 from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import INTEGER, other
 from ..job import Candidate, Evidence, Job, Trial
-from ..model.files import save_model, size_on_disk
+from ..model.files import load_model, save_model, size_on_disk
 from ..model.metadata import describe_origin
 from ..options.efforts import CORRECTIONS
 from ..placement.batches import compromises
@@ -31,6 +32,9 @@ from .prepare import as_given
 from .ranges import TensorRanges
 from .relieve import promised, relieved
 
+NOTHING_LEFT = (
+    "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
+)
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 RUINED_DB = 8.0  # a dynamically quantized model with less is not kept: its noise has a sixth of the power of the output
 EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
@@ -63,6 +67,8 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
     Raises:
         RequantError: The output cannot be written.
     """
+    if is_finished(job.simple):
+        return _leave(job, ranges, output)
     candidate = emit(job, ranges, gather_evidence(job, ranges))
     try:
         trial = judge(job, candidate)
@@ -82,10 +88,22 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
     return replace(run, result=replace(run.result, notes=(*run.result.notes, f"written although {reason}")))
 
 
+def _leave(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Run:
+    """Write a model as it is that requant has quantized before, without the native operators that are not wanted."""
+    changed = any(step.change.applied for step in job.steps)
+    candidate = Candidate(
+        job.simple.clone() if changed else load_model(job.path), job.all_int8_plan, {}, job.float_source
+    )
+    run = _finish(job, ranges, judge(job, candidate), output)
+    return replace(run, result=replace(run.result, notes=(NOTHING_LEFT, *run.result.notes)))
+
+
 def deliver_searched(
     job: Job, ranges: TensorRanges, candidate: Candidate | None, frontier: Frontier, output: str | os.PathLike[str]
 ) -> Run:
     """Write the model that a search has chosen, or the float model where INT8 is not faster."""
+    if is_finished(job.simple):
+        return _leave(job, ranges, output)
     if candidate is None:
         nothing = "nothing in this model can become int8"
         reason = nothing if frontier.done else "the time limit ended the search before a model was tried"

@@ -14,8 +14,8 @@ from ... import RequantError
 from ...calibration.session import ModelSource, newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import summary
-from ...transforms import PipelineResult, StepResult
-from ...transforms.existing import given_params, release_weights
+from ...transforms import Pipeline, PipelineResult, StepResult
+from ...transforms.existing import given_params, is_finished, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import ORIGIN
 from ...transforms.plan import Plan
@@ -41,7 +41,7 @@ from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.random_inputs import generated_source
 from ..runtime.session import Runner, Sessions
-from .simplify import FLUSH, LITTLE, RESTORE, WIDEN, pipelines, simplify
+from .simplify import FLUSH, LITTLE, LOAD, RESTORE, WIDEN, pipelines, simplify
 
 RESTORED = (
     "{} operators of the model compute their ranges at run time; they get float weights, and ranges from the data. "
@@ -271,20 +271,28 @@ def _stay_dynamic(model: ir.Model, selection: Selection) -> list[str]:
 def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
     """Return the float model as the runtime runs it, with notes.
 
-    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32.
+    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32. It does not load a Resize whose
+    empty scales a caller may override: such a model is compared with constants in place of these inputs.
     """
     tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
-    if ir.DataType.BFLOAT16 not in tensors:
+    if ir.DataType.BFLOAT16 in tensors:
+        pipeline, note = WIDEN, "the runtime has no kernels for bfloat16: the float model is run in float32"
+    elif any(value.is_initializer() for value in original.graph.inputs):
+        pipeline, note = (
+            LOAD,
+            "the runtime does not load the float model: its initializers are constants, not inputs",
+        )
+    else:
         return _healthy(path, original, folder)
     try:
         open_session(path, lean=True)
     except RequantError:
         pass
     else:
-        return path, []
-    widened = simplify(original, silent, pipeline=WIDEN).model
-    widened.ir_version = min(widened.ir_version, newest_ir_version())
-    return serialize(widened, folder), ["the runtime has no kernels for bfloat16: the float model is run in float32"]
+        return _healthy(path, original, folder)
+    loadable = simplify(original, silent, pipeline=pipeline).model
+    loadable.ir_version = min(loadable.ir_version, newest_ir_version())
+    return serialize(loadable, folder), [note]
 
 
 def _healthy(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
@@ -299,16 +307,18 @@ def _healthy(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource,
 
 
 def _plainer(
-    original: ir.Model, folder: Path, progress: Progress, plain: str
+    original: ir.Model, folder: Path, progress: Progress, plain: Pipeline
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
     """Return a copy that the runtime loads, simplified by `plain`, notes, and the old names of renamed nodes."""
     notes: list[str] = []
-    for pipeline in (plain, LITTLE):
+    tried: tuple[Pipeline | str, ...] = (plain, LITTLE)
+    for pipeline in tried:
         done = simplify(original, progress, pipeline=pipeline)
         notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
         model = done.model
         model.ir_version = min(model.ir_version, newest_ir_version())
-        release_weights(model)
+        if not is_finished(model):
+            release_weights(model)
         renamed = separate_bodies(model)
         try:
             open_session(serialize(model, folder), lean=True)
@@ -321,7 +331,7 @@ def _plainer(
     return done, notes, renamed
 
 
-def _inlined(original: ir.Model, progress: Progress, inline: str) -> tuple[PipelineResult, list[tuple[str, str]]]:
+def _inlined(original: ir.Model, progress: Progress, inline: Pipeline) -> tuple[PipelineResult, list[tuple[str, str]]]:
     """Return a copy without functions, and for each inlined node its new name with each of its old names."""
     done = simplify(original, progress, pipeline=inline)
     origins = []

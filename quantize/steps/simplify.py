@@ -11,15 +11,18 @@ from ...transforms import Pipeline, PipelineResult, Step, parse_groups, run
 from ..runtime.progress import Progress
 
 INLINE = "inline_functions(ignore_errors=true)"
-WIDEN = f"{INLINE} widen_floats"
-FLUSH = "flush_denormals"
+LOAD = "remove_default_inputs"
+WIDEN = f"{INLINE} {LOAD} widen_floats"
 GATES = "unfuse_gates"
-LITTLE = "convert_opset(ignore_errors=true) strip_unused_nodes"
+FLUSH = "flush_denormals"
 RESTORE, CONSTANTS = "remove_dynamic_quantization", "fold_constants"
+LITTLE = f"{LOAD} convert_opset(ignore_errors=true) strip_unused_nodes"
 
 
-def pipelines(*, portable: bool = False, dynamic: Iterable[str] | None = None) -> tuple[str, str]:
+def pipelines(*, portable: bool = False, dynamic: Iterable[str] | None = None) -> tuple[Pipeline, Pipeline]:
     """Return the group `simplify` in two: up to ``inline_functions``, and what works on a model without functions.
+
+    The second one leaves a model alone that `quantize_model` has written.
 
     Args:
         portable: Whether gates stay single operators, and native operators are replaced: other runtimes need both.
@@ -34,10 +37,10 @@ def pipelines(*, portable: bool = False, dynamic: Iterable[str] | None = None) -
     cut = 1 + [step.name for step in steps].index("inline_functions")
     if portable:
         steps[cut - 1] = replace(steps[cut - 1], options=(*steps[cut - 1].options, ("native", True)))
-    return str(Pipeline(tuple(steps[:cut]))), str(Pipeline(tuple(steps[cut:])))
+    return Pipeline(tuple(steps[:cut])), Pipeline(tuple(steps[cut:]), spares=True)
 
 
-def simplify(model: ir.Model, progress: Progress, *, pipeline: str | None = None) -> PipelineResult:
+def simplify(model: ir.Model, progress: Progress, *, pipeline: Pipeline | str | None = None) -> PipelineResult:
     """Run a pipeline on a copy of `model`; None is what the group `simplify` does without functions."""
     chosen = pipelines()[1] if pipeline is None else pipeline
     return run(chosen, model, progress=lambda step: progress(f"simplify: {step.name}", 0, None))

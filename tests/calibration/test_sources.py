@@ -265,6 +265,12 @@ def test_python_objects_can_be_read_again(data: Any, length: int | None) -> None
     assert [feed[0][0] for feed in feeds(source.samples(2))] == [0, 1]
 
 
+def test_a_callable_may_return_a_list_shorter_than_what_is_asked_for() -> None:
+    """The number of samples is known only after the call."""
+    source = open_source(lambda: PAIRS, [X])
+    assert [feed[0][0] for feed in feeds(source.samples(5))] == [0, 1, 2]
+
+
 def test_an_iterator_is_read_no_further_than_needed() -> None:
     taken = []
 

@@ -93,3 +93,46 @@ def test_types_smaller_than_a_byte_survive() -> None:
     (stored,) = model.graph.initializers.tensors()
     assert stored.dtype == four
     assert stored.numpy().astype(int).tolist() == [-8, 7, 1]
+
+
+def stored(model: ir.Model) -> int:
+    return sum(tensor.nbytes for tensor in model.graph.initializers.tensors())
+
+
+def large(body: str) -> ir.Model:
+    """Return a model with 400 kB of weights, which may grow by 40 kB."""
+    text = f"g (float[N,100] x) => (float[N,100] y) <float one = {{1}}, int64[2] small = {{50, 100}}> {{ {body} }}"
+    model = ir.from_onnx_text(HEADER + text)
+    weight = ir.tensor(np.ones((1000, 100), np.float32), name="w")
+    value = next(value for node in model.graph for value in node.inputs if value is not None and value.name == "w")
+    value.const_value = weight
+    model.graph.register_initializer(value)
+    return model
+
+
+def test_the_file_grows_by_a_tenth_and_the_smallest_growths_come_first() -> None:
+    """Of results of 80, 20 and 12 kB, the last two are stored."""
+    body = (
+        "k = Constant <value_ints = [0]> () i = Cast <to = 7> (x) v = Gather(w, i) z = ReduceSum <keepdims = 0> (v, k) "
+    )
+    for name, rows in {"a": 200, "b": 50, "c": 30}.items():
+        body += f"n{name} = Constant <value_ints = [{rows}, 1, 100]> () {name} = Expand(one, n{name}) "
+        body += f"s{name} = Add(x, {name}) z{name} = ReduceSum <keepdims = 0> (s{name}, k) "
+    model = large(f"{body} u = Add(za, zb) q = Add(u, zc) y = Add(q, z)")
+    before = stored(model)
+    change = fold_constants(model)
+    assert change.skipped["grows"] == 1
+    assert {"b", "c"} <= set(model.graph.initializers)
+    assert "a" not in model.graph.initializers
+    assert stored(model) <= 1.1 * before
+
+
+def test_the_weights_of_a_product_are_stored_though_the_file_grows() -> None:
+    """A tied embedding, which a Gather reads too: only a constant can become int8."""
+    body = (
+        "i = Cast <to = 7> (x) r = Gather(w, i) k = Constant <value_ints = [1]> () h = ReduceSum <keepdims = 0> (r, k) "
+    )
+    model = large(f"{body} t = Transpose(w) l = MatMul(h, t) y = MatMul(l, w)")
+    fold_constants(model)
+    assert "t" in model.graph.initializers
+    assert [node.op_type for node in model.graph] == ["Cast", "Gather", "ReduceSum", "MatMul", "MatMul"]

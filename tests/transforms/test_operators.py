@@ -505,7 +505,15 @@ EXAMPLES: dict[str, list[Example]] = {
         )
     ],
     "GlobalAveragePool": [between_convs("QLinearGlobalAveragePool", "2-D", "GlobalAveragePool(a)")],
-    "LeakyRelu": [between_convs("QLinearLeakyRelu", "a slope", "LeakyRelu <alpha=0.1> (a)")],
+    "LeakyRelu": [
+        between_convs("QLinearLeakyRelu", "a slope", "LeakyRelu <alpha=0.1> (a)"),
+        int8(
+            "QLinearLeakyRelu",
+            "Clip absorbed",
+            "[first] a = Conv(x, v) [op] s = LeakyRelu <alpha=0.1> (a) [clip] b = Clip(s, low, high) [last] y = Conv(b, w)",
+            f"{IMAGE}; w 4x8x1x1; low =-0.05; high =1.5",
+        ),
+    ],
     "DepthToSpace": [
         int8(
             "DepthToSpace",

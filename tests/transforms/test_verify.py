@@ -69,7 +69,7 @@ def misspell(model: ir.Model) -> None:
 
 
 def lose_type(model: ir.Model) -> None:
-    model.graph.outputs[0].type = None
+    model.graph.inputs[0].type = None
 
 
 BROKEN: list[tuple[Callable[[ir.Model], None], str]] = [
@@ -133,6 +133,22 @@ def add_axis(model: ir.Model) -> None:
     model.graph.outputs[0].shape = ir.Shape(["N", 4, 1])
 
 
+def lose_output_type(model: ir.Model) -> None:
+    model.graph.outputs[0].type = None
+
+
+def lose_shape(model: ir.Model) -> None:
+    model.graph.outputs[0].shape = None
+
+
+def test_an_output_needs_no_type_and_no_shape() -> None:
+    """ONNX Runtime infers both."""
+    undeclared = model()
+    lose_output_type(undeclared)
+    lose_shape(undeclared)
+    verify(undeclared, like=signature(undeclared))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -140,6 +156,8 @@ def add_axis(model: ir.Model) -> None:
         (drop_input, "the graph inputs were x, c and are now c"),
         (reshape, "the graph input was x: FLOAT [N, 4] and is now x: FLOAT [N, 5]"),
         (add_axis, "the graph output was y: FLOAT [N, 4] and is now y: FLOAT [N, 4, 1]"),
+        (lose_output_type, "the graph output was y: FLOAT [N, 4] and is now y: unknown [N, 4]"),
+        (lose_shape, "the graph output was y: FLOAT [N, 4] and is now y: FLOAT"),
     ],
 )
 def test_inputs_and_outputs_must_stay(change: Callable[[ir.Model], None], message: str) -> None:

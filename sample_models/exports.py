@@ -1,0 +1,242 @@
+"""Small models as exporters write them: the spellings of PyTorch, TensorFlow, Keras and PaddlePaddle, and old files.
+
+`EXPORTS` holds the models by name. The tests run every transform and the commands on each of them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx.parser
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A small model.
+
+    Attributes:
+        text: Its graph and functions, in ONNX's text form.
+        weights: The shapes of its random weights, by name; they are initializers.
+        opset: The version of the standard operators.
+        ir: The IR version.
+        change: What the text form cannot express; it edits the model in place.
+    """
+
+    text: str
+    weights: Mapping[str, Shape] = field(default_factory=dict)
+    opset: int = 17
+    ir: int = 8
+    change: Callable[[onnx.ModelProto], None] = lambda model: None
+
+    def build(self) -> onnx.ModelProto:
+        """Return the model."""
+        imports = f'"" : {self.opset}, "com.microsoft" : 1, "blocks" : 1'
+        model = onnx.parser.parse_model(f"<ir_version: {self.ir}, opset_import: [{imports}]>\n{self.text}")
+        used = {node.domain for graph in (model.graph, *model.functions) for node in graph.node}
+        kept = [each for each in model.opset_import if each.domain in {"", *used}]
+        del model.opset_import[:]
+        model.opset_import.extend(kept)
+        for name, shape in self.weights.items():
+            model.graph.initializer.append(numpy_helper.from_array(_weight(name, shape), name))
+        self.change(model)
+        return model
+
+
+def _weight(name: str, shape: Shape) -> NDArray[np.float32]:
+    """Draw a weight whose product keeps the variance, or a vector around 1."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    fan_in = math.prod(shape[1:]) if len(shape) == 4 else shape[-2] if len(shape) > 1 else 25
+    values = random.standard_normal(shape) / math.sqrt(fan_in)
+    return (values + (len(shape) == 1)).astype(np.float32)
+
+
+def feed(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[np.generic]]:
+    """Return random values of the inputs that are no initializers: floats of variance 1, integers in 0..7, True.
+
+    An axis with a name has the length 2.
+    """
+    random = np.random.default_rng(seed)
+    defaults = {tensor.name for tensor in model.graph.initializer}
+    made: dict[str, NDArray[np.generic]] = {}
+    for value in model.graph.input:
+        if value.name in defaults:
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        shape = [axis.dim_value or 2 for axis in value.type.tensor_type.shape.dim]
+        numbers = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 8, shape)
+        made[value.name] = np.asarray(numbers).astype(dtype)
+    return made
+
+
+def list_initializers(model: onnx.ModelProto) -> None:
+    """Make each initializer an input too, as IR version 3 requires and some exporters still do."""
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+
+
+def _import_again(*imports: tuple[str, int]) -> Callable[[onnx.ModelProto], None]:
+    """Return a change that imports operator sets once more; the last one counts."""
+
+    def change(model: onnx.ModelProto) -> None:
+        model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in imports)
+
+    return change
+
+
+def _forget_shape(model: onnx.ModelProto) -> None:
+    """Remove the shape of the output."""
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+
+
+def _forget_type(model: onnx.ModelProto) -> None:
+    """Remove the type and the shape of the output."""
+    model.graph.output[0].ClearField("type")
+
+
+PADS = "<pads = [1, 1, 1, 1]>"
+PRODUCTS = {"up": (32, 64), "down": (64, 32)}
+HEADS = {"query": (32, 32), "key": (32, 32), "value": (32, 32), "out": (32, 32)}
+CONVS = {"w": (16, 8, 3, 3), "b": (16,), "v": (16, 16, 3, 3)}
+TWO_CONVS = f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) {{
+    c = Conv{PADS}(x, w, b)  r = Relu(c)  y = Conv{PADS}(r, v)
+}}"""
+
+
+def _resize(mode: str) -> str:
+    """Return a model with a Resize to given lengths, with empty scales and an empty region."""
+    return f"""g (float[1,8,16,16] x) => (float[1,16,32,32] y)
+    <float[0] roi = {{}}, float[0] scales = {{}}, int64[4] sizes = {{1, 16, 32, 32}}> {{
+        c = Conv{PADS}(x, w, b)  r = Relu(c)  u = Resize<mode = "{mode}">(r, roi, scales, sizes)  y = Conv{PADS}(u, v)
+    }}"""
+
+
+EXPORTS: dict[str, Export] = {
+    # old files
+    "listed-ir3": Export(text=TWO_CONVS, weights=CONVS, opset=8, ir=3, change=list_initializers),
+    "listed-ir6": Export(text=TWO_CONVS, weights=CONVS, opset=11, ir=6, change=list_initializers),
+    "listed-ir8": Export(text=TWO_CONVS, weights=CONVS, change=list_initializers),
+    "resize-10": Export(
+        text=f"""g (float[1,8,16,16] x) => (float[1,16,32,32] y) <float[4] scales = {{1, 1, 2, 2}}> {{
+            c = Conv{PADS}(x, w, b)  r = Relu(c)  u = Resize<mode = "nearest">(r, scales)  y = Conv{PADS}(u, v)
+        }}""",
+        weights=CONVS,
+        opset=10,
+        ir=5,
+    ),
+    "resize-11": Export(text=_resize("nearest"), weights=CONVS, opset=11, ir=6),
+    "resize-11-listed": Export(text=_resize("linear"), weights=CONVS, opset=11, ir=6, change=list_initializers),
+    "resize-13-listed": Export(text=_resize("nearest"), weights=CONVS, opset=13, change=list_initializers),
+    "imports-twice": Export(text=TWO_CONVS, weights=CONVS, change=_import_again(("", 17))),
+    "imports-two-names": Export(text=TWO_CONVS, weights=CONVS, opset=11, ir=6, change=_import_again(("ai.onnx", 17))),
+    "output-without-shape": Export(text=TWO_CONVS, weights=CONVS, change=_forget_shape),
+    "output-without-type": Export(text=TWO_CONVS, weights=CONVS, opset=11, ir=6, change=_forget_type),
+    # bounds: TensorFlow and Keras write Max and Min, older PyTorch a Max of two multiples
+    "bounds": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) <float[1] low = {{-1}}, float high = {{3}}> {{
+            c = Conv{PADS}(x, w, b)  s = LeakyRelu<alpha = 0.1>(c)  m = Max(low, s)  r = Min(m, high)
+            d = Conv{PADS}(r, v)  y = Min(d, high)
+        }}""",
+        weights=CONVS,
+    ),
+    "leaky-max": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) <float[1] slope = {{0.2}}> {{
+            c = Conv{PADS}(x, w, b)  m = Mul(slope, c)  r = Max(m, c)  y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+    ),
+    # hard-swish: PaddlePaddle with constants of shape (1,), PyTorch and Keras with a scalar
+    "paddle-hard-swish": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y)
+        <float[1] three = {{3}}, float zero = {{0}}, float six = {{6}}, float[1] divisor = {{6}}> {{
+            c = Conv{PADS}(x, w, b)  p = Add(c, three)  q = Clip(p, zero, six)  m = Mul(c, q)  r = Div(m, divisor)
+            y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+        opset=11,
+        ir=6,
+    ),
+    "keras-hard-swish": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y)
+        <float three = {{3}}, float zero = {{0}}, float six = {{6}}, float sixth = {{0.16666667}}> {{
+            c = Conv{PADS}(x, w, b)  p = Add(c, three)  l = Relu(p)  q = Min(l, six)  m = Mul(q, sixth)  r = Mul(c, m)
+            y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+    ),
+    # PyTorch's exporter of the years 2024 to 2026: opset 18 to 24, operators of whole layers, functions
+    "functions-18": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            a = blocks.Linear(x, up)  b = blocks.Gelu(a)  y = blocks.Linear(b, down)
+        }
+        <domain: "blocks", opset_import: ["" : 18]> Linear (u, w) => (z) { z = MatMul(u, w) }
+        <domain: "blocks", opset_import: ["" : 18]> Gelu (u) => (z) {
+            half = Constant<value_float = 0.5>()  one = Constant<value_float = 1.0>()
+            root = Constant<value_float = 1.4142135>()
+            d = Div(u, root)  e = Erf(d)  f = Add(e, one)  g = Mul(u, f)  z = Mul(g, half)
+        }""",
+        weights=PRODUCTS,
+        opset=18,
+    ),
+    "gelu-20": Export(
+        text="g (float[N,8,32] x) => (float[N,8,32] y) { a = MatMul(x, up)  b = Gelu(a)  y = MatMul(b, down) }",
+        weights=PRODUCTS,
+        opset=20,
+        ir=9,
+    ),
+    "layer-norm-21": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            n = LayerNormalization<axis = -1>(x, scale, shift)  a = MatMul(n, up)  r = Relu(a)  p = MatMul(r, down)
+            y = Add(x, p)
+        }""",
+        weights={**PRODUCTS, "scale": (32,), "shift": (32,)},
+        opset=21,
+        ir=10,
+    ),
+    "hard-swish-22": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) {{
+            c = Conv{PADS}(x, w, b)  r = HardSwish(c)  y = Conv{PADS}(r, v)
+        }}""",
+        weights=CONVS,
+        opset=22,
+        ir=10,
+    ),
+    "attention-23": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            n = RMSNormalization<axis = -1>(x, scale)
+            a = MatMul(n, query)  b = MatMul(n, key)  c = MatMul(n, value)
+            t = Attention<q_num_heads = 4, kv_num_heads = 4, is_causal = 1>(a, b, c)  p = MatMul(t, out)  y = Add(x, p)
+        }""",
+        weights={**HEADS, "scale": (32,)},
+        opset=23,
+        ir=10,
+    ),
+    "rotary-23": Export(
+        text="""g (float[N,8,32] x, int64[N,8] places) => (float[N,8,32] y) {
+            a = MatMul(x, query)  r = RotaryEmbedding<num_heads = 4>(a, cosines, sines, places)
+            b = MatMul(x, key)  s = RotaryEmbedding<num_heads = 4>(b, cosines, sines, places)
+            c = MatMul(x, value)  t = Attention<q_num_heads = 4, kv_num_heads = 4>(r, s, c)  y = MatMul(t, out)
+        }""",
+        weights={**HEADS, "cosines": (8, 4), "sines": (8, 4)},
+        opset=23,
+        ir=10,
+    ),
+    "attention-24": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) {
+            a = MatMul(x, query)  b = MatMul(x, key)  c = MatMul(x, value)
+            t = Attention<q_num_heads = 4, kv_num_heads = 4>(a, b, c)  p = MatMul(t, out)  y = Swish(p)
+        }""",
+        weights=HEADS,
+        opset=24,
+        ir=10,
+    ),
+}
+"""The models by name."""

@@ -1,0 +1,58 @@
+"""Fuse the two operators of a LeakyRelu."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import computing_nodes, constant, remove_if_unread, stand_ins, take_place
+from .merge_clips import CLIPPED
+from .registry import Change, transform
+
+
+@transform("fuse_leaky_relu", after=("fold_constants",))
+def fuse_leaky_relu(model: ir.Model) -> Change:
+    """Replace the larger one of x and a multiple of x by a LeakyRelu.
+
+    Before:  y = Max(x, Mul(x, a)), a constant with one element, 0 < a < 1;  z = Max(x, Div(x, b)), b > 1
+    After:   y = LeakyRelu(x), alpha a;  z = LeakyRelu(x), alpha 1 / b
+        LeakyRelu has an integer kernel, and the runtime fuses it with a convolution before it. NaN and infinite values
+        stay as they are.
+    Left alone: other factors (``other-slope``); a factor with more axes than x; integer tensors, and tensors of unknown
+        type.
+    """
+    change = Change()
+    values = stand_ins(model)
+    for node in computing_nodes(model, "Max"):
+        result = node.outputs[0]
+        dtype = result.dtype or values.get(result, result).dtype
+        if len(node.inputs) != 2 or dtype not in CLIPPED:
+            continue
+        for x, product in (node.inputs, node.inputs[::-1]):
+            shape = None if x is None else x.shape or values.get(x, x).shape
+            slope = _factor(product, x, 0 if shape is None else len(shape))
+            if slope is None or x is None or product is None:
+                continue
+            if not 0 < slope < 1:
+                change.skip("other-slope")
+                break
+            scaled = product.producer()
+            take_place(node, ir.node("LeakyRelu", [x], {"alpha": slope}, name=node.name))
+            remove_if_unread(scaled)
+            change.applied += 1
+            break
+    return change
+
+
+def _factor(value: ir.Value | None, x: ir.Value | None, axes: int) -> float | None:
+    """Return the constant by which a Mul or Div multiplies `x`, a tensor with so many axes; None without one."""
+    node = value.producer() if value is not None else None
+    if node is None or node.domain or node.op_type not in ("Mul", "Div") or x not in node.inputs:
+        return None
+    places = (1,) if node.op_type == "Div" else (0, 1)
+    for place in places:
+        tensor = constant(node.inputs[place])
+        if tensor is not None and tensor.size == 1 and len(tensor.shape) <= axes:
+            number = float(np.asarray(tensor.numpy(), np.float64).item())
+            return number if node.op_type == "Mul" else 1 / number if number else None
+    return None
