@@ -50,7 +50,7 @@ def set_latency() -> SetLatency:
 
 def _set_latency(patch: pytest.MonkeyPatch, *, float_ms: float = 2.0, int8_ms: float = 1.0) -> None:
     latency = Latency(float_ms, int8_ms, float_ms, int8_ms, runs=5)
-    patch.setattr("requant.quantize.steps.judge.time_pair", lambda *_, **__: latency)
+    patch.setattr("requant.quantize.steps.judge.time_models", lambda *_, **__: latency)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from .classes import Outputs
 from .drop import Versus, versus
 from .metrics import Metric, Scorer, fitted, metric_named, of_reference, score
 from .outputs import Accuracy, accuracy_json
-from .pair import judge_pair, time_pair
+from .pair import judge_pair, time_models
 
 Model = str | os.PathLike[str]
 
@@ -100,7 +100,7 @@ def compare_models(
     latencies = []
     for load in loads:
         progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
-        timed = time_pair(*models, load.feed, weights=weights, threads=threads, batch=load.batch)
+        timed = time_models(models, load.feed, weights=weights, threads=threads, batch=load.batch)
         latencies.append(replace(timed, regime=load.regime))
     return Comparison(accuracy, tuple(latencies), compared, source.links)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import TypeAlias
@@ -89,40 +89,37 @@ def _record(load: Callable[[], Runner], samples: Iterator[Sample], own: OwnState
     return recorded
 
 
-def time_pair(
-    before: Model,
-    after: Model,
+def time_models(
+    models: Sequence[Model],
     feed: Mapping[str, Array],
     *,
     weights: Weights,
     threads: int,
     batch: int,
     seconds: float = 2.0,
-    plain: Model | None = None,
 ) -> Latency:
-    """Time two models on one feed, in turns. Large models run one after the other.
+    """Time models on one feed, in turns. Large models run one after the other.
 
-    Both sessions pack their weights, as in production, except a float model that is `Weights.lumpy`.
+    The sessions pack their weights, as in production, except a float model that is `Weights.lumpy`.
 
     Args:
-        before: The float model.
-        after: The INT8 model.
+        models: The float model, the INT8 model and, if it is to be timed too, the simplified float model. Large models
+            are timed without the third one.
         feed: The inputs.
         weights: The size of the float model.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
         batch: Items in the feed.
-        seconds: The time for both together.
-        plain: The simplified float model, to be timed too; large models are timed without it.
+        seconds: The time for two models together; a third one takes half as much more.
 
     Raises:
         RequantError: A model cannot be loaded or run.
     """
     if not weights.large:
-        models = (before, after) if plain is None else (before, after, plain)
         runs = [partial(_opened(model, threads), feed) for model in models]
         return latency(runs, batch=batch, seconds=seconds * len(models) / 2)
     gc.collect()
-    loads = (partial(Runner, _source(before), lean=weights.lumpy), partial(Runner, _source(after)))
+    before, after = (_source(model) for model in models[:2])
+    loads = (partial(Runner, before, lean=weights.lumpy), partial(Runner, after))
     first, second = (interleave([partial(load(threads=threads), feed)], seconds=seconds / 2)[0] for load in loads)
     return summary(first, second, batch=batch)
 

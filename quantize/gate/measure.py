@@ -19,7 +19,7 @@ from ...calibration.sources import Source
 from ..accuracy.classes import Outputs, evident_scores, is_float
 from ..accuracy.drop import versus
 from ..accuracy.metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
-from ..accuracy.pair import judge_pair, time_pair
+from ..accuracy.pair import judge_pair, time_models
 from ..model.files import Weights, serialize, size_on_disk
 from ..runtime.inputs import stacked
 from ..runtime.machine import Machine
@@ -307,8 +307,8 @@ def _rounds(pair: Pair, timing: Timing, sample: Sample) -> Callable[[], tuple[fl
     if pair.weights.large:  # the models do not fit in memory together
 
         def alone() -> tuple[float, float]:
-            found = time_pair(
-                *paths, sample.feed, weights=pair.weights, threads=timing.threads, batch=timing.batch, seconds=seconds
+            found = time_models(
+                paths, sample.feed, weights=pair.weights, threads=timing.threads, batch=timing.batch, seconds=seconds
             )
             return found.float_ms / 1e3, found.int8_ms / 1e3
 

@@ -323,7 +323,7 @@ INT8 = (
     Option(
         "block_size",
         Kind.INT,
-        "Weights of a block, which has one scale: 16, 32, 64, 128 or 256.",
+        "Weights with one scale: 16, 32, 64, 128 or 256.",
         unset="128 with 8 bits, 32 with 4",
         sample=128,
         least=16,

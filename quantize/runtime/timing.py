@@ -102,7 +102,7 @@ def interleave(
     *,
     seconds: float = 2.0,
     block: float = 0.0,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> list[list[float]]:
     """Call each of `runs` in turn until `seconds` have passed, and return the times of each in seconds.
 
@@ -112,7 +112,8 @@ def interleave(
         runs: The functions to time.
         seconds: How long all of them are timed, without the runs that warm up.
         block: The seconds for which one function is called before the next one has its turn; 0 for a single call.
-        clock: The clock of the times; ``time.thread_time`` counts the CPU seconds of runs with one thread.
+        clock: The clock of the times, ``time.perf_counter`` if None; ``time.thread_time`` counts the CPU seconds of
+            runs with one thread.
     """
     times: list[list[float]] = [[] for _ in runs]
     slow = False
@@ -128,7 +129,7 @@ def interleave(
     while rounds < (FEW_ROUNDS if slow else LEAST_ROUNDS) or (time.perf_counter() < end and rounds < MOST_ROUNDS):
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for index in order:
-            times[index] += _block(runs[index], block, clock)
+            times[index] += _block(runs[index], block, clock or time.perf_counter)
         rounds += 1
     return times
 

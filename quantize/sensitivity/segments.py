@@ -39,18 +39,21 @@ def segments(model: ir.Model, tensors: Collection[str], samples: Sequence[Sample
 
     Args:
         model: A float model.
-        tensors: Names of tensors of the main graph.
+        tensors: Names of tensors.
         samples: Some samples.
 
     Raises:
         RequantError: The model fails on a sample.
     """
+    if not _is_plain(model):
+        yield Segment(model, tuple(tensors), samples)
+        return
     places = {node: place for place, node in enumerate(model.graph)}
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     made = {name: _place(value, places) for name, value in values.items()}
     ordered = sorted(tensors, key=made.__getitem__)
     count = min(MOST, len(ordered) // LEAST)
-    if count < 2 or not _is_plain(model):
+    if count < 2:
         yield Segment(model, tuple(tensors), samples)
         return
     size = -(-len(ordered) // count)

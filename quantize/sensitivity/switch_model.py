@@ -155,7 +155,7 @@ def tensor_switches(
     optimize: bool = True,
     folder: Path | None = None,
 ) -> Switchboard:
-    """Open a session with one switch, ``Switch("", name)``, per given tensor of the main graph.
+    """Open a session with one switch, ``Switch("", name)``, per given tensor, in the main graph or in a body.
 
     Args:
         model: A float model.
@@ -168,7 +168,7 @@ def tensor_switches(
         RequantError: The runtime cannot load it.
     """
     copy = model.clone()
-    values = ir.convenience.create_value_mapping(copy.graph, include_subgraphs=False)
+    values = ir.convenience.create_value_mapping(copy.graph)
     others = [] if readers is None else [node for node in copy.graph.all_nodes() if node.name not in readers]
     but = [(node, index) for node in others for index in range(len(node.inputs))]
     taps = {Switch("", name): everyone(values[name], but, params) for name, params in qparams.items()}

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import islice
 
+import onnx_ir as ir
+
 from ... import RequantError
 from ...transforms.plan import Impl, Plan
 from ..accuracy.outputs import Accuracy
@@ -66,9 +68,9 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
         accuracy: Its accuracy; only outputs that could be compared count.
         seconds: How long this may take, about; where the time is too short, the result is empty.
     """
-    values = {value.name for value in (*job.simple.graph.inputs, *(o for n in job.simple.graph for o in n.outputs))}
-    outside = {name: params for name, params in candidate.qparams.items() if name in values}
-    return _tried(job, outside, accuracy, seconds)
+    values = ir.convenience.create_value_mapping(job.simple.graph)  # those in bodies too
+    known = {name: params for name, params in candidate.qparams.items() if name in values}
+    return _tried(job, known, accuracy, seconds)
 
 
 def forms_alone(

@@ -10,7 +10,7 @@ from ...calibration.samples import Sample
 from ...calibration.session import FEW
 from ..accuracy.classes import Outputs
 from ..accuracy.outputs import Accuracy
-from ..accuracy.pair import judge_pair, time_pair
+from ..accuracy.pair import Model, judge_pair, time_models
 from ..accuracy.selected_outputs import selected_from, showing, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
@@ -86,14 +86,15 @@ def _timed_at(job: Job, candidate: Candidate, load: Load) -> Latency:
     job.progress("time" if len(job.loads) == 1 else f"time {load_name(load.batch, load.regime)}", 0, None)
     # a simplified model needs no constants folded in memory
     simplified = job.weights.large and not job.restored
-    found = time_pair(
-        job.float_source if simplified else job.timed,
-        candidate.sessions,
+    models: list[Model] = [job.float_source if simplified else job.timed, candidate.sessions]
+    if any(candidate.plan.impl(unit).int8 for unit in candidate.plan.units):
+        models.append(job.plain)
+    found = time_models(
+        models,
         load.feed,
         weights=job.weights,
         threads=job.options.threads,
         batch=load.batch,
         seconds=job.options.seconds,
-        plain=job.plain if any(candidate.plan.impl(unit).int8 for unit in candidate.plan.units) else None,
     )
     return replace(found, regime=load.regime)

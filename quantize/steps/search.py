@@ -18,7 +18,7 @@ from ...calibration.sources import DataSource, Source
 from ...transforms.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, score_with
-from ..accuracy.pair import time_pair
+from ..accuracy.pair import time_models
 from ..job import Candidate, Evidence, Job, Placement
 from ..placement.measuring import Write
 from ..placement.search import plans_by_price
@@ -221,9 +221,8 @@ def _speedup(walk: _Walk, candidate: Candidate) -> float:
     """Return how many times faster than float a candidate is, at the batch size that gains least; 1 without data."""
     job, options = walk.job, walk.job.options
     latencies = [
-        time_pair(
-            job.timed,
-            candidate.sessions,
+        time_models(
+            (job.timed, candidate.sessions),
             load.feed,
             weights=job.weights,
             threads=options.threads,

@@ -49,7 +49,7 @@ class Example:
         y: Type of the output where onnx cannot infer it.
         opset: Version of the standard operators.
         place: What decides where int8 pays.
-        written: Whether requant wrote the model, so that operators that find their ranges at run time stay.
+        dynamic: Whether the whole model is dynamic, so that operators that find their ranges at run time stay.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Example:
     y: str = ""
     opset: int = 21
     place: str = "rules"
-    written: bool = False
+    dynamic: bool = False
 
 
 def tensors(text: str) -> dict[str, Given]:
@@ -185,8 +185,8 @@ def already(op: str, node: str, of: str) -> Example:
     reads = "float" if name.startswith("Dynamic") else "uint8"
     y = f"float[{','.join('abcd'[: len(given['x'])])}]" if op != name else ""
     runs = name if op not in ("QuantizeLinear", "DequantizeLinear") else ""  # the runtime fuses these
-    written = name.startswith("Dynamic")
-    return Example("in the model", body, read, runs, reads, OPS[op].why.text, y=y, written=written)
+    dynamic = name.startswith("Dynamic")
+    return Example("in the model", body, read, runs, reads, OPS[op].why.text, y=y, dynamic=dynamic)
 
 
 def already_in_blocks(op: str, node: str, of: str) -> Example:
@@ -883,11 +883,15 @@ class Made:
 def make(example: Example, folder: Path, **asked: Any) -> Made:
     """Quantize an example."""
     model, feeds = build(example)
-    if example.written:
-        model.metadata_props.add(key="requant.version", value="1")
     onnx.save(model, folder / "float.onnx")
+    strategy = Strategy.DYNAMIC if example.dynamic else Strategy.AUTO
     by_node = {} if example.strategy is Strategy.AUTO else {"op": example.strategy}
-    settled = {"force_int8": True, "seconds": 0.0, "place": example.place, "selection": Selection(strategies=by_node)}
+    settled = {
+        "force_int8": True,
+        "seconds": 0.0,
+        "place": example.place,
+        "selection": Selection(strategy=strategy, strategies=by_node),
+    }
     options = Options(**{**settled, **asked})
     result = quantize_model(folder / "float.onnx", feeds, folder / "int8.onnx", options)
     return Made(example, model, feeds, folder / "int8.onnx", result)

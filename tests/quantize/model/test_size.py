@@ -18,7 +18,7 @@ from requant import RequantError
 from requant.calibration import Sample, Serialized, fingerprint, observe, open_session, taps
 from requant.quantize.accuracy import pair
 from requant.quantize.accuracy.outputs import measure
-from requant.quantize.accuracy.pair import judge_pair, time_pair, timing_note
+from requant.quantize.accuracy.pair import judge_pair, time_models, timing_note
 from requant.quantize.model import files
 from requant.quantize.model.files import (
     Weights,
@@ -557,7 +557,7 @@ def test_large_models_are_timed_one_after_the_other(
     models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, weights: Weights, lean: list[bool], note: str | None
 ) -> None:
     loaded = Loaded(monkeypatch)
-    found = time_pair(*models, some_samples(1)[0].feed, weights=weights, threads=1, batch=3, seconds=0.01)
+    found = time_models(models, some_samples(1)[0].feed, weights=weights, threads=1, batch=3, seconds=0.01)
     assert loaded.lean == lean
     assert loaded.most == (1 if weights.large else 2)
     assert found.batch == 3

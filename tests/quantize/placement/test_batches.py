@@ -351,7 +351,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, speedups: Mapping[int, float], step
     def timed(*_: Any, batch: int, **__: Any) -> Latency:
         return Latency(speedups[batch], 1.0, speedups[batch], 1.0, runs=5, batch=batch)
 
-    monkeypatch.setattr(f"requant.quantize.steps.{step}.time_pair", timed)
+    monkeypatch.setattr(f"requant.quantize.steps.{step}.time_models", timed)
 
 
 VERDICTS: dict[str, tuple[tuple[float, float], str, str]] = {

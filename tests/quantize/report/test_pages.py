@@ -31,7 +31,7 @@ FASTER = Latency(float_ms=2.0, int8_ms=1.0, float_median_ms=2.0, int8_median_ms=
 @pytest.fixture
 def _no_clock(monkeypatch: pytest.MonkeyPatch, int8_wins: None) -> None:
     """Let INT8 be faster whatever the machine, and measured in no time."""
-    monkeypatch.setattr("requant.quantize.steps.search.time_pair", lambda *_, **__: FASTER)
+    monkeypatch.setattr("requant.quantize.steps.search.time_models", lambda *_, **__: FASTER)
 
 
 def invoke(*arguments: object) -> Result:

@@ -153,6 +153,33 @@ def test_tensors_that_bodies_of_if_read_are_tried() -> None:
     assert found == {"a": 0.0}
 
 
+@pytest.mark.usefixtures("cut")
+def test_tensors_in_bodies_are_tried() -> None:
+    """A tensor in the branch of an If, one in a Loop, and the result of a branch."""
+    model = build(
+        """net (float[1,64] x, bool flag) => (float[1,64] z) {
+          [first] a = MatMul(x, w)
+          [choice] y = If(flag) <
+            then_branch = yes () => (float[1,64] p) { r = Relu(a)  p = MatMul(r, v) },
+            else_branch = no () => (float[1,64] q) { q = Neg(a) }
+          >
+          [again] z = Loop(three, flag, y) <
+            body = step (int64 i, bool go, float[1,64] s) => (bool on, float[1,64] t) {
+              on = Identity(go)  u = Abs(s)  t = MatMul(u, w)
+            }
+          >
+        }""",
+        w=weights(64, 64),
+        v=weights(64, 64, seed=1),
+        three=np.asarray(3, np.int64),
+    )
+    items = [{**feed, "flag": np.asarray(True)} for feed in feeds(2, 1, 64)]
+    qparams = {name: asymmetric_u8(-1e9, 1e9) for name in "rpu"} | {"a": asymmetric_u8(-8.0, 8.0)}
+    found = alone(ir.from_proto(model), qparams, [Sample(dict(item), None, "") for item in items])
+    assert {name: found[name] for name in "rpu"} == dict.fromkeys("rpu", 0.0)  # rounded to zeros: no signal is left
+    assert found["a"] > RUIN_DB
+
+
 def test_float16_outputs_are_judged_and_others_are_not() -> None:
     half = build("net (float[N,64] x) => (float16[N,64] y) { y = Cast<to = 10>(x) }")
     whole = build("net (float[N,64] x) => (int64[N,64] y) { y = Cast<to = 7>(x) }")
