@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from .. import RequantError
@@ -70,6 +70,15 @@ class Observations:
             broken,
             repeated,
             self.samples + other.samples,
+        )
+
+    def without(self, names: Container[str]) -> Observations:
+        """Return a copy without the ranges, extremes and channels of some tensors."""
+        return replace(
+            self,
+            ranges=_without(self.ranges, names),
+            runs=_without(self.runs, names),
+            channels=_without(self.channels, names),
         )
 
 

@@ -18,6 +18,11 @@ from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY
 from .types import runtime_types
 
+SHAPES = frozenset({"Shape", "Size"})
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
 Shape: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = tuple[int | str | None, ...]
 """Lengths of axes, names of free axes, None for a free axis without a name."""
@@ -236,6 +241,21 @@ def fed_shapes(model: ir.Model, feed: Mapping[str, Array]) -> dict[str, Shape]:
         if value.shape is not None and all(isinstance(axis, int) for axis in value.shape):
             found[name] = tuple(axis for axis in value.shape if isinstance(axis, int))
     return found
+
+
+def of_shapes_alone(model: ir.Model) -> frozenset[str]:
+    """Return the tensors of the main graph that do not depend on the values of any input, for instance positions.
+
+    They depend on constants, and on the shapes of tensors (Shape, Size). A node with a body counts as depending on
+    values, because its body reads tensors that are not among its inputs.
+    """
+    alone = {value for value in model.graph.initializers.values() if not value.is_graph_input()}
+    for node in model.graph:
+        bodies = any(attribute.type is ir.AttributeType.GRAPH for attribute in node.attributes.values())
+        fixed = node.op_type in SHAPES or all(value is None or value in alone for value in node.inputs)
+        if fixed and not bodies and node.op_type not in RANDOM:
+            alone |= set(node.outputs)
+    return frozenset(str(value.name) for value in alone)
 
 
 def _results(model: ir.Model) -> list[ir.Value]:

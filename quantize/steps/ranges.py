@@ -24,6 +24,7 @@ from ...transforms.graph import nodes_by_name
 from ...transforms.ops import OPS
 from ..corrections.activation_ranges import ranges_by_results
 from ..job import Job
+from ..model.shapes import of_shapes_alone
 from ..options.given_ranges import precision_of
 
 OF_ALL = ("growing", "few", "duplicates")
@@ -95,7 +96,8 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
 def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tuple[Finding, ...]:
     """Return the probable mistakes in the observed data and in the model.
 
-    At most `normalisation.SAMPLES` samples are read again. An error in a check only removes its findings: it does not
+    Tensors that depend on shapes alone, such as positions, say nothing about the data. At most `normalisation.SAMPLES`
+    samples are read again. An error in a check only removes its findings: it does not
     end the run.
 
     Args:
@@ -115,7 +117,9 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
     found: tuple[Finding, ...] = ()
     with suppress(Exception):
         names = [spec.name for spec in job.source.inputs]
-        found = findings(seen, probed=probed, inputs=names, causes=causes, denormal=denormal)
+        found = findings(
+            seen.without(of_shapes_alone(job.simple)), probed=probed, inputs=names, causes=causes, denormal=denormal
+        )
     return found if job.options.execution.shard == (1, 1) else _of_a_part(found)
 
 
