@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
@@ -22,6 +23,8 @@ NO_CLASS = -1
 UNLIKE = -2
 """The prediction of outputs without a class for this item. It differs from `NO_CLASS` too."""
 HUGE = 1e300
+SEQUENCE = 3
+"""The rank of scores (N, T, C) of a sequence; more axes are a map."""
 UNIT = 1e-3
 """Rows whose length differs from 1 by at most this are normalised: directions, not scores."""
 Z = NormalDist().inv_cdf(0.975)  # 95 %, two-sided
@@ -136,10 +139,10 @@ class Tally:
         predictions: The number of predictions.
         equal: The number of equal predictions.
         lost: The sum of the losses: p(class of the float model) - p(class of the INT8 model).
-        squares: The sum of their squares.
+        whole: The losses of whole items, as `_whole_losses` has them.
         sure: The sum of p(class of the float model).
         classes: The number of classes.
-        one_per_item: Whether each item of a batch has one prediction.
+        maps: Whether an item has a map of predictions, as in segmentation.
     """
 
     output: str = ""
@@ -147,10 +150,10 @@ class Tally:
     predictions: int = 0
     equal: int = 0
     lost: float = 0.0
-    squares: float = 0.0
+    whole: list[float] = field(default_factory=list)
     sure: float = 0.0
     classes: int = 0
-    one_per_item: bool = True
+    maps: bool = False
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> tuple[Array, Array] | None:
         """Add one sample; return the predictions of both models, None without evidence."""
@@ -165,10 +168,10 @@ class Tally:
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
         self.lost += float(losses.sum())
-        self.squares += float(np.square(losses).sum())
+        self.whole += _whole_losses(losses, _items(sample))
         self.sure += top
         self.classes = scores.shape[-1]
-        self.one_per_item = self.one_per_item and expected.size == _items(sample)
+        self.maps = self.maps or (scores.ndim > SEQUENCE and expected.size != _items(sample))
         return expected, actual
 
     @property
@@ -178,11 +181,24 @@ class Tally:
 
     @property
     def drop_interval(self) -> Interval:
-        """The 95 % confidence interval of the mean loss, by its standard error; predictions count as independent."""
-        mean, count = self.lost / self.predictions, self.predictions
-        spread = max(self.squares / count - mean**2, 0.0) / max(count - 1, 1)
-        reach = Z * math.sqrt(spread)
+        """The 95 % confidence interval of the mean loss of whole items, by its standard error."""
+        mean, count = statistics.fmean(self.whole), len(self.whole)
+        reach = Z * statistics.pstdev(self.whole, mean) / math.sqrt(max(count - 1, 1))
         return max(mean - reach, -1.0), min(mean + reach, 1.0)
+
+
+def _whole_losses(losses: Array, items: int) -> list[float]:
+    """Return the loss of each item with all its predictions: a text is right if each character is.
+
+    Args:
+        losses: The losses of the predictions, item by item.
+        items: The number of items; if it does not divide the number of predictions, all are one item.
+
+    Returns:
+        For an item with losses l: ``1 - prod(1 - l)``.
+    """
+    rows = losses.reshape(items if losses.size % items == 0 else 1, -1)
+    return [float(loss) for loss in 1.0 - np.prod(1.0 - rows, axis=1)]
 
 
 def _losses(scores: Array, expected: Array, actual: Array) -> tuple[float, Array]:

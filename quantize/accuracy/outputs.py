@@ -6,6 +6,7 @@ This is the only file that says what the signal and the noise of outputs are; `c
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -78,10 +79,13 @@ class Accuracy:
             p(class of the float model) - p(class of the INT8 model). It needs no labels. None if no output holds scores
             per class.
         predictions: The number of predictions.
-        predicted_interval: The 95 % confidence interval of the predicted drop; None if there is no predicted drop.
+        whole_drop: The predicted drop of whole items: a sequence counts as right if each of its predictions is. None if
+            there is no predicted drop.
+        whole_interval: The 95 % confidence interval of `whole_drop`, for other data of the same kind.
+        items: The number of items.
         confidence: The mean of p(class of the float model), 0..1; None if no output holds scores per class.
         classes: The number of classes; 0 if no output holds scores per class.
-        one_per_item: Whether each item of the batch has one prediction, as in the classification of images.
+        maps: Whether an item has a map of predictions, as in segmentation.
         class_output: The name of the output that holds scores per class; empty without one.
     """
 
@@ -91,10 +95,12 @@ class Accuracy:
     labelled: Labelled | None = None
     predicted_drop: float | None = None
     predictions: int = 0
-    predicted_interval: Interval | None = None
+    whole_drop: float | None = None
+    whole_interval: Interval | None = None
+    items: int = 0
     confidence: float | None = None
     classes: int = 0
-    one_per_item: bool = False
+    maps: bool = False
     class_output: str = ""
 
     @property
@@ -163,10 +169,12 @@ class _Sums:
             labelled=labelled,
             predicted_drop=found.lost / count,
             predictions=count,
-            predicted_interval=found.drop_interval,
+            whole_drop=statistics.fmean(found.whole),
+            whole_interval=found.drop_interval,
+            items=len(found.whole),
             confidence=found.sure / count,
             classes=found.classes,
-            one_per_item=found.one_per_item,
+            maps=found.maps,
             class_output=found.output,
         )
 
@@ -366,7 +374,8 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "agreement": accuracy.agreement,
         "agreement_interval": agreed and list(agreed),
         "predicted_drop": accuracy.predicted_drop,
-        "predicted_drop_interval": accuracy.predicted_interval and list(accuracy.predicted_interval),
+        "predicted_item_drop": accuracy.whole_drop,
+        "predicted_item_drop_interval": accuracy.whole_interval and list(accuracy.whole_interval),
         "items": labelled and labelled.items,
         "float_accuracy": labelled and labelled.float_accuracy,
         "int8_accuracy": labelled and labelled.int8_accuracy,

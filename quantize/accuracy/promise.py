@@ -1,8 +1,9 @@
 """The promise of accuracy: what an INT8 model may lose, and what judges it.
 
 - Labels: the drop of top-1 accuracy is not beyond chance, or at most `SHARE` of the float model's accuracy.
-- Class scores without labels, or with too few: the predicted drop is below `POINTS`, at the upper end of its interval.
-  Scores with at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide.
+- Class scores without labels, or with too few: the predicted drop of whole items is below `POINTS`, at the upper end of
+  its interval. A sequence of scores must have `LEAST_DB` besides. Scores with at least `FINE_DB` pass too: on few
+  samples, chance alone makes the interval wide.
 - Any other output: at least `LEAST_DB`.
 """
 
@@ -24,7 +25,7 @@ LEAST_DB = 20.0
 FINE_DB = 35.0
 """The SQNR of class scores from which no drop is expected; MobileNetV1 0.75 loses 0.5 points at 31 dB."""
 FEWEST = 16
-"""The least number of predictions from which a drop is predicted."""
+"""The least number of items from which a drop is predicted."""
 SURE = 1 / 3
 """The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
 same probability, so that any change of class costs nearly nothing."""
@@ -74,9 +75,8 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
         apart: Whether the samples gave no ranges.
     """
     by_class = _by_labels(accuracy, apart) or _by_scores(accuracy, apart)
-    others = {
-        name: value for name, value in accuracy.sqnr_db.items() if by_class is None or name != accuracy.class_output
-    }
+    alone = by_class is not None and (by_class.judge == "labels" or accuracy.predictions == accuracy.items)
+    others = {name: value for name, value in accuracy.sqnr_db.items() if not alone or name != accuracy.class_output}
     by_sqnr = _by_sqnr(others, apart, LEAST_DB) if others or by_class is None else None
     found = [each for each in (by_class, by_sqnr) if each is not None]
     decisive = next((each for each in found if not each.kept), found[0])
@@ -102,22 +102,22 @@ def _by_labels(accuracy: Accuracy, apart: bool) -> Promise | None:
 
 def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
     """Judge by the predicted drop of class scores; None if nothing predicts it."""
-    if not predicts(accuracy) or accuracy.predicted_drop is None or accuracy.predicted_interval is None:
+    if not predicts(accuracy) or accuracy.whole_drop is None or accuracy.whole_interval is None:
         return None
-    high, fine = accuracy.predicted_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
+    high, fine = accuracy.whole_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
     if high >= POINTS and fine >= FINE_DB:
         return _by_sqnr({accuracy.class_output: fine}, apart, FINE_DB)
-    text = f"predicted drop {100 * accuracy.predicted_drop:.2f} points, at most {100 * high:.2f} with 95 % confidence"
+    text = f"predicted drop {100 * accuracy.whole_drop:.2f} points, at most {100 * high:.2f} with 95 % confidence"
     kept = high < POINTS
-    return _of_drop("class scores", kept, text, max(accuracy.predicted_drop if kept else high, 0.0), apart)
+    return _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0), apart)
 
 
 def predicts(accuracy: Accuracy) -> bool:
     """Whether the class scores predict a drop: there are enough of them, and they are far enough from chance.
 
-    An output with several rows per item is not judged by its rows: each item needs all of them.
+    A map is not judged by its items: hardly ever are all pixels right.
     """
-    if accuracy.confidence is None or accuracy.predictions < FEWEST or not accuracy.one_per_item:
+    if accuracy.confidence is None or accuracy.items < FEWEST or accuracy.maps:
         return False
     chance = 1 / accuracy.classes
     return accuracy.confidence >= chance + SURE * (1 - chance)

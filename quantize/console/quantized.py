@@ -266,13 +266,20 @@ def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
     if accuracy.agreement is not None and agreed is not None:
         table.add_row("top-1 agreement", f"{accuracy.agreement:.2%} {where}; 95 % interval from {agreed[0]:.2%}")
     if accuracy.predicted_drop:
-        low, high = accuracy.predicted_interval or (accuracy.predicted_drop,) * 2
-        within = f"95 % interval {100 * low:.2f} to {100 * high:.2f}"
-        table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels; {within}")
+        table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels{_whole(accuracy)}")
     for name, value in accuracy.sqnr_db.items():
         table.add_row(
             "SQNR", f"{'no difference' if math.isinf(value) and value > 0 else f'{value:.1f} dB'} at {escape(name)}"
         )
+
+
+def _whole(accuracy: Accuracy) -> str:
+    """Return the predicted drop of whole items with its interval; empty if nothing is known of it."""
+    if accuracy.whole_drop is None or accuracy.whole_interval is None:
+        return ""
+    low, high = accuracy.whole_interval
+    of_items = "" if accuracy.items == accuracy.predictions else f" {100 * accuracy.whole_drop:.2f} of whole items,"
+    return f";{of_items} 95 % interval {100 * low:.2f} to {100 * high:.2f}"
 
 
 def _latency_row(table: Table, timed: Latency) -> None:

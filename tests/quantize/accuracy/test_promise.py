@@ -16,7 +16,7 @@ from requant.calibration.samples import Sample
 from requant.quantize import Options, quantize_model
 from requant.quantize.accuracy import promise as rules
 from requant.quantize.accuracy.classes import evident_scores
-from requant.quantize.accuracy.outputs import Accuracy, Labelled
+from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.steps import hold_out as holding
 from requant.quantize.steps.judge import JUDGED
@@ -28,10 +28,11 @@ SCORES = Accuracy(
     sqnr_db={"y": 18.0},
     predicted_drop=0.001,
     predictions=64,
-    predicted_interval=(0.0, 0.003),
+    whole_drop=0.001,
+    whole_interval=(0.0, 0.003),
+    items=64,
     confidence=0.8,
     classes=10,
-    one_per_item=True,
     class_output="y",
 )
 FEW = Labelled(items=64, float_correct=60, int8_correct=58, broken=3, fixed=1)
@@ -40,19 +41,26 @@ MANY_KEPT = Labelled(items=20000, float_correct=15000, int8_correct=14990, broke
 
 JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
     "class scores": (SCORES, "class scores", True),
-    "a predicted drop": (replace(SCORES, predicted_interval=(0.0, 0.006)), "class scores", False),
+    "a predicted drop": (replace(SCORES, whole_interval=(0.0, 0.006)), "class scores", False),
     "chance on few samples": (
-        replace(SCORES, predicted_interval=(0.0, 0.03), sqnr_db={"y": 38.0}),
+        replace(SCORES, whole_interval=(0.0, 0.03), sqnr_db={"y": 38.0}),
         "SQNR",
         True,
     ),
-    "few predictions": (replace(SCORES, predictions=8), "SQNR", False),
+    "few predictions": (replace(SCORES, predictions=8, items=8), "SQNR", False),
     "scores near chance": (replace(SCORES, confidence=0.15), "SQNR", False),
-    "many predictions per item": (replace(SCORES, one_per_item=False), "SQNR", False),
+    "a map": (replace(SCORES, predictions=6400, maps=True), "SQNR", False),
+    "a sequence": (replace(SCORES, predictions=640, sqnr_db={"y": 21.0}), "class scores", True),
+    "a noisy sequence": (replace(SCORES, predictions=640), "SQNR", False),
+    "a sequence with a predicted drop": (
+        replace(SCORES, predictions=640, sqnr_db={"y": 21.0}, whole_interval=(0.001, 0.02)),
+        "class scores",
+        False,
+    ),
     "another output": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 19.0}), "SQNR", False),
     "two good outputs": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 21.0}), "class scores", True),
     "few labels": (replace(SCORES, labelled=FEW), "class scores", True),
-    "few labels without scores": (replace(SCORES, labelled=FEW, predictions=8), "labels", True),
+    "few labels without scores": (replace(SCORES, labelled=FEW, predictions=8, items=8), "labels", True),
     "labels that are lost": (replace(SCORES, labelled=MANY_LOST), "labels", False),
     "labels that are kept": (replace(SCORES, labelled=MANY_KEPT), "labels", True),
     "a signal": (Accuracy(8, None, {"a": 25.0, "b": 20.0}), "SQNR", True),
@@ -75,6 +83,18 @@ def test_the_error_is_the_amplitude_of_the_noise(one: float, two: float) -> None
     assert found.error == pytest.approx(10 ** (-min(one, two) / 20))
     assert found.excess == pytest.approx((10 * found.error) ** 2)
     assert found.kept is (min(one, two) >= 20)
+
+
+def test_a_sequence_is_right_if_all_of_it_is() -> None:
+    """Two items of three predictions; the second item loses 0.6 - 0.4 and 0.7 - 0.3."""
+    sure, close, apart = [0.9, 0.1], [0.6, 0.4], [0.7, 0.3]
+    before = np.array([[sure, sure, sure], [close, sure, apart]])
+    after = np.array([[sure, sure, sure], [close[::-1], sure, apart[::-1]]])
+    sample = Sample({"x": np.zeros((2, 5))}, None, "")
+    found = compare_outputs([({"y": before}, {"y": after}, sample)])
+    assert found.predicted_drop == pytest.approx((0.2 + 0.4) / 6)
+    assert found.whole_drop == pytest.approx((1 - 0.8 * 0.6) / 2)
+    assert (found.items, found.predictions, found.maps) == (2, 6, False)
 
 
 def probabilities(*shape: int) -> Any:
