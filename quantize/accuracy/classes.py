@@ -25,6 +25,8 @@ UNLIKE = -2
 HUGE = 1e300
 SEQUENCE = 3
 """The rank of scores (N, T, C) of a sequence; more axes are a map."""
+BLANK = 1 / 3
+"""The share of steps that the blank of CTC fills, at least."""
 UNIT = 1e-3
 """Rows whose length differs from 1 by at most this are normalised: directions, not scores."""
 Z = NormalDist().inv_cdf(0.975)  # 95 %, two-sided
@@ -168,7 +170,8 @@ class Tally:
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
         self.lost += float(losses.sum())
-        self.whole += _whole_losses(losses, _items(sample))
+        same = _same_transcripts(expected, actual, scores.shape[-1])
+        self.whole += _whole_losses(losses, same, _items(sample))
         self.sure += top
         self.classes = scores.shape[-1]
         self.maps = self.maps or (scores.ndim > SEQUENCE and expected.size != _items(sample))
@@ -187,18 +190,39 @@ class Tally:
         return max(mean - reach, -1.0), min(mean + reach, 1.0)
 
 
-def _whole_losses(losses: Array, items: int) -> list[float]:
+def _whole_losses(losses: Array, same: Array, items: int) -> list[float]:
     """Return the loss of each item with all its predictions: a text is right if each character is.
 
     Args:
         losses: The losses of the predictions, item by item.
+        same: Whether an item has the same transcript in both models, (items,); such an item loses nothing.
         items: The number of items; if it does not divide the number of predictions, all are one item.
 
     Returns:
         For an item with losses l: ``1 - prod(1 - l)``.
     """
     rows = losses.reshape(items if losses.size % items == 0 else 1, -1)
-    return [float(loss) for loss in 1.0 - np.prod(1.0 - rows, axis=1)]
+    found = 1.0 - np.prod(1.0 - rows, axis=1)
+    return [float(loss) for loss in (np.where(same, 0.0, found) if len(found) == len(same) else found)]
+
+
+def _same_transcripts(expected: Array, actual: Array, classes: int) -> Array:
+    """Return whether two sequences of classes (N, T) are one transcript, (N,); all False if they are no transcripts.
+
+    They are transcripts, as CTC writes them, if one class fills more than `BLANK` of all steps and is the first or the
+    last one: the blank. Repeated classes count once, so that a character may begin a step earlier.
+    """
+    blank = max((0, classes - 1), key=lambda name: int((expected == name).sum()))
+    if expected.ndim != SEQUENCE - 1 or (expected == blank).mean() <= BLANK:
+        return np.zeros(len(expected), bool)
+    texts = [[_transcript(row, blank) for row in rows] for rows in (expected, actual)]
+    return np.array([one == two for one, two in zip(*texts, strict=True)])
+
+
+def _transcript(row: Array, blank: int) -> list[int]:
+    """Return the classes of the steps (T,) without repeats and blanks (Graves et al., ICML 2006, section 3.2)."""
+    fresh = np.diff(row, prepend=NO_CLASS - 2) != 0
+    return [int(name) for name in row[fresh & (row != blank)]]
 
 
 def _losses(scores: Array, expected: Array, actual: Array) -> tuple[float, Array]:

@@ -21,6 +21,7 @@ from .ranges import TensorRanges
 ROUNDS = 4  # models that are emitted at most
 CHEAPEST, STEPS = 0.02, 14  # the least price of all noise, as a share of the float model's time; each step doubles it
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
+STEP = 10.0  # the most by which the noise falls from one model to the next: the excess of a few samples is mostly chance
 SECONDS = 20.0  # for trials of single tensors, if none were tried before
 
 
@@ -59,7 +60,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     best, plan = trial, trial.candidate.plan
     for number in range(ROUNDS):
         excess = promised(job, best.accuracy).excess
-        found = _quieter(plan_at, evidence, plan, MARGIN / excess)
+        found = _quieter(plan_at, evidence, plan, MARGIN / min(excess, STEP))
         if found is None or not any(found.impl(unit).int8 for unit in found.units):
             break
         job.progress("units to float", number, ROUNDS)
@@ -92,8 +93,10 @@ def _quieter(plan_at: Callable[[float], Plan], evidence: Evidence, last: Plan, s
 
 
 def _noise(plan: Plan, evidence: Evidence) -> float:
-    """Return the sum of the noises of the tensors that a plan has in uint8."""
-    return math.fsum(evidence.noise.get(tensor, 0.0) for tensor in plan.quantized)
+    """Return the sum of the noises of what a plan rounds: tensors in uint8, inputs of products from float to float."""
+    tensors = (evidence.noise.get(tensor, 0.0) for tensor in plan.quantized)
+    of_form = ((unit, evidence.noise_of.get(plan.impl(unit), {})) for unit in plan.units)
+    return math.fsum((*tensors, *(known.get(unit.inputs[0], 0.0) for unit, known in of_form)))
 
 
 def _corrected(job: Job, ranges: TensorRanges, candidate: Candidate, trial: Trial, evidence: Evidence) -> Candidate:

@@ -97,6 +97,19 @@ def test_a_sequence_is_right_if_all_of_it_is() -> None:
     assert (found.items, found.predictions, found.maps) == (2, 6, False)
 
 
+def test_a_transcript_may_shift_a_step() -> None:
+    """CTC: blank a a blank b, then blank blank a blank b: the same text; blank blank a blank c: another one."""
+    eye = np.full((4, 4), 0.1) + 0.6 * np.eye(4)
+    before = eye[[0, 1, 1, 0, 2]][None]
+    sample = Sample({"x": np.zeros((1, 5))}, None, "")
+    shifted, other = (
+        compare_outputs([({"y": before}, {"y": eye[steps][None]}, sample)])
+        for steps in ([0, 0, 1, 0, 2], [0, 0, 1, 0, 3])
+    )
+    assert (shifted.whole_drop, shifted.agreement) == (0.0, 0.8)
+    assert other.whole_drop == pytest.approx(1 - (1 - 0.6) ** 2)
+
+
 def probabilities(*shape: int) -> Any:
     rows = np.random.default_rng(0).random(shape).astype(np.float32)
     return rows / rows.sum(axis=-1, keepdims=True)
