@@ -21,7 +21,7 @@ from .ranges import TensorRanges
 ROUNDS = 4  # models that are emitted at most
 CHEAPEST, STEPS = 0.02, 14  # the least price of all noise, as a share of the float model's time; each step doubles it
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
-STEP = 10.0  # the most by which the noise falls from one model to the next: the excess of a few samples is mostly chance
+STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 SECONDS = 20.0  # for trials of single tensors, if none were tried before
 
 
