@@ -117,7 +117,12 @@ def predicts(accuracy: Accuracy) -> bool:
 
     A map is not judged by its items: hardly ever are all pixels right.
     """
-    if accuracy.confidence is None or accuracy.items < FEWEST or accuracy.maps:
+    return accuracy.items >= FEWEST and not accuracy.maps and is_sure(accuracy)
+
+
+def is_sure(accuracy: Accuracy) -> bool:
+    """Whether the float model's classes are far enough from chance; an embedding, read as scores, is near it."""
+    if accuracy.confidence is None:
         return False
     chance = 1 / accuracy.classes
     return accuracy.confidence >= chance + SURE * (1 - chance)

@@ -17,6 +17,7 @@ from ...transforms.plan import Impl
 from ..accuracy.compare import Comparison
 from ..accuracy.drop import Versus
 from ..accuracy.outputs import Accuracy
+from ..accuracy.promise import is_sure
 from ..model.files import size_text
 from ..placement.costs import Costs
 from ..result import Frontier, Result
@@ -263,9 +264,11 @@ def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
         )
         low, high = labelled.drop_interval
         table.add_row("drop", f"{100 * (before - after):.2f} points, 95 % interval {100 * low:.2f} to {100 * high:.2f}")
+    if labelled is None and not is_sure(accuracy):
+        agreed = None  # near chance, an agreement says nothing: the output may be an embedding
     if accuracy.agreement is not None and agreed is not None:
         table.add_row("top-1 agreement", f"{accuracy.agreement:.2%} {where}; 95 % interval from {agreed[0]:.2%}")
-    if accuracy.predicted_drop:
+    if accuracy.predicted_drop and agreed is not None:
         table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels{_whole(accuracy)}")
     for name, value in accuracy.sqnr_db.items():
         table.add_row(
