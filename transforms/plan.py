@@ -94,6 +94,11 @@ class Plan:
         """The implementation of `unit`."""
         return self.choices[unit.name].impl
 
+    @property
+    def has_int8(self) -> bool:
+        """Whether any unit has an int8 implementation."""
+        return any(self.impl(unit).int8 for unit in self.units)
+
     def domain(self, tensor: str) -> Domain:
         """The element type in which `tensor` is produced; graph inputs are float."""
         return Domain.U8 if tensor in self.produced_u8 else Domain.FLOAT

@@ -39,8 +39,8 @@ class Promise:
         judge: ``labels``, ``class scores`` or ``SQNR``: what decided. If the promise is missed, what misses it.
         kept: Whether it is kept.
         text: The measured value and its limit.
-        error: The measured loss as a relative error, 0..: the amplitude of the noise over the signal's, or for classes
-            the drop over `POINTS`, as a share of the error that `LEAST_DB` allows.
+        error: The measured loss as a relative error, 0..: the amplitude of the noise over the amplitude of the signal.
+            For classes, a drop of `POINTS` counts as the error at `LEAST_DB`, and other drops in proportion.
         excess: The factor by which the power of the noise must fall; at most 1 if the promise is kept.
         apart: Whether the samples gave no ranges.
     """
@@ -74,16 +74,16 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
         accuracy: The comparison with the float model.
         apart: Whether the samples gave no ranges.
     """
-    by_class = _by_labels(accuracy, apart) or _by_scores(accuracy, apart)
+    by_class = _by_labels(accuracy) or _by_scores(accuracy)
     alone = by_class is not None and (by_class.judge == "labels" or accuracy.predictions == accuracy.items)
     others = {name: value for name, value in accuracy.sqnr_db.items() if not alone or name != accuracy.class_output}
-    by_sqnr = _by_sqnr(others, apart, LEAST_DB) if others or by_class is None else None
+    by_sqnr = _by_sqnr(others, LEAST_DB) if others or by_class is None else None
     found = [each for each in (by_class, by_sqnr) if each is not None]
     decisive = next((each for each in found if not each.kept), found[0])
-    return replace(decisive, error=max(each.error for each in found))
+    return replace(decisive, error=max(each.error for each in found), apart=apart)
 
 
-def _by_labels(accuracy: Accuracy, apart: bool) -> Promise | None:
+def _by_labels(accuracy: Accuracy) -> Promise | None:
     """Judge by labels; None without labels, or if chance decides and there is a predicted drop to judge by."""
     counts = accuracy.labelled
     if counts is None:
@@ -97,19 +97,19 @@ def _by_labels(accuracy: Accuracy, apart: bool) -> Promise | None:
         f"{counts.float_accuracy:.2%} -> {counts.int8_accuracy:.2%} of {counts.items} labels, "
         f"{counts.broken} broken, {counts.fixed} fixed"
     )
-    return _of_drop("labels", not lost, text, max(drop, 0.0), apart)
+    return _of_drop("labels", not lost, text, max(drop, 0.0))
 
 
-def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
+def _by_scores(accuracy: Accuracy) -> Promise | None:
     """Judge by the predicted drop of class scores; None if nothing predicts it."""
     if not predicts(accuracy) or accuracy.whole_drop is None or accuracy.whole_interval is None:
         return None
     high, fine = accuracy.whole_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
     if high >= POINTS and fine >= FINE_DB:
-        return _by_sqnr({accuracy.class_output: fine}, apart, FINE_DB)
+        return _by_sqnr({accuracy.class_output: fine}, FINE_DB)
     text = f"predicted drop {100 * accuracy.whole_drop:.2f} points, at most {100 * high:.2f} with 95 % confidence"
     kept = high < POINTS
-    return _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0), apart)
+    return _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
 
 
 def predicts(accuracy: Accuracy) -> bool:
@@ -128,18 +128,18 @@ def is_sure(accuracy: Accuracy) -> bool:
     return accuracy.confidence >= chance + SURE * (1 - chance)
 
 
-def _of_drop(judge: str, kept: bool, text: str, drop: float, apart: bool) -> Promise:
+def _of_drop(judge: str, kept: bool, text: str, drop: float) -> Promise:
     """Return the judgement of a drop. Noise of twice the amplitude changes about twice as many classes."""
     ratio = drop / POINTS
-    return Promise(judge, kept, text, ratio * _amplitude(LEAST_DB), 1.0 if kept else max(ratio, 1.0) ** 2, apart)
+    return Promise(judge, kept, text, ratio * _amplitude(LEAST_DB), 1.0 if kept else max(ratio, 1.0) ** 2)
 
 
-def _by_sqnr(sqnr_db: Mapping[str, float], apart: bool, least: float) -> Promise:
+def _by_sqnr(sqnr_db: Mapping[str, float], least: float) -> Promise:
     """Judge by the SQNR of the worst output."""
     worst = min(sqnr_db.values(), default=math.inf)
     text = f"{worst:.1f} dB at the worst output, {least:.0f} dB are needed"
     error = _amplitude(worst)
-    return Promise("SQNR", worst >= least, text, error, (error / _amplitude(LEAST_DB)) ** 2, apart)
+    return Promise("SQNR", worst >= least, text, error, (error / _amplitude(LEAST_DB)) ** 2)
 
 
 def _amplitude(decibels: float) -> float:

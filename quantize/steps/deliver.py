@@ -26,11 +26,11 @@ from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB, ruinous
 from .emit import emit, plan_by_rules
 from .evidence import each_alone, forms_alone, gather_evidence
-from .judge import UNMEASURED, judge, measure_accuracy
+from .judge import UNMEASURED, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
-from .relieve import promised, relieved
+from .relieve import relieved
 
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
@@ -130,7 +130,7 @@ def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
 def _why_not(job: Job, trial: Trial) -> str:
     """Return why the INT8 model is not worth writing; empty when it is."""
     plan = trial.candidate.plan
-    if not any(plan.impl(unit).int8 for unit in plan.units):
+    if not plan.has_int8:
         if trial.candidate.placement.how != "rules":
             return "the placement keeps every unit in float"
         more = any(plan.choices[unit.name].reason.code in EXPECTED for unit in plan.units)
@@ -178,7 +178,7 @@ def _kind(latencies: Sequence[Latency]) -> str:
 def _over_batches(job: Job, trial: Trial) -> list[str]:
     """Return notes on an INT8 model for several batch sizes: which size pays for which, and where INT8 is too slow."""
     plan, latencies = trial.candidate.plan, trial.latencies
-    if len(latencies) < 2 or not any(plan.impl(unit).int8 for unit in plan.units):
+    if len(latencies) < 2 or not plan.has_int8:
         return []
     notes = compromises(trial.candidate.placement.served)
     slow = [each for each in latencies if each.speedup < WORTHWHILE]
@@ -194,7 +194,7 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
     not ruin the outputs.
     """
     plan = trial.candidate.plan
-    untried = not any(plan.impl(unit).int8 for unit in plan.units)  # the judged and timed model is the float model
+    untried = not plan.has_int8  # the judged and timed model is the float model
     kept = _in_float(job, trial.candidate, plan, reason)
     judged = replace(trial, candidate=kept) if untried else judge(job, kept)
     if job.restored and not (judged.latencies and all(each.speedup >= WORTHWHILE for each in judged.latencies)):
@@ -243,7 +243,7 @@ def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathL
 def _executed(job: Job, trial: Trial) -> tuple[KernelRun, ...]:
     """Run the model under the profiler; empty without data."""
     plan = trial.candidate.plan
-    float_only = not any(plan.impl(unit).int8 for unit in plan.units)
+    float_only = not plan.has_int8
     # the runtime cannot write the optimised graph of a large float model
     if job.feed is None or (float_only and job.weights.large):
         return ()

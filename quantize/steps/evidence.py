@@ -48,14 +48,14 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     of_forms = forms_alone(job, facts, rules, accuracy, effort.seconds)
     return Evidence(
         ruinous(sqnr_db, effort.least_db),
-        _noise(sqnr_db),
-        {form: _noise(found) for form, found in of_forms.items()},
+        noise_powers(sqnr_db),
+        {form: noise_powers(found) for form, found in of_forms.items()},
         {form: ruinous(found, effort.least_db) for form, found in of_forms.items()},
     )
 
 
-def _noise(sqnr_db: Mapping[str, float]) -> dict[str, float]:
-    """Return noise power over signal power, by tensor."""
+def noise_powers(sqnr_db: Mapping[str, float]) -> dict[str, float]:
+    """Return noise power over signal power from dB, by tensor."""
     return {name: 10 ** (-db / 10) for name, db in sqnr_db.items()}
 
 

@@ -30,7 +30,7 @@ def hold_out(job: Job) -> Job:
     if not others:
         return job
     held = others if len(others) <= JUDGED else _spread(others, JUDGED)
-    rest = [position for position in sorted(picked) if position not in set(held)]
+    rest = sorted(picked.difference(held))
     return replace(job, source=replace(source, picked=rest), held=replace(source, picked=held))
 
 

@@ -1,4 +1,4 @@
-"""Compare a candidate with the float model: accuracy on the data, latency at each batch size on the first samples."""
+"""Compare a candidate with the float model: accuracy on the samples that judge, latency at each batch size."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ...calibration.session import FEW
 from ..accuracy.classes import Outputs
 from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import Model, judge_pair, time_models
+from ..accuracy.promise import Promise, promise
 from ..accuracy.selected_outputs import selected_from, showing, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
@@ -18,7 +19,7 @@ from ..runtime.loads import Load
 from ..runtime.session import Sessions
 from ..runtime.timing import Latency, load_name
 
-JUDGED = 64  # samples: enough to recognise a ruined model
+JUDGED = 64  # samples that judge, at most
 JUDGED_STEPS = 256  # of sequences: errors need steps to accumulate
 UNMEASURED = Accuracy(0, None, {})
 
@@ -29,7 +30,7 @@ def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> T
 
 
 def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
-    """Compare the outputs of a candidate with the outputs of the float model on the first samples."""
+    """Compare the outputs of a candidate with the outputs of the float model on the samples that judge."""
     if job.judging is None:
         return UNMEASURED
     most = FEW if job.weights.large else JUDGED_STEPS if job.judging.links else JUDGED
@@ -41,6 +42,18 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         return judge_pair(before, after, samples, told, weights=job.weights, watch=_ignore_labels)
 
     return with_selected_outputs(job, candidate, compare)
+
+
+def promised(job: Job, accuracy: Accuracy) -> Promise:
+    """Judge the accuracy of a model of a job.
+
+    A state that feeds the next step is no result. Its noise counts in the outputs of the later steps, since each model
+    carries its own state.
+    """
+    states = {link.output for link in job.judging.links} if job.judging is not None else set()
+    results = {name: value for name, value in accuracy.sqnr_db.items() if name not in states}
+    apart = job.held is not None or job.supply.ranges is not None
+    return promise(replace(accuracy, sqnr_db=results or accuracy.sqnr_db), apart=apart)
 
 
 def with_selected_outputs(
@@ -87,7 +100,7 @@ def _timed_at(job: Job, candidate: Candidate, load: Load) -> Latency:
     # a simplified model needs no constants folded in memory
     simplified = job.weights.large and not job.restored
     models: list[Model] = [job.float_source if simplified else job.timed, candidate.sessions]
-    if any(candidate.plan.impl(unit).int8 for unit in candidate.plan.units):
+    if candidate.plan.has_int8:
         models.append(job.plain)
     found = time_models(
         models,

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...transforms.plan import Plan
-from ..accuracy.outputs import Accuracy
-from ..accuracy.promise import Promise, promise
 from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
 from ..placement.search import plans_by_price
 from ..sensitivity.each_tensor import ruinous
 from .emit import correct, plan_by_rules
-from .evidence import each_alone
-from .judge import judge, measure_accuracy
+from .evidence import each_alone, noise_powers
+from .judge import judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
 ROUNDS = 4  # models that are emitted at most
@@ -23,19 +21,6 @@ CHEAPEST, STEPS = 0.02, 14  # the least price of all noise, as a share of the fl
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 SECONDS = 20.0  # for trials of single tensors, if none were tried before
-
-
-def promised(job: Job, accuracy: Accuracy) -> Promise:
-    """Judge the accuracy of a model of a job.
-
-    A state that feeds the next step is no result. Its noise counts in the outputs of the later steps, since each model
-    carries its own state.
-    """
-    links = () if job.judging is None else job.judging.links
-    states = {link.output for link in links}
-    results = {name: value for name, value in accuracy.sqnr_db.items() if name not in states}
-    apart = job.held is not None or job.supply.ranges is not None
-    return promise(replace(accuracy, sqnr_db=results or accuracy.sqnr_db), apart=apart)
 
 
 def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
@@ -57,16 +42,15 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         return trial
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
-    best, plan = trial, trial.candidate.plan
+    plan, accuracy = trial.candidate.plan, trial.accuracy
     for number in range(ROUNDS):
-        excess = promised(job, best.accuracy).excess
+        excess = promised(job, accuracy).excess
         found = _quieter(plan_at, evidence, plan, MARGIN / min(excess, STEP))
-        if found is None or not any(found.impl(unit).int8 for unit in found.units):
+        if found is None or not found.has_int8:
             break
         job.progress("units to float", number, ROUNDS)
         candidate = _corrected(job, ranges, write(found), trial, evidence)
-        accuracy, plan = measure_accuracy(job, candidate), found
-        best = Trial(candidate, accuracy)
+        plan, accuracy = found, measure_accuracy(job, candidate)
         if promised(job, accuracy).kept:
             return judge(job, candidate, accuracy)
     return trial
@@ -79,7 +63,7 @@ def _evidence(job: Job, trial: Trial) -> Evidence:
         return known
     sqnr_db = each_alone(job, trial.candidate, trial.accuracy, SECONDS)
     kept = {**known.kept_float, **ruinous(sqnr_db, EFFORTS[job.options.effort].least_db)}
-    return Evidence(kept, {name: 10 ** (-db / 10) for name, db in sqnr_db.items()})
+    return Evidence(kept, noise_powers(sqnr_db))
 
 
 def _quieter(plan_at: Callable[[float], Plan], evidence: Evidence, last: Plan, share: float) -> Plan | None:

@@ -317,7 +317,7 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
         RequantError: There is nothing to try, or nothing to compare.
     """
     plan = _plan(job, found)
-    if not any(plan.impl(unit).int8 for unit in plan.units):
+    if not plan.has_int8:
         raise RequantError(f"{job.path}: no unit of this model can become int8; there is nothing to try")
     qparams = {name: job.scheme.activation_params(*found.ranges[name]) for name in plan.observed}
     notes = ["weights are left in float: there are too many for a second copy in memory"]
