@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,8 +61,8 @@ def _count(graph: ir.Graph, value: ir.Value, name: str) -> None:
     """Append nodes that compute the share of denormal values of a tensor, as a scalar of this name."""
     import onnx_ir as ir
 
-    def add(op: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
-        node = ir.node(op, inputs, attributes)  # type: ignore[arg-type]
+    def add(op: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        node = ir.node(op, inputs, attributes)
         graph.append(node)
         node.name = node.outputs[0].name = f"{name}_{op}_{len(graph)}"
         return node.outputs[0]

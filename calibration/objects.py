@@ -189,11 +189,11 @@ def _steps_of(data: object) -> object:
     if _is_indexed(data) or _is_stream(data) or _length(data) is not None:
         return data
     if _is_iterable(data):
-        return _Steps(data)  # type: ignore[arg-type]  # it has __iter__ or __getitem__
-    return (lambda: _Steps(_returned(data()))) if callable(data) else data  # type: ignore[arg-type]
+        return _Steps(data)
+    return (lambda: _Steps(_returned(data()))) if callable(data) else data
 
 
-def _is_iterable(data: object) -> bool:
+def _is_iterable(data: object) -> TypeGuard[Iterable[object]]:
     """Return whether an object can be iterated over, also if it only has ``__getitem__``."""
     return isinstance(data, Iterable) or hasattr(type(data), "__getitem__")
 
@@ -206,8 +206,8 @@ def _length(data: object) -> int | None:
         return None
 
 
-def _is_indexed(data: object) -> bool:
-    """Return whether any item of an object can be read by its index."""
+def _is_indexed(data: object) -> TypeGuard[Sequence[object]]:
+    """Return whether an object has a length, and any item can be read by its index."""
     if isinstance(data, Sequence):
         return True
     return hasattr(type(data), "__getitem__") and not _is_stream(data) and _length(data) is not None
@@ -261,7 +261,7 @@ def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
             return
 
 
-def _returned(data: object) -> object:
+def _returned(data: object) -> Iterable[object]:
     """Check the return value of a callable."""
     if not _is_iterable(data):
         raise TypeError(f"{type(data).__name__!r} object is not iterable")

@@ -9,7 +9,6 @@ from itertools import islice
 
 import numpy as np
 
-from .. import RequantError
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, Step, checked
 from .session import Array, Feed, InputSpec
 from .state import Link
@@ -66,7 +65,7 @@ def reader_inputs(inputs: Sequence[InputSpec], links: Sequence[Link], outputs: S
         outputs: Its outputs.
     """
     carried = {link.input for link in links}
-    if any(growing_axis(link, inputs, outputs) is not None for link in links):
+    if growing_axes(links, inputs, outputs):
         carried |= COMPUTED.keys()
     found = [replace(spec, optional=spec.name in carried) for spec in inputs]
     if all(spec.name != SEQUENCE for spec in inputs):
@@ -74,14 +73,22 @@ def reader_inputs(inputs: Sequence[InputSpec], links: Sequence[Link], outputs: S
     return found
 
 
-def growing_axis(link: Link, inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> int | None:
-    """Return the axis along which a state grows, such as the tokens of a KV cache; None if it keeps its shape.
+def growing_axes(links: Sequence[Link], inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> Mapping[str, int]:
+    """Return, by input, the axis along which a state grows, such as the tokens of a KV cache.
+
+    A state that keeps its shape has no entry.
+    """
+    before, after = ({spec.name: spec.shape for spec in specs} for specs in (inputs, outputs))
+    axes = {link.input: _growing_axis(before[link.input], after[link.output]) for link in links}
+    return {name: axis for name, axis in axes.items() if axis is not None}
+
+
+def _growing_axis(before: Sequence[int | str | None], after: Sequence[int | str | None]) -> int | None:
+    """Return the axis along which a state grows; None if it keeps its shape.
 
     It is the only free axis behind the first one whose symbol differs between output and input. Without symbols, it is
     the third of four axes, the order of exporters: (batch, heads, tokens, width).
     """
-    before = next(spec.shape for spec in inputs if spec.name == link.input)
-    after = next(spec.shape for spec in outputs if spec.name == link.output)
     free = [axis for axis, length in enumerate(before) if axis and not isinstance(length, int)]
     known = len(after) == len(before)
     grown = [axis for axis in free if before[axis] is not None and (not known or after[axis] != before[axis])]
@@ -96,7 +103,7 @@ def gives_state(rows: Rows, links: Sequence[Link]) -> bool:
     return all(names <= sample.feed.keys() for sample in islice(rows.read(None), 2))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Known:
     """What is known of a position: its place in a sequence, the number that marks the sequence, and its state."""
 
@@ -128,10 +135,16 @@ class Carrier:
     links: tuple[Link, ...]
     run: Run
     room: int = field(default_factory=lambda: ROOM)
-    _known: dict[int, _Known] = field(default_factory=dict)
-    _starts: list[int] = field(default_factory=list)
-    _count: int = 0
-    _read: float = 0
+    _accepted: Sequence[InputSpec] = field(init=False)
+    _grown: Mapping[str, int] = field(init=False)
+    _known: dict[int, _Known] = field(default_factory=dict, init=False)
+    _starts: list[int] = field(default_factory=list, init=False)
+    _count: int = field(default=0, init=False)
+    _read: float = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._accepted = reader_inputs(self.inputs, self.links, self.outputs)
+        self._grown = growing_axes(self.links, self.inputs, self.outputs)
 
     def carried(self) -> Rows:
         """Return the samples with their state."""
@@ -144,12 +157,12 @@ class Carrier:
             limit: The number of samples to read at most; None for all.
         """
         if self._read < (math.inf if limit is None else limit):
-            found, count, before = [], 0, None
+            found, count, last = list[int](), 0, None
             for position, raw in enumerate(islice(self._raw(None), limit)):
                 marker, count = _marker(raw), position + 1
-                if before is None or marker != before[0] or self._begins(raw):
+                if position == 0 or marker != last or self._begins(raw):
                     found.append(position)
-                before = (marker,)
+                last = marker
             self._starts, self._read = found, math.inf if limit is None or count < limit else count
             self._count = count
         count = self._count if limit is None else min(limit, self._count)
@@ -174,8 +187,7 @@ class Carrier:
 
     def _raw(self, positions: Picked) -> Iterator[Sample]:
         """Yield samples as the data have them, checked."""
-        accepted = reader_inputs(self.inputs, self.links, self.outputs)
-        return (checked(sample, accepted) for sample in self.rows.read(positions))
+        return (checked(sample, self._accepted) for sample in self.rows.read(positions))
 
     def _needed(self, picked: Sequence[int]) -> list[int]:
         """Return the positions to read: the picked ones, and those since the last one whose state is kept."""
@@ -213,15 +225,26 @@ class Carrier:
     def _filled(self, raw: Sample, known: _Known) -> Sample:
         """Return a sample with its state, and with the inputs that follow from its lengths."""
         feed = {name: array for name, array in raw.feed.items() if name != SEQUENCE or self._has(SEQUENCE)}
-        feed |= known.state
+        return replace(raw, feed=self.completed({**feed, **known.state}, raw.where), step=known.step)
+
+    def completed(self, feed: Feed, where: str) -> dict[str, Array]:
+        """Return a feed that has its state with the inputs that it lacks and that follow from its lengths.
+
+        Args:
+            feed: The inputs.
+            where: The origin, for messages.
+
+        Raises:
+            DataError: Inputs are missing, and the number of new tokens is unknown.
+        """
         missing = [spec for spec in self.inputs if spec.name in COMPUTED and spec.name not in feed]
-        if missing:
-            lengths = self.lengths(feed)
-            if lengths is None:
-                names = ", ".join(spec.name for spec in self.inputs if spec.name in COMPUTED)
-                raise DataError(f"{raw.where}: give {names}: they follow only from one of {', '.join(TOKENS)}")
-            feed |= {spec.name: COMPUTED[spec.name](lengths, spec.shape).astype(spec.dtype) for spec in missing}
-        return replace(raw, feed=feed, step=known.step)
+        if not missing:
+            return dict(feed)
+        lengths = self.lengths(feed)
+        if lengths is None:
+            names = ", ".join(spec.name for spec in self.inputs if spec.name in COMPUTED)
+            raise DataError(f"{where}: give {names}: they follow only from one of {', '.join(TOKENS)}")
+        return {**feed, **{spec.name: COMPUTED[spec.name](lengths, spec.shape).astype(spec.dtype) for spec in missing}}
 
     @property
     def _names(self) -> list[str]:
@@ -244,36 +267,31 @@ class Carrier:
     @property
     def grows(self) -> bool:
         """Whether a state grows from step to step."""
-        return any(growing_axis(link, self.inputs, self.outputs) is not None for link in self.links)
+        return bool(self._grown)
 
     def lengths(self, feed: Feed) -> Lengths | None:
         """Return the lengths of a complete step of a decoder; None if the number of new tokens is unknown."""
         new = _new_tokens(feed)
-        axes = {link.input: growing_axis(link, self.inputs, self.outputs) for link in self.links}
-        past = max((feed[name].shape[axis] for name, axis in axes.items() if axis is not None), default=0)
-        return None if new is None else Lengths(_batch(feed), past, new)
+        return None if new is None else Lengths(_batch(feed), self.past(feed), new)
+
+    def past(self, feed: Feed) -> int:
+        """Return the number of tokens in the cache of a complete step; 0 for a state that keeps its shape."""
+        return max((feed[name].shape[axis] for name, axis in self._grown.items()), default=0)
 
     def _zeros(self, name: str, raw: Sample) -> Array:
         """Return the first state: zeros, with length 0 along an axis that grows."""
-        link = next(link for link in self.links if link.input == name)
         spec = next(spec for spec in self.inputs if spec.name == name)
-        grown = growing_axis(link, self.inputs, self.outputs)
-        bound = {
+        bound: dict[str | None, int] = {
             symbol: length
             for other in self.inputs
             if other.name in raw.feed
             for symbol, length in zip(other.shape, raw.feed[other.name].shape, strict=True)
+            if isinstance(symbol, str)
         }
-        shape = [
-            length
-            if isinstance(length, int)
-            else 0
-            if axis == grown
-            else bound.get(length, _batch(raw.feed))
-            if length is not None
-            else _batch(raw.feed)
-            for axis, length in enumerate(spec.shape)
-        ]
+        batch = _batch(raw.feed)
+        shape = [axis if isinstance(axis, int) else bound.get(axis, batch) for axis in spec.shape]
+        if name in self._grown:
+            shape[self._grown[name]] = 0
         return np.zeros(shape, np.dtype("U1") if spec.dtype.kind == "U" else spec.dtype)
 
 
@@ -302,7 +320,7 @@ def _followed(sample: Sample, after: Sample) -> Sample:
     one, two = sample.step, after.step
     assert one is not None
     assert two is not None
-    tokens = next((after.feed[name] for name in TOKENS if name in after.feed), None)
+    tokens = _tokens(after.feed)
     if tokens is None or tokens.ndim != 2 or (one.sequence, one.index + 1) != (two.sequence, two.index):
         return sample
     return replace(sample, step=replace(one, following=tokens[:, :1]))
@@ -310,8 +328,13 @@ def _followed(sample: Sample, after: Sample) -> Sample:
 
 def _new_tokens(feed: Feed) -> int | None:
     """Return the number of tokens of a feed of a decoder; None if it has none."""
-    tokens = next((feed[name] for name in TOKENS if name in feed and feed[name].ndim > 1), None)
+    tokens = _tokens(feed)
     return None if tokens is None else tokens.shape[1]
+
+
+def _tokens(feed: Feed) -> Array | None:
+    """Return the tokens or embeddings of a feed of a decoder (N, tokens, ...); None if it has none."""
+    return next((feed[name] for name in TOKENS if name in feed and feed[name].ndim > 1), None)
 
 
 def read_ahead(count: int) -> int:
@@ -331,13 +354,8 @@ def stretches(starts: Sequence[int], positions: Sequence[int], count: int) -> li
     Args:
         starts: Where sequences begin, ascending.
         positions: The positions to pick from, ascending.
-        count: The number of positions.
-
-    Raises:
-        RequantError: `count` is below 1.
+        count: The number of positions, at least 1.
     """
-    if count < 1:
-        raise RequantError(f"cannot pick {count} samples; at least 1 is needed")
     if count >= len(positions):
         return list(positions)
     begins, parts = frozenset(starts), list[list[int]]()

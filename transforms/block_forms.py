@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .block_weights import Blocked
-from .graph import constant, take_place
+from .graph import graph_of, take_place
 from .int8_weights import WeightWriter
 from .ops import MS
 from .plan import Unit
@@ -37,7 +37,7 @@ def to_blocks(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
         return 1
     rows, columns = blocked.steps.shape
     attributes |= {"K": columns, "N": rows, "accuracy_level": INTEGER_PRODUCTS}
-    bias = _bias_row(node, weights)
+    bias = weights.bias_row(node)
     inputs = [node.inputs[0], codes, scale, *([] if bias is None else [None, None, bias])]
     take_place(node, ir.node("MatMulNBits", inputs, attributes, domain=MS, name=node.name))
     return 1
@@ -45,28 +45,16 @@ def to_blocks(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
 
 def _stored(node: ir.Node, index: int, blocked: Blocked, weights: WeightWriter) -> tuple[ir.Value, ir.Value]:
     """Return initializers in the graph of `node`, codes and scales; nodes with equal weights share them."""
-    graph, source, form = node.graph, node.inputs[index], blocked.form
-    assert isinstance(graph, ir.Graph) and source is not None  # a node that is rewritten is in a graph
-    key = (graph, source, "blocks", node.op_type, blocked.scale.tobytes(), hash(blocked.steps.tobytes()))
+    graph, source, form = graph_of(node), node.inputs[index], blocked.form
+    assert source is not None  # required by the operator
+    rows, columns = blocked.steps.shape
+    if node.op_type == "Gather":
+        codes = blocked.packed(columns)
+    else:
+        codes = blocked.packed(form.blocks(columns) * form.size).reshape(rows, form.blocks(columns), -1)
+    key = (graph, source, "blocks", codes.shape, hash(codes.tobytes()), blocked.scale.tobytes())
     stored = weights.writer.stored
     if (key, "codes") not in stored:
-        rows, columns = blocked.steps.shape
-        if node.op_type == "Gather":
-            codes = blocked.packed(columns)
-        else:
-            codes = blocked.packed(form.blocks(columns) * form.size).reshape(rows, form.blocks(columns), -1)
         for part, array in (("codes", codes), ("scale", blocked.scale)):
             stored[key, part] = weights.writer.initializer(graph, f"{source.name}/{part}", array)
     return stored[key, "codes"], stored[key, "scale"]
-
-
-def _bias_row(node: ir.Node, weights: WeightWriter) -> ir.Value | None:
-    """Return the bias of a Gemm as a vector (N,); None without a bias."""
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is None:
-        return None
-    tensor = constant(bias)
-    assert tensor is not None and isinstance(node.graph, ir.Graph)  # the planner leaves a computed bias in float
-    if len(tensor.shape) == 1:
-        return bias
-    return weights.writer.initializer(node.graph, f"{bias.name}/row", tensor.numpy().reshape(-1))

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import LARGE, computing_graphs, constant, release
-from .ops import MS
+from .ops import MOVES, MS
 from .qparams import TINY, Array, blocks
 from .registry import Change, transform
 
@@ -26,7 +26,6 @@ FACTORS: dict[tuple[str, str], frozenset[int]] = {
 """The inputs of operators that are factors of products, terms of sums of products, or rows of a table."""
 COUNTED: WeakKeyDictionary[ir.TensorProtocol, int] = WeakKeyDictionary()
 """The number of denormal values of a tensor; each tensor is read once."""
-MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 @transform("flush_denormals", after=("widen_floats", "fold_batch_norms"))

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from .. import UnknownNameError
 from .graph import add_initializer, computing_nodes, constant, discard, graph_of, release, remove_if_unread, stand_ins
-from .ops import row_of
+from .ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
 from .tensors import tensors
 
@@ -22,8 +22,8 @@ RANDOM = frozenset(
 )
 BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear"})
-
-MOVES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+WEIGHT_PATH = MOVES | {"Cast"}
+"""Operators that may stand between a weight and the product that reads it."""
 GROWTH = 0.1
 """The share of its constants by which a model may grow."""
 LEAST_GROWTH = 2**12
@@ -163,7 +163,7 @@ def _is_weight(node: ir.Node) -> bool:
         row = row_of(use.node)
         if row is not None and row.kind == "compute" and use.idx == row.weight:
             return True
-        if use.node.op_type in MOVES and use.idx == 0 and _is_weight(use.node):
+        if use.node.op_type in WEIGHT_PATH and use.idx == 0 and _is_weight(use.node):
             return True
     return False
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isclose
 
-import numpy as np
 import onnx_ir as ir
 
 from .graph import (
@@ -15,6 +14,7 @@ from .graph import (
     insert_before,
     names,
     node_name,
+    one_number,
     remove_unread,
     sole_reader,
     stand_ins,
@@ -158,11 +158,9 @@ def _operand(node: ir.Node, axes: int) -> float | None:
 
 
 def _number(value: ir.Value | None, axes: int) -> float | None:
-    """Return a constant float32 of one element and at most so many axes, which changes no shape."""
+    """Return a float32 constant as `one_number` does; None for other types."""
     tensor = constant(value)
-    if tensor is None or tensor.size != 1 or len(tensor.shape) > axes or tensor.dtype is not ir.DataType.FLOAT:
-        return None
-    return float(np.asarray(tensor.numpy(), np.float64).item())
+    return one_number(value, axes) if tensor is not None and tensor.dtype is ir.DataType.FLOAT else None
 
 
 def _bound(clip: ir.Node, index: int, name: str) -> float | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, remove_if_unread, stand_ins, take_place
+from .graph import computing_nodes, one_number, remove_if_unread, stand_ins, take_place
 from .merge_clips import CLIPPED
 from .registry import Change, transform
 
@@ -49,10 +48,8 @@ def _factor(value: ir.Value | None, x: ir.Value | None, axes: int) -> float | No
     node = value.producer() if value is not None else None
     if node is None or node.domain or node.op_type not in ("Mul", "Div") or x not in node.inputs:
         return None
-    places = (1,) if node.op_type == "Div" else (0, 1)
-    for place in places:
-        tensor = constant(node.inputs[place])
-        if tensor is not None and tensor.size == 1 and len(tensor.shape) <= axes:
-            number = float(np.asarray(tensor.numpy(), np.float64).item())
+    for place in (1,) if node.op_type == "Div" else (0, 1):
+        number = one_number(node.inputs[place], axes)
+        if number is not None:
             return number if node.op_type == "Mul" else 1 / number if number else None
     return None

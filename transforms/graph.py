@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,6 +42,18 @@ def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
         if name in CONSTANT_DTYPES and not attribute.is_ref():
             return ir.Tensor(np.asarray(attribute.value, CONSTANT_DTYPES[name]))
     return node.attributes.get_tensor("value", None)
+
+
+def one_number(value: ir.Value | None, axes: int) -> float | None:
+    """Return the value of a constant of one element and at most so many axes: an operand that changes no shape.
+
+    None for other tensors and for NaN.
+    """
+    tensor = constant(value)
+    if tensor is None or tensor.size != 1 or len(tensor.shape) > axes:
+        return None
+    number = float(tensor.numpy().item())
+    return None if isnan(number) else number
 
 
 def release(tensor: ir.TensorProtocol | None) -> None:

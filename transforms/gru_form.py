@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, graph_of, node_name, remove, replace
+from .graph import add_initializer, graph_of, node_name, remove, replace
 from .int8_weights import WeightWriter
 from .ops import MS
 from .plan import Unit
@@ -17,6 +17,7 @@ from .qparams import Array, quantize
 
 DEFAULTS = ("Sigmoid", "Tanh")
 """The functions of the gates and of the candidate state that the form has."""
+FIRST_OPSET = 13  # the opset whose Split and Unsqueeze take their lengths and axes as an input
 GATES = 3  # z, r and h, in this order, in all weights and biases
 
 
@@ -91,22 +92,15 @@ class _Weights:
     state_bias: Array
 
     @classmethod
-    def of(cls, node: ir.Node, direction: int, *, reset_after: bool) -> _Weights:
+    def of(cls, node: ir.Node, direction: int, weights: WeightWriter, *, reset_after: bool) -> _Weights:
         """Return the weights of a direction."""
-        w, r = (_array(node.inputs[index])[direction] for index in (1, 2))
+        w, r = (weights.array(node, index)[direction] for index in (1, 2))
         size = r.shape[1]
-        both = _array(node.inputs[3])[direction] if len(node.inputs) > 3 and node.inputs[3] is not None else None
+        both = weights.array(node, 3)[direction] if len(node.inputs) > 3 and node.inputs[3] is not None else None
         of_input, of_state = np.zeros((2, GATES * size), np.float32) if both is None else both.reshape(2, -1).copy()
         later = of_state[2 * size :].copy() if reset_after else np.zeros(size, np.float32)
         of_state[2 * size :] -= later
         return cls(w.T, r.T, of_input + of_state, later)
-
-
-def _array(value: ir.Value | None) -> Array:
-    """Return the values of a constant."""
-    tensor = constant(value)
-    assert tensor is not None  # the planner leaves computed weights in float
-    return tensor.numpy()
 
 
 def to_scan(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
@@ -126,7 +120,7 @@ def to_scan(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     reset_after = bool(node.attributes.get_int("linear_before_reset", 0))
     way = node.attributes.get_string("direction", "forward")
     backward = {"forward": (0,), "reverse": (1,), "bidirectional": (0, 1)}[way]
-    parts = [_Weights.of(node, index, reset_after=reset_after) for index in range(len(backward))]
+    parts = [_Weights.of(node, index, weights, reset_after=reset_after) for index in range(len(backward))]
     x, _, _, _, lengths, before = [*node.inputs, *[None] * 6][:6]
     assert x is not None  # required by the operator
     size = parts[0].state.shape[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, discard, remove, remove_if_unread, take_place
+from .graph import discard, graph_of, remove, remove_if_unread, take_place
 from .gru_form import to_scan
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
@@ -35,32 +35,23 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
         array = np.ascontiguousarray(array.T)
     params = weights.within(unit, array, weights.params(array, 1), -1)
     inputs = [node.inputs[0], *_stored(node, 1, quantize(array, params), params, weights)]
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None:
-        tensor = constant(bias)
-        assert tensor is not None and isinstance(node.graph, ir.Graph)  # the planner leaves a computed bias in float
-        flat = len(tensor.shape) == 1
-        inputs.append(bias if flat else weights.writer.initializer(node.graph, f"{bias.name}/row", _flat(tensor)))
+    bias = weights.bias_row(node)
+    inputs += [] if bias is None else [bias]
     take_place(node, ir.node("DynamicQuantizeMatMul", inputs, domain=MS, name=node.name))
     return 1
 
 
-def _flat(tensor: ir.TensorProtocol) -> Array:
-    """Return the values of a tensor as a vector."""
-    return tensor.numpy().reshape(-1)
-
-
 def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: WeightWriter) -> list[ir.Value]:
     """Return initializers in the graph of `node`: integers for input `index`, their scale and their zero point."""
-    graph, name = node.graph, node.inputs[index].name  # type: ignore[union-attr]
-    assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
+    graph, source = graph_of(node), node.inputs[index]
+    assert source is not None  # required by the operator
     parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
     transposed = node.attributes.get_int("transB", 0)
-    key = (graph, node.inputs[index], "stored", transposed, array.shape, params.scale.tobytes())
+    key = (graph, source, "stored", transposed, array.shape, params.scale.tobytes())
     stored = weights.writer.stored
     for part, values in parts:
         if (key, part) not in stored:
-            stored[key, part] = weights.writer.initializer(graph, f"{name}/{part}", values)
+            stored[key, part] = weights.writer.initializer(graph, f"{source.name}/{part}", values)
     return [stored[key, part] for part, _ in parts]
 
 
@@ -117,15 +108,16 @@ def store_weights(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
 
 def _gather_rows(node: ir.Node, weights: WeightWriter) -> int:
     """Gather(table, i) -> Mul(Cast(Gather(int8 table, i)), Gather(scales (V, 1, ...), i))."""
-    graph, writer, result = node.graph, weights.writer, node.outputs[0]
-    assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
-    table, key = node.inputs[0], (graph, node.inputs[0], "rows")
+    graph, writer, result = graph_of(node), weights.writer, node.outputs[0]
+    table = node.inputs[0]
+    assert table is not None  # required by the operator
+    key = (graph, table, "rows")
     if (key, "int8") not in writer.stored:
         array = weights.array(node, 0)
         params = symmetric_s8(array, 0)  # a zero point would cost a subtraction at run time
         scale = params.scale.reshape(-1, *[1] * (array.ndim - 1))
         for part, values in (("int8", quantize(array, params)), ("scale", scale)):
-            writer.stored[key, part] = writer.initializer(graph, f"{table.name}/{part}", values)  # type: ignore[union-attr]
+            writer.stored[key, part] = writer.initializer(graph, f"{table.name}/{part}", values)
     integers = ir.node("Gather", [writer.stored[key, "int8"], node.inputs[1]], name=writer.name(f"{node.name}/int8"))
     scales = ir.node("Gather", [writer.stored[key, "scale"], node.inputs[1]], name=writer.name(f"{node.name}/scale"))
     cast = ir.node("Cast", [integers.outputs[0]], {"to": ir.DataType.FLOAT}, name=writer.name(f"{node.name}/cast"))
@@ -153,7 +145,7 @@ def to_qattention(node: ir.Node) -> None:
     inputs = [x, w, bias, xs, ws, mask, xz, wz, past]
     attributes = {n: a for n, a in node.attributes.items() if n in ("num_heads", "unidirectional", "scale")}
     attributes |= {n: a for n, a in node.attributes.items() if n in ("mask_filter_value", "past_present_share_buffer")}
-    pairs = [node.inputs[index].producer() for index in (0, 1)]  # type: ignore[union-attr]
+    pairs = [_dequantizer(node.inputs[index]) for index in (0, 1)]
     take_place(
         node, ir.node("QAttention", inputs, attributes, domain=MS, name=node.name, num_outputs=len(node.outputs))
     )
@@ -163,11 +155,16 @@ def to_qattention(node: ir.Node) -> None:
 
 def integer_source(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return the integer tensor, scale and zero point that the DequantizeLinear of a tensor reads."""
-    node = value.producer() if value is not None else None
-    assert node is not None and node.op_type == "DequantizeLinear"  # `insert_qdq` has inserted the pairs
-    x, scale, zero = node.inputs[:3]
+    x, scale, zero = _dequantizer(value).inputs[:3]
     assert x is not None and scale is not None and zero is not None
     return x, scale, zero
+
+
+def _dequantizer(value: ir.Value | None) -> ir.Node:
+    """Return the DequantizeLinear that computes a tensor."""
+    node = value.producer() if value is not None else None
+    assert node is not None and node.op_type == "DequantizeLinear"  # `insert_qdq` has inserted the pairs
+    return node
 
 
 def gate_obstacle(node: ir.Node) -> Reason:
@@ -205,8 +202,7 @@ def to_lookup(node: ir.Node, writer: Writer) -> None:
     A change of scale and zero point computes a clipped line, like HardSigmoid. The runtime uses a lookup table for it.
     """
     x, scale, zero = integer_source(node.inputs[0])
-    dq, graph = node.inputs[0].producer(), node.graph  # type: ignore[union-attr]
-    assert isinstance(graph, ir.Graph)  # a unit of the plan is in a graph
+    dq, graph = _dequantizer(node.inputs[0]), graph_of(node)
     quantizer = next(use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear")
     step, center = _gate_grid(node)
     stretched = np.float32(step / node.attributes.get_float("alpha", 0.2))
@@ -228,7 +224,7 @@ def lay_bare(node: ir.Node) -> None:
     quantizers = [next(iter(output.uses())).node for output in node.outputs if output.uses()]
     if any(q.op_type != "QuantizeLinear" or not equal_parameters((scale, zero), q.inputs[1:3]) for q in quantizers):
         return
-    dq = node.inputs[0].producer()  # type: ignore[union-attr]
+    dq = _dequantizer(node.inputs[0])
     node.replace_input_with(0, x)
     if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
         if len(node.inputs) < 3:

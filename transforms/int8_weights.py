@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from .bias_correction import mean_shift
 from .block_weights import Blocked, in_blocks
-from .graph import add_initializer, constant, drop_unused, release, sole_reader
+from .graph import add_initializer, constant, drop_unused, graph_of, release, sole_reader
 from .ops import OPS, Op
 from .plan import Unit
 from .qparams import Array, BlockForm, QParams, fit_bias, quantize, quantize_bias
@@ -121,9 +121,18 @@ class WeightWriter:
             return found
         if unit.op == "Gather":
             return in_blocks(self.array(node, 0), self.blocks)
-        array = self.array(node, 1)
-        rows = array if node.attributes.get_int("transB", 0) else np.ascontiguousarray(array.T)
-        return in_blocks(rows, self.blocks)
+        return in_blocks(turned(node, self.array(node, 1)), self.blocks)
+
+    def bias_row(self, node: ir.Node) -> ir.Value | None:
+        """Return the bias of a Gemm as a vector (N,); None without a bias."""
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if bias is None:
+            return None
+        tensor = constant(bias)
+        assert tensor is not None  # the planner leaves a computed bias in float
+        if len(tensor.shape) == 1:
+            return bias
+        return self.writer.initializer(graph_of(node), f"{bias.name}/row", tensor.numpy().reshape(-1))
 
     def within(self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1) -> QParams:
         """Return parameters with which no sum of two products exceeds 16 bits; unchanged if the target adds exactly."""
@@ -142,6 +151,11 @@ class WeightWriter:
         array = tensor.numpy()
         release(tensor)  # the array keeps the file mapped until the array is deleted
         return array
+
+
+def turned(node: ir.Node, array: Array) -> Array:
+    """Return the weights of a matrix product as rows (N, K); and rows (N, K) as the weights of the node."""
+    return array if node.attributes.get_int("transB", 0) else np.ascontiguousarray(array.T)
 
 
 def _shifted(stored: Array, params: QParams) -> tuple[Array, QParams]:

@@ -17,6 +17,7 @@ from .graph import (
     graph_of,
     names,
     node_name,
+    one_number,
     remove,
     sole_reader,
     stand_ins,
@@ -92,15 +93,15 @@ def _bounds(node: ir.Node, facts: _Facts) -> Bounds | None:
         limits = [node.attributes.get_float("min", -inf), node.attributes.get_float("max", inf)]
         for index, value in enumerate(node.inputs[1:3]):
             if value is not None:
-                limit = _number(value, 1)
+                limit = one_number(value, 1)
                 if limit is None:
                     return None
                 limits[index] = limit
         return limits[0], limits[1]
     if node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
         return None
-    tensor = node.inputs[1 - _place(node)]
-    limit = None if tensor is None or constant(tensor) is not None else _number(_bound(node), facts.rank(tensor))
+    bound, tensor = node.inputs[_place(node)], _tensor(node)
+    limit = None if tensor is None or constant(tensor) is not None else one_number(bound, facts.rank(tensor))
     if limit is None:
         return None
     return (limit, inf) if node.op_type == "Max" else (-inf, limit)
@@ -111,21 +112,9 @@ def _place(node: ir.Node) -> int:
     return 0 if constant(node.inputs[0]) is not None else 1
 
 
-def _bound(node: ir.Node) -> ir.Value | None:
-    """Return the bound of a Max or Min."""
-    return node.inputs[_place(node)]
-
-
 def _tensor(node: ir.Node) -> ir.Value | None:
     """Return the tensor to which a node applies its bounds."""
     return node.inputs[1 - _place(node)] if node.op_type in ("Max", "Min") else node.inputs[0]
-
-
-def _number(value: ir.Value | None, axes: int) -> float | None:
-    """Return the value of a constant of one element and at most so many axes; None for other tensors and for NaN."""
-    tensor = constant(value)
-    number = None if tensor is None or tensor.size != 1 or len(tensor.shape) > axes else float(tensor.numpy().item())
-    return None if number is None or np.isnan(number) else number
 
 
 def _is_behind_integers(node: ir.Node) -> bool:

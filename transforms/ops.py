@@ -17,6 +17,8 @@ from .reasons import NONE, Reason
 Kernel = tuple[str, str]  # domain, operator
 MS = "com.microsoft"
 RELUS = frozenset({"Relu", "Clip"})
+MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators of one tensor that keep every element and its value."""
 GATE = "gate"
 """The name of the group ``x * sigmoid(x)`` (SiLU) or ``x * hardsigmoid(x)`` (hard-swish)."""
 GATES = frozenset({"Sigmoid", "HardSigmoid"})

@@ -25,13 +25,11 @@ from .graph import (
     take_place,
 )
 from .int8_forms import LSTM_ATTRIBUTES
-from .ops import MS
+from .ops import MOVES, MS
 from .qparams import Array, QParams, dequantize
 from .registry import Change, LeftAlone, transform
 
 RANGES = "DynamicQuantizeLinear"
-MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that may stand between a DynamicQuantizeLinear and the operator that computes in integers."""
 LSTM = (*LSTM_ATTRIBUTES, "input_forget")
 ATTENTION = ("num_heads", "unidirectional", "scale", "mask_filter_value", "past_present_share_buffer", "do_rotary")
 

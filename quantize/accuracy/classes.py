@@ -118,16 +118,16 @@ def predictions(outputs: Outputs) -> Array | None:
     return None if value is None else classes_of(value)
 
 
-def predictions_like(expected: Array, outputs: Outputs) -> Array:
-    """Return the top-1 classes of outputs in the shape of another model's; all `UNLIKE` if the shapes differ."""
-    actual = predictions(outputs)
-    return np.full_like(expected, UNLIKE) if actual is None or actual.shape != expected.shape else actual
+def predictions_like(expected: Array, outputs: Outputs, name: str | None = None) -> Array:
+    """Return the top-1 classes of outputs in the shape of another model's; all `UNLIKE` if the shapes differ.
 
-
-def _same_output(expected: Array, outputs: Outputs, name: str) -> Array:
-    """Return the top-1 classes of one output in the shape of another model's; all `UNLIKE` if it is another shape."""
-    found = _candidates(outputs).get(name)
-    actual = None if found is None else classes_of(found)
+    Args:
+        expected: The classes of the other model.
+        outputs: The outputs.
+        name: The output with the scores; None for that of `class_scores`.
+    """
+    scores = class_scores(outputs) if name is None else _candidates(outputs).get(name)
+    actual = None if scores is None else classes_of(scores)
     return np.full_like(expected, UNLIKE) if actual is None or actual.shape != expected.shape else actual
 
 
@@ -165,7 +165,7 @@ class Tally:
             return None
         self.output, scores = found
         expected = classes_of(scores)
-        actual = _same_output(expected, candidate, self.output)
+        actual = predictions_like(expected, candidate, self.output)
         top, losses = _losses(scores, expected, actual)
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
@@ -209,20 +209,30 @@ def _whole_losses(losses: Array, same: Array, items: int) -> list[float]:
 def _same_transcripts(expected: Array, actual: Array, classes: int) -> Array:
     """Return whether two sequences of classes (N, T) are one transcript, (N,); all False if they are no transcripts.
 
-    They are transcripts, as CTC writes them, if one class fills more than `BLANK` of all steps and is the first or the
-    last one: the blank. Repeated classes count once, so that a character may begin a step earlier.
+    They are transcripts, as CTC writes them, if the blank fills more than `BLANK` of all steps. Repeated classes count
+    once, so that a character may begin a step earlier.
     """
-    blank = max((0, classes - 1), key=lambda name: int((expected == name).sum()))
+    blank = blank_of(expected, classes)
     if expected.ndim != SEQUENCE - 1 or (expected == blank).mean() <= BLANK:
         return np.zeros(len(expected), bool)
-    texts = [[_transcript(row, blank) for row in rows] for rows in (expected, actual)]
-    return np.array([one == two for one, two in zip(*texts, strict=True)])
+    texts = (collapsed(each, blank) for each in (expected, actual))
+    return np.array([np.array_equal(one, two) for one, two in zip(*texts, strict=True)])
 
 
-def _transcript(row: Array, blank: int) -> list[int]:
-    """Return the classes of the steps (T,) without repeats and blanks (Graves et al., ICML 2006, section 3.2)."""
-    fresh = np.diff(row, prepend=NO_CLASS - 2) != 0
-    return [int(name) for name in row[fresh & (row != blank)]]
+def blank_of(best: Array, classes: int) -> int:
+    """Return the blank of CTC: class 0; or the last class, if it is the best class of more steps."""
+    last = classes - 1
+    return last if (best == last).sum() > (best == 0).sum() else 0
+
+
+def collapsed(best: Array, blank: int) -> list[Array]:
+    """Return the best classes of steps (N, T) without repeats and blanks, one array for each item.
+
+    Best path decoding of Graves, Fernandez, Gomez and Schmidhuber, "Connectionist temporal classification", ICML 2006,
+    section 3.2.
+    """
+    fresh = np.diff(best, axis=1, prepend=UNLIKE - 1) != 0
+    return [row[new & (row != blank)].astype(np.int64) for row, new in zip(best, fresh, strict=True)]
 
 
 def _losses(scores: Array, expected: Array, actual: Array) -> tuple[float, Array]:

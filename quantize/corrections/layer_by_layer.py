@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.block_weights import Blocked
 from ...transforms.graph import constant, inferred, nodes_by_name
-from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind
+from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind, turned
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Unit
 from ...transforms.qparams import BlockForm, QParams, dequantize, quantize
@@ -72,12 +72,12 @@ class Layer:
 
     def run(self, integers: Array | None) -> list[Array]:
         """Return the results in the INT8 model with these integer weights; None for the nearest integers."""
-        weights = dequantize(self.nearest if integers is None else integers, self.weights.params)
-        return list(spread(lambda x: self.product(x, weights, self.weights.bias), self.int8_inputs))
+        array = dequantize(self.nearest if integers is None else integers, self.weights.params)
+        return results_of(self.product, array, self.weights.bias, self.int8_inputs)
 
     def run_float(self) -> list[Array]:
         """Return the results of the float weights on the inputs in the INT8 model."""
-        return results_of(self.product, self.weights, self.int8_inputs)
+        return results_of(self.product, self.weights.array, self.weights.bias, self.int8_inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,8 @@ class BlockLayer:
         form: The form of the blocks.
         int8_inputs: Its input in the INT8 model, float32, one array per sample.
         float_results: Its result in the float model, one array per sample.
-        compute: Computes the node from an input and weights (N, K), with its bias.
+        bias: Its bias, (N,); None without one.
+        product: Computes the node from an input, weights, and a bias or None.
     """
 
     node: ir.Node
@@ -98,12 +99,12 @@ class BlockLayer:
     form: BlockForm
     int8_inputs: list[Array]
     float_results: list[Array]
-    compute: Callable[[Array, Array], Array] = field(repr=False)
+    bias: Array | None
+    product: Product = field(repr=False)
 
     def run(self, blocked: Blocked) -> list[Array]:
         """Return the results in the INT8 model with these weights; the kernel's rounding of the input is left out."""
-        weights = blocked.values()
-        return list(spread(lambda x: self.compute(x, weights), self.int8_inputs))
+        return results_of(self.product, turned(self.node, blocked.values()), self.bias, self.int8_inputs)
 
 
 def _block_layer(
@@ -111,23 +112,17 @@ def _block_layer(
 ) -> BlockLayer:
     """Return a layer with weights in blocks; `inputs` are those of the float model, `given` those of the INT8 model."""
     node = visit.node
-    transposed = bool(node.attributes.get_int("transB", 0))
     tensor, bias = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
     assert tensor is not None  # `_is_walked` has checked it
     array = tensor.numpy()
-    rows = array if transposed else np.ascontiguousarray(array.T)
-    shift = None if bias is None else bias.numpy().reshape(-1)
-
-    def compute(x: Array, weights: Array) -> Array:
-        return product(x, weights if transposed else np.ascontiguousarray(weights.T), shift)
-
-    results = list(spread(lambda x: compute(x, rows), inputs))
-    return BlockLayer(node, rows, form, given, results, compute)
+    row = None if bias is None else bias.numpy().reshape(-1)
+    results = results_of(product, array, row, inputs)
+    return BlockLayer(node, turned(node, array), form, given, results, row, product)
 
 
-def results_of(product: Product, weights: FloatWeights, inputs: Sequence[Array]) -> list[Array]:
-    """Return the results of float weights on some inputs."""
-    return list(spread(lambda x: product(x, weights.array, weights.bias), inputs))
+def results_of(product: Product, array: Array, bias: Array | None, inputs: Sequence[Array]) -> list[Array]:
+    """Return the results of some weights and a bias on some inputs."""
+    return list(spread(lambda x: product(x, array, bias), inputs))
 
 
 def walk_layers(
@@ -175,7 +170,7 @@ def walk_layers(
         else:
             params = candidate.qparams[plan.root(visit.unit.inputs[0])]
             weights = writer.weights(visit.node, visit.unit, float(params.scale))
-            results = results_of(product, weights, inputs)
+            results = results_of(product, weights.array, weights.bias, inputs)
             int8_inputs = [dequantize(x, params) for x in given]
             layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
             adjustment, int8_results = correct(layer)

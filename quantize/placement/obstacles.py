@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import DEFAULTS as ACTIVATIONS
+from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import gate_obstacle
 from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
@@ -32,7 +33,6 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller one is slower in integers. LSTM: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x. GRU, one item a step:
 # at 128 0.5x, at 192 0.9x, at 224 1.2x, at 256 1.4x, at 400 1.9x; it becomes a Scan, whose steps cost microseconds.
 LEAST_HIDDEN = {"LSTM": 192, "GRU": 224}
-FIRST_SPLIT_INPUT = 13  # the opset whose Split and Unsqueeze take their lengths and axes as an input
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
@@ -96,20 +96,12 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
     if row.dynamic is None or (strategy is Strategy.AUTO and row.kind == "compute" and facts.static):
         return why.NO_FORM
-    if facts.portable:
-        return why.NOT_PORTABLE.about(row.dynamic[1])
-    if row.dynamic not in uint8_kernels():
-        return why.NOT_INSTALLED.about(row.dynamic[1])
-    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs[:1], *unit.outputs)):
-        return why.NOT_FLOAT32
-    if unit.op in LEAST_HIDDEN:
-        return _recurrent_obstacle(anchor, strategy) or (_gru_obstacle(anchor, facts) if unit.op == "GRU" else NONE)
-    if harm := facts.harmed_by.get(Impl.DYNAMIC, {}).get(unit.inputs[0], ""):
-        return why.KEPT_FLOAT.about(harm)
-    weight = constant(anchor.inputs[1])
-    if weight is not None and len(weight.shape) != 2:
-        return why.WEIGHTS_RANK.about(len(weight.shape))
-    return _compute_obstacle(anchor, row)
+    if found := _extension_obstacle(row.dynamic, facts):
+        return found
+    if unit.op not in LEAST_HIDDEN:
+        return _product_obstacle(unit, facts, Impl.DYNAMIC)
+    found = _type_obstacle(unit, facts) or _recurrent_obstacle(anchor, strategy)
+    return found or (_gru_obstacle(anchor, facts) if unit.op == "GRU" else NONE)
 
 
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
@@ -138,20 +130,9 @@ def _block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
     if row.blocks is None or strategy is Strategy.AUTO:
         return why.NO_FORM
-    if facts.portable:
-        return why.NOT_PORTABLE.about(row.blocks[1])
-    if row.blocks not in uint8_kernels():
-        return why.NOT_INSTALLED.about(row.blocks[1])
-    if unit.op == "Gather":
-        return _table_obstacle(anchor, facts)
-    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs[:1], *unit.outputs)):
-        return why.NOT_FLOAT32
-    if harm := facts.harmed_by.get(Impl.BLOCK, {}).get(unit.inputs[0], ""):
-        return why.KEPT_FLOAT.about(harm)
-    weight = constant(anchor.inputs[1])
-    if weight is not None and len(weight.shape) != 2:
-        return why.WEIGHTS_RANK.about(len(weight.shape))
-    return _compute_obstacle(anchor, row)
+    if found := _extension_obstacle(row.blocks, facts):
+        return found
+    return _table_obstacle(anchor, facts) if unit.op == "Gather" else _product_obstacle(unit, facts, Impl.BLOCK)
 
 
 def _table_obstacle(node: ir.Node, facts: Facts) -> Reason:
@@ -180,6 +161,35 @@ OBSTACLES: Mapping[Impl, Rule] = {
     Impl.WEIGHT: _weight_only_obstacle,
 }
 """By integer form, the function that returns why a unit cannot have it; `NONE` if it can."""
+
+
+# -------------------------------------------------------------------------------------------- from float to float
+
+
+def _extension_obstacle(kernel: Kernel, facts: Facts) -> Reason:
+    """Return why a unit cannot have a kernel that only ONNX Runtime has."""
+    if facts.portable:
+        return why.NOT_PORTABLE.about(kernel[1])
+    return NONE if kernel in uint8_kernels() else why.NOT_INSTALLED.about(kernel[1])
+
+
+def _type_obstacle(unit: Unit, facts: Facts) -> Reason:
+    """Return `NOT_FLOAT32` if the first input or an output of a unit is not known to be float32."""
+    names = (*unit.inputs[:1], *unit.outputs)
+    return NONE if all(_is_float32(facts.values.get(name)) for name in names) else why.NOT_FLOAT32
+
+
+def _product_obstacle(unit: Unit, facts: Facts, form: Impl) -> Reason:
+    """Return why a matrix product cannot have a form that reads and writes float."""
+    anchor = facts.nodes[unit.nodes[0]]
+    if found := _type_obstacle(unit, facts):
+        return found
+    if harm := facts.harmed_by.get(form, {}).get(unit.inputs[0], ""):
+        return why.KEPT_FLOAT.about(harm)
+    weight = constant(anchor.inputs[1])
+    if weight is not None and len(weight.shape) != 2:
+        return why.WEIGHTS_RANK.about(len(weight.shape))
+    return _compute_obstacle(anchor, OPS[unit.op])
 
 
 # ---------------------------------------------------------------------------------------------------- uint8 inputs
@@ -238,12 +248,20 @@ def _compute_obstacle(node: ir.Node, row: Op) -> Reason:
     if constant(node.inputs[0]) is not None:
         return why.BOTH_CONSTANT
     bias = node.inputs[row.bias] if row.bias is not None and len(node.inputs) > row.bias else None
-    if bias is not None and constant(bias) is None:
-        return why.BIAS_COMPUTED
-    if bias is not None and not _is_finite(constant(bias)):
-        return why.BIAS_NOT_FINITE
+    if found := _bias_obstacle(bias):
+        return found
     rule = {"Gemm": _gemm_obstacle, "Attention": _attention_obstacle}.get(node.op_type)
     return rule(node, shape, bias) if rule is not None else NONE
+
+
+def _bias_obstacle(bias: ir.Value | None) -> Reason:
+    """Return what keeps a bias from being added in integers, or written anew; `NONE` without a bias."""
+    if bias is None:
+        return NONE
+    tensor = constant(bias)
+    if tensor is None:
+        return why.BIAS_COMPUTED
+    return NONE if _is_finite(tensor) else why.BIAS_NOT_FINITE
 
 
 def _few_products(node: ir.Node) -> Reason:
@@ -274,15 +292,12 @@ def _recurrent_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
 
 def _gru_obstacle(node: ir.Node, facts: Facts) -> Reason:
     """Return what keeps a GRU from being integer products and a Scan."""
-    bias = node.inputs[3] if len(node.inputs) > 3 else None
-    if bias is not None and constant(bias) is None:
-        return why.BIAS_COMPUTED
-    if bias is not None and not _is_finite(constant(bias)):
-        return why.BIAS_NOT_FINITE
+    if found := _bias_obstacle(node.inputs[3] if len(node.inputs) > 3 else None):
+        return found
     named = [name.lower() for name in node.attributes.get_strings("activations", ())]
     if "clip" in node.attributes or named != [name.lower() for name in ACTIVATIONS] * (len(named) // 2):
         return why.OTHER_ACTIVATIONS
-    return why.OLD_OPSET.about(facts.opset) if facts.opset < FIRST_SPLIT_INPUT else NONE
+    return why.OLD_OPSET.about(facts.opset) if facts.opset < FIRST_GRU_OPSET else NONE
 
 
 def _attention_obstacle(node: ir.Node, shape: Sequence[int], bias: ir.Value | None) -> Reason:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
-from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.sequences import COMPUTED, Carrier, Lengths, next_state
 from ...calibration.session import Array, Feed
@@ -60,21 +59,19 @@ def _regimes(source: Source, carrier: Carrier) -> list[tuple[Regime, Feed]] | No
     """
     if not carrier.grows:
         return None
-    steps = [step for step in _first_sequence(source) if carrier.lengths(step.feed) is not None]
-    lengths = [found for step in steps if (found := carrier.lengths(step.feed)) is not None]
+    known = ((step.feed, carrier.lengths(step.feed)) for step in _first_sequence(source))
+    steps: list[tuple[Feed, Lengths]] = [(feed, at) for feed, at in known if at is not None]
     if not steps:
         return None
-    prompt: Feed = steps[0].feed
-    if lengths[0].new == 1:
-        prompt = _joined(carrier, [step.feed for step, at in zip(steps, lengths, strict=True) if at.new == 1])
-    before = carrier.lengths(prompt)
-    if before is None or before.new < 2:
+    prompt, before = steps[0]
+    if before.new == 1:
+        single = [feed for feed, at in steps if at.new == 1]
+        prompt, before = _joined(carrier, single), replace(before, new=len(single))
+    if before.new < 2:
         return None
-    single = [step.feed for step, at in zip(steps, lengths, strict=True) if at.new == 1 and at.past > 0]
-    step: Feed = single[-1] if single else _behind(carrier, prompt, before)
-    after = carrier.lengths(step)
-    assert after is not None
-    return [(Regime("prefill", before.new, before.past), prompt), (Regime("step", after.new, after.past), step)]
+    behind = [feed for feed, at in steps if at.new == 1 and at.past > 0]
+    step = behind[-1] if behind else _behind(carrier, prompt, before)
+    return [(Regime("prefill", before.new, before.past), prompt), (Regime("step", 1, carrier.past(step)), step)]
 
 
 def _first_sequence(source: Source) -> Iterator[Sample]:
@@ -112,12 +109,5 @@ def _behind(carrier: Carrier, prompt: Feed, before: Lengths) -> Feed:
 
 
 def _computed(carrier: Carrier, feed: Feed) -> Feed:
-    """Return a feed with the inputs that follow from its lengths."""
-    at = carrier.lengths(feed)
-    if at is None:
-        raise RequantError("the number of tokens of a step is unknown")
-    shapes = {spec.name: spec for spec in carrier.inputs if spec.name in COMPUTED}
-    return {
-        **feed,
-        **{name: COMPUTED[name](at, spec.shape).astype(spec.dtype) for name, spec in shapes.items()},
-    }
+    """Return a feed whose computed inputs fit its other inputs."""
+    return carrier.completed({name: array for name, array in feed.items() if name not in COMPUTED}, "the prompt")

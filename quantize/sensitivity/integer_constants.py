@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.insert_qdq import constant_operands
 from ...transforms.int8_forms import RECURRENT
-from ...transforms.int8_weights import Adjustment, WeightWriter
+from ...transforms.int8_weights import Adjustment, WeightWriter, turned
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan, Unit
 from ...transforms.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
@@ -72,9 +71,7 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict
     row, found = OPS[unit.op], {}
     if impl is Impl.BLOCK:
         values = writer.blocked(node, unit).values()
-        if unit.op == "Gather":
-            return {0: values}
-        return {1: values if node.attributes.get_int("transB", 0) else np.ascontiguousarray(values.T)}
+        return {0: values} if unit.op == "Gather" else {1: turned(node, values)}
     indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op in RECURRENT else (1,)
     for index in indices:
         tensor = constant(node.inputs[index])

@@ -115,11 +115,12 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
         elif impl in ROUNDED and unit.op != "Gather":
             for tensor in unit.inputs[:1]:
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, ROUNDED[impl])
-    taken = [use for tap in taps.values() for use in tap.uses]
+    taken = {(id(node), index) for tap in taps.values() for node, index in tap.uses}
     for tensor in sorted(plan.produced_u8, key=list(plan.quantized).index):
-        tap = everyone(values[tensor], taken, qparams[plan.root(tensor)])
-        if tap.uses or tap.shown:
-            taps[Switch("", tensor)] = tap
+        value = values[tensor]
+        uses = [(use.node, use.idx) for use in value.uses() if (id(use.node), use.idx) not in taken]
+        if uses or value.is_graph_output():
+            taps[Switch("", tensor)] = Tap(value, uses, value.is_graph_output(), qparams[plan.root(tensor)])
     return taps
 
 
@@ -127,13 +128,6 @@ def _uses(readers: Iterable[ir.Node], tensor: str) -> list[tuple[ir.Node, int]]:
     """Return the inputs of some nodes that are a tensor and carry activations."""
     inputs = ((node, index, value) for node in readers for index, value in enumerate(node.inputs) if value is not None)
     return [(node, index) for node, index, value in inputs if value.name == tensor and value in activations(node)]
-
-
-def everyone(value: ir.Value, but: Iterable[tuple[ir.Node, int]], params: Rounding) -> Tap:
-    """Return a tensor and all its readers but some."""
-    others = {(id(node), index) for node, index in but}
-    uses = [(use.node, use.idx) for use in value.uses() if (id(use.node), use.idx) not in others]
-    return Tap(value, uses, value.is_graph_output(), params)
 
 
 def wires_of(model: ir.Model, count: int) -> list[ir.Value]:

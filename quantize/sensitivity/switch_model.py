@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,7 +21,7 @@ from ...transforms.plan import Plan
 from ...transforms.qparams import QParams
 from ..accuracy.outputs import balance, balanced_noise, powers
 from ..model.files import Weights, serialize
-from .switch_graph import SWITCHES, Part, Rounding, Switch, everyone, insert_part, insert_tap, taps_of, wires_of
+from .switch_graph import SWITCHES, Part, Rounding, Switch, Tap, insert_part, insert_tap, taps_of, wires_of
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -169,11 +169,11 @@ def tensor_switches(
     """
     copy = model.clone()
     values = ir.convenience.create_value_mapping(copy.graph)
-    others = [] if readers is None else [node for node in copy.graph.all_nodes() if node.name not in readers]
-    but = [(node, index) for node in others for index in range(len(node.inputs))]
-    taps = {Switch("", name): everyone(values[name], but, params) for name, params in qparams.items()}
-    if readers is not None:
-        taps = {switch: replace(tap, shown=False) for switch, tap in taps.items()}
+    taps = {}
+    for name, params in qparams.items():
+        value = values[name]
+        uses = [(use.node, use.idx) for use in value.uses() if readers is None or use.node.name in readers]
+        taps[Switch("", name)] = Tap(value, uses, readers is None and value.is_graph_output(), params)
     for index, (tap, wire) in enumerate(zip(taps.values(), wires_of(copy, len(taps)), strict=True)):
         insert_tap(copy, tap, wire, f"requant_tap_{index}")
     return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import ModelSource, newest_ir_version, open_session
+from ...calibration.session import newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import summary
 from ...transforms import Pipeline, PipelineResult, StepResult
@@ -35,24 +35,15 @@ from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
 from ..placement.plan_file import read_plan
 from ..placement.rules import all_int8_plan, choose, choose_by
-from ..runtime.inputs import open_for
 from ..runtime.isa import resolve
-from ..runtime.loads import Load, loads_of
-from ..runtime.progress import Progress, silent
-from ..runtime.random_inputs import generated_source
-from ..runtime.session import Runner, Sessions
-from .simplify import FLUSH, LITTLE, LOAD, RESTORE, WIDEN, pipelines, simplify
+from ..runtime.progress import Progress
+from .reference import open_data, reference_of, sessions_of
+from .simplify import LITTLE, RESTORE, pipelines, simplify
 
 RESTORED = (
     "{} operators of the model compute their ranges at run time; they get float weights, and ranges from the data. "
     "Outputs are compared with the model with float weights, time with the given model; --dynamic leaves the operators"
 )
-FLUSHED = (
-    "{} weight tensors have denormal values (below 1.2e-38), which Intel CPUs compute slowly; they are zero in the "
-    "written model and in the float model that it is compared with"
-)
-KEPT = 2**28
-"""The float model stays open during a run where its weights have at most this number of bytes."""
 
 
 def prepare(
@@ -69,15 +60,18 @@ def prepare(
     original = load_model(path)
     options.selection.check(original)
     static = data is not None or supply.ranges is not None
-    restored = _restored(original, options.selection) if static else None
+    stays = not static or options.selection.strategy in (Strategy.DYNAMIC, Strategy.WEIGHT)
+    restored = None if stays else options.selection
     known = supply.is_of(original)
     with about(path):
         sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
     if not known:
         simple = make_plain(path, original, folder, progress, restored=restored).model
         raise supply.refuse(path, simple, choose(simple).quantized)
-    reference, remarks = _reference(Path(path), original, folder)
-    timed, source, loads = _opened(reference, data, options, Weights.of(original))
+    reference, remarks = reference_of(Path(path), original, folder)
+    given = Weights.of(original)
+    timed = sessions_of(reference, given)
+    source, loads = open_data(timed, data, options, given)
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable, restored=restored)
     simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
@@ -86,16 +80,8 @@ def prepare(
     # a node of a function body may be renamed twice: it also has the names of its first name
     origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
     selection = options.selection.renamed([*renamed.items(), *origins])
-    facts = facts_of(simple, selection, types, options.scheme.activation)
-    facts = replace(
-        facts,
-        static=static,
-        zero_points=policy.zero_points,
-        portable=policy.portable,
-        native=policy.native,
-        blocks=options.scheme.blocks,
-    )
-    plan = _plan(simple, facts, policy, options.threads)
+    facts = _facts(simple, selection, types, options, policy)
+    plan = _plan(simple, replace(facts, static=static), policy, options.threads)
     weights = Weights.of(simple)
     float_source = serialize(simple, folder)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
@@ -104,7 +90,7 @@ def prepare(
     return Job(
         path=Path(path),
         reference=float_source if plain.restored else reference,
-        opened=Sessions(float_source, keep=weights.total <= KEPT) if plain.restored else timed,
+        opened=sessions_of(float_source, weights) if plain.restored else timed,
         timed=timed,
         folder=folder,
         simple=simple,
@@ -139,7 +125,7 @@ def as_given(job: Job) -> Job:
     original = load_model(job.path)
     sort_by_execution_order(original)
     plain = make_plain(job.path, original, job.folder, job.progress, portable=job.policy.portable)
-    facts = facts_of(plain.model, job.selection, job.types, job.options.scheme.activation)
+    facts = _facts(plain.model, job.selection, job.types, job.options, job.policy)
     return replace(
         job,
         simple=plain.model,
@@ -163,6 +149,17 @@ def _has_native(options: Options) -> bool:
     if options.wants_native and isinstance(found, str):
         raise RequantError(found)
     return isinstance(found, Kernels)
+
+
+def _facts(model: ir.Model, selection: Selection, types: Mapping[str, str], options: Options, policy: Policy) -> Facts:
+    """Return the input of the rules for a simplified model and the user's options."""
+    return replace(
+        facts_of(model, selection, types, options.scheme.activation),
+        zero_points=policy.zero_points,
+        portable=policy.portable,
+        native=policy.native,
+        blocks=options.scheme.blocks,
+    )
 
 
 def _plan(model: ir.Model, facts: Facts, policy: Policy, threads: int) -> Plan:
@@ -253,57 +250,10 @@ def make_plain(
     return replace(found, notes=(*notes, RESTORED.format(found.restored))) if found.restored else found
 
 
-def _restored(original: ir.Model, selection: Selection) -> Selection | None:
-    """Return the selection if operators that compute their ranges at run time may become float, else None.
-
-    A model that requant wrote stays as it is: there, each of these operators was the best form.
-    """
-    written = "requant.version" in original.metadata_props
-    return None if written or selection.strategy in (Strategy.DYNAMIC, Strategy.WEIGHT) else selection
-
-
 def _stay_dynamic(model: ir.Model, selection: Selection) -> list[str]:
     """Return the names of the nodes that the selection excludes, if they compute their ranges at run time."""
     nodes = [node for node in model.graph.all_nodes() if node.name and (node.domain, node.op_type) in DYNAMIC]
     return sorted({str(node.name) for node in nodes if selection.leaves(node)})
-
-
-def _reference(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
-    """Return the float model as the runtime runs it, with notes.
-
-    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32. It does not load a Resize whose
-    empty scales a caller may override: such a model is compared with constants in place of these inputs.
-    """
-    tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
-    if ir.DataType.BFLOAT16 in tensors:
-        pipeline, note = WIDEN, "the runtime has no kernels for bfloat16: the float model is run in float32"
-    elif any(value.is_initializer() for value in original.graph.inputs):
-        pipeline, note = (
-            LOAD,
-            "the runtime does not load the float model: its initializers are constants, not inputs",
-        )
-    else:
-        return _healthy(path, original, folder)
-    try:
-        open_session(path, lean=True)
-    except RequantError:
-        pass
-    else:
-        return _healthy(path, original, folder)
-    loadable = simplify(original, silent, pipeline=pipeline).model
-    loadable.ir_version = min(loadable.ir_version, newest_ir_version())
-    return serialize(loadable, folder), [note]
-
-
-def _healthy(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
-    """Return the float model without denormal weights, with a note if it has any.
-
-    A float model that denormals slow down would make INT8, which has none, look faster than it is.
-    """
-    with about(path):
-        done = simplify(original, silent, pipeline=FLUSH)
-    flushed = sum(result.change.applied for result in done.applied)
-    return (serialize(done.model, folder), [FLUSHED.format(flushed)]) if flushed else (path, [])
 
 
 def _plainer(
@@ -339,26 +289,3 @@ def _inlined(original: ir.Model, progress: Progress, inline: Pipeline) -> tuple[
         names = json.loads(node.metadata_props.pop(ORIGIN, "[]"))
         origins += [(node_name(node), name) for name in names]
     return done, origins
-
-
-def _opened(
-    reference: ModelSource, data: DataSource | None, options: Options, weights: Weights
-) -> tuple[Sessions, Source | None, tuple[Load, ...]]:
-    """Open the float model and its data, and run the first sample of each batch size.
-
-    Returns:
-        The model, the data (random inputs where none are given, None where the model runs on none), what is timed.
-
-    Raises:
-        RequantError: The model or the data cannot be used.
-    """
-    sessions = Sessions(reference, keep=weights.total <= KEPT)
-    if data is None:
-        source = generated_source(reference)
-        return sessions, source, () if source is None else loads_of(source, options.batches)
-    run = Runner(reference, lean=True) if weights.large else sessions.runner(1)
-    source = open_for(run, data, options.samples)
-    loads = loads_of(source, options.batches)
-    for load in loads:
-        run(load.feed)
-    return sessions, source, loads

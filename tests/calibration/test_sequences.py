@@ -179,15 +179,21 @@ def test_picked_samples_have_the_state_of_their_sequence(
         equal([sample.feed for sample in source.read(picked)], [expected[index] for index in picked])
 
 
-def test_states_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[str] = []
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The samples that the float model is run on."""
+    found: list[str] = []
     outputs = Carrier._outputs
 
     def counted(self: Carrier, sample: Sample) -> Mapping[str, Any]:
-        runs.append(sample.where)
+        found.append(sample.where)
         return outputs(self, sample)
 
     monkeypatch.setattr(Carrier, "_outputs", counted)
+    return found
+
+
+def test_states_are_computed_once(runs: list[str]) -> None:
     source = opened("gru_stream", sequences("gru_stream"))
     for _ in range(3):
         list(source)
@@ -291,15 +297,7 @@ def test_a_generator_is_read_ahead_for_sequences(monkeypatch: pytest.MonkeyPatch
     assert spread == [(0, 0), (0, 16), (20, 12)]  # of the first 48 samples
 
 
-def test_only_the_sequences_of_picked_steps_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[str] = []
-    outputs = Carrier._outputs
-
-    def counted(self: Carrier, sample: Sample) -> Mapping[str, Any]:
-        runs.append(sample.where)
-        return outputs(self, sample)
-
-    monkeypatch.setattr(Carrier, "_outputs", counted)
+def test_only_the_sequences_of_picked_steps_are_run(runs: list[str]) -> None:
     data = sequences("gru_stream", 6, 20)
     source = opened("gru_stream", data).stretches(40)
     found = list(source)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ..classes import Array, Outputs, is_float
+from ..classes import Array, Outputs, blank_of, collapsed, is_float
 from .items import Items, spread, whole
 
 
@@ -71,16 +71,9 @@ def _batch_first(shape: tuple[int, ...], sample: Sample) -> bool:
 
 
 def best_path(scores: Array) -> list[Array]:
-    """Return the tokens of class scores (N, T, C): the best class of each step, without repeats and blanks.
-
-    Best path decoding of Graves, Fernandez, Gomez and Schmidhuber, "Connectionist temporal classification", ICML 2006,
-    section 3.2. The blank is class 0; or the last class, if it is the best class of more steps.
-    """
+    """Return the tokens of class scores (N, T, C): the best class of each step, without repeats and blanks."""
     best = scores.argmax(axis=-1)
-    last = scores.shape[-1] - 1
-    blank = last if (best == last).sum() > (best == 0).sum() else 0
-    fresh = np.diff(best, axis=1, prepend=-1) != 0
-    return [row[new & (row != blank)].astype(np.int64) for row, new in zip(best, fresh, strict=True)]
+    return collapsed(best, blank_of(best, scores.shape[-1]))
 
 
 def edits(one: Sequence[object] | Array, two: Sequence[object] | Array) -> int:

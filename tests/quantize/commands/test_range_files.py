@@ -199,8 +199,8 @@ def test_a_file_of_another_model_is_refused_with_where_it_differs(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     succeed("calibrate", model, "--data", data, "-o", tmp_path / "r.json")
-    monkeypatch.delattr("requant.quantize.steps.prepare.open_for")  # it is refused before the data are looked at
-    monkeypatch.delattr("requant.quantize.steps.prepare.generated_source")
+    monkeypatch.delattr("requant.quantize.steps.reference.open_for")  # it is refused before the data are looked at
+    monkeypatch.delattr("requant.quantize.steps.reference.generated_source")
     last, act = write_model(tmp_path / "last.onnx", seed=1), write_model(tmp_path / "act.onnx", act="Tanh")
     for other, said in (
         (last, "computed differently: 'y')"),

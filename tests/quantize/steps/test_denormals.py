@@ -16,8 +16,10 @@ from requant.calibration.observations import Observations
 from requant.calibration.samples import Sample
 from requant.calibration.session import Serialized
 from requant.quantize import Options, quantize_model
+from requant.quantize.model.files import load_model
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare
+from requant.quantize.steps.reference import FLUSHED, WIDENED, reference_of
 from requant.transforms import run
 from requant.transforms.flush_denormals import count_denormals, denormals_in
 
@@ -59,6 +61,25 @@ def test_the_float_model_to_compare_with_has_no_denormal_weights(share: float, t
         assert isinstance(source, Serialized)
         weights = onnx.load_model_from_string(source.data).graph.initializer
         assert [denormals_in(numpy_helper.to_array(each)) for each in weights] == [0, 0]
+
+
+def test_a_model_that_must_be_widened_is_compared_without_denormals_too(tmp_path: Path) -> None:
+    """bfloat16 has the exponents of float32, so that its denormals are those of float32."""
+    proto = onnx.load(saved(tmp_path, 0.25))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    for tensor in proto.graph.initializer:
+        halves = (numpy_helper.to_array(tensor).view(np.uint32) >> 16).astype(np.uint16)
+        name, shape = tensor.name, tuple(tensor.dims)
+        tensor.CopyFrom(onnx.helper.make_tensor(name, onnx.TensorProto.BFLOAT16, shape, halves.tobytes(), raw=True))
+    onnx.save(proto, tmp_path / "m.onnx")
+    source, notes = reference_of(tmp_path / "m.onnx", load_model(tmp_path / "m.onnx"), tmp_path)
+    assert notes == [WIDENED, FLUSHED.format(1)]
+    assert isinstance(source, Serialized)
+    weights = [numpy_helper.to_array(each) for each in onnx.load_model_from_string(source.data).graph.initializer]
+    floats = [each for each in weights if each.dtype == np.float32]
+    assert len(floats) == 2
+    assert [denormals_in(each) for each in floats] == [0, 0]
 
 
 @pytest.mark.usefixtures("int8_wins")

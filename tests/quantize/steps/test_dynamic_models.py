@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -30,9 +32,9 @@ def dynamic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def quantized(dynamic: Path, output: Path, **options: object) -> tuple[Result, Counter[str]]:
+def quantized(dynamic: Path, output: Path, **options: Any) -> tuple[Result, Counter[str]]:
     """Quantize the network; return the result and the operators of the written model."""
-    asked = Options(**{"place": "rules", "samples": 16, "force": True} | options)  # type: ignore[arg-type]
+    asked = replace(Options(place="rules", samples=16, force=True), **options)
     result = quantize_model(dynamic, DATA, output, asked)
     return result, Counter(node.op_type for node in onnx.load(output).graph.node)
 

@@ -1,0 +1,93 @@
+"""The float model that the results are compared with and timed against, and its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ... import RequantError
+from ...calibration.session import ModelSource, newest_ir_version, open_session
+from ...calibration.sources import DataSource, Source
+from ..model.files import Weights, about, serialize
+from ..options.options import Options
+from ..runtime.inputs import open_for
+from ..runtime.loads import Load, loads_of
+from ..runtime.progress import silent
+from ..runtime.random_inputs import generated_source
+from ..runtime.session import Runner, Sessions
+from .simplify import FLUSH, LOAD, WIDEN, simplify
+
+FLUSHED = (
+    "{} weight tensors have denormal values (below 1.2e-38), which Intel CPUs compute slowly; they are zero in the "
+    "written model and in the float model that it is compared with"
+)
+WIDENED = "the runtime has no kernels for bfloat16: the float model is run in float32"
+LOADED = "the runtime does not load the float model: its initializers are constants, not inputs"
+KEPT = 2**28
+"""The float model stays open during a run where its weights have at most this number of bytes."""
+
+
+def reference_of(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
+    """Return the float model as the runtime runs it, with notes; the file itself if nothing must change.
+
+    Denormal weights are zero in it: a float model that they slow down would make INT8, which has none, look faster than
+    it is.
+    """
+    repair, notes = _repair(path, original)
+    with about(path):
+        done = simplify(original, silent, pipeline=f"{repair} {FLUSH}")
+    flushed = sum(result.change.applied for result in done.applied if result.step.name == FLUSH)
+    if flushed:
+        notes.append(FLUSHED.format(flushed))
+    if not notes:
+        return path, []
+    done.model.ir_version = min(done.model.ir_version, newest_ir_version())
+    return serialize(done.model, folder), notes
+
+
+def _repair(path: Path, original: ir.Model) -> tuple[str, list[str]]:
+    """Return the pipeline without which the runtime does not load a model, with a note; both empty if it does.
+
+    ONNX Runtime has few kernels for bfloat16: such a model is compared as float32. It does not load a Resize whose
+    empty scales a caller may override: such a model is compared with constants in place of these inputs.
+    """
+    tensors = (value.dtype for graph in original.graphs() for node in graph for value in node.inputs if value)
+    if ir.DataType.BFLOAT16 in tensors:
+        pipeline, note = WIDEN, WIDENED
+    elif any(value.is_initializer() for value in original.graph.inputs):
+        pipeline, note = LOAD, LOADED
+    else:
+        return "", []
+    try:
+        open_session(path, lean=True)
+    except RequantError:
+        return pipeline, [note]
+    return "", []
+
+
+def sessions_of(model: ModelSource, weights: Weights) -> Sessions:
+    """Return the sessions of a float model; small models stay open between uses."""
+    return Sessions(model, keep=weights.total <= KEPT)
+
+
+def open_data(
+    sessions: Sessions, data: DataSource | None, options: Options, weights: Weights
+) -> tuple[Source | None, tuple[Load, ...]]:
+    """Open the data of the float model, and run it on the first sample of each batch size.
+
+    Returns:
+        The data (random inputs where none are given, None where the model runs on none), and what is timed.
+
+    Raises:
+        RequantError: The model or the data cannot be used.
+    """
+    if data is None:
+        source = generated_source(sessions.source)
+        return source, () if source is None else loads_of(source, options.batches)
+    run = Runner(sessions.source, lean=True) if weights.large else sessions.runner(1)
+    source = open_for(run, data, options.samples)
+    loads = loads_of(source, options.batches)
+    for load in loads:
+        run(load.feed)
+    return source, loads
