@@ -86,6 +86,29 @@ def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 
     return QParams(scale=raised_scale, zero_point=params.zero_point, axis=params.axis)
 
 
+def pair_partners(weights: Array, channel_axis: int, *, group: int = 1) -> Array:
+    """Return, for each of the K weights of an output channel, the weight with which the kernel adds it; -1 without one.
+
+    Args:
+        weights: Weights in a layout of `pair_peak`.
+        channel_axis: The axis of the output channels.
+        group: The number of groups of a convolution.
+
+    Returns:
+        int64 (K,); for a convolution K counts channel by channel, ``channel * taps + tap``.
+    """
+    if channel_axis % weights.ndim == 0:
+        inner = np.arange(weights[:1].size).reshape(weights.shape[1:])
+        order = np.moveaxis(inner, 0, -1).reshape(-1)
+    else:
+        order = np.arange(weights.shape[-2])
+    partners = np.full(len(order), -1)
+    if _paired(weights, channel_axis, group):
+        even, odd = _halves(order)
+        partners[even], partners[odd] = odd, even
+    return partners
+
+
 def _paired(weights: Array, channel_axis: int, group: int) -> bool:
     """Whether the kernel adds products in pairs: not for empty weights and not for depthwise convolutions."""
     depthwise = weights.ndim > 2 and channel_axis % weights.ndim == 0 and weights.shape[:2] == (group, 1)

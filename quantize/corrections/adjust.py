@@ -44,9 +44,9 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     def correct(layer: Layer) -> tuple[Adjustment, list[Array]]:
         nonlocal budget
         integers, cost = None, operations(layer)
-        if "rounding" in job.corrections and cost <= budget and job.no_saturation:
+        if "rounding" in job.corrections and cost <= budget:
             budget -= cost
-            integers = learn_rounding(layer, shifted="bias" in job.corrections)
+            integers = learn_rounding(layer, shifted="bias" in job.corrections, exact=job.no_saturation)
         if "bias" in job.corrections:
             return correct_bias(layer, integers)
         return Adjustment(stored=integers), layer.run(integers)

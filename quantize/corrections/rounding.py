@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.qparams import QParams
+from ...transforms.saturation import PAIR_LIMIT, pair_partners
 from .layer_by_layer import Layer
 
 ROWS = 16384
@@ -55,13 +56,13 @@ class Moments:
 def operations(layer: Layer) -> float:
     """Return the approximate number of multiplications that `learn_rounding` needs for a layer."""
     array, groups = layer.weights.array, _groups(layer.node)
-    results = array.shape[0 if layer.node.op_type == "Conv" or _transposed(layer.node) else -1] / groups
+    results = array.shape[_channel_axis(layer.node)] / groups
     columns = array.size / groups / results
     judging = 6 * columns * ROWS / FOLDS * results
     return float(groups * (columns**2 * (ROWS + 2 * SWEEPS * results) + judging))
 
 
-def learn_rounding(layer: Layer, *, shifted: bool = True) -> Array | None:
+def learn_rounding(layer: Layer, *, shifted: bool = True, exact: bool = True) -> Array | None:
     """Return the weights of a layer as integers, rounded for the least error of its result.
 
     Three quarters of the samples give two roundings. The first minimizes the error that the layer adds to its integer
@@ -73,6 +74,7 @@ def learn_rounding(layer: Layer, *, shifted: bool = True) -> Array | None:
     Args:
         layer: The layer.
         shifted: Whether a later correction of the bias, if there is one, corrects mean errors.
+        exact: Whether the target adds products in 32 bits. If not, no sum of two products exceeds 16 bits.
 
     Returns:
         Integers in the node's layout; None if rounding to nearest is best or the layer's form is not supported.
@@ -87,14 +89,16 @@ def learn_rounding(layer: Layer, *, shifted: bool = True) -> Array | None:
     candidates = {name: nearest.copy() for name in (NEAREST, *CRITERIA)}
     lost = {criterion: dict.fromkeys(candidates, np.zeros(1)) for criterion in CRITERIA}
     centred = layer.has_bias and shifted
+    partners = None if exact or params.zero_point.dtype != np.int8 else _partners(layer)
     for group, weights in enumerate(matrix):
         seen = [(x[group], y[group]) for index, (x, y) in enumerate(rows) if index % FOLDS != FOLDS - 1]
         unseen = [(x[group], y[group]) for x, y in rows[FOLDS - 1 :: FOLDS]]
         moments = moments_of(seen, weights, centred)
         alone = replace(moments, residual=0 * moments.residual)
-        exact = weights / steps[group] + zero
         for name, known in ((BY_INPUT, alone), (BY_RESULT, moments)):
-            candidates[name][group] = round_columns(known, exact, nearest[group], steps[group], bounds_of(params))
+            candidates[name][group] = round_columns(
+                known, weights / steps[group] + zero, nearest[group], steps[group], bounds_of(params), partners
+            )
         judging = {BY_INPUT: [(x, x @ weights) for x, _ in unseen], BY_RESULT: unseen}
         for name, integers in candidates.items():
             rounded = steps[group] * (integers[group] - zero)
@@ -143,7 +147,14 @@ def moments_of(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -
     return Moments(x.T @ x / count, x.T @ (x @ weights - y) / count, len(x))
 
 
-def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, bounds: tuple[int, int]) -> Array:
+def round_columns(
+    moments: Moments,
+    exact: Array,
+    nearest: Array,
+    steps: Array,
+    bounds: tuple[int, int],
+    partners: Array | None = None,
+) -> Array:
     """Return the integers below or above the exact values with the least cost.
 
     The errors of one output channel are ``e = s (q - w / s)``, the cost is ``e H e + 2 e r``: H are the second moments
@@ -157,6 +168,7 @@ def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, 
         nearest: The nearest integers, (K, M).
         steps: The step of each weight, (K, M).
         bounds: The least and the greatest integer.
+        partners: By weight, the one that is added to it in 16 bits, -1 without one; None where sums have 32 bits.
     """
     size = len(exact)
     trust = np.float32(moments.rows / (moments.rows + size))
@@ -171,7 +183,7 @@ def round_columns(moments: Moments, exact: Array, nearest: Array, steps: Array, 
         changed = 0
         for start in range(0, size, BLOCK):
             block = slice(start, min(start + BLOCK, size))
-            moved = _sweep(block, hessian, slope, current, other, steps)
+            moved = _sweep(block, hessian, slope, current, other, steps, partners)
             changed += int(np.count_nonzero(moved))
             slope += hessian[:, block] @ moved
         if not changed:
@@ -185,7 +197,9 @@ def bounds_of(params: QParams) -> tuple[int, int]:
     return int(info.min) + 1, int(info.max)
 
 
-def _sweep(block: slice, hessian: Array, slope: Array, current: Array, other: Array, steps: Array) -> Array:
+def _sweep(
+    block: slice, hessian: Array, slope: Array, current: Array, other: Array, steps: Array, partners: Array | None
+) -> Array:
     """Change the weights of a block in place if the cost decreases; return the change of each weight, (block, M)."""
     local, inner = slope[block].copy(), hessian[block, block]
     moved = np.zeros_like(local)
@@ -193,6 +207,8 @@ def _sweep(block: slice, hessian: Array, slope: Array, current: Array, other: Ar
         index = block.start + row
         change = steps[index] * (other[index] - current[index])
         pays = (2 * change * local[row] + change**2 * inner[row, row] < 0) & (change != 0)
+        if partners is not None and partners[index] >= 0:
+            pays &= np.abs(other[index] + current[partners[index]]) <= PAIR_LIMIT
         change = np.where(pays, change, 0.0)
         local += inner[:, row : row + 1] * change
         moved[row] = change
@@ -211,9 +227,19 @@ def _scales(layer: Layer) -> Array:
     return np.broadcast_to(params.scale.reshape(shape), array.shape)
 
 
+def _partners(layer: Layer) -> Array:
+    """Return the partner of each column in 16-bit sums, (K,)."""
+    return pair_partners(layer.weights.array, _channel_axis(layer.node), group=_groups(layer.node))
+
+
 def _groups(node: ir.Node) -> int:
     """Return the number of groups: that of a convolution, or 1."""
     return int(node.attributes.get_int("group", 1)) if node.op_type == "Conv" else 1
+
+
+def _channel_axis(node: ir.Node) -> int:
+    """Return the axis of the output channels."""
+    return 0 if node.op_type == "Conv" or _transposed(node) else -1
 
 
 def _transposed(node: ir.Node) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from requant.transforms import saturation
 from requant.transforms.qparams import QParams, Scheme, quantize, symmetric_s8
-from requant.transforms.saturation import PAIR_LIMIT, pair_peak, relieve, saturating
+from requant.transforms.saturation import PAIR_LIMIT, pair_partners, pair_peak, relieve, saturating
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +69,24 @@ def int8_matrices(draw: st.DrawFn) -> Array:
     near = st.one_of(st.sampled_from([-128, -127, -65, -64, -63, 63, 64, 65, 127]), st.integers(-128, 127))
     values = draw(st.lists(near, min_size=depth * count, max_size=depth * count))
     return np.array(values, np.int8).reshape(depth, count)
+
+
+@each_layout
+@given(matrix=int8_matrices())
+def test_the_partner_of_each_weight_is_the_one_of_its_pair(layout: str, matrix: Array) -> None:
+    weights, axis, group = arranged(matrix, layout)
+    partners = pair_partners(weights, axis, group=group)
+    rows = weights.reshape(len(weights), -1).T if axis == 0 else weights
+    sums = np.abs(rows.astype(int) + np.take(rows, partners, axis=-2))[..., partners >= 0, :]
+    peak = sums.reshape(-1, sums.shape[-1]).max(axis=0, initial=0)
+    assert pair_peak(weights, axis, group=group).tolist() == peak.tolist()
+    paired = partners[partners >= 0]
+    assert partners[paired].tolist() == np.flatnonzero(partners >= 0).tolist()
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 3, 3), (2, 1)], ids=["depthwise", "one weight"])
+def test_weights_without_a_pair_have_no_partner(shape: tuple[int, ...]) -> None:
+    assert (pair_partners(np.ones(shape, np.int8), 0, group=shape[0]) == -1).all()
 
 
 @each_layout

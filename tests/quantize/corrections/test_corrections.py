@@ -243,7 +243,7 @@ def test_what_rounding_may_cost_is_kept_to(
     job, _, plan, write = begun(model, feeds())
     dear = dict(zip(("first", "second", "third"), needed, strict=True))
     monkeypatch.setattr("requant.quantize.corrections.adjust.operations", lambda step: dear[step.unit.name])
-    monkeypatch.setattr("requant.quantize.corrections.adjust.learn_rounding", lambda step, shifted: _nearest(step))
+    monkeypatch.setattr("requant.quantize.corrections.adjust.learn_rounding", lambda step, **_: _nearest(step))
     found = find_adjustments(job, write(plan))
     assert EFFORTS["medium"].operations == 2e12
     assert list(found) == ["first", "second", "third"]

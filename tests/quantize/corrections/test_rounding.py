@@ -31,6 +31,7 @@ from requant.quantize.corrections.rounding import (
 from requant.transforms.int8_weights import FloatWeights
 from requant.transforms.plan import Unit
 from requant.transforms.qparams import QParams, Scheme, asymmetric_u8, quantize
+from requant.transforms.saturation import relieve, saturating
 
 Array = npt.NDArray[Any]
 EPS = float(np.finfo(np.float32).eps)
@@ -344,6 +345,27 @@ def test_a_layer_loses_less_on_samples_that_were_not_seen(kind: str) -> None:
     assert np.abs(found.astype(int)).max() <= 127
     fresh = alike(inputs, axis, 16, seed=3)
     # the channels have a signal of 1 in common and 0.09 of their own, so that most of the error can be cancelled
+    assert error(op, attributes, one, found, fresh) < 0.5 * error(op, attributes, one, nearest, fresh)
+
+
+SATURATES = 12  # weights with which rounding for the least error alone saturates, in each layer
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_no_sum_of_two_products_exceeds_16_bits(kind: str) -> None:
+    """On a CPU that adds in 16 bits, less is lost than with the nearest integers, and nothing saturates."""
+    op, _, attributes = LAYERS[kind]
+    one, inputs, axis = layer(kind, seed=SATURATES)
+    channels, groups = one.weights.params.axis or 0, attributes.get("group", 1)
+    params = relieve(one.weights.params, one.weights.array, channels, group=groups)
+    one = replace(one, weights=replace(one.weights, params=params))
+    found, free = learn_rounding(one, shifted=False, exact=False), learn_rounding(one, shifted=False)
+    assert found is not None
+    assert free is not None
+    assert not saturating(found, channels, group=groups).any()
+    assert saturating(free, channels, group=groups).any()  # without the limit, sums would be clipped
+    fresh = alike(inputs, axis, 16, seed=3)
+    nearest = quantize(one.weights.array, params)
     assert error(op, attributes, one, found, fresh) < 0.5 * error(op, attributes, one, nearest, fresh)
 
 
