@@ -20,7 +20,8 @@ class Effort:
         operations: The estimated limit of multiplications for learned rounding; weights beyond it are rounded to
             nearest. It is not in seconds, so that every machine makes the same model.
         least_db: An outlier among the tensors stays float if it alone leaves less SQNR than this, in dB.
-        exchange: The share of the float model's run time that the noise of all tensors together costs.
+        exchange: The price of noise: this many times its relative error, as a share of the float model's run time. The
+            relative error is the amplitude of the noise over that of the signal.
     """
 
     summary: str
@@ -36,9 +37,9 @@ EFFORTS: Mapping[str, Effort] = {
         "minmax ranges; bias correction; single tensors tried only if the outputs are ruined", "minmax", 0, 0, 20, 0
     ),
     "medium": Effort(
-        "best rule per tensor; single tensors tried; weights and biases layer by layer", "auto", 20, 2e12, 26, 0.02
+        "best rule per tensor; single tensors tried; weights and biases layer by layer", "auto", 20, 2e12, 26, 1
     ),
-    "high": Effort("as medium, for more of the model, and noise counts more", "auto", 120, 1e14, 32, 0.2),
+    "high": Effort("as medium, for more of the model, and noise counts more", "auto", 120, 1e14, 32, 10),
 }
 """By name."""
 

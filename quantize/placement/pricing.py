@@ -11,6 +11,7 @@ from ...calibration.session import Array
 from ...transforms.plan import Impl, Plan, Unit
 from ..job import Job
 from ..model.shapes import fed_shapes
+from ..options.efforts import EFFORTS
 from .costs import Costs, signature
 from .estimates import IMAGE, conversion, estimate
 from .facts import Facts
@@ -107,17 +108,19 @@ def _noise_by_unit(space: Space, noise: Mapping[str, float]) -> dict[str, float]
     }
 
 
-def with_noise_price(prices: Prices, job: Job, microseconds: float, exchange: float) -> Prices:
-    """Return prices in which noise costs what the options say, or all measured noise `exchange` of some time.
+def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float | None = None) -> Prices:
+    """Return prices in which noise costs what the options say, or all measured noise a share of some time.
 
     Args:
         prices: The prices.
         job: The job.
         microseconds: The time.
-        exchange: The share of this time that all noise together costs.
+        share: The share of this time that all noise together costs; None for the exchange of the effort.
     """
     total = math.fsum(prices.noise.values())
-    price = job.options.noise_weight or (exchange * microseconds / total if total > 0 else 0.0)
+    if share is None:
+        share = EFFORTS[job.options.effort].exchange * math.sqrt(min(total, 1.0))
+    price = job.options.noise_weight or (share * microseconds / total if total > 0 else 0.0)
     return replace(prices, noise_price=price)
 
 

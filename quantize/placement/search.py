@@ -10,7 +10,6 @@ from functools import partial
 from ... import RequantError
 from ...transforms.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Placement
-from ..options.efforts import EFFORTS
 from ..runtime.machine import Machine
 from ..runtime.session import Runner
 from ..runtime.timing import Regime, interleave, load_name
@@ -205,8 +204,7 @@ def _without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> P
 def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
     """Return the cheapest plan; for several batch sizes, the plan whose worst ratio to the cheapest one is least."""
     job = sizes[0].bench.job
-    exchange = EFFORTS[job.options.effort].exchange
-    every = [with_noise_price(size.known.prices, job, float_time(size.known.prices), exchange) for size in sizes]
+    every = [with_noise_price(size.known.prices, job, float_time(size.known.prices)) for size in sizes]
     plans = {f"cut{_tag(size, sizes)}": cheapest_plan(prices) for size, prices in zip(sizes, every, strict=True)}
     if len(sizes) > 1:
         plans["cut for all"] = common_plan(every)
@@ -286,7 +284,7 @@ def _with_float(size: Size) -> Size:
     if whole is None:
         return replace(size, known=known, brief=True)
     job, keys = size.bench.job, known.prices.space.keys
-    prices = with_noise_price(known.prices, job, whole.total, EFFORTS[job.options.effort].exchange)
+    prices = with_noise_price(known.prices, job, whole.total)
     prices = replace(prices, absorbed=frozenset(keys.keys() - whole.units.keys()))
     return replace(size, known=replace(known, prices=prices), brief=whole.total < 1e3 * LEAST_MS)
 
