@@ -317,7 +317,7 @@ def test_a_model_is_placed_and_timed_at_every_batch_size(tmp_path: Path, monkeyp
     monkeypatch.setattr(searching, "LEAST_MS", 0.0)  # batch 1 takes less than 0.5 ms on fast machines
     monkeypatch.setattr(searching, "ROUNDS", 1)
     options = Options(batch=(1, 8), samples=16, seconds=0.1, effort="low", force_int8=True)
-    found = quantize_model(SAMPLES / "digits_mobile.onnx", DATA, tmp_path / "q.onnx", options)
+    found = quantize_model(SAMPLES / "digits.onnx", DATA, tmp_path / "q.onnx", options)
     assert [each.batch for each in found.latencies] == [1, 8]
     assert found.latency is found.latencies[0]
     assert found.placement.how == "measured"
