@@ -89,16 +89,15 @@ def learn_rounding(layer: Layer, *, shifted: bool = True, exact: bool = True) ->
     candidates = {name: nearest.copy() for name in (NEAREST, *CRITERIA)}
     lost = {criterion: dict.fromkeys(candidates, np.zeros(1)) for criterion in CRITERIA}
     centred = layer.has_bias and shifted
-    partners = None if exact or params.zero_point.dtype != np.int8 else _partners(layer)
+    bounds, partners = bounds_of(params), None if exact or params.zero_point.dtype != np.int8 else _partners(layer)
     for group, weights in enumerate(matrix):
         seen = [(x[group], y[group]) for index, (x, y) in enumerate(rows) if index % FOLDS != FOLDS - 1]
         unseen = [(x[group], y[group]) for x, y in rows[FOLDS - 1 :: FOLDS]]
         moments = moments_of(seen, weights, centred)
         alone = replace(moments, residual=0 * moments.residual)
+        in_steps = weights / steps[group] + zero
         for name, known in ((BY_INPUT, alone), (BY_RESULT, moments)):
-            candidates[name][group] = round_columns(
-                known, weights / steps[group] + zero, nearest[group], steps[group], bounds_of(params), partners
-            )
+            candidates[name][group] = round_columns(known, in_steps, nearest[group], steps[group], bounds, partners)
         judging = {BY_INPUT: [(x, x @ weights) for x, _ in unseen], BY_RESULT: unseen}
         for name, integers in candidates.items():
             rounded = steps[group] * (integers[group] - zero)
@@ -168,7 +167,8 @@ def round_columns(
         nearest: The nearest integers, (K, M).
         steps: The step of each weight, (K, M).
         bounds: The least and the greatest integer.
-        partners: By weight, the one that is added to it in 16 bits, -1 without one; None where sums have 32 bits.
+        partners: By weight, the index of the other weight of its pair, (K,), -1 without one: their sum stays within
+            `PAIR_LIMIT`. None where the target adds products in 32 bits.
     """
     size = len(exact)
     trust = np.float32(moments.rows / (moments.rows + size))

@@ -20,8 +20,8 @@ class Effort:
         operations: The estimated limit of multiplications for learned rounding; weights beyond it are rounded to
             nearest. It is not in seconds, so that every machine makes the same model.
         least_db: An outlier among the tensors stays float if it alone leaves less SQNR than this, in dB.
-        exchange: The price of noise: this many times its relative error, as a share of the float model's run time. The
-            relative error is the amplitude of the noise over that of the signal.
+        exchange: The noise of a plan costs this many times its relative error, as a share of the run time of the float
+            model. The relative error is the amplitude of the noise over the amplitude of the signal.
     """
 
     summary: str

@@ -115,11 +115,11 @@ def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float
         prices: The prices.
         job: The job.
         microseconds: The time.
-        share: The share of this time that all noise together costs; None for the exchange of the effort.
+        share: The share of this time that all noise together costs; None for the exchange of the effort, see `Effort`.
     """
     total = math.fsum(prices.noise.values())
     if share is None:
-        share = EFFORTS[job.options.effort].exchange * math.sqrt(min(total, 1.0))
+        share = EFFORTS[job.options.effort].exchange * math.sqrt(min(total, 1.0))  # the sum is of noise powers
     price = job.options.noise_weight or (share * microseconds / total if total > 0 else 0.0)
     return replace(prices, noise_price=price)
 

@@ -67,20 +67,13 @@ def _evidence(job: Job, trial: Trial) -> Evidence:
 
 
 def _quieter(plan_at: Callable[[float], Plan], evidence: Evidence, last: Plan, share: float) -> Plan | None:
-    """Return the plan of the least price whose noise is at most a share of the last plan's.
-
-    If none is so quiet, return the quietest plan with units in integers; None if it is not quieter than the last one.
-    """
-    before = least = _noise(last, evidence)
-    quietest = None
+    """Return the plan of the least price whose noise is at most a share of the last plan's; None if there is none."""
+    limit = share * _noise(last, evidence)
     for step in range(STEPS):
         plan = plan_at(CHEAPEST * 2**step)
-        noise = _noise(plan, evidence)
-        if noise <= share * before:
+        if _noise(plan, evidence) <= limit:
             return plan
-        if noise < least and plan.has_int8:
-            quietest, least = plan, noise
-    return quietest
+    return None
 
 
 def _noise(plan: Plan, evidence: Evidence) -> float:
