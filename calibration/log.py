@@ -103,13 +103,13 @@ def log_text(statistics: Mapping[str, Statistic]) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that a log cannot contain.
+    """Refuse names that a log cannot contain: a log is text to read, without control characters.
 
     Raises:
         RequantError: A log cannot contain a name.
     """
     for name in names:
-        if not name or UNFIT.search(name):
+        if not name or UNFIT.search(name) or not name.isprintable():
             raise RequantError(f"a log cannot contain the name of tensor {name!r}; write a range file instead")
 
 

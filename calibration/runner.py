@@ -162,13 +162,17 @@ def run_logged(
 
     Raises:
         DataError: There are no samples.
-        RequantError: The model has no logged outputs, or it cannot be loaded or run.
+        RequantError: The model has no logged outputs, one has control characters in its name, or the model cannot be
+            loaded or run.
     """
     session = open_session(model, threads=threads)
     first_n, summarize = (_limits(session, key) for key in ("requant.log_first_n", "requant.log_summarize"))
     names = [output.name for output in session.get_outputs() if LOG_MARK in output.name or output.name in first_n]
     if not names:
         raise RequantError(f"{describe(model)}: has no logged outputs; apply the transform insert_logging first")
+    hidden = next((name for name in names if not name.isprintable()), None)
+    if hidden is not None:
+        raise RequantError(f"{describe(model)}: a log cannot contain the name of output {hidden!r}; rename the tensor")
     written = dict.fromkeys(names, 0)
     done = 0
     for done, sample in enumerate(source, 1):

@@ -18,9 +18,10 @@ SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in
 # The parts of the project that each part may import; "" is the root package with the errors.
 KNOWS = {
     "": {""},
+    "printable": set[str](),
     "transforms": {"", "transforms"},
     "calibration": {"", "calibration"},
-    "quantize": {"", "quantize", "transforms", "calibration"},
+    "quantize": {"", "printable", "quantize", "transforms", "calibration"},
     "cli": {"", "quantize"},
 }
 
@@ -51,10 +52,11 @@ ROOMS = {
 }
 MOST_ROOMS, MOST_FLOORS = 21, 10
 # Two libraries that only one room may import.
-HOMES = {"click": ("cli.py", "quantize/commands/"), "rich": ("quantize/console/", "quantize/commands/app.py")}
+HOMES = {"click": ("cli.py", "quantize/commands/"), "rich": ("quantize/console/",)}
 # Libraries that a part must not import: transforms use no runtime, and only cli.py uses click.
 FOREIGN = {
     "": {"click", "google", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
+    "printable": {"click", "google", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
     "transforms": {"onnxruntime"},
     "calibration": set[str](),
     "quantize": set[str](),
@@ -308,3 +310,39 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
 
     for name in names:
         visit(name, ())
+
+
+# ---------------------------------------------------------------------------------------------------------- what prints
+
+PRINTERS = {
+    "click.echo": "quantize/commands/talk.py",
+    "click.secho": "",
+    "print": "",
+    "traceback.print_exc": "",
+    "traceback.print_exception": "",
+    "sys.stdout.write": "",
+    "sys.stderr.write": "",
+    "Console": "",
+    "Text": "quantize/console/terminal.py",
+    "Text.from_markup": "",
+    "Text.from_ansi": "",
+    "Text.assemble": "quantize/console/terminal.py",
+    "Progress": "quantize/console/progress.py",
+    "escape": "",
+}
+"""Calls that write text to a terminal as it is, and the one file that may make them: it makes foreign text printable."""
+
+
+def test_foreign_text_goes_through_the_one_place_that_makes_it_printable() -> None:
+    wrong = []
+    for path, node in ((source, node) for source in SOURCES for node in ast.walk(tree(source))):
+        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if name in PRINTERS and place(path) != PRINTERS[name]:
+            wrong.append(f"{place(path, node.lineno)}: {name}")  # type: ignore[attr-defined]
+    assert wrong == []
+
+
+def test_rich_prints_by_the_console_of_the_project_alone() -> None:
+    names = {(place(path), name) for path, (_, name) in every_import() if name.startswith("rich.")}
+    free = ("rich.table.", "rich.progress.")  # the terminal prints them
+    assert {path for path, name in names if not name.startswith(free)} == {"quantize/console/terminal.py"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -16,6 +14,8 @@ from typing import Any
 import click
 
 from ... import RequantError
+from ...printable import sentence
+from .talk import emit, print_error, printable_streams, say
 
 PATH = click.Path(path_type=Path)
 TYPED, QUIET, VERBOSE = "requant.typed", "requant.quiet", "requant.verbose"
@@ -23,13 +23,21 @@ TYPED, QUIET, VERBOSE = "requant.typed", "requant.quiet", "requant.verbose"
 
 
 class Refusal(click.ClickException):
-    """An error: one line on stderr and exit code 2."""
+    """An error: one line on stderr, of at most 400 printable characters, and exit code 2."""
 
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
         """Print the message."""
-        click.echo(f"requant: {self.format_message()}", err=True, file=file)
+        say(sentence(f"requant: {self.format_message()}"), err=True)
+
+
+def _refused(error: click.UsageError) -> click.ClickException:
+    """Return what a wrong command line ends with: one line, where click would print three, or the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has no such class
+        return error
+    command = error.ctx.command_path if error.ctx is not None else "requant"
+    return Refusal(f"{error.format_message()} (see '{command} --help')")
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -73,6 +81,18 @@ class Commands(click.Group):
         *own, helping = super().get_params(ctx)
         return [*own, *talk_options(), helping]
 
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run the command line, and make printable what libraries print."""
+        with printable_streams():
+            return super().main(*args, **settings)
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Parse the options of the group."""
+        try:
+            return super().make_context(*args, **settings)
+        except click.UsageError as error:
+            raise _refused(error) from error
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line, and keep its text for reports."""
         ctx.meta.setdefault(TYPED, shlex.join(["requant", *args]))
@@ -84,13 +104,12 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RequantError as error:
             if ctx.meta.get(VERBOSE):
-                traceback.print_exception(error)
+                print_error(type(error), error, error.__traceback__)
             raise Refusal(str(error)) from error
-        except click.UsageError as error:  # click would print three lines
-            command = error.ctx.command_path if error.ctx is not None else "requant"
-            raise Refusal(f"{error.format_message()} (see '{command} --help')") from error
+        except click.UsageError as error:
+            raise _refused(error) from error
         except KeyboardInterrupt as interrupt:
-            click.echo("; ".join(("requant: interrupted", *interrupt.args)), err=True)
+            say("; ".join(("requant: interrupted", *interrupt.args)), err=True)
             ctx.exit(130)  # the convention of shells; 1 means a missed goal
 
 
@@ -108,9 +127,7 @@ def completion(shell: str) -> None:
 
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    click.echo(
-        completion_class(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source()
-    )
+    emit(completion_class(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source())
 
 
 def is_given(name: str) -> bool:
@@ -123,11 +140,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def print_json(value: object) -> None:
-    """Print one JSON object on stdout."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
-
-
 def _stages() -> Callable[[str, int, int | None], None]:
     """Return a progress function that prints each stage on stderr, with the seconds until it begins."""
     began, printed = time.monotonic(), set[str]()
@@ -135,7 +147,7 @@ def _stages() -> Callable[[str, int, int | None], None]:
     def tell(stage: str, done: int, total: int | None) -> None:
         if stage not in printed:
             printed.add(stage)
-            click.echo(f"{time.monotonic() - began:8.2f} s  {stage}", err=True)
+            say(f"{time.monotonic() - began:8.2f} s  {stage}", err=True)
 
     return tell
 
@@ -146,33 +158,7 @@ def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
     if not sys.stderr.isatty():
         yield _stages() if click.get_current_context().meta.get(VERBOSE) else lambda stage, done, total: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from ..console.progress import progress_bar
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks = {"load": bar.add_task("load", total=None)}
-
-        def show(stage: str, done: int, total: int | None) -> None:
-            if stage not in tasks:  # a new task, because rich cannot unset a total
-                bar.remove_task(tasks.popitem()[1])
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done, total=total)
-
+    with progress_bar() as show:
         yield show

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options.declared import BATCH, SYMMETRIC, WORKERS
-from .app import PATH, Talking, flag, is_given, print_json, shown_progress
+from .app import PATH, Talking, flag, is_given, shown_progress
 from .options import (
     click_option,
     force_option,
@@ -23,6 +23,7 @@ from .options import (
     samples_option,
     source_options,
 )
+from .talk import print_json, say
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
@@ -198,7 +199,7 @@ def _write_log(
         raise click.UsageError(f"{flag(unused)} would do nothing: {model} is a logging model")
     with shown_progress() as progress:
         lines = log_model(model, data, log, samples=samples, progress=progress)
-    click.echo(f"{log}: {lines} lines", err=True)
+    say(f"{log}: {lines} lines", err=True)
     if as_json:
         print_json({"log": str(log), "lines": lines})
 
@@ -208,7 +209,7 @@ def _print_ranges(result: Calibration, output: Path | None, log: Path | None, as
     ranges = result.file
     for target in (output, log):
         if target is not None:
-            click.echo(f"{target}: {len(ranges.ranges)} tensors, {ranges.samples} samples", err=True)
+            say(f"{target}: {len(ranges.ranges)} tensors, {ranges.samples} samples", err=True)
     if as_json:
         print_json(
             {

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from ..options.declared import CHECK, JSON
-from .app import PATH, Talking, print_json, shown_progress
+from .app import PATH, Talking, shown_progress
 from .options import force_option, given_options, json_option
+from .talk import emit, print_json, say
 
 
 @click.command(cls=Talking)
@@ -47,7 +48,7 @@ def check(
     write_outputs(result, requested.file("junit"), requested.file("markdown"), os.environ)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github_lines(result):
-            click.echo(line, err=as_json)  # GitHub reads both streams; stdout is for the JSON
+            emit(line, err=as_json)  # GitHub reads both streams; stdout is for the JSON
     if as_json:
         print_json(result.to_json())
     if not result.ok:
@@ -71,4 +72,4 @@ def init(model: Path, output: Path, force: bool) -> None:
 
     check_output(output, model, force=force)
     write_atomically(output, template(model, output).encode())
-    click.echo(f"{output}: written; edit the data sources in it, then: requant check {output} --update", err=True)
+    say(f"{output}: written; edit the data sources in it, then: requant check {output} --update", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
-from .app import PATH, TYPED, Commands, Talking, print_json, shown_progress
+from .app import PATH, TYPED, Commands, Talking, shown_progress
 from .options import (
     click_option,
     force_option,
@@ -21,6 +21,7 @@ from .options import (
     source_options,
     threads_option,
 )
+from .talk import print_json, say
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
@@ -82,7 +83,7 @@ def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
     from ..report import report_runs
 
     runs = report_runs(records, output, force=force)
-    click.echo(f"{output}: {', '.join(record.name for record in runs)}", err=True)
+    say(f"{output}: {', '.join(record.name for record in runs)}", err=True)
 
 
 @click.command(cls=Talking)
@@ -191,7 +192,7 @@ def clear_costs() -> None:
     """
     from ..placement.costs import clear
 
-    click.echo(f"{clear()} files removed", err=True)
+    say(f"{clear()} files removed", err=True)
 
 
 @costs.command("measure")
@@ -225,7 +226,7 @@ def measure_costs(
     with shown_progress() as progress:
         measured = measure_costs(model, data, Options(samples=samples, batch=batch or 1, threads=threads), progress)
     save(measured, output)
-    click.echo(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
+    say(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
 
 
 @click.command(cls=Talking)
@@ -287,7 +288,7 @@ def sensitivity(
         from ...calibration.files import write_atomically
 
         write_atomically(output, (json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n").encode())
-        click.echo(f"{output}: {len(result.units)} units, {len(result.tensors)} tensors", err=True)
+        say(f"{output}: {len(result.units)} units, {len(result.tensors)} tensors", err=True)
     if as_json:
         print_json(result.to_json())
     else:

@@ -9,8 +9,9 @@ import click
 
 from ... import RequantError
 from ..options.declared import BATCH, SOURCES
-from .app import PATH, Talking, is_given, print_json, shown_progress
+from .app import PATH, Talking, is_given, shown_progress
 from .options import click_option, force_option, json_option, lengths_options, source_options, threads_option
+from .talk import print_json, say
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
@@ -32,7 +33,7 @@ def view(model: Path, output: Path, opened: bool, force: bool) -> None:
     from ..report import view_model
 
     nodes = view_model(model, output, force=force)
-    click.echo(f"{output}: {nodes} nodes", err=True)
+    say(f"{output}: {nodes} nodes", err=True)
     if opened:
         click.launch(output.resolve().as_uri())
 
@@ -72,7 +73,7 @@ def inspect(
         print_json(inspection.to_json())
     elif structure or dot:
         for line in structure_lines(inspection) if structure else dot_lines(inspection):
-            click.echo(line)
+            say(line)
     else:
         print_inspection(inspection, nodes=nodes)
 
@@ -117,7 +118,7 @@ def diff(
         print_json(differences.to_json())
     else:
         for line in difference_lines(differences, everything=everything):
-            click.echo(line)
+            say(line)
     if not differences.equal:
         click.get_current_context().exit(1)
 

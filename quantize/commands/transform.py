@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from ..options.declared import Kind, Option
-from .app import PATH, Talking, print_json, shown_progress
+from .app import PATH, Talking, shown_progress
 from .options import click_option, external_option, force_option, json_option
+from .talk import print_json, say, say_lines
 
 CUTS = (
     Option("inputs", Kind.NAMES, "Tensors where strip_unused_nodes cuts the graph.", default="", metavar="A,B"),
@@ -77,8 +78,8 @@ def transform(
     save_model(result.model, target, external=external_data)
     for step in result.applied:
         for notice in step.notices:
-            click.echo(f"note: {notice}", err=True)
-        click.echo(f"{step.step}: {step.error or step.change}", err=True)
+            say(f"note: {notice}", err=True)
+        say(f"{step.step}: {step.error or step.change}", err=True)
     if as_json:
         steps_json = [
             {"step": str(s.step), "applied": s.change.applied, "skipped": dict(s.change.skipped), "error": s.error}
@@ -112,14 +113,14 @@ def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) ->
         print_json({group: describe_group(group) for group in sorted(GROUPS)})
     elif groups:
         for group in sorted(GROUPS):
-            click.echo(f"{group}: {parse_groups(group)}")
+            say(f"{group}: {parse_groups(group)}")
     elif markdown:
-        click.echo(reference(listed), nl=False)
+        say_lines(reference(listed))
     elif as_json:
         print_json({transform.name: describe(transform) for transform in listed})
     elif name:
-        click.echo(page(listed[0]))
+        say_lines(page(listed[0]))
     else:
         width = max(len(transform.name) for transform in listed)
         for transform in listed:
-            click.echo(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")
+            say(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")

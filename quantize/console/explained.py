@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ..runtime.executed import Kernel
 from ..runtime.isa import Isa
 from ..tools.explain.explain import Explanation
+from .terminal import Terminal, headless
 
 ROWS = 25  # kernels that are shown without --all
 REASONS = 12
@@ -24,14 +23,14 @@ def print_explanation(found: Explanation, *, everything: bool = False) -> None:
         found: The result of `explain_model`.
         everything: Whether to list all kernels and causes.
     """
-    console = Console(highlight=False)
+    console = Terminal()
     _print_kernels(console, found, len(found.kernels) if everything else ROWS)
     _print_summary(console, found)
     _print_reasons(console, found, None if everything else REASONS)
     _print_causes(console, found, None if everything else REASONS)
 
 
-def _print_kernels(console: Console, found: Explanation, rows: int) -> None:
+def _print_kernels(console: Terminal, found: Explanation, rows: int) -> None:
     """List kernels."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for column in ("µs", "share", "MMAC"):
@@ -47,10 +46,10 @@ def _print_kernels(console: Console, found: Explanation, rows: int) -> None:
             f"{spent:.0f}",
             _share(spent, found.totals.kernels),
             f"{kernel.run.macs / 1e6:.2f}" if kernel.run.macs else "",
-            escape(kernel.spelled.removeprefix("com.microsoft.")),
+            kernel.spelled.removeprefix("com.microsoft."),
             kernel.precision,
             kernel.layout,
-            escape(_node(kernel)),
+            _node(kernel),
         )
     console.print(table)
     left = len(found.kernels) - len(shown)
@@ -78,11 +77,9 @@ def _share(part: float, total: float) -> str:
     return f"{part / total:.1%}" if total else ""
 
 
-def _print_summary(console: Console, found: Explanation) -> None:
+def _print_summary(console: Terminal, found: Explanation) -> None:
     """Print totals, shares and the instruction set."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = headless()
     totals = found.totals
     parts = {
         "compute": totals.compute,
@@ -93,7 +90,7 @@ def _print_summary(console: Console, found: Explanation) -> None:
     listed = ", ".join(f"{name} {_share(spent, totals.kernels)}" for name, spent in parts.items())
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}" if found.threads else "the runtime's threads"
     table.add_row("kernels", f"{totals.kernels / 1000:.3f} ms on {threads}: {listed}")
-    table.add_row("inputs", escape(found.data))
+    table.add_row("inputs", found.data)
     table.add_row("integer kernels", f"{found.mac_share_int8:.1%} of the multiply-accumulates")
     table.add_row("CPU", ", ".join(found.flags) or "unknown: the system does not list its features")
     sums = "in 32 bits, exactly" if found.exact else "in pairs in 16 bits, with saturation"
@@ -102,7 +99,7 @@ def _print_summary(console: Console, found: Explanation) -> None:
     console.print(table)
 
 
-def _print_reasons(console: Console, found: Explanation, most: int | None) -> None:
+def _print_reasons(console: Terminal, found: Explanation, most: int | None) -> None:
     """List products in float, the most expensive first."""
     nodes = sorted((node for node in found.nodes if node.reasons), key=lambda node: -node.microseconds)
     if not nodes or (not found.mac_share_int8 and len({node.reasons for node in nodes}) == 1):
@@ -114,13 +111,13 @@ def _print_reasons(console: Console, found: Explanation, most: int | None) -> No
     table.add_column("node", overflow="fold")
     table.add_column("why", overflow="fold")
     for node in nodes[:most]:
-        table.add_row(f"{node.microseconds:.0f}", escape(f"{node.op} {node.name}"), escape("; ".join(node.reasons)))
+        table.add_row(f"{node.microseconds:.0f}", f"{node.op} {node.name}", "; ".join(node.reasons))
     console.print(table)
     if most is not None and len(nodes) > most:
         console.print(f"{len(nodes) - most} more; --all lists them")
 
 
-def _print_causes(console: Console, found: Explanation, most: int | None) -> None:
+def _print_causes(console: Terminal, found: Explanation, most: int | None) -> None:
     """List the causes of lost time."""
     if not found.causes:
         return
@@ -129,5 +126,5 @@ def _print_causes(console: Console, found: Explanation, most: int | None) -> Non
     table.add_column("µs", justify="right")
     table.add_column("cause", overflow="fold")
     for cause in found.causes[:most]:
-        table.add_row(f"{cause.microseconds:.0f}", escape(cause.text))
+        table.add_row(f"{cause.microseconds:.0f}", cause.text)
     console.print(table)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from ...printable import printable
 from ..model.files import size_text
 from ..tools.inspect.inspect import Inspection, NodeFacts
+from .terminal import Terminal, headless
 
 METADATA = 100  # characters of a metadata value that are shown
 ROLES = {"statistic": "statistics of batch normalization", "quantization": "scales and zero points", "other": "other"}
@@ -23,12 +23,10 @@ def print_inspection(found: Inspection, *, nodes: bool = False) -> None:
         found: The result of `inspect_model`.
         nodes: Whether to list the nodes with their costs.
     """
-    console = Console(highlight=False)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    console = Terminal()
+    table = headless()
     for title, text in _rows(found):
-        table.add_row(title, escape(text))
+        table.add_row(title, text)
     console.print(table)
     if nodes:
         console.print()
@@ -103,8 +101,8 @@ def _node_table(found: Inspection) -> Table:
             "" if node.output_bytes is None else size_text(node.output_bytes),
             "" if node.steps is None else str(node.steps),
             node.precision,
-            escape(node.op),
-            escape(" > ".join((*node.inside, node.name))),
+            node.op,
+            " > ".join((*node.inside, node.name)),
         )
     return table
 
@@ -162,4 +160,4 @@ def _source(sources: Sources, node: NodeFacts, name: str) -> tuple[str, str] | N
 
 def _quoted(*lines: str) -> str:
     """Return a quoted label of several lines."""
-    return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
+    return '"' + "\\n".join(printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'

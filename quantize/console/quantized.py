@@ -6,8 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ...calibration.checks import Finding
@@ -23,6 +21,7 @@ from ..placement.costs import Costs
 from ..result import Frontier, Result
 from ..runtime.timing import Latency
 from ..tools.inspect.operators import OperatorFacts
+from .terminal import Terminal, headless, stacked, styled
 
 ROWS = 30  # units whose costs are shown
 SLOWEST = 3  # stages whose time is shown
@@ -39,21 +38,21 @@ def print_quantized(result: Result) -> None:
 
 def print_result(result: Result) -> None:
     """Print the result of `quantize_model`."""
-    console = Console(stderr=True, highlight=False)
-    table = _headless()
+    console = Terminal(err=True)
+    table = headless()
     total = result.int8_nodes + len(result.float_nodes)
     kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
-    table.add_row("output", f"{escape(result.output)} ({result.format})")
+    table.add_row("output", f"{result.output} ({result.format})")
     forms = ", ".join(f"{count} {form}" for form, count in result.forms.items())
     table.add_row("int8 nodes", f"{result.int8_nodes} of {total}" + (f" (units: {forms})" if forms else ""))
     table.add_row("integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates ({kernels})")
     if result.ranges:
-        table.add_row("ranges", escape(result.ranges))
-    _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {escape(result.data)}")
+        table.add_row("ranges", result.ranges)
+    _accuracy_rows(table, result.accuracy, f"on {result.accuracy.samples} samples of {result.data}")
     if result.promise is not None:
-        kept = "kept" if result.promise.kept else "[bold]missed[/bold]"
+        kept = "kept" if result.promise.kept else ("missed", "bold")
         seen = "" if result.promise.apart else "; the same samples gave the ranges"
-        table.add_row("accuracy", f"{kept}, judged by {escape(str(result.promise))}{seen}")
+        table.add_row("accuracy", styled(kept, f", judged by {result.promise}{seen}"))
     for timed in result.latencies:
         _latency_row(table, timed)
     _native_row(table, result)
@@ -70,9 +69,9 @@ def print_result(result: Result) -> None:
     console.print(table)
     _print_float_nodes(console, result)
     for note in result.notes:
-        console.print(f"note: {escape(note)}")
+        console.print(f"note: {note}")
     if result.verdict:
-        console.print(f"[bold]not int8:[/bold] {escape(result.verdict)}")
+        console.print(styled(("not int8:", "bold"), f" {result.verdict}"))
 
 
 def _native_row(table: Table, result: Result) -> None:
@@ -81,7 +80,7 @@ def _native_row(table: Table, result: Result) -> None:
     if native is None:
         return
     joined = f", {native.joined} of them in one operator with a convolution" if native.joined else ""
-    library = f"register {escape(native.library)}" if native.library else "their library is not here"
+    library = f"register {native.library}" if native.library else "their library is not here"
     table.add_row("native", f"{native.units} units{joined}; {library}, see 'requant kernels'")
     if native.stock_ms is not None and result.latency is not None:
         ratio = result.latency.float_ms / native.stock_ms
@@ -116,15 +115,15 @@ def _placement_row(table: Table, result: Result) -> None:
 
 def print_comparison(found: Comparison) -> None:
     """Print the result of `compare_models`."""
-    console = Console(stderr=True, highlight=False)
-    table = _headless()
+    console = Terminal(err=True)
+    table = headless()
     if found.metric is not None:
         _metric_rows(table, found.metric)
     _accuracy_rows(table, found.accuracy, f"on {found.accuracy.samples} samples")
     for timed in found.latencies:
         _latency_row(table, timed)
     if found.state:
-        table.add_row("state", escape(", ".join(summary(found.state))))
+        table.add_row("state", ", ".join(summary(found.state)))
     console.print(table)
 
 
@@ -135,7 +134,7 @@ def _metric_rows(table: Table, found: Versus) -> None:
     before, after = (
         (f"{found.before:.2%}", f"{found.after:.2%}") if scale == 100 else (f"{found.before:.4f}", f"{found.after:.4f}")
     )
-    table.add_row(escape(found.metric.name), f"{before} -> {after}")
+    table.add_row(found.metric.name, f"{before} -> {after}")
     relative = "" if found.relative_drop is None else f" ({found.relative_drop:.2%} of the float model's)"
     within = (
         "; no interval"
@@ -147,12 +146,12 @@ def _metric_rows(table: Table, found: Versus) -> None:
         counted = f"{found.broken} broken, {found.fixed} fixed of {found.items}"
         table.add_row("items", f"{counted} (exact binomial p = {found.p_value:.3g})")
     for note in found.notes:
-        table.add_row("note", escape(note))
+        table.add_row("note", note)
 
 
 def print_frontier(found: Frontier) -> None:
     """Print the models of a search: speed-up, metric, the best model, and the models that another one dominates."""
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(err=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("speed-up", found.metric, "int8 units", "price of noise", ""):
         table.add_column(title, justify="left" if not title else "right")
@@ -175,14 +174,14 @@ def print_frontier(found: Frontier) -> None:
 
 def print_costs(found: Sequence[Costs]) -> None:
     """Print costs by machine, on stdout."""
-    console = Console(highlight=False)
+    console = Terminal()
     if not found:
         console.print("there are no stored costs")
     for costs in found:
         machine = costs.machine
         table = Table(box=None, pad_edge=False, title_justify="left")
         runtime = f"ONNX Runtime {machine.runtime}, {machine.threads} thread(s)"
-        table.title = escape(f"{machine.cpu}, {runtime}, microseconds")
+        table.title = f"{machine.cpu}, {runtime}, microseconds"
         table.add_column("unit")
         for impl in Impl:
             table.add_column(impl.value, justify="right")
@@ -202,22 +201,21 @@ def print_operators(found: Sequence[OperatorFacts]) -> None:
     for facts in found:
         kernels = [*dict.fromkeys(facts.kernels.values()), *(f"{name} (not installed)" for name in facts.missing)]
         short = [name.removeprefix(f"{MS}.") for name in kernels]  # omit the runtime's own domain
-        table.add_row(facts.name.removeprefix(f"{MS}."), facts.does, "\n".join(short), facts.why)
-    Console(highlight=False).print(table)
+        table.add_row(facts.name.removeprefix(f"{MS}."), facts.does, stacked(short), facts.why)
+    Terminal().print(table)
 
 
 def print_state(links: Sequence[Link]) -> None:
     """Print the state that is carried from sample to sample."""
-    for text in summary(links):
-        Console(stderr=True, highlight=False).print(f"note: state: {escape(text)}", soft_wrap=True)
+    Terminal(err=True).print_lines(f"note: state: {text}" for text in summary(links))
 
 
 def print_findings(found: Sequence[Finding]) -> None:
     """Print the warnings about data, with the growth of ranges that still grow."""
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(err=True)
     for finding in found:
-        style = "[bold]warning:[/bold]" if finding.severity == "warning" else "note:"
-        console.print(f"{style} {escape(finding.message)}", soft_wrap=True)
+        mark = ("warning:", "bold") if finding.severity == "warning" else "note:"
+        console.print(styled(mark, f" {finding.message}"), soft_wrap=True)
         if finding.curve:
             console.print(_growth(finding.curve))
 
@@ -243,14 +241,6 @@ def bar(share: float, width: int = 32) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def _headless() -> Table:
-    """Return a table of two columns without lines."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
 def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
     """Add counts against labels, agreement, predicted drop, and SQNR."""
     labelled, agreed = accuracy.labelled, accuracy.agreement_interval
@@ -271,9 +261,7 @@ def _accuracy_rows(table: Table, accuracy: Accuracy, where: str) -> None:
     if accuracy.predicted_drop and agreed is not None:
         table.add_row("predicted drop", f"{100 * accuracy.predicted_drop:.2f} points, without labels{_whole(accuracy)}")
     for name, value in accuracy.sqnr_db.items():
-        table.add_row(
-            "SQNR", f"{'no difference' if math.isinf(value) and value > 0 else f'{value:.1f} dB'} at {escape(name)}"
-        )
+        table.add_row("SQNR", f"{'no difference' if math.isinf(value) and value > 0 else f'{value:.1f} dB'} at {name}")
 
 
 def _whole(accuracy: Accuracy) -> str:
@@ -297,7 +285,7 @@ def _latency_row(table: Table, timed: Latency) -> None:
         table.add_row("", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x")
 
 
-def _print_float_nodes(console: Console, result: Result) -> None:
+def _print_float_nodes(console: Terminal, result: Result) -> None:
     """List the float nodes, grouped by reason."""
     if not result.float_nodes:
         return
@@ -309,7 +297,7 @@ def _print_float_nodes(console: Console, result: Result) -> None:
     groups = Counter((node.operator, node.reason) for node in result.float_nodes)
     example = {(node.operator, node.reason): node.name for node in reversed(result.float_nodes)}
     for (operator, reason), count in groups.most_common(REASONS):
-        table.add_row(str(count), operator, escape(reason), escape(example[operator, reason]))
+        table.add_row(str(count), operator, reason, example[operator, reason])
     rest = sum(count for _, count in groups.most_common()[REASONS:])
     if rest:
         table.add_row(str(rest), "", "for other reasons; --json lists all", "")

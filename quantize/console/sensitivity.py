@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
+from .terminal import Terminal
 
 ROWS = 20  # units and tensors in a table without --all
 WIDTH = 80
@@ -21,11 +20,11 @@ def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
         found: The result of `measure_sensitivity`.
         everything: Whether to print all rows.
     """
-    console = Console(highlight=False)
+    console = Terminal()
     console.width = min(console.width, WIDTH)
     console.print(
         f"all in integers: {decibels_text(found.sqnr_db)} dB at the worst of {len(found.outputs)} outputs; "
-        f"ranges by {escape(found.calibration)} on {found.calibrated} samples, each trial on {found.samples}"
+        f"ranges by {found.calibration} on {found.calibrated} samples, each trial on {found.samples}"
     )
     if found.units:
         console.print()
@@ -34,7 +33,7 @@ def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
         console.print()
         _print_tensors(console, found, len(found.tensors) if everything else ROWS)
     for note in found.notes:
-        console.print(f"note: {escape(note)}")
+        console.print(f"note: {note}")
 
 
 def decibels_text(value: float | None) -> str:
@@ -48,7 +47,7 @@ def decibels_text(value: float | None) -> str:
     return f"{value:.1f}" if math.isfinite(value) else "exact" if value > 0 else "lost"
 
 
-def _print_units(console: Console, found: Sensitivity, rows: int) -> None:
+def _print_units(console: Terminal, found: Sensitivity, rows: int) -> None:
     """Print the table of units."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), title="units, dB", title_justify="left")
     for column in ("alone", "gain"):
@@ -57,14 +56,12 @@ def _print_units(console: Console, found: Sensitivity, rows: int) -> None:
     table.add_column("operator", no_wrap=True, max_width=12, overflow="ellipsis")
     table.add_column("evidence", overflow="fold")
     for row in found.units[:rows]:
-        table.add_row(
-            decibels_text(row.sqnr_db), _gain(found, row), escape(row.name), escape(row.operator), escape(row.verdict)
-        )
+        table.add_row(decibels_text(row.sqnr_db), _gain(found, row), row.name, row.operator, row.verdict)
     console.print(table)
     _print_rest(console, len(found.units) - rows)
 
 
-def _print_tensors(console: Console, found: Sensitivity, rows: int) -> None:
+def _print_tensors(console: Terminal, found: Sensitivity, rows: int) -> None:
     """Print the table of tensors."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), title="tensors, dB", title_justify="left")
     for column in ("alone", "own"):
@@ -76,9 +73,9 @@ def _print_tensors(console: Console, found: Sensitivity, rows: int) -> None:
         table.add_row(
             decibels_text(row.sqnr_db),
             decibels_text(row.own_sqnr_db),
-            escape(row.name),
+            row.name,
             _range(row),
-            escape(row.verdict),
+            row.verdict,
         )
     console.print(table)
     _print_rest(console, len(found.tensors) - rows)
@@ -97,7 +94,7 @@ def _range(row: TensorRow) -> str:
     return f"{row.lo:.3g}..{row.hi:.3g}"
 
 
-def _print_rest(console: Console, left: int) -> None:
+def _print_rest(console: Terminal, left: int) -> None:
     """Print how many rows are left out."""
     if left > 0:
         console.print(f"and {left} with less noise; --all lists them")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ..kernels.library import Kernels
@@ -13,16 +11,15 @@ from ..tools.bench.bench import Bench, Timed
 from ..tools.bench.compile import Change, Compiled
 from ..tools.bench.profile import BenchProfile
 from ..tools.bench.settings import Settings
+from .terminal import Terminal, headless
 
 
 def print_compiled(found: Compiled) -> None:
     """Print the result of `compile_model`."""
-    console = Console(stderr=True, highlight=False)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    console = Terminal(err=True)
+    table = headless()
     target = found.target
-    table.add_row("output", f"{escape(found.output)} ({found.format})")
+    table.add_row("output", f"{found.output} ({found.format})")
     cpu = ", ".join(target.cpu) or "CPU features unknown"
     table.add_row("compiled for", f"ONNX Runtime {target.runtime}, {target.machine}: {cpu}")
     table.add_row("kernels", _kernels(found))
@@ -30,18 +27,18 @@ def print_compiled(found: Compiled) -> None:
     if found.identical is None:
         table.add_row("outputs", "not compared: the model runs on no random inputs; give --data")
     elif found.identical:
-        table.add_row("outputs", f"equal bit for bit on {found.samples} samples of {escape(found.data)}")
+        table.add_row("outputs", f"equal bit for bit on {found.samples} samples of {found.data}")
     else:
         for name, value in found.sqnr_db.items():
             shown = f"{value:.1f} dB" if math.isfinite(value) else "no difference" if value > 0 else "not finite"
-            table.add_row("SQNR", f"{shown} at {escape(name)}, on {found.samples} samples of {escape(found.data)}")
+            table.add_row("SQNR", f"{shown} at {name}, on {found.samples} samples of {found.data}")
     table.add_row("load", _change(found.load))
     if found.run is not None:
         table.add_row(f"run, {found.threads or 'default'} threads", _change(found.run))
     table.add_row("size", f"{found.bytes_before / 1e6:.2f} -> {found.bytes_after / 1e6:.2f} MB")
     console.print(table)
     console.print("load the model with")
-    _print_code(console, found.snippet)
+    console.print_code(found.snippet)
 
 
 def _kernels(found: Compiled) -> str:
@@ -52,36 +49,34 @@ def _kernels(found: Compiled) -> str:
 
 def print_kernels(found: Kernels) -> None:
     """Print the native operators of this machine, and how programs load them."""
-    console = Console(highlight=False)
+    console = Terminal()
     available = ", ".join(found.available)
     rows = {
         "library": str(found.library),
         "operators": ", ".join(found.operators),
         "isa": f"{found.isa} (of {available})",
     }
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = headless()
     for name, value in {**rows, **found.lines}.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     console.print(table)
 
 
 def print_bench(found: Bench) -> None:
     """Print the result of `bench_model`."""
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(err=True)
     threads = "the runtime's threads" if found.threads == 0 else f"{found.threads} thread(s)"
     timed, other = found.timed, found.other
-    lines = [f"{escape(timed.model)}, batch {found.batch}, {threads}, {escape(found.data)}:", _times(timed)]
+    lines = [f"{timed.model}, batch {found.batch}, {threads}, {found.data}:", _times(timed)]
     lines[1] += f", {found.rate:.0f} items/s"
     if other is not None:
-        lines += [f"{escape(other.model)}:", _times(other)]
+        lines += [f"{other.model}:", _times(other)]
         lines.append(
             f"the first model is {found.ratio:.2f}x as fast by minimum times, {found.median_ratio:.2f}x by median times"
         )
     lines.append(f"load {timed.load_ms:.1f} ms, first run {timed.first_ms:.3f} ms")
-    lines += [f"note: {escape(note)}" for note in found.notes]
-    console.print("\n".join(lines), soft_wrap=True)
+    lines += [f"note: {note}" for note in found.notes]
+    console.print_lines(lines)
     if found.profile is not None:
         _print_profile(console, found.profile)
     if found.settings is not None:
@@ -93,28 +88,30 @@ def _times(timed: Timed) -> str:
     return f"{timed.milliseconds:.3f} ms (median {timed.median_ms:.3f} ms of {timed.runs} runs)"
 
 
-def _print_profile(console: Console, found: BenchProfile) -> None:
+def _print_profile(console: Terminal, found: BenchProfile) -> None:
     """Print the times of operators and nodes."""
+    console.print()
     console.print(
-        f"\nwith the profiler on, {found.runs} runs: {found.milliseconds:.3f} ms, kernels {found.kernels_ms:.3f} ms",
+        f"with the profiler on, {found.runs} runs: {found.milliseconds:.3f} ms, kernels {found.kernels_ms:.3f} ms",
         soft_wrap=True,
     )
     table = _right_aligned("us", "share", "MMAC", "nodes")
     table.add_column("operator", no_wrap=True)
     for each in found.operators:
         macs = f"{each.macs / 1e6:.2f}" if each.macs else ""
-        table.add_row(f"{each.microseconds:.0f}", f"{each.share:.1%}", macs, str(each.count), escape(each.kernel))
+        table.add_row(f"{each.microseconds:.0f}", f"{each.share:.1%}", macs, str(each.count), each.kernel)
     console.print(table)
     for title, nodes in (("slowest nodes", found.slowest), ("convolutions, in order of execution", found.convolutions)):
         if not nodes:
             continue
-        console.print(f"\n{title}")
+        console.print()
+        console.print(title)
         table = _right_aligned("us", "share")
         for column in ("kernel", "node", "problem"):
             table.add_column(column, overflow="fold")
         for one in nodes:
-            kernel = escape(one.kernel.removeprefix("com.microsoft."))
-            table.add_row(f"{one.microseconds:.0f}", f"{one.share:.1%}", kernel, escape(one.node), escape(one.problem))
+            kernel = one.kernel.removeprefix("com.microsoft.")
+            table.add_row(f"{one.microseconds:.0f}", f"{one.share:.1%}", kernel, one.node, one.problem)
         console.print(table)
 
 
@@ -126,7 +123,7 @@ def _right_aligned(*columns: str) -> Table:
     return table
 
 
-def _print_settings(console: Console, found: Settings) -> None:
+def _print_settings(console: Terminal, found: Settings) -> None:
     """Print the tried settings, and code for the best ones."""
     table = Table(box=None, pad_edge=False)
     for column in ("option", "value"):
@@ -143,12 +140,7 @@ def _print_settings(console: Console, found: Settings) -> None:
             table.add_row(trial.option, str(trial.value), *times, told)
     console.print(table)
     console.print(f"all together: {found.default_ms:.3f} -> {found.best_ms:.3f} ms: {found.speedup:.2f}x")
-    _print_code(console, found.snippet)
-
-
-def _print_code(console: Console, code: str) -> None:
-    """Print code so that it can be copied."""
-    console.print(escape(code), soft_wrap=True)
+    console.print_code(found.snippet)
 
 
 def _change(found: Change) -> str:

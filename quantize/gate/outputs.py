@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
 from ... import RequantError
 from ...calibration.files import write_atomically
+from ...printable import CELL, printable, printable_lines, sentence
 from .judge import Line, Status
 from .run import Check
 
@@ -41,14 +43,15 @@ def junit(check: Check) -> bytes:
     suites = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(suites, "testsuite", totals)
     for line in check.lines:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "requant.check", "name": line.name, "time": "0"})
+        named = {"classname": "requant.check", "name": printable(line.name), "time": "0"}
+        case = ElementTree.SubElement(suite, "testcase", named)
         if line.status is Status.FAIL:
-            failed = ElementTree.SubElement(case, "failure", {"message": _printable(line.reason), "type": "regression"})
-            failed.text = _printable("\n".join((_numbers(line), *line.layers)))
+            failed = ElementTree.SubElement(case, "failure", {"message": printable(line.reason), "type": "regression"})
+            failed.text = printable_lines("\n".join((_numbers(line), *line.layers)))
         elif line.status is Status.SKIP:
-            ElementTree.SubElement(case, "skipped", {"message": _printable(line.reason)})
+            ElementTree.SubElement(case, "skipped", {"message": printable(line.reason)})
         else:
-            ElementTree.SubElement(case, "system-out").text = _printable(
+            ElementTree.SubElement(case, "system-out").text = printable(
                 "; ".join(filter(None, (_numbers(line), line.reason)))
             )
     ElementTree.indent(suites)
@@ -58,11 +61,6 @@ def junit(check: Check) -> bytes:
 def _numbers(line: Line) -> str:
     """Return the value of the baseline, the measured one, and the tolerance."""
     return f"{line.baseline} -> {line.measured} (tolerance {line.tolerance})"
-
-
-def _printable(text: str) -> str:
-    """Return a text with ``?`` for characters that XML does not allow."""
-    return "".join(char if char in "\n\t" or char.isprintable() else "?" for char in text)
 
 
 def markdown(check: Check) -> str:
@@ -82,22 +80,23 @@ def markdown(check: Check) -> str:
     for line in explained:
         strong = f"**{_cell(line.name)}**" if line.status is Status.FAIL else _cell(line.name)
         rows.append(f"- {strong}: {_cell(line.reason)}")
-        rows += [f"  - `{layer.replace('`', '')}`" for layer in line.layers]
+        rows += [f"  - `{sentence(layer, CELL).replace('`', '')}`" for layer in line.layers]
     return "\n".join(rows) + "\n"
 
 
 def _cell(text: str) -> str:
-    """Return a text without Markdown syntax."""
-    for char in "\\`*_[]<>|":
-        text = text.replace(char, f"\\{char}")
-    return " ".join(text.split())
+    """Return a text as one line without Markdown syntax."""
+    return _SYNTAX.sub(r"\\\g<0>", sentence(text, CELL))
+
+
+_SYNTAX = re.compile(r"[\\`*_\[\]<>|#~$&]|^[-+](?=\s)")
 
 
 def github_lines(check: Check) -> Iterator[str]:
     """Yield a GitHub workflow command for each finding; GitHub shows them at the top of the job."""
     for line in check.findings:
-        message = "; ".join((f"{line.baseline} -> {line.measured}", line.reason, *line.layers))
-        yield f"::error title={_escaped(f'requant check: {line.name}', ':,')}::{_escaped(message)}"
+        message = printable_lines("; ".join((f"{line.baseline} -> {line.measured}", line.reason, *line.layers)))
+        yield f"::error title={_escaped(printable(f'requant check: {line.name}'), ':,')}::{_escaped(message)}"
 
 
 def _escaped(text: str, more: str = "") -> str:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ... import RequantError
+from ...printable import sentence
+
 if TYPE_CHECKING:
     from .run import Check
 
@@ -32,17 +35,25 @@ def requant_check(request: pytest.FixtureRequest) -> Callable[..., Check]:
 
     def checked(*arguments: Any, fail: bool = True, **options: Any) -> Check:
         __tracebackhide__ = True
-        if len(arguments) == 1:
-            from .. import check_project
-
-            found = check_project(*arguments, update=update, overrides=options)
-        else:
-            from .run import CheckOptions, check
-
-            own = {"baseline": options.pop("baseline")} if "baseline" in options else {}
-            found = check(*arguments, **own, update=update, options=CheckOptions(**options))
+        try:
+            found = _checked(arguments, options, update)
+        except RequantError as error:
+            error.args = (sentence(str(error)),)
+            raise error from None
         if fail and not found.ok:
             pytest.fail(str(found), pytrace=False)
         return found
 
     return checked
+
+
+def _checked(arguments: tuple[Any, ...], options: dict[str, Any], update: bool) -> Check:
+    """Check a project, or a pair of models."""
+    if len(arguments) == 1:
+        from .. import check_project
+
+        return check_project(*arguments, update=update, overrides=options)
+    from .run import CheckOptions, check
+
+    own = {"baseline": options.pop("baseline")} if "baseline" in options else {}
+    return check(*arguments, **own, update=update, options=CheckOptions(**options))

@@ -17,6 +17,7 @@ from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
+from ...printable import printable
 from ..accuracy.compare import common_inputs
 from ..accuracy.metrics import Metric, fitted, metric_named
 from ..model.files import load_model
@@ -109,12 +110,12 @@ class Check:
         return tuple(line for line in self.lines if line.status is Status.FAIL)
 
     def __str__(self) -> str:
-        """Return a line of text for each finding, or the verdict without findings."""
+        """Return a printable line of text for each finding, or the verdict without findings."""
         texts = [
-            f"{line.name}: {line.baseline} -> {line.measured}: {'; '.join((line.reason, *line.layers))}"
+            printable(f"{line.name}: {line.baseline} -> {line.measured}: {'; '.join((line.reason, *line.layers))}")
             for line in self.findings
         ]
-        return "\n".join(texts) or f"{self.int8_model}: as good as {self.baseline}"
+        return "\n".join(texts) or printable(f"{self.int8_model}: as good as {self.baseline}")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ... import RequantError
 from ...calibration.session import InputSpec, input_specs, open_session
+from ...printable import CELL, is_utf8, one_line, printable, quoted
 from ..gate.baseline import Tolerances
 from ..model.files import load_model
 from ..options.declared import CHECK, QUANTIZE, Kind, Option
@@ -22,24 +23,26 @@ def template(model: str | os.PathLike[str], target: str | os.PathLike[str] = NAM
         target: Path of the project; the path of the model in it is relative to this file.
 
     Raises:
-        RequantError: The model cannot be loaded.
+        RequantError: The model cannot be loaded, or its path is not UTF-8, as TOML must be.
     """
+    path = Path(os.path.relpath(model, Path(target).absolute().parent))
+    if not is_utf8(path.as_posix()):
+        raise RequantError(f"{model}: the path is not UTF-8, so a TOML file cannot name it; rename the file or folder")
     load_model(model)
     session = open_session(Path(model), lean=True)
-    inputs, name = input_specs(session), Path(target).name
-    path = Path(os.path.relpath(model, Path(target).absolute().parent))
+    inputs, name = input_specs(session), printable(Path(target).name)
     reading = _reading(inputs)
     place = '"estimated"  # The same plan in every run; "measured" may choose another one.'
     lines = [
-        f"# 'requant check {name}' quantizes {path.name}, and compares the result with the baseline,",
+        f"# 'requant check {name}' quantizes {printable(path.name)}, and compares the result with the baseline,",
         f"# which 'requant check {name} --update' writes. The keys are the options of 'requant quantize' and",
         "# 'requant check'. A line that is commented out shows a default or an example.",
         "#",
-        *(f"# input {spec.name}: {spec}" for spec in inputs),
-        f"# outputs: {', '.join(output.name for output in session.get_outputs())}",
+        *(one_line(f"# input {spec.name}: {spec}", CELL) for spec in inputs),
+        one_line(f"# outputs: {', '.join(output.name for output in session.get_outputs())}", CELL),
         "",
-        f"model = {json.dumps(path.as_posix())}",
-        f"output = {json.dumps(path.with_name(f'{path.stem}_int8.onnx').as_posix())}",
+        f"model = {quoted(path.as_posix())}",
+        f"output = {quoted(path.with_name(f'{path.stem}_int8.onnx').as_posix())}",
         "",
         "[quantize]",
         *_lines(QUANTIZE, {**reading, "data": reading["data"].format("calib"), "place": place}),
@@ -68,7 +71,7 @@ def _preprocess(shape: tuple[int | str | None, ...]) -> str:
     """Return the usual preprocessing of images for an input of this shape."""
     sizes = [axis for axis in shape[1:] if isinstance(axis, int) and axis != 3]
     size = sizes[0] if sizes else 224
-    return json.dumps(f"resize={round(size * 256 / 224)} crop={size} scale=255")
+    return quoted(f"resize={round(size * 256 / 224)} crop={size} scale=255")
 
 
 def _lines(keys: Iterable[Option], values: Mapping[str, str]) -> Iterator[str]:

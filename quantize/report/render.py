@@ -11,6 +11,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+from ...printable import printable, printable_values
 from ..model.files import size_text
 from .layout import HEIGHT, WIDTH, Picture, picture_of
 from .numbers import NONE, decibels, microseconds, percent, times
@@ -133,11 +134,16 @@ def render_view(graph: Graph, name: str, path: str) -> str:
 def _page(
     template: str, shown: Mapping[str, Any], data: Mapping[str, Any], *, sections: Sequence[object], charts: bool
 ) -> str:
-    """Fill a template; all text is escaped, except the CSS and scripts of this package and of plotly."""
+    """Fill a template; all text is printable and escaped, except the CSS and scripts of this package and of plotly."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
-        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # not parts of the page itself
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"db": decibels, "day": lambda text: text.replace("T", " ").replace("+00:00", " UTC")}
     return environment.get_template(template).render(
@@ -164,8 +170,11 @@ def _plotly() -> str:
 
 
 def _script_json(data: Mapping[str, Any]) -> str:
-    """Return JSON for a script element, without ``<``, ``>`` and ``&``: no name can end the script."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    """Return JSON for a script element, without ``<``, ``>`` and ``&``: no name can end the script.
+
+    Names are printable, as they are in the attributes of the page that the script looks up.
+    """
+    text = json.dumps(printable_values(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +11,7 @@ from onnxruntime import InferenceSession, SessionOptions
 
 from ... import RequantError
 from ...calibration.session import LOAD_HINTS, PROVIDERS, Array, runtime_message
+from ...printable import quoted
 from .session import Runner
 
 Value: TypeAlias = int | bool | str
@@ -121,11 +121,11 @@ def snippet(model: str, values: Values) -> str:
     for option, value in values.items():
         name = ENUMERATIONS.get((option, value))
         if option == LIBRARY:
-            lines.append(f"options.register_custom_ops_library({json.dumps(value, ensure_ascii=False)})")
+            lines.append(f"options.register_custom_ops_library({quoted(str(value))})")
         elif "." in option:
             lines.append(f'options.add_session_config_entry("{option}", "{value}")')
         else:
             lines.append(f"options.{option} = {value if name is None else f'ort.{name}'}")
-    path = json.dumps(model, ensure_ascii=False)
+    path = quoted(model)
     lines.append(f'session = ort.InferenceSession({path}, options, providers=["CPUExecutionProvider"])')
     return "\n".join(lines)

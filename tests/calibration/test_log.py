@@ -15,9 +15,9 @@ from requant.calibration.log import KINDS, RECORD, Log, check_names, is_log, loa
 from requant.transforms import min_max_log
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
-unfit = st.sampled_from([";", "\n", "\r", "a__print__b", ""])
-fit = st.text(st.characters(codec="utf-8", exclude_characters=";\n\r"), min_size=1).filter(
-    lambda t: "__print__" not in t
+unfit = st.sampled_from([";", "\n", "\r", "a__print__b", "", "\x1b[31m", "\x9b", "a\u202eb", "a\u200bb", "\ud800"])
+fit = st.text(st.characters(codec="utf-8", exclude_characters=";"), min_size=1).filter(
+    lambda t: t.isprintable() and "__print__" not in t
 )
 
 

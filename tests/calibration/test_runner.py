@@ -437,6 +437,12 @@ def logging_model(**metadata: object) -> bytes:
     return binary(made)
 
 
+def test_a_log_has_no_control_characters() -> None:
+    model = logging_model().replace(b";all__print__", b";a\x1bl__print__")
+    with pytest.raises(RequantError, match=r"cannot contain the name of output ';a\\x1bl__print__;values:'"):
+        log(model, [0, 1])
+
+
 def log(model: bytes, *arrays: Any) -> list[str]:
     lines: list[str] = []
     samples = [Sample({"x": np.array(array, np.float32)}, None, "here") for array in arrays]

@@ -1,0 +1,1 @@
+../../printable.py
