@@ -16,6 +16,8 @@ from typing import Any
 import click
 
 from ... import RequantError
+from ...processes.ending import interrupted_by, interruption
+from ...processes.notes import also_written, forget, note
 
 PATH = click.Path(path_type=Path)
 TYPED, QUIET, VERBOSE = "requant.typed", "requant.quiet", "requant.verbose"
@@ -80,18 +82,20 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        forget()
         try:
             return super().invoke(ctx)
         except RequantError as error:
             if ctx.meta.get(VERBOSE):
                 traceback.print_exception(error)
-            raise Refusal(str(error)) from error
+            raise Refusal(f"{error}{also_written()}") from error
         except click.UsageError as error:  # click would print three lines
             command = error.ctx.command_path if error.ctx is not None else "requant"
             raise Refusal(f"{error.format_message()} (see '{command} --help')") from error
         except KeyboardInterrupt as interrupt:
-            click.echo("; ".join(("requant: interrupted", *interrupt.args)), err=True)
-            ctx.exit(130)  # the convention of shells; 1 means a missed goal
+            asked = interrupted_by()
+            click.echo("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
+            ctx.exit(128 + asked)  # the convention of shells; 1 means a missed goal
 
 
 @click.command(cls=Talking)
@@ -142,7 +146,26 @@ def _stages() -> Callable[[str, int, int | None], None]:
 
 @contextmanager
 def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a progress bar on stderr if that is a terminal; else the stages with --verbose, or nothing."""
+    """Show a progress bar on stderr if that is a terminal; else the stages with --verbose, or nothing.
+
+    The stage is also noted for the process that waits for this one.
+    """
+    with _shown() as show:
+        stage_before = ""
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            nonlocal stage_before
+            if stage != stage_before:
+                stage_before = stage
+                note(stage=stage)
+            show(stage, done, total)
+
+        yield tell
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show what `shown_progress` describes."""
     if not sys.stderr.isatty():
         yield _stages() if click.get_current_context().meta.get(VERBOSE) else lambda stage, done, total: None
         return

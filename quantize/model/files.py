@@ -21,6 +21,7 @@ from onnx_ir.passes.common import NameFixPass
 from ... import RequantError
 from ...calibration.files import replacing
 from ...calibration.session import LARGE, Serialized
+from ...processes.notes import note
 from ...transforms import VerifyError
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.graph import quiet, release
@@ -50,6 +51,7 @@ def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
             external data file is missing, too short or outside the model's folder.
     """
     file = Path(path)
+    note(model=os.fspath(path))
     if not file.is_file():
         raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
     try:
