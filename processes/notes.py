@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 
 SLOT = 2**16
 """Bytes of one version of the notes. There are two, so that a crash while one is written leaves the other."""
+SCRATCH = ".requant-"
+"""The beginning of the names of temporary files and folders."""
 MOST = 64
 """How many paths of each kind are kept."""
 
@@ -46,8 +48,8 @@ def share() -> None:
 
 
 def note(*, stage: str | None = None, model: str | None = None, code: int | None = None) -> None:
-    """Note the stage of the work, the model, or the exit code; None leaves what is there."""
-    given = {"stage": stage, "model": model, "code": code}
+    """Note the stage of the work, the model if it is no temporary one, or the exit code; None leaves what is there."""
+    given = {"stage": stage, "model": None if model is not None and _is_temporary(model) else model, "code": code}
     for name, value in given.items():
         if value is not None:
             setattr(NOTES, name, value)
@@ -60,8 +62,9 @@ def note_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def note_written(path: str | os.PathLike[str]) -> None:
-    """Note a complete output."""
-    _add(NOTES.written, os.fspath(path))
+    """Note a complete output; files in temporary folders are none."""
+    if not _is_temporary(path):
+        _add(NOTES.written, os.fspath(path))
 
 
 def forget() -> None:
@@ -86,6 +89,10 @@ def read() -> Notes:
 def also_written(notes: Notes = NOTES) -> str:
     """Return the end of an error message, ``"; written: q.onnx, q.plan.json"``; empty if nothing was written."""
     return f"; written: {', '.join(notes.written)}" if notes.written else ""
+
+
+def _is_temporary(path: str | os.PathLike[str]) -> bool:
+    return f"{os.sep}{SCRATCH}" in os.path.abspath(path)
 
 
 def _add(paths: list[str], path: str) -> None:

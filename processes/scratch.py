@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from .notes import note_folder
+from .notes import SCRATCH, note_folder
 
 try:
     import fcntl
@@ -40,7 +40,7 @@ def prefix() -> str:
         machine = Path("/etc/machine-id").read_bytes()
     except OSError:
         machine = b""
-    return f".requant-{hashlib.sha256(platform.node().encode() + machine).hexdigest()[:8]}-"
+    return f"{SCRATCH}{hashlib.sha256(platform.node().encode() + machine).hexdigest()[:8]}-"
 
 
 @contextmanager
@@ -174,12 +174,13 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
     if fcntl is None or place in held:
         yield
         return
-    fd = os.open(place, os.O_RDONLY)
+    fd = None
     try:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # a folder that cannot be read, or a file system without locks
+            fd = os.open(place, os.O_RDONLY)
             fcntl.flock(fd, fcntl.LOCK_EX)
         held.add(place)
         yield
     finally:
         held.discard(place)
-        os.close(fd)
+        _release(fd)

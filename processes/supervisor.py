@@ -18,7 +18,6 @@ from types import FrameType
 from typing import BinaryIO
 
 from . import ending, notes
-from .imports import forget_empty_paths
 
 COMPLETE = "_REQUANT_COMPLETE"
 """The variable with which a shell asks for completions."""
@@ -44,7 +43,6 @@ def supervised(command: Callable[[], object]) -> None:
     Args:
         command: The command. It ends with SystemExit.
     """
-    forget_empty_paths()
     if not hasattr(os, "fork") or COMPLETE in os.environ:
         ending.interrupt_on_signals()
         _run(command)
