@@ -13,6 +13,8 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 """The signals that ask a command to end."""
 TOGETHER = 0.5
 """Seconds within which several of them are one: a terminal and the parent send the same signal."""
+BROKEN_PIPE = 128 + 13
+"""The exit code when the reader of the output has ended, as in ``requant ops | head -1``."""
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 _received: list[tuple[int, float]] = []

@@ -79,15 +79,40 @@ def _run(command: Callable[[], object]) -> None:
         command()
         code: object = 0
     except SystemExit as end:
-        code = end.code
+        code = ending.BROKEN_PIPE if isinstance(end.__context__, BrokenPipeError) else end.code  # of rich
     except KeyboardInterrupt:  # before the command has begun
-        print(f"requant: {ending.interruption(ending.interrupted_by())}", file=sys.stderr)
+        _say(ending.interruption(ending.interrupted_by()))
         code = 128 + ending.interrupted_by()
+    except OSError as error:  # --help to a full disk
+        _say(f"{error.filename or 'standard output'}: {error.strerror}")
+        code = CRASH
     ending.ignore_signals()
     faulthandler.disable()
+    code = code if _flushed() or code else CRASH
     if isinstance(code, int):
         notes.note(code=code)
     sys.exit(code)  # type: ignore[arg-type]
+
+
+def _say(text: str) -> None:
+    """Print a line on stderr, if there is one."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(f"requant: {text}", file=sys.stderr, flush=True)
+
+
+def _flushed() -> bool:
+    """Return whether all output could be written; what cannot be written is dropped, or Python reports it at exit."""
+    try:
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return True
+        _say(f"standard output: {error.strerror}{notes.also_written()}")
+        return False
+    return True
 
 
 class _Watch:
@@ -147,10 +172,10 @@ class _Watch:
             return told.code
         asked = self.asked[0][0] if self.asked else -code if -code in ending.ENDING else None
         if asked is not None:
-            print(f"requant: {ending.interruption(asked)}{notes.also_written(told)}", file=sys.stderr)
+            _say(f"{ending.interruption(asked)}{notes.also_written(told)}")
             return 128 + asked
         faults.seek(0)
-        print(f"requant: {_crash(-code, told, faults.read().decode(errors='replace'))}", file=sys.stderr)
+        _say(_crash(-code, told, faults.read().decode(errors="replace")))
         return CRASH
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ... import RequantError
-from ...processes.ending import interrupted_by, interruption
+from ...processes.ending import BROKEN_PIPE, interrupted_by, interruption
 from ...processes.notes import also_written, forget, note
 
 PATH = click.Path(path_type=Path)
@@ -78,7 +78,10 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line, and keep its text for reports."""
         ctx.meta.setdefault(TYPED, shlex.join(["requant", *args]))
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError:  # of --help
+            raise SystemExit(BROKEN_PIPE) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -92,6 +95,14 @@ class Commands(click.Group):
         except click.UsageError as error:  # click would print three lines
             command = error.ctx.command_path if error.ctx is not None else "requant"
             raise Refusal(f"{error.format_message()} (see '{command} --help')") from error
+        except BrokenPipeError:  # nobody reads the output
+            raise SystemExit(BROKEN_PIPE) from None
+        except OSError as error:  # a full disk behind stdout, or whatever no reader or writer has explained
+            if ctx.meta.get(VERBOSE):
+                traceback.print_exception(error)
+            raise Refusal(
+                f"{error.filename or 'standard output'}: {error.strerror or error}{also_written()}"
+            ) from error
         except KeyboardInterrupt as interrupt:
             asked = interrupted_by()
             click.echo("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
