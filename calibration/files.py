@@ -409,11 +409,14 @@ def written_after(path: str | os.PathLike[str], data: bytes, *, output: bool = T
         RequantError: As `write_atomically`.
     """
     try:
-        with replacing(Path(os.path.realpath(path))) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # a full disk is noticed here
+        target = Path(os.path.realpath(path))
+        with scratch_file(target.parent) as temporary:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # a full disk is noticed here
             yield
+            os.replace(temporary, target)
     except OSError as error:
         raise RequantError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
     if output:

@@ -394,9 +394,10 @@ def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int
             file.write(ir.to_proto(copy).SerializeToString())
             file.flush()
             os.fsync(file.fileno())
+        size = sum((fresh / file.name).stat().st_size for file in (side, target))
         with exclusive(target.parent):
             _exchange([side, target], fresh, old)
-    return target.stat().st_size + side.stat().st_size
+    return size
 
 
 def _exchange(places: Sequence[Path], fresh: Path, old: Path) -> None:
