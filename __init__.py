@@ -1,10 +1,20 @@
 """requant: a float ONNX model and a sample of its data in, a measured INT8 model out.
 
-Only errors and one name live here; everything else is imported from its own package
+Only errors, one name and two settings of the process live here; everything else is imported from its own package
 (`requant.transforms`, `requant.calibration`, `requant.quantize`), so that `import requant` costs nothing.
 """
 
+import os
+import sys
 from collections.abc import Iterable
+
+# ONNX Runtime reads this when it is imported, which is later. A user who sets it to 0 keeps it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# `python -m requant` looks for modules in the current folder first. argv begins with -m only while Python looks for
+# the module that it will run, which is then the argument in front of the program's own.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__:
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
 
 NATIVE_DOMAIN = "ai.requant"
 """The domain of the native operators."""

@@ -49,4 +49,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from requant.__main__ import run
+
+    run()

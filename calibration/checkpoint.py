@@ -126,7 +126,7 @@ class Checkpoint:
             "complete": self.complete,
             "seen": observations_to_json(self.seen),
         }
-        write_atomically(self.path, json.dumps(document, allow_nan=False).encode())
+        write_atomically(self.path, json.dumps(document, allow_nan=False).encode(), output=False)
         now = time.monotonic()
         self._due = now + max(SECONDS, (now - began) / SHARE)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import RequantError, UnknownNameError
+from ..processes.ending import begin_worker
+from ..processes.imports import SAFE, safe_children
 from .execution import cpus
 
 if TYPE_CHECKING:
@@ -46,10 +49,32 @@ def executor_named(
         yield None
     elif name == "processes":
         # a fork would copy the runtime's threads in an undefined state
-        yield partial(ProcessPoolExecutor, workers or cpus(), mp_context=get_context("spawn"))
+        yield partial(
+            _ProcessPool,
+            workers or cpus(),
+            mp_context=get_context("spawn"),
+            initializer=begin_worker,
+            initargs=(os.getpid(),),
+        )
     else:
         with _client(workers, scheduler) as client:
             yield client.get_executor(pure=False)  # runs a failed piece again instead of returning its stored result
+
+
+class _ProcessPool(ProcessPoolExecutor):
+    """A pool whose processes import nothing from the current folder.
+
+    They start while work is submitted; a process that tracks semaphores starts with the pool.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with safe_children():
+            super().__init__(*args, **kwargs)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit a call."""
+        with safe_children():
+            return super().submit(*args, **kwargs)
 
 
 @contextmanager
@@ -73,7 +98,13 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[Client]:
     except ImportError as error:
         raise RequantError("the executor dask needs Dask: pip install 'requant[dask]'") from error
     if scheduler is None:
-        with _ignoring_interrupts():
+        import dask
+
+        with (
+            _ignoring_interrupts(),
+            safe_children(),
+            dask.config.set({f"distributed.nanny.pre-spawn-environ.{SAFE}": 1}),
+        ):
             cluster = LocalCluster(n_workers=workers or cpus(), threads_per_worker=1, dashboard_address="127.0.0.1:0")
         with cluster, Client(cluster) as client:
             yield client

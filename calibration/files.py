@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .. import RequantError
+from ..processes.notes import note_written
+from ..processes.scratch import scratch_file
 from .decoding import Finite, Natural, Positive, convert_rows, load_document
 from .histogram import Histogram
 from .observations import Observations
@@ -385,17 +386,41 @@ def _range_file(document: _Document, rows: Mapping[str, _TensorRow], source: str
     )
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, output: bool = True) -> None:
     """Write a file atomically: write a temporary file in the same folder, then rename it.
+
+    Args:
+        path: The file; a symbolic link stays one.
+        data: Its content.
+        output: Whether the user asked for this file; messages about a later error name it.
 
     Raises:
         RequantError: The file cannot be written; an existing file is unchanged.
     """
+    with written_after(path, data, output=output):
+        pass
+
+
+@contextmanager
+def written_after(path: str | os.PathLike[str], data: bytes, *, output: bool = True) -> Iterator[None]:
+    """Write a file as `write_atomically`, but rename it after the block, and not at all if the block fails.
+
+    Raises:
+        RequantError: As `write_atomically`.
+    """
     try:
-        with replacing(Path(os.path.realpath(path))) as file:  # keeps a symbolic link
-            file.write(data)
+        target = Path(os.path.realpath(path))
+        with scratch_file(target.parent) as temporary:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # a full disk is noticed here
+            yield
+            os.replace(temporary, target)
     except OSError as error:
         raise RequantError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
+    if output:
+        note_written(path)
 
 
 @contextmanager
@@ -405,12 +430,9 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: The file cannot be written.
     """
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
+    with scratch_file(target.parent) as temporary:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

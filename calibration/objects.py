@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
@@ -88,11 +87,10 @@ def _of_file(path: str, name: str) -> Named:
 
 
 def _of_module(module: str, name: str) -> Named:
-    """Import a module and return one of its objects."""
-    here = os.getcwd()  # a console script has no current folder on sys.path, unlike `python -m`
-    with _importing(module, here):
+    """Import an installed module, not one of the current folder, and return one of its objects."""
+    with _importing(module, None):
         imported = importlib.import_module(module)
-    return Named(_attribute(imported, name, module), f"{module}:{name}", here)
+    return Named(_attribute(imported, name, module), f"{module}:{name}")
 
 
 def python_object(
@@ -346,14 +344,15 @@ def on_path(folder: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _importing(what: str, folder: str) -> Iterator[None]:
-    """Convert any import error to one line."""
+def _importing(what: str, folder: str | None) -> Iterator[None]:
+    """Import with `folder` on ``sys.path``, and convert any error to one line."""
     try:
         with on_path(folder):
             yield
     except (Exception, SystemExit) as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise RequantError(f"{what}: cannot be imported: {message}") from error
+        hint = f"; a file of this folder is named {what}.py:NAME" if Path(f"{what}.py").is_file() else ""
+        raise RequantError(f"{what}: cannot be imported: {message}{hint}") from error
 
 
 def _attribute(module: ModuleType, name: str, where: str) -> object:

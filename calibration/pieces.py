@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ..processes.scratch import scratch_folder
 from .observations import Observations
 from .samples import Sample
 from .session import Serialized
@@ -154,8 +154,8 @@ def stored_model(setup: Setup, folder: Path | None) -> Iterator[Setup]:
         yield replace(setup, model=Path(os.path.abspath(os.fspath(model))) if not isinstance(model, Stored) else model)
         return
     serialized = Serialized(model) if isinstance(model, bytes) else model
-    with tempfile.TemporaryDirectory(prefix="requant-", dir=folder) as scratch:
-        path = Path(scratch).resolve() / "model.onnx"
+    with scratch_folder(folder) as scratch:
+        path = scratch.resolve() / "model.onnx"
         path.write_bytes(serialized.data)
         outside = None if serialized.folder is None else serialized.folder.resolve()
         yield replace(setup, model=Stored(path, outside, serialized.name))

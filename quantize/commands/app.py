@@ -15,6 +15,8 @@ import click
 
 from ... import RequantError
 from ...printable import sentence
+from ...processes.ending import BROKEN_PIPE, interrupted_by, interruption
+from ...processes.notes import also_written, forget, note
 from .talk import emit, print_error, printable_streams, say
 
 PATH = click.Path(path_type=Path)
@@ -96,21 +98,34 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line, and keep its text for reports."""
         ctx.meta.setdefault(TYPED, shlex.join(["requant", *args]))
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError:  # of --help
+            raise SystemExit(BROKEN_PIPE) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        forget()
         try:
             return super().invoke(ctx)
         except RequantError as error:
             if ctx.meta.get(VERBOSE):
                 print_error(type(error), error, error.__traceback__)
-            raise Refusal(str(error)) from error
+            raise Refusal(f"{error}{also_written()}") from error
         except click.UsageError as error:
             raise _refused(error) from error
+        except BrokenPipeError:  # nobody reads the output
+            raise SystemExit(BROKEN_PIPE) from None
+        except OSError as error:  # a full disk behind stdout, or whatever no reader or writer has explained
+            if ctx.meta.get(VERBOSE):
+                print_error(type(error), error, error.__traceback__)
+            raise Refusal(
+                f"{error.filename or 'standard output'}: {error.strerror or error}{also_written()}"
+            ) from error
         except KeyboardInterrupt as interrupt:
-            say("; ".join(("requant: interrupted", *interrupt.args)), err=True)
-            ctx.exit(130)  # the convention of shells; 1 means a missed goal
+            asked = interrupted_by()
+            say("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
+            ctx.exit(128 + asked)  # the convention of shells; 1 means a missed goal
 
 
 @click.command(cls=Talking)
@@ -154,7 +169,26 @@ def _stages() -> Callable[[str, int, int | None], None]:
 
 @contextmanager
 def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a progress bar on stderr if that is a terminal; else the stages with --verbose, or nothing."""
+    """Show a progress bar on stderr if that is a terminal; else the stages with --verbose, or nothing.
+
+    The stage is also noted for the process that waits for this one.
+    """
+    with _shown() as show:
+        stage_before = ""
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            nonlocal stage_before
+            if stage != stage_before:
+                stage_before = stage
+                note(stage=stage)
+            show(stage, done, total)
+
+        yield tell
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show what `shown_progress` describes."""
     if not sys.stderr.isatty():
         yield _stages() if click.get_current_context().meta.get(VERBOSE) else lambda stage, done, total: None
         return

@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +21,8 @@ from onnx_ir.passes.common import NameFixPass
 from ... import RequantError
 from ...calibration.files import replacing
 from ...calibration.session import LARGE, Serialized
+from ...processes.notes import note, note_written
+from ...processes.scratch import OLD, exclusive, scratch_folder
 from ...transforms import VerifyError
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.graph import quiet, release
@@ -50,6 +52,7 @@ def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
             external data file is missing, too short or outside the model's folder.
     """
     file = Path(path)
+    note(model=os.fspath(path))
     if not file.is_file():
         raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
     try:
@@ -252,12 +255,12 @@ def staging(output: PathLike | None = None) -> Iterator[Path]:
         RequantError: It cannot be made.
     """
     beside = None if output is None else Path(os.path.realpath(output)).parent
-    try:
-        folder = tempfile.TemporaryDirectory(dir=beside, prefix=".requant-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise RequantError(f"{beside}: cannot be written to: {error.strerror}") from error
-    with folder as name:
-        yield Path(name)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch_folder(beside))
+        except OSError as error:
+            raise RequantError(f"{beside}: cannot be written to: {error.strerror}") from error
+        yield folder
 
 
 def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
@@ -329,10 +332,13 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
     weights = _weights(copy, least or SMALL)
     try:
         if external or least is not None or sum(tensor.nbytes for tensor in tensors(copy)) > PROTOBUF_LIMIT:
-            return _save_pair(copy, weights, target)
-        return _save_whole(copy, target)
+            size = _save_pair(copy, weights, target)
+        else:
+            size = _save_whole(copy, target)
     except OSError as error:
         raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
+    note_written(path)
+    return size
 
 
 def _save_whole(copy: ir.Model, target: Path) -> int:
@@ -376,8 +382,8 @@ def _stand_in(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int:
     """Write a model and its side file, and return their size; a new file never stands beside an old one."""
     side = side_file(target)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
-        fresh, old = Path(name), Path(name) / "old"
+    with scratch_folder(target.parent) as fresh:
+        old = fresh / OLD
         old.mkdir()
         with open(fresh / side.name, "xb") as file:
             offsets = _write_side(file, [_tensor(value) for value in weights])
@@ -388,8 +394,10 @@ def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int
             file.write(ir.to_proto(copy).SerializeToString())
             file.flush()
             os.fsync(file.fileno())
-        _exchange([side, target], fresh, old)
-    return target.stat().st_size + side.stat().st_size
+        size = sum((fresh / file.name).stat().st_size for file in (side, target))
+        with exclusive(target.parent):
+            _exchange([side, target], fresh, old)
+    return size
 
 
 def _exchange(places: Sequence[Path], fresh: Path, old: Path) -> None:

@@ -95,8 +95,8 @@ def read(path: str | os.PathLike[str]) -> Costs:
     return Costs(Machine(file.runtime, file.cpu, file.threads), known)
 
 
-def save(costs: Costs, path: str | os.PathLike[str]) -> None:
-    """Write a costs file, whole or not at all.
+def save(costs: Costs, path: str | os.PathLike[str], *, output: bool = True) -> None:
+    """Write a costs file, whole or not at all; `output` as in `write_atomically`.
 
     Raises:
         RequantError: The file cannot be written.
@@ -106,7 +106,7 @@ def save(costs: Costs, path: str | os.PathLike[str]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequantError(f"{target}: cannot be written: {error.strerror}") from error
-    write_atomically(target, json.dumps(costs.to_json(), indent=1, sort_keys=True).encode())
+    write_atomically(target, json.dumps(costs.to_json(), indent=1, sort_keys=True).encode(), output=output)
 
 
 def keep(costs: Costs) -> None:
@@ -116,7 +116,7 @@ def keep(costs: Costs) -> None:
     """
     times = ((key, impl, cost) for key, row in costs.rows.items() for impl, cost in row.items())
     with suppress(RequantError):
-        save(load(costs.machine).with_times(times), path_of(costs.machine))
+        save(load(costs.machine).with_times(times), path_of(costs.machine), output=False)
 
 
 def kept() -> list[Costs]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ... import RequantError, UnknownNameError
 from ...calibration.decoding import convert_rows, load_document
-from ...calibration.files import write_atomically
+from ...calibration.files import written_after
 from ...transforms.plan import Choice, Impl, Plan
 from ...transforms.reasons import NONE
 from .facts import Facts
@@ -40,8 +41,8 @@ def plan_path(output: str | os.PathLike[str]) -> Path:
     return Path(output).with_suffix(".plan.json")
 
 
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write the implementation of every unit of a plan, with the reasons, as JSON.
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    """Write the implementation of every unit of a plan, with the reasons, as JSON, after the block.
 
     Raises:
         RequantError: The file cannot be written.
@@ -52,7 +53,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         for unit in plan.units
         for choice in [plan.choices[unit.name]]
     }
-    write_atomically(path, (json.dumps({"schema": SCHEMA, "units": units}, indent=1) + "\n").encode())
+    return written_after(path, (json.dumps({"schema": SCHEMA, "units": units}, indent=1) + "\n").encode())
 
 
 def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict: bool = True) -> Plan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 from ...calibration.session import ModelSource, describe, open_session
+from ...processes.scratch import scratch_folder
 from .macs import accuracy_level, multiplies_integers, multiply_accumulates
 from .session import Runner
 
@@ -99,9 +99,9 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
     Raises:
         RequantError: The model cannot be loaded or run.
     """
-    with tempfile.TemporaryDirectory(prefix="requant-") as folder:
-        optimised = Path(folder) / "optimised.onnx"
-        session = open_session(model, threads=threads, profile=Path(folder) / "profile", save_optimized=optimised)
+    with scratch_folder() as folder:
+        optimised = folder / "optimised.onnx"
+        session = open_session(model, threads=threads, profile=folder / "profile", save_optimized=optimised)
         run = Runner.over(session, describe(model))
         for _ in range(times):
             run(feed)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ... import RequantError
+from ...processes.scratch import exclusive
 from ...transforms import METADATA_KEY
 from ...transforms.existing import is_finished
 from ...transforms.graph import nodes_by_name
@@ -231,12 +233,9 @@ def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathL
     job.progress("inspect", 0, None)
     kernels = _executed(job, trial)
     plan = trial.candidate.plan
-    save_plan(plan, plan_path(output))
-    try:
+    # another run with the same output waits, so that model and plan are of one run
+    with exclusive(Path(os.path.realpath(output)).parent), save_plan(plan, plan_path(output)):
         size = save_model(trial.candidate.model, output, external=job.options.external_data)
-    except BaseException:
-        plan_path(output).unlink(missing_ok=True)
-        raise
     return Run(job, ranges, trial, kernels, _result(job, trial, kernels, os.fspath(output), size))
 
 

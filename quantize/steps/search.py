@@ -260,7 +260,7 @@ def _key(walk: _Walk) -> str:
 def _remember(walk: _Walk) -> None:
     """Save the models that were tried."""
     rows = [asdict(point) for point in walk.frontier.points]
-    write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode())
+    write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode(), output=False)
 
 
 def _recall(walk: _Walk) -> None:

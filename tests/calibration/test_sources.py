@@ -339,7 +339,11 @@ def test_python_file(python_file: str) -> None:
 
 def test_python_module(python_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(python_file).parent)
-    source = open_source(f"{Path(python_file).stem}:generate", [X])
+    name = Path(python_file).stem
+    with pytest.raises(RequantError, match=rf"cannot be imported: .*; a file of this folder is named {name}.py:NAME"):
+        open_source(f"{name}:generate", [X])
+    monkeypatch.syspath_prepend(Path(python_file).parent)
+    source = open_source(f"{name}:generate", [X])
     assert [sample.label for sample in source] == [0, 1, 2]
 
 

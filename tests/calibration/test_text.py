@@ -173,7 +173,7 @@ def python_file(tmp_path: Path) -> Path:
 
 def test_tokenizers_by_name(tmp_path: Path, python_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "d.csv", "text", "abc", "ab")
-    monkeypatch.chdir(python_file.parent)
+    monkeypatch.syspath_prepend(python_file.parent)
     for name in (f"{python_file}:tokenizer", f"{python_file.stem}:tokenizer"):
         (first, second) = open_source(DataSpec(path, None, name), [IDS])
         assert (first.feed["ids"].tolist(), second.feed["ids"].tolist()) == ([[3]], [[2]])

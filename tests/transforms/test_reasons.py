@@ -57,7 +57,8 @@ def test_every_reason_of_the_operator_table_is_filled_in() -> None:
 def test_a_plan_file_holds_the_text_of_a_reason(tmp_path: Path) -> None:
     unit = Unit(name="a", op="Gelu", nodes=("a",), inputs=("x",), outputs=("y",))
     plan = Plan((unit, replace(unit, name="b")), {"a": Choice(Impl.FLOAT, reasons.GELU), "b": Choice(Impl.U8)})
-    save_plan(plan, tmp_path / "plan.json")
+    with save_plan(plan, tmp_path / "plan.json"):
+        pass
     rows = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["units"]
     assert rows["a"]["reason"] == reasons.GELU.text
     assert "reason" not in rows["b"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ....calibration.session import Array, ModelSource, Serialized
 from ....calibration.sources import Source
+from ....processes.scratch import scratch_folder
 from ...runtime.own_state import OwnState
 from ...runtime.progress import Progress, silent
 from ...runtime.session import Runner
@@ -310,7 +310,7 @@ def as_file(model: ModelSource, folder: Path | None = None) -> Iterator[str]:
             raise RequantError(f"{os.fspath(model)}: no such file")
         yield os.fspath(model)
         return
-    with tempfile.TemporaryDirectory(prefix="requant-", dir=folder) as scratch:
+    with scratch_folder(folder) as scratch:
         path = os.path.join(scratch, "model.onnx")
         if isinstance(model, bytes) or (model.folder is None and not model.weights):
             Path(path).write_bytes(model if isinstance(model, bytes) else model.data)

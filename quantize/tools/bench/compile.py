@@ -20,6 +20,7 @@ from .... import RequantError
 from ....calibration.samples import Sample
 from ....calibration.session import Array, newest_ir_version, open_session
 from ....calibration.sources import DataSource, Source
+from ....processes.notes import note_written
 from ...accuracy.classes import Outputs
 from ...accuracy.outputs import compare_outputs
 from ...model.files import (
@@ -296,6 +297,7 @@ def _write(model: ir.Model, output: str | os.PathLike[str], folder: Path | None)
     except RequantError as error:
         raise RequantError(f"{output}: the installed runtime cannot write the ORT format: {error}") from error
     os.replace(made, os.path.realpath(output))
+    note_written(output)
 
 
 def _outputs(path: str | os.PathLike[str], samples: Sequence[Sample], values: Values) -> list[Outputs]:

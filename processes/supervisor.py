@@ -1,0 +1,203 @@
+"""Run a command in a child process, and turn its death into one line and an exit code.
+
+The runtime may crash, and a crash ends the process. The parent only waits: it passes signals on, and when the child has
+died it says so, removes what the child left, and ends with the child's exit code.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import BinaryIO
+
+from ..printable import sentence
+from . import ending, notes
+
+COMPLETE = "_REQUANT_COMPLETE"
+"""The variable with which a shell asks for completions."""
+GRACE = 8.0
+"""Seconds that a command has to end after SIGTERM or SIGHUP; container runtimes give 10."""
+CRASH = 2
+"""The exit code after a crash."""
+CAUSES = {
+    "SIGKILL": "killed, probably by the kernel because memory ran out; choose fewer --workers or samples",
+    "SIGBUS": "a mapped file has shrunk, or the disk is full",
+    "SIGFPE": "an integer division that has no result",
+    "SIGXCPU": "the limit of CPU time is reached",
+}
+TRACE = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>\w+)', re.MULTILINE)
+"""A line of the stack that faulthandler writes."""
+
+
+def supervised(command: Callable[[], object]) -> None:
+    """Run a command in a child process and end with its exit code; never returns.
+
+    Where there is no fork, and for completions of a shell, the command runs in this process.
+
+    Args:
+        command: The command. It ends with SystemExit.
+    """
+    if not hasattr(os, "fork") or COMPLETE in os.environ:
+        ending.interrupt_on_signals()
+        _run(command)
+    notes.share()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would let nobody wait for a child
+    parent, heeded = os.getpid(), ending.heeded()
+    with _fault_file() as faults:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+        child = os.fork()
+        if child == 0:
+            faulthandler.enable(faults)
+            ending.die_with(parent)
+            ending.interrupt_on_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _run(command)
+        watch = _Watch(child, heeded)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _, status = os.waitpid(child, 0)
+        sys.exit(watch.exit_code(os.waitstatus_to_exitcode(status), faults))
+
+
+def _fault_file() -> BinaryIO:
+    """Return a file in memory, or on disk where there is none, for the stack of a crash."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("requant"), "w+b")
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()
+
+
+def _run(command: Callable[[], object]) -> None:
+    """Run a command in this process; never returns."""
+    try:
+        command()
+        code: object = 0
+    except SystemExit as end:
+        code = ending.BROKEN_PIPE if isinstance(end.__context__, BrokenPipeError) else end.code  # of rich
+    except KeyboardInterrupt:  # before the command has begun
+        _say(ending.interruption(ending.interrupted_by()))
+        code = 128 + ending.interrupted_by()
+    except OSError as error:  # --help to a full disk
+        _say(f"{error.filename or 'standard output'}: {error.strerror}")
+        code = CRASH
+    ending.ignore_signals()
+    faulthandler.disable()
+    code = code if _flushed() or code else CRASH
+    if isinstance(code, int):
+        notes.note(code=code)
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def _say(text: str) -> None:
+    """Print a line on stderr, if there is one."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(sentence(f"requant: {text}"), file=sys.stderr, flush=True)
+
+
+def _flushed() -> bool:
+    """Return whether all output could be written; what cannot be written is dropped, or Python reports it at exit."""
+    try:
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return True
+        _say(f"standard output: {error.strerror}{notes.also_written()}")
+        return False
+    return True
+
+
+class _Watch:
+    """The parent of a command: passes signals on, and says how the child ended."""
+
+    def __init__(self, child: int, heeded: list[int]) -> None:
+        """Handle the signals of this process from here on."""
+        self.child = child
+        self.asked: list[tuple[int, float]] = []
+        for each in heeded:
+            signal.signal(each, self._end)
+        signal.signal(signal.SIGALRM, self._kill)
+        signal.signal(signal.SIGTSTP, self._stop)
+        signal.signal(signal.SIGCONT, self._pass_on)
+
+    def _end(self, signum: int, frame: FrameType | None) -> None:
+        """Ask the child to end. SIGTERM, SIGHUP and a second Ctrl-C set a time limit, a further one kills it."""
+        now = time.monotonic()
+        if self.asked and now - self.asked[-1][1] <= ending.TOGETHER:
+            return
+        self.asked.append((signum, now))
+        if len(self.asked) > 2:
+            self._kill(signum, frame)
+        self._pass_on(signum, frame)
+        if signum != signal.SIGINT or len(self.asked) == 2:
+            signal.setitimer(signal.ITIMER_REAL, GRACE)
+
+    def _kill(self, signum: int, frame: FrameType | None) -> None:
+        self._pass_on(signal.SIGKILL, frame)
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        self._pass_on(signum, frame)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(self.child, signum)
+
+    def exit_code(self, code: int, faults: BinaryIO) -> int:
+        """Return the exit code of the command; after a crash, say what happened and remove what is left.
+
+        Args:
+            code: The child's exit code, or minus the signal that killed it.
+            faults: The file to which the child's fault handler wrote.
+        """
+        for each in (signal.SIGALRM, signal.SIGTSTP, signal.SIGCONT):
+            signal.signal(each, signal.SIG_IGN)
+        ending.ignore_signals()
+        if code >= 0:
+            return code
+        from . import scratch
+
+        told = notes.read()
+        for folder in told.folders:
+            scratch.sweep(folder)
+        if told.code is not None:  # the command was done; its process crashed while it ended
+            return told.code
+        asked = self.asked[0][0] if self.asked else -code if -code in ending.ENDING else None
+        if asked is not None:
+            _say(f"{ending.interruption(asked)}{notes.also_written(told)}")
+            return 128 + asked
+        faults.seek(0)
+        _say(_crash(-code, told, faults.read().decode(errors="replace")))
+        return CRASH
+
+
+def _crash(signum: int, told: notes.Notes, trace: str) -> str:
+    """Return one line about a crash: the signal, the library, the stage, the model, and what to do."""
+    try:
+        name = signal.Signals(signum).name
+    except ValueError:  # a real-time signal
+        name = f"signal {signum}"
+    cause = f" ({CAUSES[name]})" if name in CAUSES else ""
+    place = f" in stage {told.stage!r}" if told.stage else ""
+    about = f" with {told.model!r}" if told.model else ""
+    advice = "" if name == "SIGKILL" else "; the model or its data make it crash; try another version of it"
+    return f"{_library(trace)} crashed: {name}{cause}{place}{about}{advice}{notes.also_written(told)}"
+
+
+def _library(trace: str) -> str:
+    """Return the name of the library that crashed, from the stack of the fault handler."""
+    current = trace.partition("Current thread")[2] or trace
+    found = TRACE.search(current)
+    if found is None:
+        return "the process"
+    parts = found["file"].replace("\\", "/").rpartition("/site-packages/")
+    return parts[2].partition("/")[0] if parts[1] else "the process"
