@@ -9,18 +9,21 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from click.testing import CliRunner
 
 from requant import RequantError
 from requant.calibration import load_ranges, parse_rule, save_ranges
 from requant.calibration.files import merge_files
 from requant.calibration.log import is_log, load_log, log_text
 from requant.calibration.overrides import load_overrides
-from requant.quantize import CheckOptions, Options, calibrate_model, check, quantize_model
+from requant.cli import main
+from requant.quantize import CheckOptions, Options, calibrate_model, check, log_model, quantize_model
 from requant.quantize.gate.blame import changed_layers, explained
 from requant.quantize.gate.judge import judge
 from requant.quantize.gate.lock import load_baseline
@@ -33,10 +36,13 @@ from requant.quantize.project.check import check_options, quantize_arguments
 from requant.quantize.project.file import load_project
 from requant.quantize.report import Recorder, load_record
 from requant.quantize.report.render import render_report
+from requant.quantize.result import Frontier, Point
 from requant.quantize.runtime.compiled_for import KEY, compiled_for, this_machine
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity import cache
+from requant.quantize.steps import search
 from requant.quantize.steps.emit import plan_by_rules
+from requant.transforms import run
 from requant.transforms.min_max_log import REQUANT_MIN_MAX, read_log
 
 CASES = 40
@@ -95,9 +101,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     record, kept = folder / "run.json", []
     recorder = Recorder([record])
 
-    def look(run: Any) -> None:
-        recorder.look(run)
-        facts, rules, _ = plan_by_rules(run.job, run.ranges, Evidence())
+    def look(done: Any) -> None:
+        recorder.look(done)
+        facts, rules, _ = plan_by_rules(done.job, done.ranges, Evidence())
         kept.append((facts, rules))
 
     options = Options(place="rules", effort="low", force_int8=True, seconds=0.05, isa="vnni")
@@ -294,3 +300,105 @@ def test_what_is_no_file_is_refused(made: Made, tmp_path: Path, kind: str) -> No
         file.truncate(2**40)  # a sparse file
     with pytest.raises(RequantError, match=r"has more than [0-9]+ MiB"):
         read(empty)
+
+
+# ------------------------------------------------------------------------------------------- caches, and metadata
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[" * 10**5, b'{"schema": 1, "runtime": 3}', b"\xff\xfe\0"], ids=range(5))
+def test_damaged_costs_are_measured_anew_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: bytes
+) -> None:
+    monkeypatch.setenv("REQUANT_CACHE", str(tmp_path))
+    machine = Machine("1", "a", 1)
+    costs.path_of(machine).write_bytes(text)
+    assert costs.load(machine).rows == {}
+    assert "the cache begins anew" in caplog.text
+    costs.keep(costs.Costs(machine, {"Add-0": {"float": 1.0}}))
+    assert costs.load(machine).rows == {"Add-0": {"float": 1.0}}
+
+
+def test_a_folder_or_a_pipe_in_the_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUANT_CACHE", str(tmp_path))
+    one, other = Machine("1", "a", 1), Machine("1", "b", 1)
+    costs.path_of(one).mkdir()
+    os.mkfifo(costs.path_of(other))
+    for machine in (one, other):
+        assert costs.load(machine).rows == {}
+    costs.keep(costs.Costs(one, {"Add-0": {"float": 1.0}}))
+    assert costs.kept() == []
+    with pytest.raises(RequantError, match="cannot be removed: Is a directory"):
+        costs.clear()
+
+
+def test_damaged_trials_are_left_out_with_one_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trials.jsonl"
+    path.write_text('["a", {"y": [1.0, "inf"]}]\n["b", {"y": [1]}]\n[[]]\n["c", {"y": [0.5, 2]}]\n["d", {')
+    assert dict(cache._read(path)) == {"a": {"y": (1.0, math.inf)}, "c": {"y": (0.5, 2.0)}}
+    assert caplog.text.count("2 damaged lines are left out") == 1
+
+
+def test_a_search_with_a_damaged_state_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(search, "_key", lambda walk: "k")
+    metric, state = SimpleNamespace(higher_is_better=True), tmp_path / "q.onnx.search.json"
+    frontier = Frontier("sqnr", True, math.inf, 20.0)
+    walk: Any = SimpleNamespace(state=state, goal=SimpleNamespace(metric=metric), frontier=frontier)
+    point = Point(0.1, math.inf, 2.0, 3, True, "d")
+    walk.frontier = replace(frontier, points=(point,))
+    search._remember(walk)
+    walk.frontier = frontier
+    search._recall(walk)
+    assert walk.frontier.points == (point,)
+    walk.frontier = frontier
+    state.write_text(state.read_text().replace('"speedup": 2.0', '"speedup": "fast"'))
+    search._recall(walk)
+    assert walk.frontier.points == ()
+    assert "the search begins anew" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 10**5, "3", '{"a": "b"}', '{"a": 1e999}', '{"a": ' + "9" * 5000 + "}"])
+def test_damaged_metadata_of_a_logging_model_are_refused(tmp_path: Path, text: str) -> None:
+    model = ir.load(_model(tmp_path / "m.onnx"))
+    model.metadata_props["requant.log_first_n"] = text
+    with pytest.raises(RequantError, match=r"metadata 'requant\.log_first_n' is damaged"):
+        run("insert_logging(op=Relu, show_name=true)", model)
+    ir.save(run("insert_logging(op=Relu, show_name=true)", ir.load(tmp_path / "m.onnx")).model, tmp_path / "log.onnx")
+    logging = ir.load(tmp_path / "log.onnx")
+    logging.metadata_props["requant.log_first_n"] = text
+    ir.save(logging, tmp_path / "log.onnx")
+    with pytest.raises(RequantError, match=r"'requant\.log_first_n' must be a JSON object of numbers"):
+        log_model(tmp_path / "log.onnx", _feeds(), tmp_path / "min_max.log")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 10**5, "3", "[1]", '{"a": 1}', "NaN"])
+def test_damaged_names_of_inlined_nodes_are_ignored(tmp_path: Path, text: str) -> None:
+    model = ir.load(_model(tmp_path / "m.onnx"))
+    for node in model.graph:
+        node.metadata_props["requant.origin"] = text
+    ir.save(model, tmp_path / "m.onnx")
+    options = Options(place="rules", effort="low", seconds=0.01)
+    assert quantize_model(tmp_path / "m.onnx", _feeds(), tmp_path / "q.onnx", options).output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "time_budget = nan",
+        "time_budget = inf",
+        "samples = 0",
+        "effort = 'huge'",
+        "threads = 5000",
+        "workers = 99999999999",
+    ],
+)
+def test_options_of_a_project_are_checked_when_it_is_read(tmp_path: Path, line: str) -> None:
+    (tmp_path / "requant.toml").write_text(f"model = 'm'\noutput = 'q'\n[quantize]\n{line}\n")
+    with pytest.raises(RequantError, match=line.partition(" ")[0]):
+        load_project(tmp_path / "requant.toml")
+
+
+def test_numbers_on_the_command_line_are_finite() -> None:
+    result = CliRunner().invoke(main, ["quantize", "m.onnx", "-o", "q.onnx", "--lambda", "nan"])
+    assert (result.exit_code, "must be at least 0" in result.stderr) == (2, True)
