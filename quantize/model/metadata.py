@@ -16,12 +16,12 @@ import onnx_ir as ir
 from ... import RequantError, decode_json
 from ...calibration.decoding import convert
 from ...transforms import METADATA_KEY
-from ...transforms.existing import VERSION_KEY
+from ...transforms.existing import MADE_KEY, VERSION_KEY
 from ...transforms.plan import Plan
 from ...transforms.qparams import QParams
 from ..runtime.machine import flags
 
-OPTIONS_KEY, RANGES_KEY, MADE_KEY = "requant.options", "requant.ranges", "requant.made"
+OPTIONS_KEY, RANGES_KEY = "requant.options", "requant.ranges"
 LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxruntime")
 """The libraries whose versions can change the bytes of a model."""
 Written: TypeAlias = Literal["int8", "float", "given"]
@@ -109,7 +109,7 @@ def making_of(path: str | os.PathLike[str], props: Mapping[str, str]) -> Made:
         RequantError: The entry is missing, or is not what `describe_making` writes.
     """
     if MADE_KEY not in props:
-        raise RequantError(f"{os.fspath(path)}: no {MADE_KEY!r} in its metadata: 'requant quantize' did not write it")
+        raise RequantError(f"{os.fspath(path)}: no {MADE_KEY!r} in its metadata")
     return convert(decoded(path, props, MADE_KEY), Made, f"{os.fspath(path)}: damaged metadata {MADE_KEY!r}")
 
 

@@ -16,11 +16,10 @@ from ...calibration.identity import fingerprint
 from ...calibration.overrides import Overrides, overrides_from_json
 from ...calibration.sources import DataSource
 from ...transforms import METADATA_KEY, parse, run
-from ...transforms.existing import VERSION_KEY
+from ...transforms.existing import MADE_KEY, VERSION_KEY
 from ...transforms.tensors import external_tensors
 from ..model.files import about, check_output, load_model, save_model, side_file, staging
 from ..model.metadata import (
-    MADE_KEY,
     OPTIONS_KEY,
     Made,
     decoded,
@@ -33,6 +32,7 @@ from ..options.declared import QUANTIZE
 from ..options.options import Options
 from ..options.tables import check_values
 from ..placement.plan_file import implementations, plan_path
+from ..runtime.compiled_for import KEY as COMPILED_KEY
 from ..runtime.progress import Progress, silent
 from ..steps.remake import Recipe, remake
 from .inspect.diff import Differences, diff_models
@@ -130,7 +130,11 @@ def reproduce_model(
     written = load_model(model, in_place=True)
     if output is not None:
         check_output(output, model, force=force)
-    quantized = MADE_KEY in written.metadata_props or VERSION_KEY in written.metadata_props
+    if COMPILED_KEY in written.metadata_props:
+        raise RequantError(
+            f"{os.fspath(model)}: compiled for one machine; reproduce the model that it was compiled from"
+        )
+    quantized = MADE_KEY in written.metadata_props
     again = _Quantized.of(model, written, inputs) if quantized else _Transformed.of(model, written, inputs)
     with staging(output) as folder:
         made, causes = again.make(folder, progress)
@@ -285,6 +289,9 @@ def _table(value: Any) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------- requant transform
 
 
+_NOT_QUANTIZED = f"no {MADE_KEY!r} in its metadata, so only 'requant transform' can be repeated"
+
+
 @dataclass(frozen=True, slots=True)
 class _Transformed:
     """A model of `requant transform`, with the pipeline that made it."""
@@ -305,9 +312,9 @@ class _Transformed:
             raise RequantError(f"{os.fspath(path)}: no {MADE_KEY!r} in its metadata: requant did not write it")
         idle = [name for name in ("data", "ranges", "plan") if getattr(inputs, name) is not None]
         if idle:
-            raise RequantError(f"{os.fspath(path)}: a model of 'requant transform': --{idle[0]} would do nothing")
+            raise RequantError(f"{os.fspath(path)}: {_NOT_QUANTIZED}: --{idle[0]} would do nothing")
         if inputs.source is None:
-            raise RequantError(f"{os.fspath(path)}: a model of 'requant transform': give --model IN, its input")
+            raise RequantError(f"{os.fspath(path)}: {_NOT_QUANTIZED}: give --model IN, its input")
         before = load_model(inputs.source, in_place=True).metadata_props.get(METADATA_KEY, "")
         if not recorded.startswith(before):
             raise RequantError(f"{os.fspath(inputs.source)}: not the input of {os.fspath(path)}: another pipeline")

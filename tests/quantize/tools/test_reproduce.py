@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from requant.cli import main
-from requant.quantize.model.metadata import MADE_KEY, OPTIONS_KEY
+from requant.quantize.model.metadata import OPTIONS_KEY
+from requant.transforms.existing import MADE_KEY
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N, 3, 8, 8] x) => (float[N, 10] y) {
@@ -181,3 +182,13 @@ def test_a_transformed_model(folder: Path) -> None:
     twice = folder / "u.onnx"
     assert invoke("transform", transformed, twice, "--transforms", "remove_nodes(op=Flatten)").exit_code == 0
     assert invoke("reproduce", twice, "--model", transformed).exit_code == 0
+
+
+def test_a_model_that_was_changed_afterwards_is_not_made_again(folder: Path) -> None:
+    model, changed = made(folder, "--data", folder / "d.npz", *FAST), folder / "t.onnx"
+    assert invoke("transform", model, changed, "--transforms", "deduplicate_initializers").exit_code == 0
+    assert "only 'requant transform' can be repeated" in invoke("reproduce", changed, "--data", folder / "d.npz").stderr
+    assert invoke("reproduce", changed, "--model", model).stdout == f"same bytes: {changed}\n"
+    assert invoke("compile", model, "-o", folder / "c.onnx").exit_code == 0
+    result = invoke("reproduce", folder / "c.onnx", "--data", folder / "d.npz")
+    assert (result.exit_code, "compiled for one machine" in result.stderr) == (2, True)
