@@ -13,6 +13,7 @@ MODULES = {
     "calibrate": ("calibrate",),
     "check": ("check", "init"),
     "quantize": ("compare", "costs", "ops", "quantize", "report", "sensitivity"),
+    "reproduce": ("reproduce",),
     "tools": ("bench", "compile", "diff", "explain", "inspect", "kernels", "view"),
     "transform": ("transform", "transforms"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from .. import RequantError
-from .decoding import Natural, load_document
+from .decoding import LARGE_FILE, Count, load_document
 from .execution import Execution
 from .files import write_atomically
 from .observations import Observations
@@ -30,15 +31,24 @@ SECONDS = 5.0
 """The least time between two checkpoints."""
 SHARE = 0.05
 """The largest share of the time that writing checkpoints takes."""
+MOST_BATCHES = 10**7
+"""The most finished batches that a checkpoint may list."""
 
 
 class _Document(msgspec.Struct, frozen=True):
     """A checkpoint file. `observations_from_json` checks the statistics in ``seen``."""
 
     identity: str
-    done: list[tuple[Natural, Natural]]
+    done: list[tuple[Count, Count]]
     complete: bool
     seen: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check the intervals of finished batches."""
+        if any(first > last for first, last in self.done):
+            raise ValueError("an interval of batches ends before it begins")
+        if sum(last - first + 1 for first, last in self.done) > MOST_BATCHES:
+            raise ValueError("there are too many batches")
 
 
 @dataclass(slots=True)
@@ -69,7 +79,8 @@ class Checkpoint:
     ) -> Checkpoint:
         """Read the checkpoint of an interrupted run with the same identity, or start an empty one.
 
-        The file's name ends with the first digits of the identity, so different runs use different files.
+        The file's name ends with the first digits of the identity, so different runs use different files. A file that
+        cannot be used is noted on the logger ``requant``, and the run starts anew; a folder in its place is left alone.
 
         Args:
             execution: How the model is run.
@@ -77,23 +88,22 @@ class Checkpoint:
             first: The first sample.
             source: The samples.
             length: The number of samples; None if it is unknown before reading.
-
-        Raises:
-            RequantError: The file cannot be read.
         """
         if execution.checkpoint is None:
             return cls(None, "")
         identity = _identity(execution, setup, first, data_stamp(source, length))
         path = execution.checkpoint.with_name(f"{execution.checkpoint.name}-{identity[:8]}")
-        if not path.exists():
-            return cls(path, identity, kept=execution.kept, _due=time.monotonic() + SECONDS)
+        empty = cls(path, identity, kept=execution.kept, _due=time.monotonic() + SECONDS)
+        if not os.path.lexists(path):
+            return empty
         try:
-            document = load_document(path, _Document, "checkpoint", SCHEMA)
+            document = load_document(path, _Document, "checkpoint", SCHEMA, most=LARGE_FILE)
             if document.identity != identity:
                 raise RequantError(f"{path}: checkpoint of another run")
             seen = _statistics(document, path)
         except RequantError as error:
-            raise RequantError(f"{error}; remove the file to start again") from error
+            logging.getLogger("requant").warning("requant: %s; the run starts anew", error)
+            return cls(None, identity) if path.is_dir() else empty
         done = frozenset(_expanded(document.done))
         with suppress(OSError):
             os.utime(path)  # the run is active again

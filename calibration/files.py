@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 from .. import RequantError
 from ..processes.notes import note_written
 from ..processes.scratch import scratch_file
-from .decoding import Finite, Natural, Positive, convert_rows, load_document
+from .decoding import LARGE_FILE, Count, Finite, Positive, convert_rows, load_document
 from .histogram import Histogram
 from .observations import Observations
 from .overrides import Overrides, overrides_from_json
@@ -300,7 +300,7 @@ def load_ranges(path: str | os.PathLike[str]) -> RangeFile:
         RequantError: The file is missing, malformed, or of another schema.
     """
     name = os.fspath(path)
-    document = load_document(path, _Document, "range file", SCHEMA, hint="calibrate again")
+    document = load_document(path, _Document, "range file", SCHEMA, hint="calibrate again", most=LARGE_FILE)
     place = f"{name}: malformed range file"
     rows = convert_rows(document.tensors, _TensorRow, f"{place}: tensor")
     try:
@@ -313,9 +313,9 @@ class _DataRow(msgspec.Struct, frozen=True):
     """The entry ``data`` of a range file."""
 
     description: str
-    samples: Natural
+    samples: Count
     batch: Positive
-    shards: list[Annotated[str, msgspec.Meta(pattern="^[0-9]+/[0-9]+$")]]
+    shards: list[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,18}/[0-9]{1,18}$")]]
     histogram_values: Positive | UnsetType = UNSET
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from .. import RequantError
+from .. import RequantError, read_file
 from .histogram import Statistic
 from .overrides import check_tensors
 from .precision import FLOAT_MAX
@@ -23,6 +23,8 @@ KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
 """The kinds of records, with the number of values of each."""
 # Two threads can write on one line: a record starts at each ``;<name>__print__;``.
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
+MOST = 2**30
+"""The most bytes of a log that are read: ten million records."""
 UNFIT = re.compile(r"[;\n\r]|__print__")
 """Characters and text that a name in a log cannot contain."""
 
@@ -57,10 +59,7 @@ def load_log(path: str | os.PathLike[str]) -> Log:
         RequantError: The file cannot be read, contains no range, or has only minima or only maxima of a tensor.
     """
     source = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RequantError(f"{source}: cannot be read: {error.strerror}") from error
+    text = read_file(path, most=MOST).decode(errors="replace")
     lows: dict[str, float] = {}
     highs: dict[str, float] = {}
     rejected = 0
@@ -119,11 +118,7 @@ def is_log(path: str | os.PathLike[str]) -> bool:
     Raises:
         RequantError: The file cannot be read.
     """
-    try:
-        with open(path, "rb") as file:
-            return file.read(64).lstrip()[:1] != b"{"
-    except OSError as error:
-        raise RequantError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
+    return read_file(path, most=64, whole=False).removeprefix(BOM_UTF8).lstrip()[:1] != b"{"
 
 
 def _floats(text: str) -> list[float]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import RequantError, near
+from .decoding import load_json, load_toml
 from .ranges import Range, Rule, parse_rule
 
 ENTRIES = ("range", "rule", "float")
@@ -105,14 +103,8 @@ def load_overrides(path: str | os.PathLike[str]) -> Overrides:
         RequantError: The file is missing or malformed; the message names the tensor.
     """
     name = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        is_json = Path(path).suffix.lower() == ".json"
-        document = json.loads(text, object_pairs_hook=_unique) if is_json else tomllib.loads(text)
-    except OSError as error:
-        raise RequantError(f"{name}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8, TOML or JSON
-        raise RequantError(f"{name}: cannot be read: {' '.join(str(error).split())}") from error
+    is_json = Path(path).suffix.lower() == ".json"
+    document = load_json(path, "file of overrides") if is_json else load_toml(path)
     try:
         return Overrides(_tensors(document), name)
     except RequantError as error:
@@ -173,25 +165,7 @@ def _range(value: object) -> Range:
     """Read a range."""
     if not isinstance(value, list) or len(value) != 2 or not all(type(end) in (int, float) for end in value):
         raise RequantError("'range' must be two numbers, [lo, hi]")
-    try:
-        lo, hi = float(value[0]) + 0.0, float(value[1]) + 0.0  # + 0.0: no -0.0
-    except OverflowError:
-        lo = hi = math.inf
-    if not (math.isfinite(lo) and math.isfinite(hi)):
-        raise RequantError(f"'range' must be two finite numbers, not {value}")
+    lo, hi = float(value[0]) + 0.0, float(value[1]) + 0.0  # + 0.0: no -0.0
     if lo > hi:
         raise RequantError(f"the lower end of 'range' is above the upper end: {value}")
     return lo, hi
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object without repeated keys.
-
-    Raises:
-        ValueError: A key occurs twice.
-    """
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice")
-    return entries

@@ -16,15 +16,19 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from .. import RequantError
-from .decoding import Finite, Natural, Positive, convert, convert_rows
+from .decoding import Count, Finite, Natural, convert, convert_rows
 from .exact import HALF, ExactSum
 from .extremes import MinMax
-from .histogram import Histogram
+from .histogram import MAX_BINS, Histogram
 from .observations import Observations, Place
 from .session import Array
 from .sums import Channels, Moments, Runs
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+"""A count of at least one, see `Count`."""
+Block: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=62)]
+"""The number of a block of samples; block 62 begins at sample 2**62 - 1."""
 
 MAX_POWER = 40
 """A sum of fewer than 2**63 float64 values has digits only between 2**(-32 * 36) and 2**(32 * 36)."""
@@ -79,6 +83,9 @@ def _sum_of(row: SumRow, name: str, shape: tuple[int, ...]) -> ExactSum:
     total = row.build()
     if total.shape != shape:
         raise ValueError(f"{name!r} must be of shape {shape}, not {total.shape}")
+    with np.errstate(invalid="ignore"):
+        if np.isnan(total.value).any():  # digits of both signs beyond float64
+            raise ValueError(f"{name!r} is not a number")
     return total
 
 
@@ -106,7 +113,7 @@ class HistogramRow(Struct, frozen=True, tag_field="kind", tag="histogram"):
     hi: Finite
     exponent: int
     first: int
-    counts: list[Int64]
+    counts: list[Count]
 
     @classmethod
     def of(cls, record: Histogram) -> Self:
@@ -117,6 +124,8 @@ class HistogramRow(Struct, frozen=True, tag_field="kind", tag="histogram"):
     def build(self) -> Histogram:
         """Return the histogram."""
         counts = np.array(self.counts, np.int64)
+        if counts.size > MAX_BINS or sum(self.counts) > 2**53:
+            raise ValueError("the counts are out of range")
         return Histogram(_float(self.lo), _float(self.hi), self.exponent, self.first, counts)
 
 
@@ -125,7 +134,7 @@ class RunsRow(Struct, frozen=True):
 
     count: Positive
     ends: SumRow
-    blocks: list[tuple[Natural, Finite, Finite]]
+    blocks: list[tuple[Block, Finite, Finite]]
 
     @classmethod
     def of(cls, record: Runs) -> Self:
@@ -201,7 +210,7 @@ class MomentsRow(Struct, frozen=True):
 class PlaceRow(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The position of a sample and its name in messages."""
 
-    position: Natural
+    position: Count
     where: str
 
     @classmethod
@@ -217,7 +226,7 @@ class PlaceRow(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 class FeedRow(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The first place of a feed, and the number of its occurrences."""
 
-    position: Natural
+    position: Count
     where: str
     times: Positive
 
@@ -259,7 +268,7 @@ def _row(kind: Any, record: object) -> Any:
 class ObservationsRow(Struct, frozen=True):
     """The statistics of a run. The rows are `TensorRow`, `MomentsRow` and `FeedRow`, each sorted by key."""
 
-    samples: Natural
+    samples: Count
     tensors: dict[str, Any]
     inputs: dict[str, Any]
     feeds: dict[str, Any]
@@ -319,7 +328,7 @@ def _build(rows: Mapping[str, _Row[T_co] | UnsetType], noun: str) -> dict[str, T
         if not isinstance(row, UnsetType):
             try:
                 built[name] = row.build()
-            except ValueError as error:
+            except (ValueError, ArithmeticError) as error:
                 raise RequantError(f"{noun} {name!r}: {error}") from error
     return built
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, TypeAlias
 
-from .. import RequantError
+from .. import RequantError, decode_json
 from .checkpoint import Checkpoint
+from .decoding import convert
 from .execution import Execution, cpus, quarter_of_memory
 from .executors import width
 from .observations import Observations
@@ -199,7 +200,9 @@ def _limits(session: InferenceSession, key: str) -> dict[str, float]:
     """Read an object of limits from the model's metadata."""
     text = session.get_modelmeta().custom_metadata_map.get(key, "{}")
     try:
-        limits = json.loads(text)
-        return {str(name): math.inf if int(limit) < 0 else int(limit) for name, limit in limits.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise RequantError(f"the model's metadata {key!r} must be a JSON object of numbers, not {text!r}") from None
+        limits = convert(decode_json(text), dict[str, int], key)
+        return {name: math.inf if limit < 0 else limit for name, limit in limits.items()}
+    except (ValueError, RequantError):
+        raise RequantError(
+            f"the model's metadata {key!r} must be a JSON object of numbers, not {brief(text)}"
+        ) from None

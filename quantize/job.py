@@ -36,6 +36,7 @@ class Job:
 
     Attributes:
         path: The float model's file.
+        identity: Its `fingerprint`.
         reference: The model with the outputs that INT8 is compared with: the float model as the runtime runs it. Where
             the user's model computes its ranges at run time, the one with float weights, whose activations nothing
             rounds.
@@ -65,6 +66,7 @@ class Job:
     """
 
     path: Path
+    identity: str
     reference: ModelSource
     opened: Sessions
     timed: Sessions

@@ -45,7 +45,7 @@ ROOMS = {
     "tools.bench": "accuracy kernels",
     "tools.explain": "model",
     "tools.inspect": "model",
-    "tools": "steps",
+    "tools": "steps tools.inspect",
     "report": "steps",
     "api": "steps",
     "console": "tools tools.bench tools.explain tools.inspect gate result placement",

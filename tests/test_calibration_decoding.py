@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from requant import RequantError
+from requant import RequantError, decode_json
 from requant.calibration.decoding import (
     Finite,
     Natural,
@@ -18,7 +18,6 @@ from requant.calibration.decoding import (
     convert_rows,
     load_document,
     load_json,
-    parse_json,
 )
 
 
@@ -114,7 +113,7 @@ def test_files(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text('{"schema": 2, "name": "n", "rows": []}')
     assert load_document(path, Document, "range file", 2) == Document("n", [])
-    assert load_json(path, "range file") == parse_json(path.read_text())
+    assert load_json(path, "range file") == decode_json(path.read_text())
     with pytest.raises(RequantError, match=r"none\.json: cannot be read: No such file"):
         load_json(tmp_path / "none.json", "range file")
 

@@ -15,6 +15,8 @@ from .reasons import INTEGER, QUANTIZED_BEFORE
 COMPUTE = {"Conv": (1, 2), "Gemm": (1, 2), "MatMul": (1,)}
 VERSION_KEY = "requant.version"
 """The key in the metadata of a model that `requant quantize` has written."""
+MADE_KEY = "requant.made"
+"""The key of what is needed to make the model again; a transform removes it."""
 QUANTIZED = (np.dtype(np.uint8), np.dtype(np.int8))
 
 

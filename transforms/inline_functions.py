@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from .. import NATIVE_DOMAIN
+from .. import NATIVE_DOMAIN, decode_json
 from .functions import DOMAIN
 from .graph import names, node_name, take
 from .registry import Change, TransformError, transform
@@ -268,7 +268,7 @@ def _end_with_nodes(function: ir.Function) -> None:
 def _rename(node: ir.Node, call: str, taken: set[str]) -> None:
     """Name an inlined node, its outputs and the values of its bodies ``call/name``."""
     own = node.metadata_props.pop(NAME)
-    node.metadata_props[ORIGIN] = json.dumps([call, *json.loads(node.metadata_props.get(ORIGIN, json.dumps([own])))])
+    node.metadata_props[ORIGIN] = json.dumps([call, *(taken_origins(node) or [own])])
     node.name = take(taken, f"{call}/{own}")
     graphs = [graph for each in node.attributes.values() if each.type in GRAPHS for graph in _graphs(each)]
     inner = [value for graph in graphs for value in [*graph.inputs, *graph.initializers.values()]]
@@ -276,6 +276,15 @@ def _rename(node: ir.Node, call: str, taken: set[str]) -> None:
         name = value.metadata_props.pop(NAME, None)
         if name is not None:
             value.name = take(taken, f"{call}/{name}") if name else ""
+
+
+def taken_origins(node: ir.Node) -> list[str]:
+    """Remove the entry `ORIGIN` of a node, and return its names; none if it is not what `inline_functions` writes."""
+    try:
+        names = decode_json(node.metadata_props.pop(ORIGIN, "[]"))
+    except ValueError:
+        return []
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 
 def _graphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import onnx_ir as ir
 
+from .. import decode_json
 from .graph import add_initializer, fresh_name, node_name
 from .registry import Change, TransformError, transform
 
@@ -45,11 +46,11 @@ def insert_logging(
         summarize: The maximum number of values in a line.
 
     Raises:
-        TransformError: Two nodes have the same line.
+        TransformError: Two nodes have the same line, or the metadata are damaged.
     """
     change = Change()
     present = {str(output.name) for output in model.graph.outputs}
-    limits = {key: json.loads(model.metadata_props.get(key, "{}")) for key in (FIRST_N, SUMMARIZE)}
+    limits = {key: _limits(model, key) for key in (FIRST_N, SUMMARIZE)}
     for node in list(model.graph):
         name = node_name(node)
         if (op and node.op_type not in op) or (prefix and not name.startswith(prefix)) or MARK in name:
@@ -69,6 +70,21 @@ def insert_logging(
     if change.applied:
         model.metadata_props.update({key: json.dumps(value) for key, value in limits.items()})
     return change
+
+
+def _limits(model: ir.Model, key: str) -> dict[str, int]:
+    """Return the limits in the metadata of a model with logged outputs; none if it has no logged output.
+
+    Raises:
+        TransformError: The entry is not what this transform writes.
+    """
+    try:
+        limits = decode_json(model.metadata_props.get(key, "{}"))
+    except ValueError as error:
+        raise TransformError(f"the model's metadata {key!r} is damaged: {error}") from error
+    if not isinstance(limits, dict) or not all(type(limit) is int for limit in limits.values()):
+        raise TransformError(f"the model's metadata {key!r} is damaged: an object of whole numbers is expected")
+    return limits
 
 
 def _logged(model: ir.Model, line: str, name: str) -> bool:

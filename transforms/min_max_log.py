@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import read_file
 from .qparams import FLOAT_MAX
 from .registry import TransformError
 
 REQUANT_MIN_MAX, MIN, MAX = "__requant_min_max:", "__min:", "__max:"
 VALUES = {REQUANT_MIN_MAX: 2, MIN: 1, MAX: 1}
+MOST = 2**30
+"""The most bytes of a log that are read: ten million records."""
 # A record starts at ``;<name>__print__;``, also inside a line: two threads may write on one line.
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
 
@@ -42,12 +46,9 @@ def read_log(path: str | Path, kind: str) -> Log:
         kind: `REQUANT_MIN_MAX`, `MIN` or `MAX`.
 
     Raises:
-        TransformError: The file cannot be read, or has no valid record of this kind.
+        RequantError: The file cannot be read, or has no valid record of this kind.
     """
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise TransformError(f"{path}: cannot read the log: {error.strerror}") from error
+    text = read_file(os.path.expanduser(path), most=MOST).decode(errors="replace")
     records: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     rejected = 0
     for match in RECORD.finditer(text):

@@ -20,7 +20,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from .. import RequantError, near
 from . import plugins
-from .existing import is_finished
+from .existing import MADE_KEY, is_finished
 from .groups import SPARING, members
 from .registry import REQUIRED, Change, Option, PipelineError, Transform, TransformError
 from .verify import Signature, VerifyError, signature, verify
@@ -190,6 +190,7 @@ def run(
             history.append(step.name)
             recorded = model.metadata_props.get(METADATA_KEY, "")
             model.metadata_props[METADATA_KEY] = f"{recorded} {step}".lstrip()
+            model.metadata_props.pop(MADE_KEY, None)
         if keep is not None:
             keep(result, model)
     return PipelineResult(model, tuple(applied))

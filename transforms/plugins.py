@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 
 from .. import UnknownNameError
 from .groups import GROUPS
@@ -60,7 +60,22 @@ def lookup(name: str, check: Check) -> Transform:
 @cache
 def _found() -> tuple[EntryPoint, ...]:
     """Return the entry points of all installed distributions."""
-    return tuple(sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)))
+    try:
+        found = list(entry_points(group=ENTRY_POINTS))
+    except Exception:  # noqa: BLE001 - the list of any distribution may be damaged, and its parser raises what it meets
+        found = [entry for each in distributions() for entry in _readable(each)]
+    return tuple(sorted(found, key=lambda entry: (entry.name, entry.value)))
+
+
+def _readable(distribution: Distribution) -> list[EntryPoint]:
+    """Return the entry points of a distribution; none if the list is damaged, with a line on the logger ``requant``."""
+    try:
+        return [entry for entry in distribution.entry_points if entry.group == ENTRY_POINTS]
+    except Exception as error:  # noqa: BLE001 - as above
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        message = "requant: the entry_points.txt of an installed distribution is damaged, and left out: %s"
+        logging.getLogger("requant").warning(message, reason)
+        return []
 
 
 def _load(entry: EntryPoint, check: Check) -> str:

@@ -48,7 +48,11 @@ def _read(option: Option) -> Callable[[click.Context, click.Parameter, Any], Any
 
     def read(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         try:
-            return None if value is None else option.read(value)
+            if value is None:
+                return None
+            if option.kind in (Kind.INT, Kind.NUMBER):
+                option.check(value)  # click's ranges accept NaN
+            return option.read(value)
         except RequantError as error:
             raise click.BadParameter(str(error), ctx, param) from error
 

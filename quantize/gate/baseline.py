@@ -181,9 +181,9 @@ class Speed:
     """
 
     rounds: Annotated[tuple[Ratio, ...], msgspec.Meta(min_length=1)]
-    float_ms: float
-    int8_ms: float
-    batch: int
+    float_ms: Ratio
+    int8_ms: Ratio
+    batch: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     machine: Machine
 
     @property

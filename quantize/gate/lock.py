@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from ... import RequantError
-from ...calibration.decoding import Natural, convert, convert_rows, load_json
+from ...calibration.decoding import LARGE_FILE, Count, Finite, Number, convert, convert_rows, load_json, plain_number
 from ...calibration.files import write_atomically
 from ...calibration.session import Array
 from ..accuracy.metrics import Score, metric_named
@@ -24,18 +24,18 @@ from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, 
 
 FORMAT = "requant.lock"
 VERSION = 1
+MOST_DEFLATED = 1032
+"""The most bytes that one deflated byte holds."""
 MALFORMED = "malformed, --update writes a new one"
 PLAIN = ("float_model", "int8_model", "mac_share", "size", "opset")
 """Attributes of `Measured` that are written as they are."""
-Number: TypeAlias = float | Literal["inf", "-inf", "nan"]
-"""A number, or the text of one that JSON lacks."""
 
 
 class Packed(msgspec.Struct, frozen=True):
     """An array in the file: its bytes, deflated and in base 64."""
 
     type: Literal["<f8", "<i8"]
-    shape: tuple[Natural, ...]
+    shape: tuple[Count, ...]
     data: bytes
 
 
@@ -55,12 +55,12 @@ class Document(msgspec.Struct, frozen=True):
     """The file. Mappings with a row per line are converted row by row, so that errors name the row."""
 
     tolerances: dict[str, object]
-    samples: Natural | None
+    samples: Annotated[int, msgspec.Meta(ge=1, le=2**53)] | None
     float_model: str
     int8_model: str
-    mac_share: float
-    size: Natural
-    opset: int
+    mac_share: Finite
+    size: Count
+    opset: Count
     metrics: dict[str, object]
     data: DataSummary
     latency: Speed | None
@@ -74,7 +74,7 @@ class LayerRow(msgspec.Struct, frozen=True, array_like=True):
     """A layer, as the file has it: the operator, and by role the attributes of a `Constant`."""
 
     op: str
-    constants: dict[str, tuple[str, str, float, Natural]]
+    constants: dict[str, tuple[str, str, Finite, Count]]
 
 
 def save_baseline(path: str | os.PathLike[str], baseline: Baseline) -> None:
@@ -96,9 +96,9 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
         RequantError: It is missing, malformed, of another version, or a tolerance in it is out of range.
     """
     name = os.fspath(path)
-    if not Path(path).exists():
+    if not os.path.lexists(path):
         raise RequantError(f"{name}: no such baseline; --update measures and writes it")
-    document = load_json(path, "baseline")
+    document = load_json(path, "baseline", most=LARGE_FILE)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RequantError(f'{name}: not a baseline: an object with "format": "{FORMAT}" is expected')
     if document.get("version") != VERSION:
@@ -149,7 +149,7 @@ def _document(baseline: Baseline) -> dict[str, Any]:
             name: [layer.op, {role: [*asdict(each).values()] for role, each in layer.constants.items()}]
             for name, layer in measured.layers.items()
         },
-        "noise": {name: _number(value) for name, value in measured.noise.items()},
+        "noise": {name: plain_number(value) for name, value in measured.noise.items()},
     }
 
 
@@ -158,10 +158,10 @@ def _scored_json(scored: Scored) -> dict[str, Any]:
     after = scored.after
     return {
         "higher_is_better": scored.metric.higher_is_better,
-        "float": _number(scored.before),
-        "int8": _number(after.value),
-        "drop": _number(scored.drop),
-        "interval": scored.interval and [*map(_number, scored.interval)],
+        "float": plain_number(scored.before),
+        "int8": plain_number(after.value),
+        "drop": plain_number(scored.drop),
+        "interval": scored.interval and [*map(plain_number, scored.interval)],
         "items": None if after.parts is None else pack(after.parts),
         "rows": None if after.rows is None else pack(after.rows),
     }
@@ -179,11 +179,6 @@ def _text(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
-def _number(value: float) -> float | str:
-    """Return a number, or its text if JSON lacks it."""
-    return value if math.isfinite(value) else str(value)
-
-
 def pack(array: Array) -> dict[str, Any]:
     """Return an array as the plain JSON values of a `Packed`, in 64-bit floats or integers."""
     data = np.ascontiguousarray(array, "<f8" if array.dtype.kind == "f" else "<i8")
@@ -197,15 +192,19 @@ def pack(array: Array) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- read
 
 
-def unpack(packed: Packed | None, place: str) -> Array | None:
-    """Return the array of `pack`; None for None.
+def unpack(packed: Packed | None, axes: int, place: str) -> Array | None:
+    """Return the array of `pack`, with so many axes; None for None.
 
     Raises:
-        RequantError: The bytes are not deflated, or do not fit the shape.
+        RequantError: The array has other axes, its bytes are not deflated, or they do not fit the shape.
     """
     if packed is None:
         return None
+    if len(packed.shape) != axes:
+        raise RequantError(f"{place}: the array is damaged: {len(packed.shape)} axes instead of {axes}")
     size = 8 * math.prod(packed.shape)  # never unpack more, even if the file holds more
+    if size > MOST_DEFLATED * (len(packed.data) + 1):
+        raise RequantError(f"{place}: the array is damaged: {len(packed.data)} bytes cannot hold {packed.shape}")
     try:
         raw = zlib.decompressobj().decompress(packed.data, size + 1)
         return np.frombuffer(raw, packed.type).reshape(packed.shape)
@@ -223,8 +222,8 @@ def _baseline(document: object, name: str) -> Baseline:
         scores=scores,
         data=read.data,
         speed=read.latency,
-        kernels=convert_rows(read.kernels, tuple[int, float], f"{MALFORMED}: kernels"),
-        stored=convert_rows(read.stored, int, f"{MALFORMED}: stored"),
+        kernels=convert_rows(read.kernels, tuple[Count, Finite], f"{MALFORMED}: kernels"),
+        stored=convert_rows(read.stored, Count, f"{MALFORMED}: stored"),
         layers={
             key: Layer(layer.op, {role: Constant(*row) for role, row in layer.constants.items()})
             for key, layer in convert_rows(read.layers, LayerRow, f"{MALFORMED}: layers").items()
@@ -238,6 +237,9 @@ def _baseline(document: object, name: str) -> Baseline:
 def _scored(name: str, row: ScoredRow, place: str) -> Scored:
     """Return the scores in a metric."""
     metric = metric_named(name, lower=not row.higher_is_better)
-    score = Score(metric, float(row.after), unpack(row.items, place), unpack(row.rows, place))
+    items, rows = unpack(row.items, 2, place), unpack(row.rows, 1, place)
+    if rows is not None and (items is None or len(rows) != len(items) or rows.dtype.kind != "i"):
+        raise RequantError(f"{place}: the rows do not fit the items")
+    score = Score(metric, float(row.after), items, rows)
     interval = None if row.interval is None else (float(row.interval[0]), float(row.interval[1]))
     return Scored(metric, float(row.before), score, float(row.drop), interval)

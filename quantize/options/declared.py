@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from reprlib import repr as brief
 from typing import Any
 
 from ... import RequantError
@@ -84,6 +85,7 @@ class Option:
         choices: The only values of a text.
         least: The least value of a number.
         above: Whether a number must be more than `least`.
+        most: The greatest value of a number.
         metavar: The value's name in the help of the command line; ``FILE`` completes to paths.
         more: Further help, shown by the command line alone.
         project: The default in a ``requant.toml``, if it differs.
@@ -99,6 +101,7 @@ class Option:
     choices: tuple[str, ...] = ()
     least: float | None = None
     above: bool = False
+    most: float = 2**31 - 1
     metavar: str | None = None
     more: str = ""
     project: Any = None
@@ -123,6 +126,22 @@ class Option:
         unset = f" Default: {self.unset}." if self.unset else ""
         text = f"{self.help.removesuffix('.')}{choices}.{unset}"
         return re.sub(r"--([a-z][a-z-]+)", lambda match: match[1].replace("-", "_"), text)
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of a file that is none of the choices, or is a number out of range.
+
+        Raises:
+            RequantError: The value is refused.
+        """
+        if self.choices and value not in self.choices:
+            raise RequantError(f"must be one of {', '.join(self.choices)}, not {brief(value)}")
+        if self.kind not in (Kind.INT, Kind.INTS, Kind.NUMBER):
+            return
+        least = -self.most if self.least is None else self.least
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if not least <= number <= self.most or (self.above and number == least):
+                bound = f"more than {least:g}" if self.above else f"at least {least:g}"
+                raise RequantError(f"must be {bound} and at most {self.most:.10g}, not {number}")
 
     def read(self, value: Any) -> Any:
         """Return a value of the command line or of a TOML file as the program uses it: lists become tuples.
@@ -166,7 +185,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
         RequantError: A part is not a whole number, or the sizes are refused.
     """
     parts = [part.strip() for part in text.split(",")]
-    wrong = next((part for part in parts if not re.fullmatch(r"[+-]?[0-9]+", part)), None)
+    wrong = next((part for part in parts if not re.fullmatch(r"[+-]?[0-9]{1,9}", part)), None)
     if wrong is not None:
         raise RequantError(f"{wrong!r} is not a whole number; write for instance 16, or 1,16")
     sizes = tuple(map(int, parts))
@@ -237,7 +256,9 @@ BATCHES = Option(
     parse=parse_batches,
     help="Items per run while timing. Of several sizes, one plan serves all; see docs/speed.md.",
 )
-THREADS = Option("threads", Kind.INT, "Threads while timing; 0: the runtime chooses.", default=1, least=0, metavar="N")
+THREADS = Option(
+    "threads", Kind.INT, "Threads while timing; 0: the runtime chooses.", default=1, least=0, most=4096, metavar="N"
+)
 LOWER = Option("lower", Kind.FLAG, "Lower values of --metric FILE.py:NAME are better.")
 FORCE = Option("force", Kind.FLAG, "Overwrite an existing output.", project=True)
 JSON = Option("json", Kind.FLAG, "Print one JSON object on stdout.")
@@ -457,6 +478,7 @@ CHECK: tuple[Option, ...] = (
         Kind.INT,
         unset=AS_BEFORE,
         least=0,
+        most=4096,
         metavar="N",
         sample=1,
         help="Threads while timing; 0: the runtime chooses.",

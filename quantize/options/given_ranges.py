@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.files import RangeFile, load_ranges, shard_text
-from ...calibration.identity import differences, fingerprint
+from ...calibration.identity import differences
 from ...calibration.log import Log, is_log, load_log
 from ...calibration.overrides import Overrides, load_overrides
 from ...calibration.precision import Precision
@@ -48,9 +48,9 @@ class GivenRanges:
             return f"{self.source}: {self.ranges.samples} samples of {self.ranges.data.description}"
         return self.source if self.ranges is not None else ""
 
-    def is_of(self, original: ir.Model) -> bool:
-        """Return whether the ranges are for this model, judged by its fingerprint before simplification."""
-        return not isinstance(self.ranges, RangeFile) or self.ranges.model == fingerprint(original)
+    def is_of(self, identity: str) -> bool:
+        """Return whether the ranges are for the model with this fingerprint, computed before simplification."""
+        return not isinstance(self.ranges, RangeFile) or self.ranges.model == identity
 
     def refuse(self, path: str | os.PathLike[str], simple: ir.Model, tensors: Iterable[str]) -> RequantError:
         """Return an error that names differences between the model of the ranges and this one."""

@@ -147,10 +147,10 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that shape the model and differ from their defaults, as plain JSON; without files."""
-        values, defaults = self._shaping(), Options()._shaping()
+        values, defaults = self.shaping(), Options().shaping()
         return {name: value for name, value in values.items() if value != defaults[name]}
 
-    def _shaping(self) -> dict[str, Any]:
+    def shaping(self) -> dict[str, Any]:
         """Return the options that shape the model, as plain JSON values."""
         selection = {
             name: sorted(value) if isinstance(value, frozenset) else value

@@ -17,10 +17,10 @@ import msgspec
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.decoding import convert_rows, load_document
+from ...calibration.decoding import Natural, convert_rows, load_document
 from ...calibration.files import write_atomically
 from ...transforms.plan import Impl, Unit
-from ..runtime.machine import Machine, folder
+from ..runtime.machine import Machine, folder, forgotten
 
 SCHEMA = 1
 Microseconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
@@ -66,7 +66,7 @@ class _File:
 
     runtime: str
     cpu: str
-    threads: int
+    threads: Natural
     costs: dict[str, Any]
 
 
@@ -76,10 +76,14 @@ def path_of(machine: Machine) -> Path:
 
 
 def load(machine: Machine) -> Costs:
-    """Return the cached costs of a machine; none if there is no file, or if it cannot be read."""
+    """Return the cached costs of a machine; none if there is no file. If it cannot be read, a note says so."""
+    path = path_of(machine)
+    if not os.path.lexists(path):
+        return Costs(machine)
     try:
-        return read(path_of(machine))
-    except RequantError:
+        return Costs(machine, read(path).rows)
+    except RequantError as error:
+        forgotten(error)
         return Costs(machine)
 
 
@@ -129,10 +133,17 @@ def kept() -> list[Costs]:
 
 
 def clear() -> int:
-    """Remove all cached costs; return the number of files."""
+    """Remove all cached costs; return the number of files.
+
+    Raises:
+        RequantError: A file cannot be removed.
+    """
     files = list(folder().glob("costs-*.json"))
     for path in files:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RequantError(f"{path}: cannot be removed: {error.strerror}") from error
     return len(files)
 
 

@@ -72,7 +72,7 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
     """
     options, name_of_file = able(facts, rules), os.fspath(path)
     changed = {}
-    for name, wanted in _implementations(path).items():
+    for name, wanted in implementations(path).items():
         if name not in options:
             raise UnknownNameError(f"unit of {name_of_file} in the model", name, options)
         possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
@@ -85,7 +85,7 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
     return rules.with_choices(changed)
 
 
-def _implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:
+def implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:
     """Return the implementations in a plan file by unit.
 
     Raises:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ... import RequantError, UnknownNameError
+from ... import RequantError
+from ...calibration.decoding import load_toml
 from ..gate.lock import check_writable
 from ..options.declared import BASELINE, CHECK, QUANTIZE, Kind, Option
+from ..options.tables import check_values
 
 NAME = "requant.toml"
 TOP: tuple[Option, ...] = (
@@ -70,7 +71,7 @@ class Project:
         check = {**self.check, **{name: value for name, value in own.items() if name not in ("float", "model")}}
         if "tolerance" in values:
             check["tolerance"] = {**self.check.get("tolerance", {}), **values["tolerance"]}
-        _check_values("check", check, CHECK)
+        check_values("check", check, CHECK)
         return replace(self, model=own.get("float", self.model), output=own.get("model", self.output), check=check)
 
     def _from_here(self, name: str, value: Any) -> Any:
@@ -89,12 +90,9 @@ def load_project(path: str | os.PathLike[str]) -> Project:
         RequantError: The file is missing, is not TOML, lacks a key, or has a key that is unknown or of a wrong type.
     """
     name = os.fspath(path)
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RequantError(f"{name}: cannot be read: {error.strerror}; 'requant init MODEL' writes one") from error
-    except ValueError as error:  # not UTF-8 or not TOML; the message has the line
-        raise RequantError(f"{name}: cannot be read: {' '.join(str(error).split())}") from error
+    if not os.path.lexists(path):
+        raise RequantError(f"{name}: cannot be read: No such file or directory; 'requant init MODEL' writes one")
+    document = load_toml(path)
     try:
         return parse_project(Path(path), document)
     except RequantError as error:
@@ -129,12 +127,12 @@ def parse_project(path: Path, document: Mapping[str, Any]) -> Project:
     Raises:
         RequantError: A key is missing, unknown or of a wrong type.
     """
-    _check_values("", document, TOP)
+    check_values("", document, TOP)
     missing = next((key for key in TOP[:2] if key.name not in document), None)
     if missing is not None:
         raise RequantError(f"no {missing.name!r}; write for instance {missing.name} = {missing.example}")
     for table, keys in TABLES.items():
-        _check_values(table, document.get(table, {}), keys)
+        check_values(table, document.get(table, {}), keys)
     return Project(
         path=path,
         model=document["model"],
@@ -142,14 +140,3 @@ def parse_project(path: Path, document: Mapping[str, Any]) -> Project:
         quantize=document.get("quantize"),
         check=document.get("check", {}),
     )
-
-
-def _check_values(table: str, values: Mapping[str, Any], keys: Iterable[Option]) -> None:
-    """Refuse an unknown key, and a value of a wrong type."""
-    known = {key.name: key for key in keys}
-    where = f"[{table}] " if table else ""
-    for name, value in values.items():
-        if name not in known:
-            raise UnknownNameError(f"key{f' in [{table}]' if table else ''}", name, known)
-        if not known[name].kind.accepts(value):
-            raise RequantError(f"{where}{name}: must be {known[name].kind.description}, not {value!r}")

@@ -58,7 +58,7 @@ def write_reports(record: Record, reports: Iterable[PathLike]) -> None:
             text = json.dumps(record.to_json(), allow_nan=False) + "\n"
         else:
             text = render_report(record)
-        write_atomically(report, text.encode())
+        write_atomically(report, text.encode(errors="replace"))
 
 
 @dataclass
@@ -109,7 +109,7 @@ def report_runs(records: Sequence[PathLike], output: PathLike, *, force: bool = 
     _check_page(output, records, force=force)
     found = [load_record(path) for path in records]
     text = render_report(found[0]) if len(found) == 1 else render_comparison(found)
-    write_atomically(output, text.encode())
+    write_atomically(output, text.encode(errors="replace"))
     return found
 
 
@@ -129,7 +129,7 @@ def view_model(model: PathLike, output: PathLike, *, force: bool = False) -> int
     """
     _check_page(output, [model], force=force)
     graph = graph_of(load_model(model))
-    write_atomically(output, render_view(graph, Path(model).name, os.fspath(model)).encode())
+    write_atomically(output, render_view(graph, Path(model).name, os.fspath(model)).encode(errors="replace"))
     return len(graph.nodes)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ... import RequantError
 from ...calibration.checks import Finding
-from ...calibration.decoding import Finite, convert, load_json
+from ...calibration.decoding import LARGE_FILE, Finite, convert, load_json
+from ...transforms.plan import Impl
 from ..accuracy.outputs import Labelled
 
 KIND = "requant run record"
@@ -73,7 +74,7 @@ class Unit:
         op: The operator.
         nodes: Nodes of the graph that belong to it.
         outputs: Its results that other units read.
-        implementation: A value of `requant.transforms.plan.Impl`.
+        implementation: How it computes.
         reason: Why the unit computes in float, or partly in float; empty otherwise.
         float_us: Time of its kernels in the float model, in microseconds; None without a kernel of its own.
         int8_us: The same for the output.
@@ -86,7 +87,7 @@ class Unit:
     op: str
     nodes: tuple[str, ...]
     outputs: tuple[str, ...]
-    implementation: str
+    implementation: Impl
     reason: str = ""
     float_us: Finite | None = None
     int8_us: Finite | None = None
@@ -434,4 +435,4 @@ def load_record(path: str | os.PathLike[str]) -> Record:
     Raises:
         RequantError: The file cannot be read, or is no run record that this program reads.
     """
-    return Record.from_json(load_json(path, "run record"), os.fspath(path))
+    return Record.from_json(load_json(path, "run record", most=LARGE_FILE), os.fspath(path))

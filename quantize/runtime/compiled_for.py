@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ... import RequantError
+from ... import RequantError, decode_json
+from ...calibration.decoding import convert
 from .machine import flags
 
 KEY = "requant.compiled"
@@ -67,9 +67,9 @@ def compiled_for(path: str | os.PathLike[str], props: Mapping[str, str]) -> Targ
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        return Target(str(found["runtime"]), str(found["machine"]), tuple(map(str, found["cpu"])))
-    except (ValueError, KeyError, TypeError) as error:
+        found = decode_json(text)
+        return convert(found, Target, KEY)
+    except (ValueError, RequantError) as error:
         raise RequantError(f"{path}: {KEY!r} in its metadata is damaged: {text[:80]!r}; compile it again") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -9,7 +10,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
+
+MOST_THREADS = 4096
 FOLDER = "REQUANT_CACHE"
 """The environment variable that replaces the cache folder ``~/.cache/requant``."""
 
@@ -26,7 +31,7 @@ class Machine:
 
     runtime: str
     cpu: str
-    threads: int
+    threads: Annotated[int, msgspec.Meta(ge=0, le=MOST_THREADS)]
 
     @classmethod
     def here(cls, threads: int) -> Machine:
@@ -72,6 +77,17 @@ def folder() -> Path:
         return Path(tempfile.gettempdir()) / "requant"
 
 
+def forgotten(error: object) -> None:
+    """Note on the logger ``requant`` that a file of the cache cannot be used, and is made anew.
+
+    Each file is noted once per process.
+    """
+    if str(error) not in _NOTED:
+        _NOTED.add(str(error))
+        logging.getLogger("requant").warning("requant: %s; the cache begins anew", error)
+
+
+_NOTED: set[str] = set()
 FLAGS = ("avx2", "avx512bw", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm")
 """The CPU features that decide between the runtime's integer kernels, by their Linux names."""
 

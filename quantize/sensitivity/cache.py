@@ -11,13 +11,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ... import RequantError, decode_json, read_file
+from ...calibration.decoding import Number, convert, plain_number
 from ...calibration.samples import Sample
-from ..runtime.machine import Machine, folder
+from ..runtime.machine import Machine, folder, forgotten
 from .switch_graph import Switch
 from .switch_model import Powers, Switchboard
 
-SCHEMA = 1
+SCHEMA = 2
 PREFIX = "sensitivity-"
+MOST = 2**28
+"""The most bytes of a file that are read: a million trials."""
 KEPT = 30 * 24 * 3600  # seconds; files that were not read for so long are removed
 
 
@@ -39,7 +43,8 @@ class Trials:
         """Add a finished trial, also to the file."""
         self.known[key] = found
         with suppress(OSError):  # without the file, only the next run takes longer
-            self.write(json.dumps([key, found]) + "\n")
+            rows = {name: [*map(plain_number, row)] for name, row in found.items()}
+            self.write(json.dumps([key, rows]) + "\n")
 
 
 @contextmanager
@@ -59,11 +64,14 @@ def trials_of(board: Switchboard, samples: Sequence[Sample], *, fresh: bool) -> 
     found.known.update(_read(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torn = path.is_file() and not path.read_bytes().endswith(b"\n")
+        if os.path.lexists(path) and not path.is_file():  # opening a pipe would wait for a reader
+            yield found
+            return
+        torn = path.is_file() and not read_file(path).endswith(b"\n")
         file = path.open("a", encoding="utf-8", buffering=1)  # writes each line at once: the run may end at any time
         if torn:
             file.write("\n")
-    except OSError:
+    except (OSError, RequantError):
         yield found
         return
     with file:
@@ -105,13 +113,23 @@ def _digest(sample: Sample) -> str:
 
 
 def _read(path: Path) -> Iterator[tuple[str, Powers]]:
-    """Yield the trials of a file; the last line may be incomplete."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        os.utime(path)
-    except (OSError, ValueError):
+    """Yield the trials of a file; the last line may be incomplete. Other lines that are no trials get one note."""
+    if not os.path.lexists(path):
         return
-    for line in lines:
-        with suppress(ValueError, TypeError, AttributeError):
-            key, found = json.loads(line)
-            yield str(key), {str(name): (float(signal), float(noise)) for name, (signal, noise) in found.items()}
+    try:
+        lines = read_file(path, most=MOST).split(b"\n")
+    except RequantError as error:
+        forgotten(error)
+        return
+    with suppress(OSError):
+        os.utime(path)
+    damaged = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            key, rows = convert(decode_json(line), tuple[str, dict[str, tuple[Number, Number]]], "trial")
+        except (ValueError, RequantError):
+            damaged += number < len(lines) and bool(line)
+            continue
+        yield key, {name: (float(signal), float(noise)) for name, (signal, noise) in rows.items()}
+    if damaged:
+        forgotten(f"{path}: {damaged} damaged lines are left out")

@@ -16,7 +16,7 @@ from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import INTEGER, other
 from ..job import Candidate, Evidence, Job, Trial
 from ..model.files import load_model, save_model, size_on_disk
-from ..model.metadata import describe_origin
+from ..model.metadata import Written, describe_origin
 from ..options.efforts import CORRECTIONS
 from ..placement.batches import compromises
 from ..placement.plan_file import plan_path, save_plan
@@ -33,6 +33,7 @@ from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
 from .relieve import relieved
+from .remake import record_making
 
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
@@ -96,7 +97,7 @@ def _leave(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Ru
     candidate = Candidate(
         job.simple.clone() if changed else load_model(job.path), job.all_int8_plan, {}, job.float_source
     )
-    run = _finish(job, ranges, judge(job, candidate), output)
+    run = _finish(job, ranges, judge(job, candidate), output, None)
     return replace(run, result=replace(run.result, notes=(NOTHING_LEFT, *run.result.notes)))
 
 
@@ -196,6 +197,7 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
     not ruin the outputs.
     """
     plan = trial.candidate.plan
+    written: Written = "float"
     untried = not plan.has_int8  # the judged and timed model is the float model
     kept = _in_float(job, trial.candidate, plan, reason)
     judged = replace(trial, candidate=kept) if untried else judge(job, kept)
@@ -205,10 +207,10 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
         if tried.accuracy.worst_sqnr_db < RUINED_DB:
             reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
         else:
-            job, plan, judged = given, given.all_int8_plan, tried
+            job, plan, judged, written = given, given.all_int8_plan, tried, "given"
     before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
     verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
-    run = _finish(job, ranges, judged, output)
+    run = _finish(job, ranges, judged, output, written)
     if untried:
         return replace(run, result=replace(run.result, verdict=verdict))
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
@@ -228,11 +230,27 @@ def _in_float(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candid
     return replace(candidate, model=model, plan=in_float, qparams={}, source=source, relieved={})
 
 
-def _finish(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str]) -> Run:
-    """Write the model and its plan, as the last step that can fail, and fill in the result."""
+def _finish(
+    job: Job,
+    ranges: TensorRanges,
+    trial: Trial,
+    output: str | os.PathLike[str],
+    written: Written | None = "int8",
+) -> Run:
+    """Write the model and its plan, as the last step that can fail, and fill in the result.
+
+    Args:
+        job: The job.
+        ranges: The ranges.
+        trial: The model to write.
+        output: The file to write.
+        written: What the model is; None for a model that requant has made before.
+    """
     job.progress("inspect", 0, None)
     kernels = _executed(job, trial)
     plan = trial.candidate.plan
+    if written is not None:
+        record_making(trial.candidate.model, job, ranges, plan, written)
     # another run with the same output waits, so that model and plan are of one run
     with exclusive(Path(os.path.realpath(output)).parent), save_plan(plan, plan_path(output)):
         size = save_model(trial.candidate.model, output, external=job.options.external_data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +10,14 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
+from ...calibration.identity import fingerprint
 from ...calibration.session import newest_ir_version, open_session
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import summary
 from ...transforms import Pipeline, PipelineResult, StepResult
 from ...transforms.existing import given_params, is_finished, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
-from ...transforms.inline_functions import ORIGIN
+from ...transforms.inline_functions import taken_origins
 from ...transforms.plan import Plan
 from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
 from ...transforms.sort_by_execution_order import sort_by_execution_order
@@ -62,7 +62,8 @@ def prepare(
     static = data is not None or supply.ranges is not None
     stays = not static or options.selection.strategy in (Strategy.DYNAMIC, Strategy.WEIGHT)
     restored = None if stays else options.selection
-    known = supply.is_of(original)
+    identity = fingerprint(original)
+    known = supply.is_of(identity)
     with about(path):
         sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
     if not known:
@@ -89,6 +90,7 @@ def prepare(
     notes += (*filter(None, [timing_note(weights)]), *supply.remarks(simple, options.scheme))
     return Job(
         path=Path(path),
+        identity=identity,
         reference=float_source if plain.restored else reference,
         opened=sessions_of(float_source, weights) if plain.restored else timed,
         timed=timed,
@@ -286,6 +288,5 @@ def _inlined(original: ir.Model, progress: Progress, inline: Pipeline) -> tuple[
     done = simplify(original, progress, pipeline=inline)
     origins = []
     for node in done.model.graph.all_nodes():
-        names = json.loads(node.metadata_props.pop(ORIGIN, "[]"))
-        origins += [(node_name(node), name) for name in names]
+        origins += [(node_name(node), name) for name in taken_origins(node)]
     return done, origins

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import time
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ... import RequantError
+from ...calibration.decoding import Finite, Natural, Number, convert, load_json, plain_number
 from ...calibration.files import write_atomically
 from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
@@ -63,6 +65,26 @@ class Goal:
         """
         if not self.seconds > 0:
             raise RequantError(f"the time budget must be more than 0 seconds, not {self.seconds:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A `Point` in the file."""
+
+    price: Finite
+    value: Number
+    speedup: Finite
+    int8_units: Natural
+    kept: bool
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The file with the models that a search has tried, for the search whose digest is `key`."""
+
+    key: str
+    points: tuple[_Row, ...]
 
 
 @dataclass
@@ -259,18 +281,24 @@ def _key(walk: _Walk) -> str:
 
 def _remember(walk: _Walk) -> None:
     """Save the models that were tried."""
-    rows = [asdict(point) for point in walk.frontier.points]
+    rows = [{**asdict(point), "value": plain_number(point.value)} for point in walk.frontier.points]
     write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode(), output=False)
 
 
 def _recall(walk: _Walk) -> None:
     """Load the models that an interrupted search of the same model, data and goal has tried."""
-    try:
-        found = json.loads(walk.state.read_text())
-        rows = found["points"] if found["key"] == _key(walk) else []
-        points = [Point(**row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):
+    if not os.path.lexists(walk.state):
         return
+    try:
+        found = convert(
+            load_json(walk.state, "state of a search"), _State, f"{walk.state}: malformed state of a search"
+        )
+    except RequantError as error:
+        logging.getLogger("requant").warning("requant: %s; the search begins anew", error)
+        return
+    points = (
+        [Point(**{**asdict(row), "value": float(row.value)}) for row in found.points] if found.key == _key(walk) else []
+    )
     bar, metric = walk.frontier.bar, walk.goal.metric
     points = [replace(point, kept=reaches(metric, point.value, bar)) for point in points]
     best = next((each for each in points if each.kept and each.int8_units), None)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -347,12 +348,36 @@ def interrupted(model: Any, feeds: list[Any], checkpoint: Path) -> list[Any]:
     return feeds
 
 
-def test_a_damaged_checkpoint_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: b"{",
+        lambda text: text.replace(b'"done": [[0', b'"done": [[0, 900000000000], [0'),
+        lambda text: text.replace(b'"samples"', b'"sample"'),
+        lambda text: b"[" * 100_000,
+    ],
+    ids=["torn", "far too many batches", "a key is missing", "nested"],
+)
+def test_a_run_with_a_damaged_checkpoint_starts_anew(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    feeds = [{"x": np.random.default_rng(i).random((1, 3, 8, 8), np.float32)} for i in range(30)]
+    interrupted(model, feeds, tmp_path / "c")
+    (left,) = tmp_path.iterdir()
+    damaged = damage(left.read_bytes())
+    assert damaged != left.read_bytes()
+    left.write_bytes(damaged)
+    assert alike(run(model, feeds, checkpoint=tmp_path / "c", workers=1), run(model, feeds, workers=1))
+    assert "the run starts anew" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_is_a_pipe_is_not_waited_for(model: Path, tmp_path: Path) -> None:
     feeds = interrupted(model, [{"x": np.ones((1, 3, 8, 8), np.float32)}] * 30, tmp_path / "c")
     (left,) = tmp_path.iterdir()
-    left.write_text("{")
-    with pytest.raises(RequantError, match=r"not a checkpoint: .*; remove the file to start again"):
-        run(model, feeds, checkpoint=tmp_path / "c", workers=1)
+    left.unlink()
+    os.mkfifo(left)
+    assert run(model, feeds, checkpoint=tmp_path / "c", workers=1).samples == 30
 
 
 def test_runs_of_other_kinds_do_not_meet(model: Path, data: Path, tmp_path: Path, expected: Observations) -> None:

@@ -250,7 +250,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
         {"tensors": {"a": {"statistic": STATISTIC | {"count": 0}, "lo": 0, "hi": 1}}},
         "tensor 'a': 'statistic.count': expected int >= 1",
     ),
-    ({"tensors": {"a": {"statistic": STATISTIC | {"hi": 10**400}, "lo": 0, "hi": 1}}}, "tensor 'a': "),
+    ({"tensors": {"a": {"statistic": STATISTIC | {"hi": 10**400}, "lo": 0, "hi": 1}}}, "'tensors.a.statistic.hi'"),
     ({"tensors": {"a": {"digest": 3}}}, "tensor 'a': 'digest': expected str, got int"),
     ({"tensors": {"a": {"override": {"float": 1}}}}, "tensor 'a': 'float' can only be true"),
 ]

@@ -75,8 +75,8 @@ WRONG = {
     "texts": ('[tensors.a]\nrange = ["0", "1"]', "tensor 'a': 'range' must be two numbers, [lo, hi]"),
     "booleans": ("[tensors.a]\nrange = [false, true]", "tensor 'a': 'range' must be two numbers, [lo, hi]"),
     "turned round": ("[tensors.a]\nrange = [1.0, 0.5]", "tensor 'a': the lower end of 'range' is above the upper"),
-    "NaN": ("[tensors.a]\nrange = [nan, 1.0]", "tensor 'a': 'range' must be two finite numbers"),
-    "infinity": ("[tensors.a]\nrange = [0.0, inf]", "tensor 'a': 'range' must be two finite numbers"),
+    "NaN": ("[tensors.a]\nrange = [nan, 1.0]", "'tensors.a.range[0]': the number is not finite"),
+    "infinity": ("[tensors.a]\nrange = [0.0, inf]", "'tensors.a.range[1]': the number is not finite"),
     "unknown rule": (
         '[tensors.a]\nrule = "minmaks"',
         "tensor 'a': no range rule named 'minmaks'; did you mean 'minmax'",
@@ -99,14 +99,14 @@ def test_what_is_wrong_is_told_with_file_and_tensor(tmp_path: Path, text: str, p
 
 
 WRONG_JSON = {
-    "NaN": ('{"tensors": {"a": {"range": [NaN, 1]}}}', "tensor 'a': 'range' must be two finite numbers"),
+    "NaN": ('{"tensors": {"a": {"range": [NaN, 1]}}}', "NaN is not a number in JSON"),
     "huge": (
         '{"tensors": {"a": {"range": [0, 1' + "0" * 400 + "]}}}",
-        "tensor 'a': 'range' must be two finite numbers",
+        "'tensors.a.range[1]': the integer has more than 64 bits",
     ),
     "a tensor twice": ('{"tensors": {"a": {"float": true}, "a": {"float": true}}}', "'a' occurs twice"),
     "a list": ("[]", "expected an object with the entry 'tensors'"),
-    "no JSON": ("{", "cannot be read: "),
+    "no JSON": ("{", "not a file of overrides: "),
 }
 
 

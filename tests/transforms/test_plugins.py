@@ -160,3 +160,14 @@ def test_commands_without_transforms_do_not_import_plugins(site: Path) -> None:
     done = requant(site, "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert requant(site, "ops", "Relu", "--json").stderr == ""
+
+
+@pytest.mark.parametrize("text", [b"[requant.transforms]\nx\n", b"\xff\xfe[requant"], ids=["no value", "no text"])
+def test_a_damaged_list_of_plugins_leaves_the_others(site: Path, text: bytes) -> None:
+    install(site, "good", f"{HEAD}@transform('mine'){FUNCTION}")
+    install(site, "bad", "")
+    (site / "bad-1.0.dist-info" / "entry_points.txt").write_bytes(text)
+    done = requant(site, "transforms", "mine")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "mine")
+    assert done.stderr.startswith("requant: the entry_points.txt of an installed distribution is damaged")
+    assert len({*done.stderr.splitlines()}) == 1

@@ -15,6 +15,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from requant import RequantError
 from requant.calibration import Sample, run_logged
 from requant.transforms import METADATA_KEY, REGISTRY, Change, TransformError, run
 from requant.transforms.existing import drop_round_trips
@@ -579,7 +580,7 @@ def test_a_log_without_records_is_an_error(name: str, text: str, tmp_path: Path)
 
 @each_freezer
 def test_a_log_that_is_not_there_is_an_error(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TransformError, match=r"none\.log: cannot read the log: No such file"):
+    with pytest.raises(RequantError, match=r"none\.log: cannot be read: No such file"):
         REGISTRY[name](dynamic(), min_max_log_file=str(tmp_path / "none.log"))
 
 

@@ -158,7 +158,7 @@ def test_a_baseline_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> N
 @given(st.lists(st.tuples(st.floats(allow_nan=False), st.integers(0, 5)), min_size=1, max_size=40))
 def test_what_items_contributed_is_read_as_it_was_written(rows: list[tuple[float, int]]) -> None:
     parts = np.asarray(rows, np.float64)
-    found = lock.unpack(convert(json.loads(json.dumps(lock.pack(parts))), lock.Packed, "here"), "here")
+    found = lock.unpack(convert(json.loads(json.dumps(lock.pack(parts))), lock.Packed, "here"), 2, "here")
     assert found is not None
     assert found.tobytes() == parts.tobytes()
 

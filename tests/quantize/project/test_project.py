@@ -124,12 +124,21 @@ def test_what_is_wrong_in_a_project_is_refused(tmp_path: Path, text: str, says: 
     assert result.stderr == f"requant: {error.value}\n"
 
 
+def within(name: str, value: object) -> bool:
+    """Return whether a value is one of the choices of an option, or in its range."""
+    row = next(row for row in QUANTIZE if row.name == name)
+    if type(value) is int:
+        least = -(2**31) if row.least is None else row.least + row.above
+        return least <= value <= row.most
+    return not row.choices or value in row.choices
+
+
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([key.name for key in QUANTIZE]), st.integers() | st.text() | st.booleans()))
 def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
     kinds = {key.name: key.kind for key in QUANTIZE}
     wanted = {Kind.FLAG: bool, Kind.INT: int, Kind.INTS: int, Kind.NUMBER: int, Kind.TABLE: dict}
-    fits = all(type(value) is wanted.get(kinds[name], str) for name, value in values.items())
+    fits = all(type(value) is wanted.get(kinds[name], str) and within(name, value) for name, value in values.items())
     document = {"model": "model.onnx", "output": "int8.onnx", "quantize": values}
     if fits:
         assert parse_project(Path("requant.toml"), document).quantize == values

@@ -49,6 +49,7 @@ from requant.quantize.report.record import (
 from requant.quantize.report.render import render_comparison, render_report
 from requant.quantize.report.samples import picture, png
 from requant.quantize.report.tensors import BINS, CHANNELS, bins_of, weights_of
+from requant.transforms.plan import Impl
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 
@@ -72,7 +73,7 @@ RECORD = Record(
         float_ms=2.0, int8_ms=1.0, float_bytes=4000, int8_bytes=1000, samples=8, sqnr_db_by_output={"y": 40.0}
     ),
     graph=GRAPH,
-    units=(Unit(name="one", op="Conv", nodes=("one", "two"), outputs=("y",), implementation="u8->u8", float_us=3.0),),
+    units=(Unit(name="one", op="Conv", nodes=("one", "two"), outputs=("y",), implementation=Impl.U8, float_us=3.0),),
     tensors=(Tensor(name="y", uint8=True, lo=0.0, hi=6.0, bins=Bins(start=0.0, width=1.0, counts=(3, 0, 1))),),
     weights=(Weights(node="one", op="Conv", tensor="w", channels=2, group=1, lo=(-1.0, -2.0), hi=(1.0, 2.0)),),
     times=(OpTime(op="Conv", float_us=3.0, int8_us=1.0, units=1, int8=1),),

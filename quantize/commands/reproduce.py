@@ -1,0 +1,64 @@
+"""`requant reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..options.declared import DATA
+from .app import PATH, Talking, print_json, shown_progress
+from .options import force_option, json_option, source_options
+
+if TYPE_CHECKING:
+    from ...calibration import DataSpec
+
+
+@click.command(cls=Talking)
+@click.argument("model", type=PATH)
+@click.option(
+    "--model", "source", type=PATH, metavar="FLOAT", help="The float model. [default: the recorded name, beside MODEL]"
+)
+@source_options(f"The data that MODEL was made with. {DATA.help}")
+@click.option("--ranges", type=PATH, metavar="FILE", help="The range file or log that MODEL was made with.")
+@click.option("--plan", type=PATH, metavar="FILE", help="The plan of MODEL. [default: the plan file beside it]")
+@click.option("-o", "--output", type=PATH, help="Where to write the remade model.")
+@click.option("--all", "everything", is_flag=True, help="Show every difference, not only the first of each kind.")
+@json_option
+@force_option
+def reproduce(
+    model: Path,
+    source: Path | None,
+    data: str | DataSpec | None,
+    ranges: Path | None,
+    plan: Path | None,
+    output: Path | None,
+    everything: bool,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Make MODEL again from its metadata and plan, and compare the bytes. Exit code 0: equal; 1: different.
+
+    \b
+    requant reproduce model_int8.onnx --data calib.npz
+    requant reproduce model_int8.onnx --model model.onnx --data calib.npz --json
+    requant reproduce bert_int8.onnx --model bert.onnx
+    requant reproduce out.onnx --model in.onnx -o again.onnx
+
+    MODEL was written by 'requant quantize' or 'requant transform'. Nothing is timed; see docs/tools.md.
+    """
+    from ..console.differences import difference_lines
+    from ..tools.reproduce import Inputs, reproduce_model
+
+    inputs = Inputs(source=source, data=data, ranges=ranges, plan=plan)
+    with shown_progress() as progress:
+        found = reproduce_model(model, inputs, output=output, force=force, progress=progress)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo(found.verdict)
+        for line in difference_lines(found.differences, everything=everything) if found.differences else ():
+            click.echo(line)
+    if not found.same:
+        click.get_current_context().exit(1)
