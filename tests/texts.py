@@ -30,6 +30,7 @@ HOSTILE = {
     "toml": '"\n[quantize]\ndata = "evil.py:feeds"\n#',
     "markdown": "|a|`b`](https://example.org) ![c](d) $e$ @f",
     "long": 100_000 * "n",
+    "words": 1_000 * "two words ",
 }
 SURROGATE = "a\udcffb"
 READABLE = (

@@ -23,7 +23,7 @@ class PipelineError(RequantError):
 
     Args:
         message: The error, in one line.
-        text: The pipeline; when given, the message shows its line, with a caret under the error.
+        text: The pipeline; when given, the message ends with the place of the error in its line.
         at: The place of the error, as an offset into `text`.
     """
 
@@ -31,8 +31,8 @@ class PipelineError(RequantError):
         """Compose the message."""
         if text is not None:
             start = text.rfind("\n", 0, at) + 1
-            line = text[start:].partition("\n")[0].expandtabs(1)
-            message = f"{message}\n  {line}\n  {' ' * (at - start)}^"
+            line = text[start:].partition("\n")[0]
+            message = f"{message} (at character {at - start + 1} of {line!r})"
         super().__init__(message)
 
 

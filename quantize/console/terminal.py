@@ -40,7 +40,7 @@ class Terminal(Console):
 
     def print_code(self, code: str) -> None:
         """Print code so that it can be copied: no line is folded or shortened."""
-        for line in code.splitlines():
+        for line in code.split("\n"):
             self.print(Text(printable(line)), soft_wrap=True)
 
 

@@ -47,7 +47,7 @@ GOOD = [
     ("convert_opset(to=21)", "convert_opset(to=21)"),
 ]
 
-# Text, message, and the text up to the place that the caret points at.
+# Text, message, and the text up to the place of the error.
 BAD = [
     ("fold_batch_norm", "no transform named 'fold_batch_norm'; did you mean 'fold_batch_norms'", ""),
     ("fold_constants, fold_batch_norms", "expected white space after a step, not ','", "fold_constants"),
@@ -75,9 +75,9 @@ BAD = [
 
 
 def shown(message: str, text: str, before: str) -> str:
-    """Return a message with the line and the caret below it."""
+    """Return a message with the place in its line."""
     line = text.split("\n")[before.count("\n")]
-    return f"{message}\n  {line}\n  {' ' * len(before.rpartition(chr(10))[2])}^"
+    return f"{message} (at character {len(before.rpartition(chr(10))[2]) + 1} of {line!r})"
 
 
 @pytest.mark.parametrize(("text", "canonical"), GOOD, ids=[repr(text) for text, _ in GOOD])

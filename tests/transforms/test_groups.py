@@ -123,15 +123,15 @@ def test_options_go_to_the_steps_that_have_them(text: str, pipeline: str) -> Non
     ("text", "message"),
     [
         ("", "no group is named"),
-        ("simplfy", "no group named 'simplfy'; did you mean 'simplify'?\n  simplfy\n  ^"),
-        ("fuse(", "'(' is never closed\n  fuse(\n      ^"),
+        ("simplfy", "no group named 'simplfy'; did you mean 'simplify'? (at character 1 of 'simplfy')"),
+        ("fuse(", "'(' is never closed (at character 5 of 'fuse(')"),
         (
             "fuse simplify(size=1)",
             "no step of group simplify has a parameter 'size'; there are: ignore_errors, inputs, max_size, op, outputs, to",
         ),
         (
             "freeze(min_percentile=x)",
-            "freeze_min: min_percentile must be a number, not 'x'\n  freeze(min_percentile=x)\n                        ^",
+            "freeze_min: min_percentile must be a number, not 'x' (at character 23 of 'freeze(min_percentile=x)')",
         ),
     ],
     ids=["none", "unknown", "open", "unknown-option", "wrong-type"],

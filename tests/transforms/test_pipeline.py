@@ -165,7 +165,7 @@ def test_parse_prints_canonically(text: str, canonical: str) -> None:
     assert parse(canonical) == pipeline
 
 
-# Text, message, and the text up to the place that the caret points at.
+# Text, message, and the text up to the place of the error.
 BAD = [
     ("", "the pipeline is empty: name at least one transform", None),
     (" \n ", "the pipeline is empty: name at least one transform", None),
@@ -233,7 +233,7 @@ def test_parse_refuses_with_the_place(text: str, message: str, before: str | Non
         return
     line = text.split("\n")[before.count("\n")]
     column = len(before.split("\n")[-1])
-    assert str(caught.value) == f"{message}\n  {line}\n  {' ' * column}^"
+    assert str(caught.value) == f"{message} (at character {column + 1} of {line!r})"
 
 
 NAMES = st.text(min_size=1).filter(lambda text: "," not in text)

@@ -62,25 +62,23 @@ def snapshot(folder: Path) -> dict[Path, bytes | None]:
     }
 
 
-def refused(folder: Path, arguments: Sequence[object], *mentions: str, below: Sequence[str] = ()) -> None:
+def refused(folder: Path, arguments: Sequence[object], *mentions: str) -> None:
     """Assert that a request gets one clear line, exit code 2, and leaves every file below `folder` as it was.
 
     Args:
         folder: Where nothing may change.
         arguments: The request.
         mentions: What the line must say.
-        below: Further lines that belong to it: a pipeline's text with the caret under the place.
     """
     before = snapshot(folder)
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output or repr(result.exception)
     assert result.stdout == ""
-    line, *rest = result.stderr.splitlines()
+    (line,) = result.stderr.splitlines()
     assert line.startswith("requant: ")
     assert len(line) < 400
     for mention in mentions:
         assert mention in line
-    assert rest == list(below)
     assert snapshot(folder) == before
 
 
@@ -754,12 +752,12 @@ BAD_PIPELINES: dict[str, tuple[str, int, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("pipeline", "caret", "mentions"), BAD_PIPELINES.values(), ids=BAD_PIPELINES)
-def test_a_wrong_pipeline_is_refused_with_a_caret_at_the_place(
-    tmp_path: Path, model: Path, pipeline: str, caret: int, mentions: tuple[str, ...]
+@pytest.mark.parametrize(("pipeline", "at", "mentions"), BAD_PIPELINES.values(), ids=BAD_PIPELINES)
+def test_a_wrong_pipeline_is_refused_with_the_place(
+    tmp_path: Path, model: Path, pipeline: str, at: int, mentions: tuple[str, ...]
 ) -> None:
     arguments = ["transform", model, tmp_path / "out", "--transforms", pipeline]
-    refused(tmp_path, arguments, *mentions, below=[f"  {pipeline}", f"  {' ' * caret}^"])
+    refused(tmp_path, arguments, *mentions, f"(at character {at + 1} of {pipeline!r})")
 
 
 def test_an_unknown_tensor_or_transform_is_refused(tmp_path: Path, model: Path) -> None:

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from requant import RequantError
 from requant.calibration.checks import Finding
 from requant.cli import main
-from requant.printable import LINE
+from requant.printable import LINE, printable, printable_lines
 from requant.quantize.commands.app import Commands
 from requant.quantize.console.checked import print_check
 from requant.quantize.console.progress import progress_bar
@@ -83,7 +83,8 @@ def test_inspect(text: str, tmp_path: Path) -> None:
     model = hostile_model(tmp_path / "m.onnx", text)
     invoke("inspect", model)
     invoke("inspect", model, "--print-structure")
-    invoke("inspect", model, "--dot")
+    label = printable(f"{text}in").replace("\\", "\\\\").replace('"', '\\"')
+    assert f'[shape=ellipse, label="{label}"]' in invoke("inspect", model, "--dot").stdout
     assert json.loads(invoke("inspect", model, "--json").stdout)["inputs"][0]["name"] == f"{text}in"
     if "=" not in text:
         invoke("inspect", model, "--nodes", "--dim", f"{text}N=2")
@@ -247,9 +248,11 @@ def test_tables_and_findings_are_plain_text(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print_findings([Finding("few", text, text, "warning", curve=((1, 0.5),))])
-    Terminal().print(text)
+    Terminal().print(text, soft_wrap=True)
     Terminal().print_code(text[:1000])
     streams = capsys.readouterr()
+    if len(text) < 100:
+        assert streams.out == f"{printable(text)}\n{printable_lines(text)}\n"
     assert_printable(streams.err, LINE)
     assert_printable(streams.out)
     monkeypatch.setenv("FORCE_COLOR", "1")
