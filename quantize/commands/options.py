@@ -24,6 +24,7 @@ from ..options.declared import (
     Kind,
     Option,
 )
+from ..options.tables import check_value
 from .app import is_given
 
 Command = Callable[..., Any]
@@ -51,7 +52,7 @@ def _read(option: Option) -> Callable[[click.Context, click.Parameter, Any], Any
             if value is None:
                 return None
             if option.kind in (Kind.INT, Kind.NUMBER):
-                option.check(value)  # click's ranges accept NaN
+                check_value(option, value)  # click's ranges accept NaN
             return option.read(value)
         except RequantError as error:
             raise click.BadParameter(str(error), ctx, param) from error

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from reprlib import repr as brief
 from typing import Any
 
 from ... import RequantError
@@ -126,22 +125,6 @@ class Option:
         unset = f" Default: {self.unset}." if self.unset else ""
         text = f"{self.help.removesuffix('.')}{choices}.{unset}"
         return re.sub(r"--([a-z][a-z-]+)", lambda match: match[1].replace("-", "_"), text)
-
-    def check(self, value: Any) -> None:
-        """Refuse a value of a file that is none of the choices, or is a number out of range.
-
-        Raises:
-            RequantError: The value is refused.
-        """
-        if self.choices and value not in self.choices:
-            raise RequantError(f"must be one of {', '.join(self.choices)}, not {brief(value)}")
-        if self.kind not in (Kind.INT, Kind.INTS, Kind.NUMBER):
-            return
-        least = -self.most if self.least is None else self.least
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if not least <= number <= self.most or (self.above and number == least):
-                bound = f"more than {least:g}" if self.above else f"at least {least:g}"
-                raise RequantError(f"must be {bound} and at most {self.most:.10g}, not {number}")
 
     def read(self, value: Any) -> Any:
         """Return a value of the command line or of a TOML file as the program uses it: lists become tuples.

@@ -1,4 +1,4 @@
-"""Check the values of a table in a file by the `declared` options."""
+"""Check values of files and of the command line by the `declared` options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from ... import RequantError, UnknownNameError
-from .declared import Option
+from .declared import Kind, Option
 
 
 def check_values(table: str, values: Mapping[str, Any], keys: Iterable[Option]) -> Mapping[str, Any]:
@@ -29,7 +29,24 @@ def check_values(table: str, values: Mapping[str, Any], keys: Iterable[Option]) 
         if not known[name].kind.accepts(value):
             raise RequantError(f"{where}{name}: must be {known[name].kind.description}, not {brief(value)}")
         try:
-            known[name].check(value)
+            check_value(known[name], value)
         except RequantError as error:
             raise RequantError(f"{where}{name}: {error}") from error
     return values
+
+
+def check_value(option: Option, value: Any) -> None:
+    """Refuse a value that is none of the choices of an option, or is a number out of range.
+
+    Raises:
+        RequantError: The value is refused.
+    """
+    if option.choices and value not in option.choices:
+        raise RequantError(f"must be one of {', '.join(option.choices)}, not {brief(value)}")
+    if option.kind not in (Kind.INT, Kind.INTS, Kind.NUMBER):
+        return
+    least = -option.most if option.least is None else option.least
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if not least <= number <= option.most or (option.above and number == least):
+            bound = f"more than {least:g}" if option.above else f"at least {least:g}"
+            raise RequantError(f"must be {bound} and at most {option.most:.10g}, not {number}")

@@ -136,6 +136,8 @@ def reproduce_model(
         )
     quantized = MADE_KEY in written.metadata_props
     again = _Quantized.of(model, written, inputs) if quantized else _Transformed.of(model, written, inputs)
+    if output is not None:
+        check_output(output, again.source, force=force)
     with staging(output) as folder:
         made, causes = again.make(folder, progress)
         # an empty side file has no tensors

@@ -136,11 +136,15 @@ def test_inputs_that_are_missing_or_others_are_refused(folder: Path) -> None:
     (folder / "m.onnx").rename(folder / "away.onnx")
     assert "no 'm.onnx' beside it; give --model FLOAT" in invoke("reproduce", model, *data).stderr
     (folder / "away.onnx").rename(folder / "m.onnx")
+    shutil.copy(folder / "q.plan.json", folder / "plan.json")
     plan = json.loads((folder / "q.plan.json").read_text())
     next(iter(plan["units"].values()))["implementation"] = "float"
     (folder / "q.plan.json").write_text(json.dumps(plan))
     assert "another plan than that of" in invoke("reproduce", model, *data).stderr
     assert "requant did not write it" in invoke("reproduce", folder / "m.onnx", *data).stderr
+    for taken in (model, folder / "m.onnx"):
+        result = invoke("reproduce", model, *data, "--plan", folder / "plan.json", "-o", taken, "--force")
+        assert (result.exit_code, "the output is the input" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
