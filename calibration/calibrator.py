@@ -94,8 +94,7 @@ class Calibrator:
                 or after data of unknown length.
         """
         position = self._next()
-        source = self._opened(data)
-        source = source if samples is None else source.stretches(samples)
+        source = self._opened(data).stretches(samples)
         kept: list[Path] = []
         execution = replace(
             self.execution, first=self.execution.first + position, kept=self.execution.kept or kept.append
@@ -122,7 +121,7 @@ class Calibrator:
     def _opened(self, data: DataSource) -> Source:
         """Open data; the items of an iterator are kept only for a model with state."""
         if not isinstance(data, Iterator) or self._stateful:
-            return open_source(data, self._inputs, self.model)
+            return open_source(data, self._inputs, self.model, self.execution.memory_limit)
         rows = python_object(lambda: data, f"a {type(data).__name__} of feeds", inputs=self._inputs)
         return Source(self._inputs, rows)
 

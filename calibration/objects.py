@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .. import RequantError, UnknownNameError
+from .regular import check_regular
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
 from .session import InputSpec, required
 
@@ -74,8 +75,7 @@ def load_named(text: str, what: str) -> Named:
 def _of_file(path: str, name: str) -> Named:
     """Execute a Python file and return one of its objects."""
     file = Path(path)
-    if not file.is_file():
-        raise DataError(f"{path}: no such file")
+    check_regular([file])
     parent = str(file.resolve().parent)
     spec = importlib.util.spec_from_file_location(f"requant_source_{file.stem}", file)
     assert spec is not None  # every name that ends in .py has a spec with a loader
@@ -321,14 +321,25 @@ def _is_numeric(value: object) -> bool:
 
 @contextmanager
 def failing_at(place: str) -> Iterator[None]:
-    """Convert any error of the user's code to one line that begins with `place`."""
+    """Convert any error of the user's code to one line that begins with `place`.
+
+    Ctrl-C ends the process as everywhere else, so KeyboardInterrupt is passed on, whoever raised it.
+    """
     try:
         yield
-    except RequantError:
+    except (RequantError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # a reader that calls exit() would end the process without a message
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{place}: {message}") from error
+    except BaseException as error:  # a reader that calls exit() would end the process without a message
+        raise DataError(f"{place}: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error of the user's code as one line; its text may fail too."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the text of an exception is code of its class
+        text = ""
+    return " ".join(f"{type(error).__name__}: {text}".split()).removesuffix(":")
 
 
 @contextmanager
@@ -351,9 +362,10 @@ def _importing(what: str, folder: str) -> Iterator[None]:
     try:
         with on_path(folder):
             yield
-    except (Exception, SystemExit) as error:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise RequantError(f"{what}: cannot be imported: {message}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # importing runs the user's code, which may raise anything, or call exit()
+        raise RequantError(f"{what}: cannot be imported: {reason_of(error)}") from error
 
 
 def _attribute(module: ModuleType, name: str, where: str) -> object:

@@ -17,6 +17,10 @@ SEQUENCE = "sequence"
 """An array of whole numbers beside the inputs of a model with state: a new number begins a new sequence."""
 
 
+MOST = 2**24
+"""The most samples of a run. A small compressed file can hold far more, whose positions alone fill the memory."""
+
+
 class DataError(RequantError):
     """Data that do not fit a model, or that make it compute NaN or infinity."""
 
@@ -194,12 +198,25 @@ def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
         raise DataError(
             f"{where}, input {spec.name!r}: expected finite {spec.dtype}, got {values[position]} at {position}"
         )
+    if array.dtype.kind == "U" and not _is_text(array):
+        raise DataError(f"{where}, input {spec.name!r}: holds text that is not Unicode")
     return array
+
+
+def _is_text(array: Array) -> bool:
+    """Return whether every text of an array can be written in UTF-8, as the runtime takes it."""
+    try:
+        "".join(array.ravel().tolist()).encode()
+    except ValueError:  # a number of a character that does not exist, or half of a pair
+        return False
+    return True
 
 
 def _converted(values: Array, want: np.dtype[Any]) -> Array | None:
     """Return the array with elements of type `want`; None if the conversion is not allowed."""
     have = values.dtype.newbyteorder("=")
+    if have.kind == "b" == want.kind:
+        return np.asarray(values.view(np.uint8) != 0)  # a file may hold other bytes than 0 and 1
     if have == want or (have.kind == "U" and want.kind == "U"):
         return values.astype(have, copy=False)
     if have == np.float64 and want == np.float32:
