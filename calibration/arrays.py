@@ -16,12 +16,15 @@ import numpy as np
 
 from .. import RequantError, near
 from .npy import Stored, member_of, open_archive, plain_start, read_whole, stored_array
+from .objects import reason_of
 from .regular import open_regular, size_of, stamp_of
 from .samples import DataError, Picked, Rows, Sample, as_label, check_names
 from .session import Array, InputSpec, required
 
 LABELS = "labels"
 """The name of the array with the labels, which is not an input."""
+REASON = 200
+"""The longest text of another library's error; zipfile's can quote a whole file."""
 PLAIN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """The errors of NumPy and zipfile whose messages need no name of the error."""
 
@@ -81,8 +84,8 @@ def _reading(where: str) -> Iterator[None]:
 
 def _unreadable(where: str, error: Exception) -> DataError:
     """Return the error for an array that cannot be read."""
-    kind = "" if isinstance(error, PLAIN) and str(error) else f"{type(error).__name__}: "
-    return DataError(f"{where}: cannot be read: {kind}{error}")
+    reason = str(error) if isinstance(error, PLAIN) and str(error) else reason_of(error)
+    return DataError(f"{where}: cannot be read: {reason[:REASON]}")
 
 
 def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec], limit: int) -> Rows:

@@ -390,16 +390,21 @@ def _converted(image: Image, mode: str, format_: str | None) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and format_ in ("PNG", "PPM")):
-        # Pillow's own conversion clips to 255
-        values = np.asarray(image).clip(0, 2**16 - 1).astype(np.uint32)
-        values += 128
-        values //= 257
-        image = Image.fromarray(values.astype(np.uint8))
+        image = Image.fromarray(_bytes_of(image))  # Pillow's own conversion clips to 255
     if image.mode in ("I", "F"):
         raise DataError("the range of 32-bit pixels is unknown; store 8 or 16 bits")
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     return image if image.mode == mode else image.convert(mode)
+
+
+def _bytes_of(image: Image) -> Array:
+    """Return the pixels of an image of 16 bits in 8 bits, (H, W) uint8."""
+    values = np.asarray(image)
+    pixels = np.empty(values.shape, np.uint8)
+    for row, line in enumerate(values):  # one at a time: the whole image would need five times its memory
+        pixels[row] = (line.astype(np.int32).clip(0, 2**16 - 1) + 128) // 257
+    return pixels
 
 
 def _resized(image: Image, recipe: Recipe, where: str) -> Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,6 +18,8 @@ SEQUENCE = "sequence"
 """An array of whole numbers beside the inputs of a model with state: a new number begins a new sequence."""
 
 
+SURROGATES = (0xD800, 0xDFFF)
+"""The numbers of halves of pairs in UTF-16, which are no characters."""
 MOST = 2**24
 """The most samples of a run. A small compressed file can hold far more, whose positions alone fill the memory."""
 
@@ -205,11 +208,8 @@ def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
 
 def _is_text(array: Array) -> bool:
     """Return whether every text of an array can be written in UTF-8, as the runtime takes it."""
-    try:
-        "".join(array.ravel().tolist()).encode()
-    except ValueError:  # a number of a character that does not exist, or half of a pair
-        return False
-    return True
+    codes = np.frombuffer(array.tobytes(), np.uint32)
+    return not bool(((codes > sys.maxunicode) | ((codes >= SURROGATES[0]) & (codes <= SURROGATES[1]))).any())
 
 
 def _converted(values: Array, want: np.dtype[Any]) -> Array | None:
@@ -258,6 +258,8 @@ def as_label(value: object, where: str) -> Array | int | None:
     """
     if value is None:
         return None
+    if isinstance(value, np.integer):  # the usual label, of an array of them
+        return int(value)
     label = as_array(value, f"{where}, label")
     if label.dtype.kind not in "biuf":
         raise DataError(f"{where}, label: expected a number or an array of numbers, got {type_name(label.dtype)}")

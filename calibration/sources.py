@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -283,17 +284,20 @@ def _guarded(rows: Rows) -> Rows:
     """Return rows whose reader raises only RequantError, and KeyboardInterrupt."""
 
     def read(picked: Picked) -> Iterator[Sample]:
-        position = 0
-        try:
-            for sample in rows.read(picked):
-                yield sample
-                position += 1
-        except (RequantError, KeyboardInterrupt, GeneratorExit):  # GeneratorExit closes this generator
-            raise
-        except BaseException as error:
-            index = picked[position] if picked is not None and position < len(picked) else position
-            where = f"{rows.description}, sample {index}"
-            raise DataError(f"{where}: cannot be read: {reason_of(error)}") from error
+        samples = rows.read(picked)
+        for position in count():
+            try:
+                sample = next(samples, None)
+            except (RequantError, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                index = picked[position] if picked is not None and position < len(picked) else position
+                where = f"{rows.description}, sample {index}"
+                raise DataError(f"{where}: cannot be read: {reason_of(error)}") from error
+            if sample is None:
+                return
+            yield sample
+            del sample  # keep only the sample in use
 
     return replace(rows, read=read)
 
