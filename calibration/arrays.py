@@ -6,7 +6,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +15,14 @@ from typing import IO
 import numpy as np
 
 from .. import RequantError, near
-from .npy import Stored, member_of, open_archive, plain_start, read_whole, stored_array
-from .objects import reason_of
+from .npy import Stored, check_ratio, member_of, open_archive, plain_start, read_whole, stored_array
+from .objects import REASON, reason_of
 from .regular import open_regular, size_of, stamp_of
 from .samples import DataError, Picked, Rows, Sample, as_label, check_names
 from .session import Array, InputSpec, required
 
 LABELS = "labels"
 """The name of the array with the labels, which is not an input."""
-REASON = 200
-"""The longest text of another library's error; zipfile's can quote a whole file."""
 PLAIN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """The errors of NumPy and zipfile whose messages need no name of the error."""
 
@@ -107,9 +105,7 @@ def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec], limit: i
         answers = None if labels is None else _load_whole(archive, path, labels, limit)
     cut = {spec.name: _cut(members[spec.name], spec, description) for spec in inputs if spec.name in members}
     length = _length(cut, description)
-    for member in cut.values():
-        with _reading(f"{path}, array {member.name!r}"):
-            member.check_room(limit)
+    _check_sizes(cut.values(), path, limit)
     if answers is not None:
         answers = _label_rows(answers, length, cut, description)
 
@@ -126,6 +122,22 @@ def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec], limit: i
 
     random = all(member.start is not None and not member.stored.fortran for member in cut.values())
     return Rows(description, length, read, random)
+
+
+def _check_sizes(members: Collection[_Member], path: str, limit: int) -> None:
+    """Check that a sample of each array can be held, and that all arrays together are no trap.
+
+    Together, because an array alone may be right: a mask of ones is 1000 times smaller in the file.
+    """
+    for member in members:
+        with _reading(f"{path}, array {member.name!r}"):
+            member.check_room(limit)
+    stored = [member.stored for member in members]
+    with _reading(path):
+        check_ratio(
+            sum(each.size for each in stored),
+            sum(each.size if each.compressed is None else each.compressed for each in stored),
+        )
 
 
 def _stamp(archive: zipfile.ZipFile) -> object:

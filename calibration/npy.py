@@ -29,7 +29,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 DEFLATE = 1032
 """DEFLATE gives at most so many bytes for one: 258 bytes for a match of two bits, https://zlib.net/zlib_tech.html."""
 RATIO, FREE = 100, 2**26
-"""An array that is needed at once may have so many bytes for one in the file, or so many bytes."""
+"""All arrays together, and a sample of one, may have so many bytes for one in the file, or so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,25 @@ class Stored:
         """
         if size > limit:
             raise ValueError(f"needs {size} bytes at once; the limit is {limit} bytes")
-        if self.compressed is not None and size > max(FREE, RATIO * self.compressed):
-            raise ValueError(
-                f"{size} bytes at once come from {self.compressed} compressed bytes, more than {RATIO} to 1; "
-                "store it with numpy.savez if it is right"
-            )
+        if self.compressed is not None:
+            check_ratio(size, self.compressed)
+
+
+def check_ratio(size: int, compressed: int) -> None:
+    """Check that bytes do not come from so few compressed bytes that it looks like a trap.
+
+    Args:
+        size: The number of bytes.
+        compressed: The number of bytes in the file.
+
+    Raises:
+        ValueError: It does.
+    """
+    if size > max(FREE, RATIO * compressed):
+        raise ValueError(
+            f"{size} bytes come from {compressed} compressed bytes, more than {RATIO} to 1; "
+            "store them with numpy.savez if they are right"
+        )
 
 
 def stored_array(stream: IO[bytes], held: int, compressed: int | None = None) -> Stored:

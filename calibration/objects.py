@@ -8,11 +8,11 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -24,6 +24,10 @@ from .session import InputSpec, required
 
 LABELS = ("label", "labels")
 """Names of columns that hold labels, unless the model has an input of that name."""
+
+
+REASON = 240
+"""The most characters of an error of other code; it can quote whole files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[_Step]:
         """Yield the steps."""
-        for number, item in enumerate(self.items):
+        for number, item in enumerate(_closed(self.items)):
             if _is_sequence(item):
                 yield from (_Step(each, number) for each in item)
             else:
@@ -254,11 +258,26 @@ def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
         yield from ((index, data[index], entries) for index in positions)
         return
     chosen: Collection[int] | None = picked if picked is None or isinstance(picked, range) else frozenset(picked)
-    for index, item in enumerate(data):
+    for index, item in enumerate(_closed(data)):
         if chosen is None or index in chosen:
             yield index, item, entries
         if picked and index == picked[-1]:
             return
+
+
+def _closed(items: Iterable[object]) -> Iterator[object]:
+    """Yield items. A generator that is not read to its end is closed, and what its cleanup raises is dropped.
+
+    Python would print such an error with a traceback when it frees the generator.
+    """
+    iterator = iter(items)
+    try:
+        for item in iterator:  # noqa: UP028 - "yield from" would pass on the errors of closing
+            yield item
+    finally:
+        if isinstance(iterator, GeneratorType):
+            with suppress(Exception, SystemExit, GeneratorExit):
+                iterator.close()
 
 
 def _returned(data: object) -> Iterable[object]:
@@ -339,7 +358,8 @@ def reason_of(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - the text of an exception is code of its class
         text = ""
-    return " ".join(f"{type(error).__name__}: {text}".split()).removesuffix(":")
+    line = " ".join(f"{type(error).__name__}: {text[:REASON]}".split()).removesuffix(":")
+    return line if len(text) <= REASON else f"{line} ..."
 
 
 @contextmanager

@@ -277,10 +277,10 @@ def _open_rows(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
     """
     name = spec.text if isinstance(spec.text, str) else f"a {type(spec.text).__name__}"
     with failing_at(f"{name}: cannot be opened as data"):
-        return _guarded(_open_kind(spec, inputs))
+        return guarded(_open_kind(spec, inputs))
 
 
-def _guarded(rows: Rows) -> Rows:
+def guarded(rows: Rows) -> Rows:
     """Return rows whose reader raises only RequantError, and KeyboardInterrupt."""
 
     def read(picked: Picked) -> Iterator[Sample]:

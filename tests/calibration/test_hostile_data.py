@@ -42,7 +42,7 @@ def npy(
     header = fields.get(
         "header", f"{{'descr': {descr!r}, 'fortran_order': {fields.get('fortran', False)}, 'shape': {shape!r}}}"
     )
-    text = header.encode() + b"\n"
+    text = bytes(header.encode() + b"\n")
     version, form = fields.get("version", (1, 0)), "<I" if fields.get("version") == (2, 0) else "<H"
     return b"\x93NUMPY" + bytes(version) + struct.pack(form, len(text) if length is None else length) + text + body
 
@@ -143,6 +143,16 @@ def test_the_memory_limit_holds_for_a_sample(tmp_path: Path) -> None:
     assert len(list(open_source(str(tmp_path / "d.npz"), [SOUND], memory_limit=4000))) == 2
 
 
+def test_many_samples_of_zeros_are_a_trap_but_not_beside_others(tmp_path: Path) -> None:
+    """The whole array is checked: its samples are small, and would be read for hours."""
+    deflated(tmp_path / "d.npz", npy((2**27, 3), "|u1", b""), 3 * 2**27)
+    assert "more than 100 to 1" in refusal(tmp_path / "d.npz", InputSpec("x", np.dtype(np.uint8), ("N", 3)))
+    noise = np.random.default_rng(0).standard_normal((4096, 512)).astype(np.float32)
+    mask = np.ones((4096, 2048), np.int64)
+    np.savez_compressed(tmp_path / "e.npz", x=noise, mask=mask)
+    assert open_source(tmp_path / "e.npz", [SOUND, InputSpec("mask", I8, ("N", "T"))]).length == 4096
+
+
 # ---------------------------------------------------------------------------------------------------- special files
 
 
@@ -204,9 +214,9 @@ def test_a_file_that_changes_between_two_passes(tmp_path: Path, how: str, name: 
         path.unlink()
     else:
         path.write_bytes(content[:20] if how == "shorter" else content + content)
-    for read in (lambda: list(source), lambda: list(source.read([3]))):
+    for picked in (range(4), [3]):
         with pytest.raises(DataError, match="no such file" if how == "gone" else "has changed|not a readable"):
-            read()
+            list(source.read(picked))
 
 
 # ---------------------------------------------------------------------------------------------------- media and texts
@@ -382,6 +392,20 @@ def test_whatever_a_reader_raises_is_a_refusal(error: BaseException) -> None:
         refusal(source)
 
 
+def test_an_error_in_the_cleanup_of_a_reader_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    def feeds() -> Iterator[object]:
+        try:
+            yield {"x": np.zeros((1, 3), np.float32)}
+            yield {"x": np.zeros((1, 3), np.float32)}
+        finally:
+            raise ValueError
+
+    source = open_source(feeds, [X])
+    assert len(list(source.samples(1))) == 1
+    assert next(iter(source))
+    assert not capfd.readouterr().err
+
+
 def test_ctrl_c_in_a_reader_ends_the_run() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(open_source([{"x": Failing(KeyboardInterrupt())}], [X]))
@@ -405,7 +429,8 @@ def test_more_samples_than_memory_can_list() -> None:
         def __getitem__(self, index: int) -> object:
             return {"x": np.zeros(3, np.float32)}
 
-    source = open_source(Many(), [X])
+    many: Any = Many()
+    source = open_source(many, [X])
     assert source.samples(10).length == 10
     for n in (None, 10**11):
         with pytest.raises(RequantError, match="at most 16777216"):
