@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
-import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from .. import near
+from .. import RequantError, near
+from .npy import Stored, check_ratio, member_of, open_archive, plain_start, read_whole, stored_array
+from .objects import REASON, reason_of
+from .regular import open_regular, size_of, stamp_of
 from .samples import DataError, Picked, Rows, Sample, as_label, check_names
 from .session import Array, InputSpec, required
 
 LABELS = "labels"
 """The name of the array with the labels, which is not an input."""
-UNREADABLE = (ValueError, OSError, EOFError, KeyError, struct.error, zipfile.BadZipFile, zlib.error)
-"""The errors of NumPy and zipfile for files that are damaged, have another format, or contain pickles."""
+PLAIN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+"""The errors of NumPy and zipfile whose messages need no name of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,67 +33,132 @@ class _Member:
 
     Attributes:
         file: The name in the archive.
-        shape: The shape.
-        dtype: The element type.
-        fortran: Whether the array is stored in Fortran order; then it must be read whole.
-        size: The size of the values in the archive, in bytes.
+        stored: Its shape, type and sizes.
         start: The offset of the first value in the archive, in bytes; None for a compressed array.
         chunk: How many entries of the first axis form one sample; 0 if each entry is a sample without a batch axis of
             its own.
     """
 
     file: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fortran: bool
-    size: int
+    stored: Stored
     start: int | None = None
     chunk: int = 0
 
     @property
     def samples(self) -> int:
         """The number of samples."""
-        return self.shape[0] // (self.chunk or 1)
+        return self.stored.shape[0] // (self.chunk or 1)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
-        return (self.chunk, *self.shape[1:]) if self.chunk else self.shape[1:]
+        return (self.chunk, *self.stored.shape[1:]) if self.chunk else self.stored.shape[1:]
+
+    @property
+    def sample_size(self) -> int:
+        """The size of one sample in bytes."""
+        return math.prod(self.sample_shape) * self.stored.dtype.itemsize
+
+    @property
+    def name(self) -> str:
+        """The name of the array."""
+        return self.file.removesuffix(".npy")
+
+    def check_room(self, limit: int) -> None:
+        """Check that what is read at once can be held; see `Stored.check_room`."""
+        self.stored.check_room(self.stored.size if self.stored.fortran else self.sample_size, limit)
 
 
-def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec]) -> Rows:
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn any error of reading an array into one line."""
+    try:
+        yield
+    except RequantError:
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy raise errors of any type for damaged files
+        raise _unreadable(where, error) from error
+
+
+def _unreadable(where: str, error: Exception) -> DataError:
+    """Return the error for an array that cannot be read."""
+    reason = str(error) if isinstance(error, PLAIN) and str(error) else reason_of(error)
+    return DataError(f"{where}: cannot be read: {reason[:REASON]}")
+
+
+def npz_file(path: str, split: str | None, inputs: Sequence[InputSpec], limit: int) -> Rows:
     """Read the arrays of a ``.npz`` file, split along their first axis.
 
     An array of the input's rank is split into batches of the input's fixed batch length, or of 1. In an array with one
-    more axis each entry is one whole sample. With `split`, the arrays are named ``split/input``.
+    more axis each entry is one whole sample. With `split`, the arrays are named ``split/input``. One sample and the
+    labels may each have `limit` bytes.
 
     Raises:
-        DataError: The file is not a ``.npz`` file, or its arrays do not fit the model.
+        DataError: The file is not a ``.npz`` file, or its arrays do not fit the model or the limit.
     """
     description = path if split is None else f"{path}:{split}"
-    with _open_zip(path) as archive:
+    with open_archive(path) as archive:
+        stamp = _stamp(archive)
         names = _npz_names(archive, path, split, inputs)
         members = {name: _npz_member(archive, path, file) for name, file in names.items()}
-        labels = _load_whole(archive, path, members.pop(LABELS)) if LABELS in set(members) - _names(inputs) else None
+        labels = members.pop(LABELS) if LABELS in set(members) - _names(inputs) else None
+        answers = None if labels is None else _load_whole(archive, path, labels, limit)
     cut = {spec.name: _cut(members[spec.name], spec, description) for spec in inputs if spec.name in members}
-    lengths = {name: member.samples for name, member in cut.items()}
-    length = min(lengths.values(), default=0)
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"{description}: the inputs have different numbers of samples: {lengths}")
-    if length == 0:
-        raise DataError(f"{description}: holds no samples")
-    rows = None if labels is None else _label_rows(labels, length, cut, description)
+    length = _length(cut, description)
+    _check_sizes(cut.values(), path, limit)
+    if answers is not None:
+        answers = _label_rows(answers, length, cut, description)
 
     def read(picked: Picked) -> Iterator[Sample]:
         with ExitStack() as stack:
-            archive = stack.enter_context(_open_zip(path))
-            arrays = [_npz_rows(archive, path, member, picked) for member in cut.values()]
+            archive = stack.enter_context(open_archive(path))
+            if _stamp(archive) != stamp:
+                raise DataError(f"{path}: has changed since it was opened")
+            arrays = [_npz_rows(archive, path, member, picked, limit) for member in cut.values()]
             for index in range(length) if picked is None else picked:
+                where = f"{description}, sample {index}"
                 feed = {name: next(rows) for name, rows in zip(cut, arrays, strict=True)}
-                yield Sample(feed, None if rows is None else rows[index], f"{description}, sample {index}")
+                yield Sample(feed, None if answers is None else as_label(answers[index], where), where)
 
-    random = all(member.start is not None and not member.fortran for member in cut.values())
+    random = all(member.start is not None and not member.stored.fortran for member in cut.values())
     return Rows(description, length, read, random)
+
+
+def _check_sizes(members: Collection[_Member], path: str, limit: int) -> None:
+    """Check that a sample of each array can be held, and that all arrays together are no trap.
+
+    Together, because an array alone may be right: a mask of ones is 1000 times smaller in the file.
+    """
+    for member in members:
+        with _reading(f"{path}, array {member.name!r}"):
+            member.check_room(limit)
+    stored = [member.stored for member in members]
+    with _reading(path):
+        check_ratio(
+            sum(each.size for each in stored),
+            sum(each.size if each.compressed is None else each.compressed for each in stored),
+        )
+
+
+def _stamp(archive: zipfile.ZipFile) -> object:
+    """Return what tells whether an open archive is still the same."""
+    assert archive.fp is not None
+    return stamp_of(archive.fp)
+
+
+def _length(cut: Mapping[str, _Member], where: str) -> int:
+    """Return the number of samples.
+
+    Raises:
+        DataError: The arrays differ in it, or there are none.
+    """
+    lengths = {name: member.samples for name, member in cut.items()}
+    length = min(lengths.values(), default=0)
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"{where}: the inputs have different numbers of samples: {lengths}")
+    if length == 0:
+        raise DataError(f"{where}: holds no samples")
+    return length
 
 
 def _names(inputs: Sequence[InputSpec]) -> set[str]:
@@ -98,17 +166,9 @@ def _names(inputs: Sequence[InputSpec]) -> set[str]:
     return {spec.name for spec in inputs}
 
 
-def _open_zip(path: str) -> zipfile.ZipFile:
-    """Open a ``.npz`` file."""
-    try:
-        return zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not a readable .npz file: {error}") from error
-
-
 def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: Sequence[InputSpec]) -> dict[str, str]:
     """Return the archive's file for each input, and for the labels if there are any."""
-    files = {file.removesuffix(".npy"): file for file in archive.namelist()}
+    files = _array_files(archive, path)
     known = _names(inputs) | {LABELS}
     for name in files:
         if not any(name == want or name.endswith(f"/{want}") for want in known):
@@ -124,98 +184,76 @@ def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: S
     return names
 
 
+def _array_files(archive: zipfile.ZipFile, path: str) -> dict[str, str]:
+    """Return the files of an archive by the names of their arrays.
+
+    Raises:
+        DataError: Two files have one name.
+    """
+    files: dict[str, str] = {}
+    for file in archive.namelist():
+        name = file.removesuffix(".npy")
+        if name in files:
+            raise DataError(f"{path}: two arrays are named {name!r}")
+        files[name] = file
+    return files
+
+
 def _npz_member(archive: zipfile.ZipFile, path: str, file: str) -> _Member:
     """Read the header of an array."""
-    try:
-        with archive.open(file) as stream:
-            shape, fortran, dtype = _read_header(stream)
-            begin = _stored_at(archive, file)
-            start = None if begin is None else begin + stream.tell()
-            size = archive.getinfo(file).file_size - stream.tell()
-    except UNREADABLE as error:
-        raise DataError(f"{path}, array {file.removesuffix('.npy')!r}: cannot be read: {error}") from error
-    if dtype.hasobject:
-        raise DataError(f"{path}, array {file.removesuffix('.npy')!r}: contains pickled objects, which are never read")
-    return _Member(file, shape, dtype, fortran, size, start)
-
-
-def _stored_at(archive: zipfile.ZipFile, file: str) -> int | None:
-    """Return a file's offset in its archive, in bytes; None if it is compressed or encrypted.
-
-    https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, section 4.3.7: a local header has 30 bytes. The last
-    four bytes are the lengths of the name and of the extra field, which follow the header.
-    """
-    info = archive.getinfo(file)
-    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or archive.filename is None:
-        return None
-    with open(archive.filename, "rb") as stream:
-        stream.seek(info.header_offset)
-        name, extra = struct.unpack("<26x2H", stream.read(30))
-    return info.header_offset + 30 + int(name) + int(extra)
-
-
-def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of the ``.npy`` format, up to the first value."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(stream)
-    raise ValueError(f"version {version} of the .npy format is not supported")
+    with _reading(f"{path}, array {file.removesuffix('.npy')!r}"):
+        stored = member_of(archive, file)
+        return _Member(file, stored, plain_start(archive, file, stored))
 
 
 def _cut(member: _Member, spec: InputSpec, where: str) -> _Member:
     """Return how an array is split into samples of an input."""
-    rank = len(spec.shape)
-    if len(member.shape) == rank + 1:
+    rank, shape = len(spec.shape), member.stored.shape
+    if len(shape) == rank + 1:
         return member
-    if len(member.shape) != rank or rank == 0:
+    if len(shape) != rank or rank == 0:
         raise DataError(
-            f"{where}, input {spec.name!r}: expected {spec}, got an array of shape {member.shape}; "
+            f"{where}, input {spec.name!r}: expected {spec}, got an array of shape {shape}; "
             f"give rank {rank}, which is split into batches, or rank {rank + 1} with one sample per entry"
         )
     batch = spec.shape[0]
     chunk = batch if isinstance(batch, int) else 1
-    left = member.shape[0] % max(chunk, 1)
+    left = shape[0] % max(chunk, 1)
     if left:
         raise DataError(
-            f"{where}, input {spec.name!r}: {member.shape[0]} entries do not divide into the model's fixed batch of "
+            f"{where}, input {spec.name!r}: {shape[0]} entries do not divide into the model's fixed batch of "
             f"{chunk}; remove {left} or add {chunk - left}"
         )
     return replace(member, chunk=chunk)
 
 
-def _label_rows(labels: Array, length: int, cut: Mapping[str, _Member], where: str) -> list[Array | int | None]:
-    """Return the label of each sample: one per sample, or one per entry of a batch."""
+def _label_rows(labels: Array, length: int, cut: Mapping[str, _Member], where: str) -> Array:
+    """Return the labels with one row per sample: they are one per sample, or one per entry of a batch."""
     chunk = max((member.chunk for member in cut.values()), default=0) or 1
     if labels.ndim == 0 or len(labels) not in (length, length * chunk):
         raise DataError(f"{where}, array {LABELS!r}: expected {length * chunk} labels, got shape {labels.shape}")
-    if len(labels) != length:
-        labels = labels.reshape(length, chunk, *labels.shape[1:])
-    return [as_label(label, where) for label in labels]
+    as_label(labels, where)  # the type is wrong now, not when the first sample is read
+    return labels if len(labels) == length else labels.reshape(length, chunk, *labels.shape[1:])
 
 
-def _load_whole(archive: zipfile.ZipFile, path: str, member: _Member) -> Array:
+def _load_whole(archive: zipfile.ZipFile, path: str, member: _Member, limit: int) -> Array:
     """Read a whole array."""
-    try:
-        with archive.open(member.file) as stream:
-            return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
-    except UNREADABLE as error:
-        raise DataError(f"{path}, array {member.file.removesuffix('.npy')!r}: cannot be read: {error}") from error
+    with _reading(f"{path}, array {member.name!r}"), _values_of(archive, path, member, whole=True) as stream:
+        return read_whole(stream, member.stored, limit)
 
 
-def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Picked) -> Iterator[Array]:
+def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Picked, limit: int) -> Iterator[Array]:
     """Yield the picked samples of an array, and read only one at a time.
 
     NumPy cannot memory-map an array in an archive, and ``numpy.load`` reads it whole. The stream of an array is in the
     order of its first axis.
     """
     positions = range(member.samples) if picked is None else picked
-    if member.fortran:
-        whole = _load_whole(archive, path, member).reshape(member.samples, *member.sample_shape)
+    if member.stored.fortran:
+        whole = _load_whole(archive, path, member, limit).reshape(member.samples, *member.sample_shape)
         yield from (whole[index] for index in positions)
         return
-    size = int(np.prod(member.sample_shape, dtype=np.int64)) * member.dtype.itemsize
+    size, shape, dtype = member.sample_size, member.sample_shape, member.stored.dtype
     at = index = 0
     try:
         # the stream of a whole array checks the CRC; for some samples, seek in the file and skip the others
@@ -223,13 +261,14 @@ def _npz_rows(archive: zipfile.ZipFile, path: str, member: _Member, picked: Pick
             for index in positions:
                 stream.seek((index - at) * size, os.SEEK_CUR)
                 data = stream.read(size)
-                if len(data) < size or (index + 1) * size > member.size:
+                if len(data) < size:
                     raise EOFError("the array ends early")
-                yield np.ndarray(member.sample_shape, member.dtype, data)
+                yield np.ndarray(shape, dtype, data)
                 at = index + 1
-    except UNREADABLE as error:
-        name = member.file.removesuffix(".npy")
-        raise DataError(f"{path}, sample {index}, array {name!r}: cannot be read: {error}") from error
+    except RequantError:
+        raise
+    except Exception as error:  # as in _reading, which would cost more for each sample
+        raise _unreadable(f"{path}, sample {index}, array {member.name!r}", error) from error
 
 
 @contextmanager
@@ -237,16 +276,18 @@ def _values_of(archive: zipfile.ZipFile, path: str, member: _Member, *, whole: b
     """Open the values of an array as a stream, at the first value."""
     if whole or member.start is None:
         with archive.open(member.file) as stream:
-            _read_header(stream)
+            stream.read(member.stored.start)
             yield stream
     else:
-        with open(path, "rb") as values:
+        with open_regular(path) as values:
             values.seek(member.start)
             yield values
 
 
-def array_folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
+def array_folder(path: str, inputs: Sequence[InputSpec], limit: int) -> Rows:
     """Read a folder of ``.npz`` files or, for a model with one input, of ``.npy`` files: one sample each, by name.
+
+    An array may have `limit` bytes.
 
     Raises:
         DataError: The folder contains both kinds, or arrays for another model.
@@ -263,23 +304,29 @@ def array_folder(path: str, inputs: Sequence[InputSpec]) -> Rows:
 
     def read(picked: Picked) -> Iterator[Sample]:
         for index in range(len(files)) if picked is None else picked:
-            yield _read_feed(files[index], f"{files[index]}, sample {index}", inputs)
+            file, where = str(files[index]), f"{files[index]}, sample {index}"
+            if suffix == ".npy":
+                yield Sample({needed[0].name: _read_npy(file, where, limit)}, None, where)
+            else:
+                yield _read_feed(file, where, inputs, limit)
 
     return Rows(path, len(files), read, random=True)
 
 
-def _read_feed(file: Path, where: str, inputs: Sequence[InputSpec]) -> Sample:
-    """Read a file with one sample."""
-    try:
-        loaded = np.load(file, allow_pickle=False)
-        if file.suffix == ".npy":
-            return Sample({required(inputs)[0].name: loaded}, None, where)
-        with loaded:
-            feed = {name: loaded[name] for name in loaded.files}
-    except UNREADABLE as error:
-        raise DataError(f"{where}: cannot be read (pickled objects are never read): {error}") from error
+def _read_npy(file: str, where: str, limit: int) -> Array:
+    """Read a file with one array."""
+    with _reading(where), open_regular(file) as stream:
+        return read_whole(stream, stored_array(stream, size_of(stream)), limit)
+
+
+def _read_feed(file: str, where: str, inputs: Sequence[InputSpec], limit: int) -> Sample:
+    """Read a file with the arrays of one sample."""
+    with _reading(where), open_archive(file) as archive:
+        files = _array_files(archive, file)
+        check_names({name: None for name in files if name != LABELS or LABELS in _names(inputs)}, inputs, where)
+        members = {name: _npz_member(archive, file, each) for name, each in files.items()}
+        feed = {name: _load_whole(archive, file, member, limit) for name, member in members.items()}
     label = feed.pop(LABELS, None) if LABELS not in _names(inputs) else None
-    check_names(feed, inputs, where)
     if label is not None and label.shape == (1,):
         label = label[0]
     return Sample(feed, as_label(label, where), where)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import RequantError
-from .media import media_labels, media_rows, only_input
+from .media import Reading, media_labels, media_rows, only_input
+from .regular import open_regular, size_of
 from .samples import DataError, Rows
 from .session import Array, InputSpec
 from .settings import Key, parse_settings, positive, truth, whole
 
 SUFFIXES = frozenset((".wav", ".wave"))
 """The suffixes of sound files."""
+WIDTHS = (1, 2, 3, 4)
+"""The bytes of a PCM value."""
 
 KEYS: Mapping[str, Key] = {
     "rate": Key(whole, "samples per second"),
@@ -23,6 +27,8 @@ KEYS: Mapping[str, Key] = {
     "seconds": Key(positive, "a number above 0"),
 }
 """The settings of `audio_folder`."""
+VALUE_BYTES = 16
+"""The most bytes per value while a sound is read: the PCM, its copy in 32 bits, and float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +60,13 @@ class Recipe:
         return f"rate={self.rate}{' mono=true' if self.mono else ''}{length}"
 
 
-def audio_folder(
-    folder: str, files: Sequence[str], preprocess: str | None, labels: str | None, inputs: Sequence[InputSpec]
-) -> Rows:
+def audio_folder(folder: str, files: Sequence[str], reading: Reading, inputs: Sequence[InputSpec]) -> Rows:
     """Read a folder of ``.wav`` files as float32 from -1 to 1; each file is one sample.
 
     Args:
         folder: The folder.
         files: Paths of the files.
-        preprocess: The settings, see `KEYS`.
-        labels: The path of a table of files and labels; None for the names of the sub-folders.
+        reading: The settings, see `KEYS`, the labels, and the memory of a sound.
         inputs: The model's inputs: one waveform.
 
     Raises:
@@ -76,17 +79,19 @@ def audio_folder(
             "(1, T, C); for other features of a sound use FILE.py:NAME"
         )
     try:
-        settings = parse_settings(preprocess, KEYS)
+        settings = parse_settings(reading.preprocess, KEYS)
     except RequantError as error:
         raise DataError(f"{folder}: {error}") from error
     rate = settings.get("rate") or _rate(files[0], f"{files[0]}, sample 0")
-    length = max(1, round(settings["seconds"] * rate)) if "seconds" in settings else None
-    recipe = Recipe(spec, rate, length, settings.get("mono", False))
+    seconds = settings.get("seconds")
+    if seconds is not None and seconds * rate * VALUE_BYTES > reading.limit:
+        raise DataError(f"{folder}: preprocess: seconds={seconds:g} needs more memory than {reading.limit} bytes")
+    recipe = Recipe(spec, rate, None if seconds is None else max(1, round(seconds * rate)), settings.get("mono", False))
     _check_length(folder, recipe)
-    classes = media_labels(folder, files, labels)
+    classes = media_labels(folder, files, reading.labels)
 
     def decode(file: str, where: str) -> Array:
-        return _array(file, recipe, where)
+        return _array(file, recipe, reading.limit, where)
 
     return media_rows(f"{folder}, sounds with {recipe}", files, classes, spec, decode, batched=len(spec.shape) > 1)
 
@@ -104,32 +109,43 @@ def _check_length(folder: str, recipe: Recipe) -> None:
 
 def _rate(file: str, where: str) -> int:
     """Return the samples per second of a file."""
-    with _opened(file, where) as stream:
-        return stream.getframerate()
+    with _opened(file, where) as (sound, _):
+        return sound.getframerate()
 
 
-def _opened(file: str, where: str) -> wave.Wave_read:
-    """Open a ``.wav`` file."""
-    try:
-        return wave.open(file, "rb")
-    except (wave.Error, OSError, EOFError, RuntimeError) as error:
-        reason = str(error) or "it ends early"
-        raise DataError(f"{where}: not a readable .wav file with PCM: {reason}") from error
+@contextmanager
+def _opened(file: str, where: str) -> Iterator[tuple[wave.Wave_read, int]]:
+    """Open a ``.wav`` file; also return its size in bytes.
+
+    Raises:
+        DataError: The file is no such file, or its header is wrong.
+    """
+    with open_regular(file) as stream:
+        try:
+            sound = wave.open(stream, "rb")  # noqa: SIM115 - closed below
+            if not sound.getframerate() or sound.getsampwidth() not in WIDTHS:
+                raise wave.Error(f"{8 * sound.getsampwidth()} bits, {sound.getframerate()} samples per second")
+        except Exception as error:  # wave raises errors of several types for damaged headers
+            raise DataError(f"{where}: not a readable .wav file with PCM: {str(error) or 'it ends early'}") from error
+        with sound:
+            yield sound, size_of(stream)
 
 
-def _array(file: str, recipe: Recipe, where: str) -> Array:
+def _array(file: str, recipe: Recipe, limit: int, where: str) -> Array:
     """Read a file and convert the values to the shape and type of the input."""
-    with _opened(file, where) as stream:
-        rate, width, channels = stream.getframerate(), stream.getsampwidth(), stream.getnchannels()
+    with _opened(file, where) as (sound, size):
+        rate, width, channels = sound.getframerate(), sound.getsampwidth(), sound.getnchannels()
         if rate != recipe.rate:
             raise DataError(f"{where}: has {rate} samples per second, not {recipe.rate}; resample it first")
         # do not read samples beyond the length
-        frames = stream.getnframes() if recipe.length is None else min(recipe.length, stream.getnframes())
-        data = stream.readframes(frames)
+        frames = sound.getnframes() if recipe.length is None else min(recipe.length, sound.getnframes())
+        data = sound.readframes(min(frames, size // (width * channels)))  # a header may claim more than is there
     if len(data) != frames * width * channels:
         raise DataError(f"{where}: is truncated: {len(data) // (width * channels)} samples of {frames}")
     if not data:
         raise DataError(f"{where}: contains no sound")
+    if frames * channels * VALUE_BYTES > limit:
+        raise DataError(f"{where}: {frames} samples need more memory than {limit} bytes; cut it with seconds=")
     values = _floats(data, width).reshape(-1, channels).T
     if recipe.mono:
         values = values.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)

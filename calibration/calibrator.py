@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from .. import RequantError, UnknownNameError
@@ -18,7 +19,7 @@ from .precision import Precision
 from .ranges import Range, parse_rule
 from .runner import Progress, length_of, observe
 from .session import InputSpec, ModelSource, input_specs, open_session, output_specs
-from .sources import DataSource, Source, open_source
+from .sources import DataSource, Source, guarded, open_source
 from .state import recognised
 from .taps import activations, load_copy
 
@@ -94,8 +95,7 @@ class Calibrator:
                 or after data of unknown length.
         """
         position = self._next()
-        source = self._opened(data)
-        source = source if samples is None else source.stretches(samples)
+        source = self._opened(data).stretches(samples)
         kept: list[Path] = []
         execution = replace(
             self.execution, first=self.execution.first + position, kept=self.execution.kept or kept.append
@@ -122,9 +122,13 @@ class Calibrator:
     def _opened(self, data: DataSource) -> Source:
         """Open data; the items of an iterator are kept only for a model with state."""
         if not isinstance(data, Iterator) or self._stateful:
-            return open_source(data, self._inputs, self.model)
-        rows = python_object(lambda: data, f"a {type(data).__name__} of feeds", inputs=self._inputs)
-        return Source(self._inputs, rows)
+            return open_source(data, self._inputs, self.model, self.execution.memory_limit)
+        rows = python_object(
+            lambda: islice(data, None),  # which leaves the rest of a generator to the caller
+            f"a {type(data).__name__} of feeds",
+            inputs=self._inputs,
+        )
+        return Source(self._inputs, guarded(rows))
 
     def _next(self) -> int:
         """Return the position of the next sample.

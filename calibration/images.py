@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .. import RequantError
-from .media import media_labels, media_rows, only_input
+from .media import Reading, media_labels, media_rows, only_input
+from .regular import open_regular
 from .samples import DataError, Rows
 from .session import Array, InputSpec
 from .settings import Key, numbers, one_of, parse_settings, positive, whole
@@ -33,6 +36,12 @@ LAYOUTS = {"nchw": -3, "nhwc": -1}
 """The orders of axes, with the channel axis."""
 PLACES = ("center", "corner")
 BYTE = 255
+DECODERS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
+"""Pillow's names of these formats. It has others, which start programs (EPS), and takes a format from the content."""
+PIXELS = 2**27
+"""The most pixels of an image after it was scaled."""
+PIXEL_BYTES = 8
+"""The most bytes per pixel of an image while it is decoded: 4 of the image, and 4 of its copy in another mode."""
 
 Size: TypeAlias = tuple[int, int]
 """Height and width."""
@@ -43,6 +52,8 @@ def _side_or_size(text: str) -> int | Size:
     if not re.fullmatch(r"[0-9]+(x[0-9]+)?", text):
         raise ValueError
     sides = [whole(side) for side in text.split("x")]
+    if max(sides) * min(sides) > PIXELS or (len(sides) == 1 and sides[0] ** 2 > PIXELS):
+        raise ValueError(f", and at most {PIXELS} pixels")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
@@ -129,16 +140,13 @@ def _written(value: Any) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def image_folder(
-    folder: str, files: Sequence[str], preprocess: str | None, labels: str | None, inputs: Sequence[InputSpec]
-) -> Rows:
+def image_folder(folder: str, files: Sequence[str], reading: Reading, inputs: Sequence[InputSpec]) -> Rows:
     """Read a folder of images; each image is one sample.
 
     Args:
         folder: The folder.
         files: Paths of the images.
-        preprocess: The settings, see `KEYS`.
-        labels: The path of a table of files and labels; None for the names of the sub-folders.
+        reading: The settings, see `KEYS`, the labels, and the memory of an image.
         inputs: The model's inputs: one image.
 
     Raises:
@@ -150,30 +158,31 @@ def image_folder(
             f"{folder}: input {spec.name!r} is {spec}; an image needs a numeric input of rank 4, "
             "or of rank 3 without a batch axis"
         )
-    if preprocess is None:
+    if reading.preprocess is None:
         raise DataError(
             f"{folder}: images need the preprocessing of the training for input {spec.name!r}, {spec}: "
             f'for example --preprocess "{suggested(spec)}"'
         )
     try:
-        recipe = image_recipe(preprocess, spec)
+        recipe = image_recipe(reading.preprocess, spec)
     except RequantError as error:
         raise DataError(f"{folder}: {error}") from error
     _pillow(folder)
-    classes = media_labels(folder, files, labels)
+    classes = media_labels(folder, files, reading.labels)
 
     def decode(file: str, where: str) -> Array:
-        return _array(file, recipe, where)
+        return _array(file, recipe, reading.limit, where)
 
     return media_rows(f"{folder}, images with {recipe}", files, classes, spec, decode, batched=len(spec.shape) == 4)
 
 
 def _pillow(folder: str) -> None:
-    """Check that Pillow is installed."""
+    """Check that Pillow is installed. Its warning about an image of very many pixels becomes an error."""
     try:
-        import PIL.Image  # noqa: F401
+        from PIL import Image
     except ImportError as error:
         raise RequantError(f"{folder}: images need Pillow: pip install requant[images]") from error
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
 def suggested(spec: InputSpec) -> str:
@@ -333,10 +342,10 @@ def _each(values: tuple[Any, ...], channels: int, name: str) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------------------------------------- pixels
 
 
-def _array(file: str, recipe: Recipe, where: str) -> Array:
+def _array(file: str, recipe: Recipe, limit: int, where: str) -> Array:
     """Decode an image and convert it to the size, layout and type of the input."""
-    image = _decoded(file, recipe.order, where)
-    image = _padded(_resized(image, recipe), recipe)
+    image = _decoded(file, recipe.order, limit, where)
+    image = _padded(_resized(image, recipe, where), recipe)
     pixels = np.asarray(_cropped(image, recipe, where))
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if recipe.order == "bgr":
@@ -347,15 +356,19 @@ def _array(file: str, recipe: Recipe, where: str) -> Array:
     return np.ascontiguousarray(values[None] if len(recipe.spec.shape) == 4 else values)
 
 
-def _decoded(file: str, order: str, where: str) -> Image:
+def _decoded(file: str, order: str, limit: int, where: str) -> Image:
     """Decode the first frame of an image, upright, to 8-bit channels. Without an alpha channel, alpha is dropped."""
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)
+        with open_regular(file) as stream, Image.open(stream, formats=DECODERS) as image:
+            width, height = image.size
+            if width * height * PIXEL_BYTES > limit:
+                raise DataError(f"{height}x{width} pixels need {width * height * PIXEL_BYTES} bytes, more than {limit}")
+            format_ = image.format
             image.load()
-            return _converted(image, MODES.get(order, "RGB"), opened.format)
+            ImageOps.exif_transpose(image, in_place=True)
+            return _converted(image, MODES.get(order, "RGB"), format_)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     except Exception as error:  # decoders raise errors of any type for damaged files
@@ -377,9 +390,7 @@ def _converted(image: Image, mode: str, format_: str | None) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and format_ in ("PNG", "PPM")):
-        # Pillow's own conversion clips to 255
-        values = np.asarray(image).astype(np.int64)
-        image = Image.fromarray(((values + 128) // 257).clip(0, BYTE).astype(np.uint8))
+        image = Image.fromarray(_bytes_of(image))  # Pillow's own conversion clips to 255
     if image.mode in ("I", "F"):
         raise DataError("the range of 32-bit pixels is unknown; store 8 or 16 bits")
     if image.mode == "P":
@@ -387,8 +398,21 @@ def _converted(image: Image, mode: str, format_: str | None) -> Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _resized(image: Image, recipe: Recipe) -> Image:
-    """Scale an image: the short side to a length, both sides to a size, or with a fixed ratio to fit into a size."""
+def _bytes_of(image: Image) -> Array:
+    """Return the pixels of an image of 16 bits in 8 bits, (H, W) uint8."""
+    values = np.asarray(image)
+    pixels = np.empty(values.shape, np.uint8)
+    for row, line in enumerate(values):  # one at a time: the whole image would need five times its memory
+        pixels[row] = (line.astype(np.int32).clip(0, 2**16 - 1) + 128) // 257
+    return pixels
+
+
+def _resized(image: Image, recipe: Recipe, where: str) -> Image:
+    """Scale an image: the short side to a length, both sides to a size, or with a fixed ratio to fit into a size.
+
+    Raises:
+        DataError: The image would have too many pixels.
+    """
     from PIL import Image
 
     width, height = image.size
@@ -407,6 +431,8 @@ def _resized(image: Image, recipe: Recipe) -> Image:
         return image
     if size == (height, width):
         return image
+    if math.prod(size) > PIXELS:
+        raise DataError(f"{where}: is {height}x{width}, and would be scaled to {size[0]}x{size[1]} pixels")
     return image.resize(size[::-1], Image.Resampling[recipe.filter.upper()])
 
 

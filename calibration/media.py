@@ -5,21 +5,46 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
 
 from .. import near
+from .regular import check_regular, open_regular, size_of
 from .samples import DataError, Picked, Rows, Sample, in_batches
 from .session import Array, InputSpec, required
 
 HEADS = ("file", "label")
 """The names of the columns in a table of labels; the line with the names may be left out."""
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
+LARGEST = 2**27
+"""The most bytes of a table of labels, which is held in memory."""
+DIGITS = 18
+"""The most digits of a class: the number fits into int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the user says about a folder of media.
+
+    Attributes:
+        preprocess: The settings of the kind of media; None for none.
+        labels: The path of a table of files and labels; None for the names of the sub-folders.
+        limit: The most bytes that one sample may need.
+    """
+
+    preprocess: str | None
+    labels: str | None
+    limit: int
 
 
 def files_below(folder: str, suffixes: Collection[str], *, deep: bool = True) -> list[str]:
     """Return the sorted paths of the files with these suffixes in a folder and, if `deep`, below it.
 
     Hidden files and folders are ignored.
+
+    Raises:
+        DataError: Something with such a name is no file.
     """
     paths = []
     for parent, folders, names in os.walk(folder):
@@ -27,6 +52,7 @@ def files_below(folder: str, suffixes: Collection[str], *, deep: bool = True) ->
         for name in names:
             if os.path.splitext(name)[1].lower() in suffixes and not name.startswith("."):
                 paths.append(os.path.join(parent, name))
+    check_regular(paths)
     return sorted(paths, key=lambda path: Path(path).parts)
 
 
@@ -123,7 +149,7 @@ def numbered(names: Collection[str]) -> list[int]:
 
 def _is_class(name: str) -> bool:
     """Whether a name is the number of a class."""
-    return name.isascii() and name.isdigit()
+    return name.isascii() and name.isdigit() and len(name) <= DIGITS
 
 
 def _table_labels(relative: Sequence[str], folder: Path, table: str) -> list[int | None]:
@@ -154,7 +180,9 @@ def _read_table(table: str) -> dict[str, str]:
     known: dict[str, str] = {}
     columns = (0, 1)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
+        with open_regular(path) as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as stream:
+            if size_of(raw) > LARGEST:
+                raise DataError(f"{table}: a table of labels has at most {LARGEST} bytes, not {size_of(raw)}")
             reader = csv.reader(stream, delimiter=DELIMITERS[path.suffix.lower()], skipinitialspace=True, strict=True)
             for row in reader:
                 cells = [cell.strip() for cell in row]

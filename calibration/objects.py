@@ -7,21 +7,26 @@ import importlib.util
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from .. import RequantError, UnknownNameError
+from .regular import check_regular
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
 from .session import InputSpec, required
 
 LABELS = ("label", "labels")
 """Names of columns that hold labels, unless the model has an input of that name."""
+
+
+REASON = 240
+"""The most characters of an error of other code; it can quote whole files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,7 @@ def load_named(text: str, what: str) -> Named:
 def _of_file(path: str, name: str) -> Named:
     """Execute a Python file and return one of its objects."""
     file = Path(path)
-    if not file.is_file():
-        raise DataError(f"{path}: no such file")
+    check_regular([file])
     parent = str(file.resolve().parent)
     spec = importlib.util.spec_from_file_location(f"requant_source_{file.stem}", file)
     assert spec is not None  # every name that ends in .py has a spec with a loader
@@ -165,7 +169,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[_Step]:
         """Yield the steps."""
-        for number, item in enumerate(self.items):
+        for number, item in enumerate(_closed(self.items)):
             if _is_sequence(item):
                 yield from (_Step(each, number) for each in item)
             else:
@@ -252,11 +256,26 @@ def _walk(data: Any, picked: Picked) -> Iterator[tuple[int, object, bool]]:
         yield from ((index, data[index], entries) for index in positions)
         return
     chosen: Collection[int] | None = picked if picked is None or isinstance(picked, range) else frozenset(picked)
-    for index, item in enumerate(data):
+    for index, item in enumerate(_closed(data)):
         if chosen is None or index in chosen:
             yield index, item, entries
         if picked and index == picked[-1]:
             return
+
+
+def _closed(items: Iterable[object]) -> Iterator[object]:
+    """Yield items. A generator that is not read to its end is closed, and what its cleanup raises is dropped.
+
+    Python would print such an error with a traceback when it frees the generator.
+    """
+    iterator = iter(items)
+    try:
+        for item in iterator:  # noqa: UP028 - "yield from" would pass on the errors of closing
+            yield item
+    finally:
+        if isinstance(iterator, GeneratorType):
+            with suppress(Exception, SystemExit, GeneratorExit):
+                iterator.close()
 
 
 def _returned(data: object) -> Iterable[object]:
@@ -319,14 +338,26 @@ def _is_numeric(value: object) -> bool:
 
 @contextmanager
 def failing_at(place: str) -> Iterator[None]:
-    """Convert any error of the user's code to one line that begins with `place`."""
+    """Convert any error of the user's code to one line that begins with `place`.
+
+    Ctrl-C ends the process as everywhere else, so KeyboardInterrupt is passed on, whoever raised it.
+    """
     try:
         yield
-    except RequantError:
+    except (RequantError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # a reader that calls exit() would end the process without a message
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{place}: {message}") from error
+    except BaseException as error:  # a reader that calls exit() would end the process without a message
+        raise DataError(f"{place}: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error of the user's code as one line; its text may fail too."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the text of an exception is code of its class
+        text = ""
+    line = " ".join(f"{type(error).__name__}: {text[:REASON]}".split()).removesuffix(":")
+    return line if len(text) <= REASON else f"{line} ..."
 
 
 @contextmanager
@@ -349,10 +380,11 @@ def _importing(what: str, folder: str | None) -> Iterator[None]:
     try:
         with on_path(folder):
             yield
-    except (Exception, SystemExit) as error:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # importing runs the user's code, which may raise anything, or call exit()
         hint = f"; a file of this folder is named {what}.py:NAME" if Path(f"{what}.py").is_file() else ""
-        raise RequantError(f"{what}: cannot be imported: {message}{hint}") from error
+        raise RequantError(f"{what}: cannot be imported: {reason_of(error)}{hint}") from error
 
 
 def _attribute(module: ModuleType, name: str, where: str) -> object:

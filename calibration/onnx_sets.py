@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .regular import open_regular, size_of
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, check_names
 from .session import Array, InputSpec
 
@@ -31,8 +32,8 @@ def onnx_sets(folder: str) -> list[Path]:
     return sorted((path for path in here.glob("test_data_set*") if path.is_dir()), key=number)
 
 
-def onnx_folder(folder: str, sets: Sequence[Path], inputs: Sequence[InputSpec]) -> Rows:
-    """Read data sets, one sample per set.
+def onnx_folder(folder: str, sets: Sequence[Path], inputs: Sequence[InputSpec], limit: int) -> Rows:
+    """Read data sets, one sample per set. A file may have `limit` bytes.
 
     ``input_K.pb`` is a TensorProto. It belongs to the input of the same name, or to the K-th input if no tensor of the
     set has the name of an input. Outputs are not read, because they are no labels.
@@ -40,18 +41,18 @@ def onnx_folder(folder: str, sets: Sequence[Path], inputs: Sequence[InputSpec]) 
 
     def read(picked: Picked) -> Iterator[Sample]:
         for index in range(len(sets)) if picked is None else picked:
-            yield _read_set(sets[index], index, inputs)
+            yield _read_set(sets[index], index, inputs, limit)
 
     return Rows(folder, len(sets), read, random=True)
 
 
-def _read_set(folder: Path, index: int, inputs: Sequence[InputSpec]) -> Sample:
+def _read_set(folder: Path, index: int, inputs: Sequence[InputSpec], limit: int) -> Sample:
     """Read one data set."""
     where = f"{folder}, sample {index}"
     files = {int(match[1]): file for file in folder.iterdir() if (match := INPUT.fullmatch(file.name))}
     if not files:
         raise DataError(f"{where}: has no input_0.pb")
-    tensors = {number: _tensor(files[number], f"{files[number]}, sample {index}") for number in sorted(files)}
+    tensors = {number: _tensor(files[number], f"{files[number]}, sample {index}", limit) for number in sorted(files)}
     known = {spec.name for spec in inputs}
     feed: dict[str, Array] = {}
     if any(name in known for name, _ in tensors.values()):
@@ -69,13 +70,17 @@ def _read_set(folder: Path, index: int, inputs: Sequence[InputSpec]) -> Sample:
     return Sample(feed, None, where)
 
 
-def _tensor(file: Path, where: str) -> tuple[str, Array]:
+def _tensor(file: Path, where: str, limit: int) -> tuple[str, Array]:
     """Read the name and the values of a TensorProto."""
     import onnx
 
     tensor = onnx.TensorProto()
+    with open_regular(file) as stream:
+        if size_of(stream) > limit:
+            raise DataError(f"{where}: has {size_of(stream)} bytes; the limit is {limit} bytes")
+        content = stream.read()
     try:
-        tensor.ParseFromString(file.read_bytes())
+        tensor.ParseFromString(content)
     except Exception as error:  # protobuf's errors have no common base class
         raise DataError(f"{where}: cannot be read as a TensorProto: {error}") from error
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
@@ -88,10 +93,12 @@ def _values(tensor: onnx.TensorProto, where: str) -> Array:
     from onnx import numpy_helper
 
     try:
+        if any(length < 0 for length in tensor.dims):
+            raise ValueError(f"its shape is {list(tensor.dims)}")
         array = np.asarray(numpy_helper.to_array(tensor))
         if array.dtype.hasobject:  # strings are UTF-8 bytes
             texts = [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel()]
             array = np.array(texts, dtype=np.str_).reshape(array.shape)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except Exception as error:  # onnx raises errors of many types for types and shapes that do not fit the values
         raise DataError(f"{where}: cannot be read as a TensorProto: {' '.join(str(error).split())}") from error
     return array

@@ -76,20 +76,30 @@ class Shares:
     @property
     def batches(self) -> int | None:
         """The number of batches to process; None if it is unknown before reading."""
-        return None if self.length is None else len(self.positions())
+        if self.length is None:
+            return None
+        units = self._units(self.length)
+        return len(units) - sum(unit in units for unit in self.done)
 
-    def positions(self) -> list[tuple[int, range]]:
-        """Return the number and the sample positions of each batch to process. The number of samples must be known."""
+    def positions(self) -> Iterator[tuple[int, range]]:
+        """Yield the number and the sample positions of each batch to process. The number of samples must be known."""
         length = self.length or 0
-        batches = [range(start, min(start + self.stride, length)) for start in range(0, length, self.stride)]
-        return [(unit, batch) for unit, batch in enumerate(batches) if self.due(unit)]
+        for unit in self._units(length):
+            if unit not in self.done:
+                yield unit, range(unit * self.stride, min((unit + 1) * self.stride, length))
+
+    def _units(self, length: int) -> range:
+        """Return the numbers of the batches of the shard, finished ones included, of `length` samples."""
+        part, parts = self.shard
+        return range(part - 1, -(-length // self.stride), parts)
 
     def read(self) -> Iterator[tuple[int, Unit]]:
         """Yield the number and the samples of each batch to process."""
         if isinstance(self.source, Source) and self.length is not None:
-            due = self.positions()
-            samples = self.source.read([position for _, batch in due for position in batch])
-            for unit, batch in due:
+            everything = self.shard == (1, 1) and not self.done
+            picked = range(self.length) if everything else [at for _, batch in self.positions() for at in batch]
+            samples = self.source.read(picked)
+            for unit, batch in self.positions():
                 yield unit, tuple(zip(batch, take_samples(samples, len(batch), self.source), strict=True))
             return
         coming = enumerate(self.source)
@@ -110,7 +120,7 @@ def local_pieces(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece[Obs
     """
     source = shares.source
     if isinstance(source, Source) and source.rows.random and not source.rows.foreign and shares.length is not None:
-        due = iter(shares.positions())
+        due = shares.positions()
         for size in _sizes(shares.batches or 0, workers, PIECE):
             batches = list(islice(due, size))
             yield Piece(tuple(unit for unit, _ in batches), partial(_read_and_run, taps, source, batches))
@@ -130,7 +140,7 @@ def remote_pieces(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[
     """Yield pieces of work for other processes: with references, unless the data exist in this process alone."""
     source = shares.source
     if isinstance(source, Source) and source.reference is not None and shares.length is not None:
-        due = iter(shares.positions())
+        due = shares.positions()
         picked = range(shares.length) if source.picked is None else source.picked
         for size in _sizes(shares.batches or 0, workers, REMOTE_PIECE):
             some = list(islice(due, size))

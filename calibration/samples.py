@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,6 +16,12 @@ from .state import Link
 
 SEQUENCE = "sequence"
 """An array of whole numbers beside the inputs of a model with state: a new number begins a new sequence."""
+
+
+SURROGATES = (0xD800, 0xDFFF)
+"""The numbers of halves of pairs in UTF-16, which are no characters."""
+MOST = 2**24
+"""The most samples of a run. A small compressed file can hold far more, whose positions alone fill the memory."""
 
 
 class DataError(RequantError):
@@ -194,12 +201,22 @@ def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
         raise DataError(
             f"{where}, input {spec.name!r}: expected finite {spec.dtype}, got {values[position]} at {position}"
         )
+    if array.dtype.kind == "U" and not _is_text(array):
+        raise DataError(f"{where}, input {spec.name!r}: holds text that is not Unicode")
     return array
+
+
+def _is_text(array: Array) -> bool:
+    """Return whether every text of an array can be written in UTF-8, as the runtime takes it."""
+    codes = np.frombuffer(array.tobytes(), np.uint32)
+    return not bool(((codes > sys.maxunicode) | ((codes >= SURROGATES[0]) & (codes <= SURROGATES[1]))).any())
 
 
 def _converted(values: Array, want: np.dtype[Any]) -> Array | None:
     """Return the array with elements of type `want`; None if the conversion is not allowed."""
     have = values.dtype.newbyteorder("=")
+    if have.kind == "b" == want.kind:
+        return np.asarray(values.view(np.uint8) != 0)  # a file may hold other bytes than 0 and 1
     if have == want or (have.kind == "U" and want.kind == "U"):
         return values.astype(have, copy=False)
     if have == np.float64 and want == np.float32:
@@ -241,6 +258,8 @@ def as_label(value: object, where: str) -> Array | int | None:
     """
     if value is None:
         return None
+    if isinstance(value, np.integer):  # the usual label, of an array of them
+        return int(value)
     label = as_array(value, f"{where}, label")
     if label.dtype.kind not in "biuf":
         raise DataError(f"{where}, label: expected a number or an array of numbers, got {type_name(label.dtype)}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,10 +17,12 @@ import numpy as np
 from .. import RequantError
 from . import audio, images, text
 from .arrays import array_folder, npz_file
-from .media import files_below
-from .objects import named, python_object
+from .execution import quarter_of_memory
+from .media import Reading, files_below
+from .objects import failing_at, named, python_object, reason_of
 from .onnx_sets import onnx_folder, onnx_sets
-from .samples import DataError, Picked, Rows, Sample, checked, feed_layout, stacked
+from .regular import check_regular
+from .samples import MOST, DataError, Picked, Rows, Sample, checked, feed_layout, stacked
 from .sequences import Carrier, gives_state, read_ahead, reader_inputs, stretches
 from .session import InputSpec, ModelSource, Serialized, open_session, output_specs, run_session
 from .state import Link, find_links
@@ -52,6 +56,7 @@ class DataSpec:
         labels: The path of a table of files and labels, for folders of images or sounds.
         state: Texts ``OUT=IN``: the outputs that feed inputs of the next sample; ``("none",)`` for samples that do not
             depend on each other; None to recognise them, see `requant.calibration.state`.
+        memory_limit: The most bytes that one sample of a file may need; None for a quarter of the machine's memory.
     """
 
     text: str | Iterable[Any] | Callable[[], Iterable[Any]]
@@ -59,6 +64,12 @@ class DataSpec:
     tokenizer: str | Callable[..., Any] | None = None
     labels: str | None = None
     state: tuple[str, ...] | None = None
+    memory_limit: int | None = None
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that one sample may need."""
+        return self.memory_limit or quarter_of_memory()
 
 
 DataSource: TypeAlias = str | os.PathLike[str] | DataSpec | Iterable[Any] | Callable[[], Iterable[Any]]
@@ -133,10 +144,11 @@ class Source:
         Steps of sequences of unknown number are picked among the first ones, see `read_ahead`.
 
         Raises:
-            RequantError: `n` is below 1.
+            RequantError: `n` is below 1, or so large that memory cannot hold the positions.
         """
         if n < 1:
             raise RequantError(f"cannot pick {n} samples; at least 1 is needed")
+        n = min(n, sys.maxsize // 8)
         positions: Sequence[int] | None = self.picked
         if positions is None and self.rows.length is not None:
             positions = range(self.rows.length)
@@ -146,14 +158,22 @@ class Source:
             return replace(self, picked=range(n))
         if n >= len(positions):
             return self
+        if n > MOST:
+            raise RequantError(f"cannot pick {n} samples; at most {MOST} are")
         return replace(self, picked=tuple(positions[index * len(positions) // n] for index in range(n)))
 
-    def stretches(self, n: int) -> Source:
+    def stretches(self, n: int | None) -> Source:
         """Return `n` samples like `samples`, but in sequences of samples as many behind each other as possible.
 
+        With None, return all samples.
+
         Raises:
-            RequantError: `n` is below 1.
+            RequantError: `n` is below 1, or so large that memory cannot hold the positions.
         """
+        if n is None:
+            if (self.length or 0) > MOST:
+                raise DataError(f"{self.description}: holds {self.length} samples; use at most {MOST} of them")
+            return self
         if self.rows.starts is None or n < 1 or (self.length is not None and n >= self.length):
             return self.samples(n)
         starts, count = self.rows.starts(read_ahead(n) if self.length is None else None)
@@ -199,7 +219,10 @@ def _layout(sample: Sample) -> object:
 
 
 def open_source(
-    spec: DataSource, inputs: Sequence[InputSpec], model: ModelSource | InferenceSession | None = None
+    spec: DataSource,
+    inputs: Sequence[InputSpec],
+    model: ModelSource | InferenceSession | None = None,
+    memory_limit: int | None = None,
 ) -> Source:
     """Open a source of data for a model with these inputs.
 
@@ -213,12 +236,14 @@ def open_source(
         inputs: The model's inputs, from `requant.calibration.input_specs`.
         model: The float model, which computes the state, or an open session of it; None for samples that do not depend
             on each other.
+        memory_limit: The most bytes that one sample may need, unless the `DataSpec` says it.
 
     Raises:
         RequantError: There is no such source, or it does not fit the model.
     """
     if not isinstance(spec, DataSpec):
         spec = DataSpec(os.fspath(spec) if isinstance(spec, os.PathLike) else spec)
+    spec = replace(spec, memory_limit=spec.memory_limit or memory_limit)
     carried = None if model is None else _open_carried(spec, tuple(inputs), model)
     if carried is not None:
         return carried
@@ -245,7 +270,40 @@ def _open_carried(
 
 
 def _open_rows(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
-    """Open a source."""
+    """Open a source whose errors are all refusals of one line.
+
+    Data are whatever others have written, and reading them runs decoders and the user's code. This is the one boundary
+    where an error that a reader did not expect becomes a refusal that names the data and the sample.
+    """
+    name = spec.text if isinstance(spec.text, str) else f"a {type(spec.text).__name__}"
+    with failing_at(f"{name}: cannot be opened as data"):
+        return guarded(_open_kind(spec, inputs))
+
+
+def guarded(rows: Rows) -> Rows:
+    """Return rows whose reader raises only RequantError, and KeyboardInterrupt."""
+
+    def read(picked: Picked) -> Iterator[Sample]:
+        samples = rows.read(picked)
+        for position in count():
+            try:
+                sample = next(samples, None)
+            except (RequantError, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                index = picked[position] if picked is not None and position < len(picked) else position
+                where = f"{rows.description}, sample {index}"
+                raise DataError(f"{where}: cannot be read: {reason_of(error)}") from error
+            if sample is None:
+                return
+            yield sample
+            del sample  # keep only the sample in use
+
+    return replace(rows, read=read)
+
+
+def _open_kind(spec: DataSpec, inputs: Sequence[InputSpec]) -> Rows:
+    """Open a source by its kind."""
     if isinstance(spec.text, str):
         return _open_text(spec, spec.text, inputs)
     if isinstance(spec.text, (bytes, bytearray)):
@@ -262,9 +320,8 @@ def _open_text(spec: DataSpec, name: str, inputs: Sequence[InputSpec]) -> Rows:
         return _open_folder(spec, name, inputs)
     if match := re.fullmatch(r"(.+\.npz)(?::(.+))?", name):
         _refuse_unused(spec, "a .npz file")
-        if not Path(match[1]).is_file():
-            raise DataError(f"{match[1]}: no such file")
-        return npz_file(match[1], match[2], inputs)
+        check_regular([match[1]])
+        return npz_file(match[1], match[2], inputs, spec.limit)
     if Path(name).suffix.lower() in text.SUFFIXES:
         _refuse_unused(spec, "a text file", "preprocess", "tokenizer")
         return text.text_file(name, spec.preprocess, spec.tokenizer, inputs)
@@ -298,13 +355,13 @@ def _open_folder(spec: DataSpec, path: str, inputs: Sequence[InputSpec]) -> Rows
         raise DataError(f"{path}: the folder holds {' and '.join(present)}; it must hold one kind of files")
     if sets:
         _refuse_unused(spec, "test_data_set_*")
-        return onnx_folder(path, sets, inputs)
+        return onnx_folder(path, sets, inputs, spec.limit)
     if arrays:
         _refuse_unused(spec, "a folder of arrays")
-        return array_folder(path, inputs)
+        return array_folder(path, inputs, spec.limit)
     _refuse_unused(spec, "a folder of images or .wav files", "preprocess", "labels")
     read, files = (images.image_folder, pictures) if pictures else (audio.audio_folder, sounds)
-    return read(path, files, spec.preprocess, spec.labels, inputs)
+    return read(path, files, Reading(spec.preprocess, spec.labels, spec.limit), inputs)
 
 
 def _refuse_unused(spec: DataSpec, what: str, *used: str) -> None:

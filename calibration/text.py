@@ -7,12 +7,14 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from .. import RequantError, near
 from .media import numbered
 from .objects import LABELS, Named, failing_at, load_named, on_path
+from .regular import Stamp, check_regular, open_regular, stamp_of
 from .samples import DataError, Picked, Rows, Sample, as_array, as_label, with_batch_axis
 from .session import Array, InputSpec
 from .settings import Key, parse_settings, text_of
@@ -25,6 +27,8 @@ ROW = "*"
 """The column name that stands for the whole record."""
 BLANK = object()
 """The value of an empty line in a ``.jsonl`` file."""
+LONGEST = 2**23
+"""The most bytes of a record. JSON values take up to 30 times the memory of their text."""
 
 KEYS: Mapping[str, Key] = {
     "column": text_of("a column, several separated by commas, or * for the whole record as a dict"),
@@ -45,12 +49,14 @@ class _Index:
         columns: The columns of a ``.csv`` file; empty for a ``.jsonl`` file, where each record has its own.
         offsets: The first byte of each record.
         lines: The line of each record, counted from 1.
+        stamp: What tells whether the file is still the same.
     """
 
     path: str
     columns: tuple[str, ...]
     offsets: array[int]
     lines: array[int]
+    stamp: Stamp
 
     def where(self, index: int) -> str:
         """Return the place of a record, for messages."""
@@ -72,8 +78,7 @@ def text_file(
     Raises:
         RequantError: The file, a setting or the tokenizer is invalid.
     """
-    if not Path(path).is_file():
-        raise DataError(f"{path}: no such file")
+    check_regular([path])
     if tokenizer is None:
         raise DataError(
             f"{path}: a text file needs a tokenizer, which converts a text to a dict of arrays: "
@@ -122,7 +127,8 @@ def _indexed(path: str) -> tuple[_Index, Record]:
     columns: tuple[str, ...] = ()
     first: Record | None = None
     try:
-        with open(path, "rb") as stream:
+        with open_regular(path) as stream:
+            stamp = stamp_of(stream)
             for offset, line, values in _scan(stream, path):
                 where = f"{path}, line {line}"
                 if _delimiter(path) is not None and not columns:
@@ -136,7 +142,7 @@ def _indexed(path: str) -> tuple[_Index, Record]:
         raise DataError(f"{path}: cannot be read: {error}") from error
     if first is None:
         raise DataError(f"{path}: holds no samples")
-    return _Index(path, columns, offsets, lines), first
+    return _Index(path, columns, offsets, lines, stamp), first
 
 
 def _delimiter(path: str) -> str | None:
@@ -153,12 +159,15 @@ def _scan(stream: IO[bytes], path: str, line: int = 0) -> Iterator[tuple[int, in
         line: The number of lines before the position.
     """
     offset, after = stream.tell(), line
+    start, place = offset, after + 1
 
     def texts() -> Iterator[str]:
         nonlocal offset, after
-        for raw in iter(stream.readline, b""):
+        for raw in iter(partial(stream.readline, LONGEST + 1), b""):
             offset += len(raw)
             after += 1
+            if offset - start > LONGEST:
+                raise DataError(f"{path}, line {place}: the record has more than {LONGEST} bytes")
             try:
                 yield raw.decode("utf-8-sig" if after == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -207,7 +216,9 @@ def _record(values: Any, columns: tuple[str, ...], where: str) -> Record:
 def _records(index: _Index, positions: Sequence[int]) -> Iterator[Record]:
     """Yield the records at some positions."""
     try:
-        with open(index.path, "rb") as stream:
+        with open_regular(index.path) as stream:
+            if stamp_of(stream) != index.stamp:
+                raise DataError(f"{index.path}: has changed since it was opened")
             for position in positions:
                 stream.seek(index.offsets[position])
                 line = index.lines[position]

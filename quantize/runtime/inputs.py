@@ -23,14 +23,13 @@ def open_data(model: ModelSource, data: DataSource, samples: int | None = None) 
     return open_for(Runner(model, lean=True), data, samples)
 
 
-def open_for(run: Runner, data: DataSource, samples: int | None = None) -> Source:
-    """Open a source of data for a loaded model; see `open_data`.
+def open_for(run: Runner, data: DataSource, samples: int | None = None, memory_limit: int | None = None) -> Source:
+    """Open a source of data for a loaded model; see `open_data`. A sample may need `memory_limit` bytes.
 
     Raises:
         RequantError: The source does not fit the model.
     """
-    source = open_source(data, run.inputs, run.session)
-    return source if samples is None else source.stretches(samples)
+    return open_source(data, run.inputs, run.session, memory_limit).stretches(samples)
 
 
 def first_sample(source: Source, batch: int) -> Sample:

@@ -86,7 +86,7 @@ def open_data(
         source = generated_source(sessions.source)
         return source, () if source is None else loads_of(source, options.batches)
     run = Runner(sessions.source, lean=True) if weights.large else sessions.runner(1)
-    source = open_for(run, data, options.samples)
+    source = open_for(run, data, options.samples, options.execution.memory_limit)
     loads = loads_of(source, options.batches)
     for load in loads:
         run(load.feed)

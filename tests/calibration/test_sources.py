@@ -153,16 +153,18 @@ def trap(path: Path) -> Path:
 
 def test_pickles_are_never_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.array([Trap()], dtype=object))
-    with pytest.raises(DataError, match=r"array 'x': contains pickled objects"):
+    with pytest.raises(DataError, match=r"array 'x': .*contains pickled objects"):
         open_source(tmp_path / "d.npz", [X])
     np.savez(tmp_path / "e.npz", x=rows(1, 3), labels=np.array([Trap()], dtype=object))
-    with pytest.raises(DataError, match=r"array 'labels': contains pickled objects"):
+    with pytest.raises(DataError, match=r"array 'labels': .*contains pickled objects"):
         open_source(tmp_path / "e.npz", [X])
     for name in ("npy", "npz"):
         folder = tmp_path / name
         folder.mkdir()
         trap(folder / "a.npy") if name == "npy" else np.savez(folder / "a.npz", x=np.array([Trap()], dtype=object))
-        with pytest.raises(DataError, match=r"a.np[yz], sample 0: cannot be read \(pickled objects are never read\)"):
+        with pytest.raises(
+            DataError, match=r"a.np[yz], .*: cannot be read: contains pickled objects, which are never read"
+        ):
             list(open_source(folder, [X]))
     (tmp_path / "npy" / "a.npy").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(DataError, match="cannot be read"):
@@ -182,8 +184,8 @@ def test_damaged_npz_is_refused(tmp_path: Path) -> None:
     np.save(stream, rows(4, 3))
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", stream.getvalue()[:-16])
-    with pytest.raises(DataError, match=r"d.npz, sample 2, array 'x': cannot be read: the array ends early"):
-        list(open_source(path, [X]))
+    with pytest.raises(DataError, match=r"d.npz, array 'x': cannot be read: the array ends early"):
+        open_source(path, [X])
 
 
 # ---------------------------------------------------------------------------------------------------- folders
@@ -714,10 +716,8 @@ def test_a_part_of_a_damaged_npz_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("x.npy", stream.getvalue()[:-4])
         archive.writestr("more/x.npy", stream.getvalue())  # what lies behind must not be taken for values
-    source = open_source(tmp_path / "d.npz", [X])
-    assert [sample.feed["x"].tolist() for sample in source.read([2])] == [rows(4, 3)[2:3].tolist()]
-    with pytest.raises(DataError, match=r"d.npz, sample 3, array 'x': cannot be read: the array ends early"):
-        list(source.read([3]))
+    with pytest.raises(DataError, match=r"d.npz, array 'x': cannot be read: the array ends early: .*48 bytes.* are 44"):
+        open_source(tmp_path / "d.npz", [X])
 
 
 def test_the_reference_names_the_whole_source(tmp_path: Path) -> None:

@@ -265,5 +265,5 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     path = write(tmp_path / "d.csv", "text", "abc", "def")
     source = open_source(DataSpec(path, None, letters), [IDS])
     write(tmp_path / "d.csv", "text", "abc")
-    with pytest.raises(DataError, match=r"d.csv, line 3, sample 1: the file has changed since it was opened"):
+    with pytest.raises(DataError, match=r"d.csv: has changed since it was opened"):
         list(source)

@@ -12,6 +12,8 @@ from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, class_scores, is_float, predictions, predictions_like
 from ..outputs import output_powers
 
+CLASSES = 2**16
+"""The most classes of a map of classes; each needs 16 bytes per sample."""
 IGNORED_CLASS = 255
 """A class of a label map that does not count if the model has no such class, as in PASCAL VOC."""
 CHUNK = 256  # rows of scores in float64 at a time
@@ -225,7 +227,10 @@ def _class_map(outputs: Outputs, labels: Array, sample: Sample) -> tuple[Array, 
     for value in numbers(outputs):
         if value.dtype.kind in "iu" and fits(labels.shape, value.shape):
             known = labels[labels != IGNORED_CLASS]
-            return value.astype(np.int64), int(max(value.max(initial=0), known.max(initial=0))) + 1
+            count = int(max(value.max(initial=0), known.max(initial=0))) + 1
+            if count > CLASSES:
+                raise DataError(f"{sample.where}: {count - 1} is no class of a map; at most {CLASSES} are counted")
+            return value.astype(np.int64), count
     raise unlike(sample, outputs, "label")
 
 
@@ -270,10 +275,12 @@ def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
 
 
 def whole(sample: Sample) -> Array:
-    """Return the labels of a sample as int64; raise if they are fractions."""
+    """Return the labels of a sample as int64; raise if they are fractions, or too large for it."""
     labels = np.asarray(sample.label)
     if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
         raise DataError(f"{sample.where}: labels of {labels.dtype}, but labels must be classes")
+    if labels.dtype.kind in "fu" and not (np.abs(labels.astype(np.float64)) < 2.0**63).all():
+        raise DataError(f"{sample.where}: a label is beyond the range of int64, but labels must be classes")
     return labels.astype(np.int64)
 
 
@@ -285,7 +292,7 @@ def check_classes(labels: Array, count: int, where: str) -> None:
 
 def floats(outputs: Outputs) -> Iterator[Array]:
     """Yield the float tensors with a batch axis."""
-    return (value for value in outputs.values() if is_float(value) and value.ndim > 0 and len(value))
+    return (value for value in outputs.values() if is_float(value) and value.ndim > 0 and value.size)
 
 
 def numbers(outputs: Outputs) -> Iterator[Array]:
@@ -293,7 +300,7 @@ def numbers(outputs: Outputs) -> Iterator[Array]:
     return (
         value
         for value in outputs.values()
-        if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.ndim > 0 and len(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.ndim > 0 and value.size
     )
 
 

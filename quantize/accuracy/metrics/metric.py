@@ -14,6 +14,9 @@ from ....calibration.samples import Sample
 from ..classes import Array, Outputs
 from .items import Items
 
+UNFIT = "the labels or outputs do not fit"
+"""The cause of any other error of a metric: labels come from outside, and outputs from any model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Own:
@@ -132,7 +135,9 @@ class Metric:
             RequantError: The labels or outputs do not fit the metric, or the user's function fails.
         """
         assert self.items is not None
-        return self.items(self._decoded(outputs, sample), sample, reference)
+        decoded = self._decoded(outputs, sample)
+        with failing_at(f"{sample.where}: {self.name}: {UNFIT}"):
+            return self.items(decoded, sample, reference)
 
     def kept(self, outputs: Outputs, sample: Sample) -> Outputs:
         """Return the part of the float model's outputs that `contributions` needs.
@@ -140,7 +145,9 @@ class Metric:
         Raises:
             RequantError: The outputs do not fit the metric, or the user's function fails.
         """
-        return self.keep(self._decoded(outputs, sample), sample)
+        decoded = self._decoded(outputs, sample)
+        with failing_at(f"{sample.where}: {self.name}: {UNFIT}"):
+            return self.keep(decoded, sample)
 
     def _decoded(self, outputs: Outputs, sample: Sample) -> Outputs:
         """Return what `items` and `keep` read."""

@@ -281,9 +281,10 @@ def metric_named(text: str, *, lower: bool = False) -> Metric:
     found = named(text)
     if found is None:
         raise UnknownNameError("metric", text, (*METRICS, "FILE.py:NAME"))
-    _check_function(found)
-    own = Own(found.value, _takes_model(found.value, found.name), found.folder)
-    higher = not lower and bool(getattr(found.value, "higher_is_better", True))
+    with failing_at(f"metric {text}"):
+        _check_function(found)
+        own = Own(found.value, _takes_model(found.value, found.name), found.folder)
+        higher = not lower and bool(getattr(found.value, "higher_is_better", True))
     return Metric(name=text, higher_is_better=higher, labels="used", mean=True, value=_mean, own=own)
 
 
@@ -309,8 +310,9 @@ def _decoder(text: str, name: str) -> Decoder:
     found = named(name)
     if found is None:
         raise RequantError(f"metric {text!r}: a function is named by FILE.py:NAME or PACKAGE.MODULE:NAME")
-    _check_function(found)
-    count = _count(found.value, found.name, "a function for outputs takes (outputs) or (outputs, inputs)")
+    with failing_at(f"metric {text}"):
+        _check_function(found)
+        count = _count(found.value, found.name, "a function for outputs takes (outputs) or (outputs, inputs)")
     return Decoder(found.value, found.name, count == 2, found.folder)
 
 

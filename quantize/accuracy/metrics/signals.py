@@ -61,7 +61,8 @@ def distortions(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
     entries = len(found)
     length = next((n for n in reversed(found.shape[1:]) if n != 1), 1)
     found, target = (value.reshape(-1, length) for value in (found, target))
-    power = np.square(target).sum(axis=1)
+    with np.errstate(over="ignore"):
+        power = np.square(target).sum(axis=1)
     heard = power > 0
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         scaled = ((found * target).sum(axis=1) / power)[:, None] * target
