@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -65,6 +66,14 @@ class Talking(click.Command):
             return super().invoke(ctx)
 
 
+def _reason(error: RequantError | OSError | MemoryError) -> str:
+    """Return what went wrong; an OSError without a file that no reader or writer has explained is mostly stdout's."""
+    if isinstance(error, OSError):
+        where = error.filename or ("standard output" if error.errno == errno.ENOSPC else type(error).__name__)
+        return f"{where}: {error.strerror or error}"
+    return str(error) if isinstance(error, RequantError) else "out of memory; choose fewer --workers or samples"
+
+
 class Commands(click.Group):
     """A group whose commands turn a `RequantError` or a wrong command line into a `Refusal`."""
 
@@ -88,21 +97,15 @@ class Commands(click.Group):
         forget()
         try:
             return super().invoke(ctx)
-        except RequantError as error:
+        except (RequantError, OSError, MemoryError) as error:
+            if isinstance(error, BrokenPipeError):  # nobody reads the output
+                raise SystemExit(BROKEN_PIPE) from None
             if ctx.meta.get(VERBOSE):
                 traceback.print_exception(error)
-            raise Refusal(f"{error}{also_written()}") from error
+            raise Refusal(f"{_reason(error)}{also_written()}") from error
         except click.UsageError as error:  # click would print three lines
             command = error.ctx.command_path if error.ctx is not None else "requant"
             raise Refusal(f"{error.format_message()} (see '{command} --help')") from error
-        except BrokenPipeError:  # nobody reads the output
-            raise SystemExit(BROKEN_PIPE) from None
-        except OSError as error:  # a full disk behind stdout, or whatever no reader or writer has explained
-            if ctx.meta.get(VERBOSE):
-                traceback.print_exception(error)
-            raise Refusal(
-                f"{error.filename or 'standard output'}: {error.strerror or error}{also_written()}"
-            ) from error
         except KeyboardInterrupt as interrupt:
             asked = interrupted_by()
             click.echo("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
