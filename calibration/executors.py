@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import RequantError, UnknownNameError
 from ..processes.ending import begin_worker
-from ..processes.imports import SAFE, safe_children
+from ..processes.imports import safe_children
 from .execution import cpus
 
 if TYPE_CHECKING:
@@ -98,16 +98,13 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[Client]:
     except ImportError as error:
         raise RequantError("the executor dask needs Dask: pip install 'requant[dask]'") from error
     if scheduler is None:
-        import dask
-
-        with (
-            _ignoring_interrupts(),
-            safe_children(),
-            dask.config.set({f"distributed.nanny.pre-spawn-environ.{SAFE}": 1}),
-        ):
-            cluster = LocalCluster(n_workers=workers or cpus(), threads_per_worker=1, dashboard_address="127.0.0.1:0")
-        with cluster, Client(cluster) as client:
-            yield client
+        with safe_children():  # to the end: a worker that dies is started again
+            with _ignoring_interrupts():
+                cluster = LocalCluster(
+                    n_workers=workers or cpus(), threads_per_worker=1, dashboard_address="127.0.0.1:0"
+                )
+            with cluster, Client(cluster) as client:
+                yield client
         return
     try:
         client = Client(scheduler, timeout=CONNECT_SECONDS)

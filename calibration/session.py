@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import NATIVE_DOMAIN, RequantError
+from ..processes.stderr import aside
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg, SessionOptions
@@ -207,7 +208,8 @@ def _create_session(model: ModelSource, options: SessionOptions) -> InferenceSes
     weights = dict(model.weights) if isinstance(model, Serialized) else {}
     if weights:
         options.add_external_initializers(list(weights), list(map(ort.OrtValue.ortvalue_from_numpy, weights.values())))
-    session = ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
+    with aside():
+        session = ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
     weakref.finalize(session, weights.clear)  # the session needs them while it lives
     return session
 

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from ..printable import sentence
-from . import ending, notes
+from . import ending, notes, stderr
 
 COMPLETE = "_REQUANT_COMPLETE"
 """The variable with which a shell asks for completions."""
@@ -50,11 +50,12 @@ def supervised(command: Callable[[], object]) -> None:
     notes.share()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would let nobody wait for a child
     parent, heeded = os.getpid(), ending.heeded()
-    with _fault_file() as faults:
+    with _memory_file() as faults, _memory_file() as printed:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
         child = os.fork()
         if child == 0:
             faulthandler.enable(faults)
+            stderr.keep_in(printed)
             ending.die_with(parent)
             ending.interrupt_on_signals()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -62,11 +63,11 @@ def supervised(command: Callable[[], object]) -> None:
         watch = _Watch(child, heeded)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _, status = os.waitpid(child, 0)
-        sys.exit(watch.exit_code(os.waitstatus_to_exitcode(status), faults))
+        sys.exit(watch.exit_code(os.waitstatus_to_exitcode(status), faults, printed))
 
 
-def _fault_file() -> BinaryIO:
-    """Return a file in memory, or on disk where there is none, for the stack of a crash."""
+def _memory_file() -> BinaryIO:
+    """Return a file in memory, or on disk where there is none."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("requant"), "w+b")
     from tempfile import TemporaryFile
@@ -152,12 +153,13 @@ class _Watch:
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(self.child, signum)
 
-    def exit_code(self, code: int, faults: BinaryIO) -> int:
+    def exit_code(self, code: int, faults: BinaryIO, printed: BinaryIO) -> int:
         """Return the exit code of the command; after a crash, say what happened and remove what is left.
 
         Args:
             code: The child's exit code, or minus the signal that killed it.
             faults: The file to which the child's fault handler wrote.
+            printed: The file for what libraries wrote to stderr.
         """
         for each in (signal.SIGALRM, signal.SIGTSTP, signal.SIGCONT):
             signal.signal(each, signal.SIG_IGN)
@@ -176,17 +178,17 @@ class _Watch:
             _say(f"{ending.interruption(asked)}{notes.also_written(told)}")
             return 128 + asked
         faults.seek(0)
-        _say(_crash(-code, told, faults.read().decode(errors="replace")))
+        _say(_crash(-code, told, faults.read().decode(errors="replace"), stderr.last_line(printed)))
         return CRASH
 
 
-def _crash(signum: int, told: notes.Notes, trace: str) -> str:
-    """Return one line about a crash: the signal, the library, the stage, the model, and what to do."""
+def _crash(signum: int, told: notes.Notes, trace: str, printed: str) -> str:
+    """Return one line about a crash: the library, the signal, its cause, the stage, the model, and what to do."""
     try:
         name = signal.Signals(signum).name
     except ValueError:  # a real-time signal
         name = f"signal {signum}"
-    cause = f" ({CAUSES[name]})" if name in CAUSES else ""
+    cause = f" ({found})" if (found := printed or CAUSES.get(name)) else ""
     place = f" in stage {told.stage!r}" if told.stage else ""
     about = f" with {told.model!r}" if told.model else ""
     advice = "" if name == "SIGKILL" else "; the model or its data make it crash; try another version of it"

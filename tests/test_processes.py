@@ -86,7 +86,7 @@ def running(pid: int) -> bool:
 SUPERVISED = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from requant.processes import notes, scratch, supervisor
+from requant.processes import notes, scratch, stderr, supervisor
 supervisor.GRACE = 0.3
 
 def command():
@@ -130,6 +130,12 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             2,
             r"requant: the process crashed: SIGKILL \(killed, .*memory.*\) in stage 'load' with 'm.onnx'; written: q.onnx\n$",
         ),
+        (
+            "with stderr.aside(): os.write(2, b'first\\nAssertion failed\\n'); os.abort()",
+            2,
+            r"requant: the process crashed: SIGABRT \(Assertion failed\);",
+        ),
+        ("with stderr.aside(): os.write(2, b'a warning\\n')", 0, "a warning\n$"),
         ("import atexit; atexit.register(os.abort); sys.exit(1)", 1, "$"),
         ("raise KeyboardInterrupt", 130, "requant: interrupted\n$"),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143, "requant: interrupted by SIGTERM\n$"),
@@ -143,7 +149,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             "requant: interrupted\n$",
         ),
     ],
-    ids="output exit none crash abort told at-exit interrupt child parent both".split(),
+    ids="output exit none crash abort told assertion warning at-exit interrupt child parent both".split(),
 )
 def test_how_a_command_ends(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path, body: str, code: int, said: str

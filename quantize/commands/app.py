@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -73,6 +74,14 @@ class Talking(click.Command):
             return super().invoke(ctx)
 
 
+def _reason(error: RequantError | OSError | MemoryError) -> str:
+    """Return what went wrong; an OSError without a file that no reader or writer has explained is mostly stdout's."""
+    if isinstance(error, OSError):
+        where = error.filename or ("standard output" if error.errno == errno.ENOSPC else type(error).__name__)
+        return f"{where}: {error.strerror or error}"
+    return str(error) if isinstance(error, RequantError) else "out of memory; choose fewer --workers or samples"
+
+
 class Commands(click.Group):
     """A group whose commands turn a `RequantError` or a wrong command line into a `Refusal`."""
 
@@ -108,20 +117,14 @@ class Commands(click.Group):
         forget()
         try:
             return super().invoke(ctx)
-        except RequantError as error:
+        except (RequantError, OSError, MemoryError) as error:
+            if isinstance(error, BrokenPipeError):  # nobody reads the output
+                raise SystemExit(BROKEN_PIPE) from None
             if ctx.meta.get(VERBOSE):
                 print_error(type(error), error, error.__traceback__)
-            raise Refusal(f"{error}{also_written()}") from error
+            raise Refusal(f"{_reason(error)}{also_written()}") from error
         except click.UsageError as error:
             raise _refused(error) from error
-        except BrokenPipeError:  # nobody reads the output
-            raise SystemExit(BROKEN_PIPE) from None
-        except OSError as error:  # a full disk behind stdout, or whatever no reader or writer has explained
-            if ctx.meta.get(VERBOSE):
-                print_error(type(error), error, error.__traceback__)
-            raise Refusal(
-                f"{error.filename or 'standard output'}: {error.strerror or error}{also_written()}"
-            ) from error
         except KeyboardInterrupt as interrupt:
             asked = interrupted_by()
             say("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)

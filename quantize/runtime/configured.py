@@ -12,6 +12,7 @@ from onnxruntime import InferenceSession, SessionOptions
 from ... import RequantError
 from ...calibration.session import LOAD_HINTS, PROVIDERS, Array, runtime_message
 from ...printable import quoted
+from ...processes.stderr import aside
 from .session import Runner
 
 Value: TypeAlias = int | bool | str
@@ -86,7 +87,8 @@ def create_session(model: str | bytes, options: SessionOptions, name: str) -> In
     import onnxruntime as ort
 
     try:
-        return ort.InferenceSession(model, options, providers=PROVIDERS, enable_fallback=0)
+        with aside():
+            return ort.InferenceSession(model, options, providers=PROVIDERS, enable_fallback=0)
     except Exception as error:  # the runtime's exceptions share no base class of their own
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error

@@ -1,0 +1,61 @@
+"""What libraries write to stderr themselves, past Python: kept aside while they may crash.
+
+A failed assertion prints a line and ends the process. The process that waits puts this line into its message.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+STDERR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """The real stderr, and the file for what is kept aside, as file descriptors."""
+
+    real: int
+    aside: int
+
+
+_streams: _Streams | None = None
+
+
+def keep_in(file: BinaryIO) -> None:
+    """Let Python write to stderr by another file descriptor, so that `aside` moves only what libraries write."""
+    global _streams
+    if sys.stderr is None:
+        return
+    _streams = _Streams(os.dup(STDERR), file.fileno())
+    sys.stderr = os.fdopen(_streams.real, "w", 1, sys.stderr.encoding, sys.stderr.errors, closefd=False)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Keep what libraries write to stderr within the block, and write it afterwards; a crash leaves it in the file."""
+    streams = _streams
+    if streams is None:
+        yield
+        return
+    os.dup2(streams.aside, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(streams.real, STDERR)
+        size = os.lseek(streams.aside, 0, os.SEEK_CUR)
+        if size:
+            os.write(STDERR, os.pread(streams.aside, size, 0))
+            os.lseek(streams.aside, 0, os.SEEK_SET)
+            os.ftruncate(streams.aside, 0)
+
+
+def last_line(file: BinaryIO, most: int = 100) -> str:
+    """Return the end of the last line in the file, without the place in the source that it begins with."""
+    file.seek(0)
+    line = "".join(file.read().decode(errors="replace").strip().splitlines()[-1:])
+    return line.rpartition(": ")[2][-most:]
