@@ -1,0 +1,288 @@
+"""Run thousands of commands, each in a process of its own that starts in milliseconds.
+
+This process imports everything once and opens no session. A process for each case forks from it, writes the files of
+the case, and forks the commands, which call the entry point of the installed package. Each command has limits of CPU
+and address space, a session of its own, and its own home, temporary and current folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from .case import Case, Command, Outcome, Ran
+from .judge import CODES, left, listing, printed
+
+Main = Callable[[], Any]
+
+WALL_SECONDS = 240
+IDLE_SECONDS = 15
+"""A command that uses no CPU for so long waits for something that never comes."""
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
+FOLDERS = ("work", "home", "tmp", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a command may use.
+
+    Attributes:
+        cpu: Seconds; the kernel ends a process that uses more.
+        address: Bytes of address space; an allocation beyond fails.
+        resident: MB in memory; more is a failure of the contract.
+    """
+
+    cpu: int = 60
+    address: int = 4 * 2**30
+    resident: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How cases are run.
+
+    Attributes:
+        root: The folder of the cases.
+        jobs: Cases at a time.
+        keep: Whether the folders of the cases stay.
+        limits: What a command may use.
+    """
+
+    root: Path
+    jobs: int = 2
+    keep: bool = False
+    limits: Limits = Limits()
+
+
+@cache
+def preload() -> Main:
+    """Import the package with all its modules, and return the function of the console script ``requant``."""
+    (script,) = entry_points(group="console_scripts", name="requant")
+    main: Main = script.load()
+    for package in ("requant.quantize", "requant.calibration", "requant.transforms"):
+        for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if not module.name.endswith(("__main__", "pytest_plugin", ".build")):
+                importlib.import_module(module.name)
+    importlib.import_module("PIL.Image")
+    importlib.import_module("onnxruntime")
+    return main
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "VIRTUAL_ENV") if name in os.environ}
+    own = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "COLUMNS": "120", "LC_ALL": "C.UTF-8"}
+    return {**kept, **own, "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _become(command: Command, folder: Path, main: Main, limits: Limits) -> None:
+    """Run a command in this process, as the console script does, and end the process."""
+    os.setsid()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / "out" / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder / "work")
+    os.environ.clear()
+    os.environ.update(_environment(folder))
+    import tempfile
+
+    tempfile.tempdir = None
+    sys.argv[:] = ["requant", *command]
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "rw"[n > 0], encoding="utf-8") for n in range(3))
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu, limits.cpu + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.address, limits.address))
+    code = 0
+    try:
+        sys.exit(main())
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:  # as the interpreter does
+        traceback.print_exc()
+        code = 1
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(code & 255)
+
+
+def _cpu_of(group: int) -> float:
+    """Return the seconds of CPU that the living processes of a session have used."""
+    ticks = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError, IndexError):
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == group:
+                    ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _wait(pid: int) -> tuple[int, resource.struct_rusage, str]:
+    """Wait for a command; return its status, what it used, and why it was killed."""
+    began, pause, problem = time.monotonic(), 0.002, ""
+    used, since = 0.0, began
+    while True:
+        ended, status, usage_ = os.wait4(pid, os.WNOHANG)
+        if ended:
+            return status, usage_, problem
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.3)
+        now = time.monotonic()
+        if problem or now - since < IDLE_SECONDS / 3:
+            continue
+        spent = _cpu_of(pid)
+        if spent > used + 0.02:
+            used, since = spent, now
+        if now - since > IDLE_SECONDS or now - began > WALL_SECONDS:
+            problem = f"hang: {now - began:.0f} s, {spent:.1f} s of CPU"
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _orphans(pid: int) -> bool:
+    """Reap the processes that a command left; return whether one was still alive."""
+    until = time.monotonic() + 1.0
+    with suppress(ChildProcessError):
+        while time.monotonic() < until:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.02)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        while True:  # a process in another group would block: such processes do not exist
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+    return False
+
+
+def run_command(command: Command, folder: Path, main: Main, limits: Limits) -> Ran:
+    """Run a command in the folder of its case, and judge it."""
+    before = listing(folder)
+    pid = os.fork()
+    if not pid:
+        try:
+            _become(command, folder, main, limits)
+        finally:
+            os._exit(70)
+    status, used, problem = _wait(pid)
+    code = os.waitstatus_to_exitcode(status)
+    cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    problems = [problem] if problem else []
+    if _orphans(pid):
+        problems.append("process left: a child still ran after the command")
+    if code < 0 and cpu > limits.cpu - 3 and not problem:
+        problems.append(f"cpu: {cpu:.0f} s")
+    elif code < 0 and not problem:
+        problems.append(f"signal: {signal.Signals(-code).name}")
+    elif code not in CODES and not problem:
+        problems.append(f"exit code: {code}")
+    out, err = ((folder / "out" / name).read_bytes() for name in ("stdout", "stderr"))
+    problems += printed(out, err, code)
+    problems += left(before, listing(folder), code, folder)
+    problems += [f"memory: {peak:.0f} MB"] if peak > limits.resident else []
+    return Ran(command, code, round(cpu, 2), round(peak), tuple(problems))
+
+
+def run_case(case: Case, server: Server, main: Main) -> Outcome:
+    """Write a case, run its commands, and remove its folder unless the server keeps it."""
+    limits = replace(server.limits, resident=server.limits.address // 2**20) if case.hungry else server.limits
+    folder = server.root / f"{case.family}-{case.kind}-{case.number}"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in FOLDERS:
+        (folder / name).mkdir(parents=True)
+    try:
+        commands = case.write(case.random, folder / "work")
+        ran = []
+        for command in commands:
+            ran.append(run_command(command, folder, main, limits))
+            if server.keep:
+                shutil.copytree(folder / "out", folder / f"out-{len(ran)}")
+        return Outcome(case.family, case.kind, case.number, tuple(ran))
+    except Exception:
+        return Outcome(case.family, case.kind, case.number, fault=" ".join(traceback.format_exc().split())[-400:])
+    finally:
+        if not server.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_process(case: Case, server: Server, main: Main, pipe: int) -> None:
+    """Run a case in this process, write its outcome to a pipe, and end the process."""
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    outcome = run_case(case, server, main)
+    data = json.dumps(asdict(outcome)).encode("utf-8", errors="replace")
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
+def _outcome(data: bytes, case: Case) -> Outcome:
+    if not data:
+        return Outcome(case.family, case.kind, case.number, fault="the process of the case ended")
+    found = json.loads(data)
+    ran = tuple(Ran(**{**r, "command": tuple(r["command"]), "problems": tuple(r["problems"])}) for r in found["ran"])
+    return Outcome(found["family"], found["kind"], found["number"], ran, found["fault"])
+
+
+def run_all(cases: Iterable[Case], server: Server) -> Iterator[Outcome]:
+    """Run cases, some at a time, and yield their outcomes in the order in which they end."""
+    import selectors
+
+    main, waiting, selector = preload(), iter(cases), selectors.DefaultSelector()
+    running: dict[int, tuple[int, Case, list[bytes]]] = {}
+
+    def start(case: Case) -> None:
+        source, sink = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                os.close(source)
+                _in_process(case, server, main, sink)
+            finally:
+                os._exit(0)
+        os.close(sink)
+        running[source] = (pid, case, [])
+        selector.register(source, selectors.EVENT_READ)
+
+    for case in waiting:
+        start(case)
+        if len(running) < server.jobs:
+            continue
+        yield from _ended(selector, running, least=1)
+    while running:
+        yield from _ended(selector, running, least=1)
+
+
+def _ended(selector: Any, running: dict[int, tuple[int, Case, list[bytes]]], least: int) -> Iterator[Outcome]:
+    """Read from the pipes until some cases have ended."""
+    count = 0
+    while count < least:
+        for key, _ in selector.select():
+            pid, case, parts = running[key.fd]
+            data = os.read(key.fd, 2**16)
+            parts.append(data)
+            if not data:
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                os.waitpid(pid, 0)
+                del running[key.fd]
+                count += 1
+                yield _outcome(b"".join(parts), case)
