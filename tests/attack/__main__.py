@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .case import Case, Outcome
+from .case import Case, Outcome, Ran
 from .families import FAMILIES
 from .server import Limits, Server, run_all
 
@@ -43,6 +45,7 @@ def main() -> int:
     finally:
         if not options.keep:
             shutil.rmtree(root, ignore_errors=True)
+    print(groups(outcomes, options.seed))
     print(table(outcomes, by_kind=not options.markdown))
     return 1 if any(outcome.problems for outcome in outcomes) else 0
 
@@ -75,7 +78,7 @@ def _chosen(options: argparse.Namespace, root: Path) -> Iterator[Case]:
         numbers = [int(number)]
     elif options.cases is not None:
         numbers = range(options.start, options.start + options.cases)
-    for at, name in itertools.product(numbers, names):
+    for at, name in ((at, name) for at in numbers for name in names):
         case = FAMILIES[name].cases(name, options.seed)(at)
         if time.monotonic() > until:
             return
@@ -97,6 +100,24 @@ def _print_failure(outcome: Outcome, seed: int) -> None:
 def _print_commands(outcome: Outcome) -> None:
     for ran in outcome.ran:
         print(f"{outcome.kind}:{outcome.number} {ran.code} {ran.cpu} s {ran.peak} MB requant {' '.join(ran.command)}")
+
+
+def groups(outcomes: Iterable[Outcome], seed: int) -> str:
+    """Return the failures that look alike, the most frequent first, each with one example."""
+    alike: dict[str, list[tuple[Outcome, Ran, str]]] = defaultdict(list)
+    for outcome in outcomes:
+        for ran in outcome.ran:
+            for problem in ran.problems:
+                kind, _, detail = problem.partition(": ")
+                place = re.search(r"\[[^\]]*\]$", detail)
+                key = place[0] if place else re.sub(r"[0-9]+|'.*|\".*|requant-\w+", "~", detail)[:60]
+                alike[f"{outcome.family} {kind} {key}"].append((outcome, ran, problem))
+    lines = []
+    for key, found in sorted(alike.items(), key=lambda item: -len(item[1])):
+        outcome, ran, problem = found[0]
+        lines += [f"{len(found)} x {key}", f"    {problem[:300]!r}", f"    requant {shlex.join(ran.command)[:300]}"]
+        lines.append(f"    python -m tests.attack {outcome.family} --seed {seed} --only {outcome.kind}:{outcome.number}")
+    return "\n".join(lines)
 
 
 def table(outcomes: Iterable[Outcome], *, by_kind: bool) -> str:

@@ -178,7 +178,7 @@ def lines(random: Random, data: bytes) -> bytes:
     elif kind == 2:
         del rows[at]
     elif kind == 3:
-        rows[at] *= random.choice((2, 3000))
+        rows[at] *= random.choice((2, 1 + 10**6 // (1 + len(rows[at]))))
     else:
         rows.insert(
             at,

@@ -228,6 +228,7 @@ def run_case(case: Case, server: Server, main: Main) -> Outcome:
 def _in_process(case: Case, server: Server, main: Main, pipe: int) -> None:
     """Run a case in this process, write its outcome to a pipe, and end the process."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (server.limits.address, resource.RLIM_INFINITY))
     outcome = run_case(case, server, main)
     data = json.dumps(asdict(outcome)).encode("utf-8", errors="replace")
     while data:
