@@ -116,7 +116,9 @@ def groups(outcomes: Iterable[Outcome], seed: int) -> str:
     for key, found in sorted(alike.items(), key=lambda item: -len(item[1])):
         outcome, ran, problem = found[0]
         lines += [f"{len(found)} x {key}", f"    {problem[:300]!r}", f"    requant {shlex.join(ran.command)[:300]}"]
-        lines.append(f"    python -m tests.attack {outcome.family} --seed {seed} --only {outcome.kind}:{outcome.number}")
+        lines.append(
+            f"    python -m tests.attack {outcome.family} --seed {seed} --only {outcome.kind}:{outcome.number}"
+        )
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from .bases import BASES, feeds
 from .case import Command, Family, Writer
 from .damage import DAMAGES, at_path
-from .server import FOLDERS, Limits, preload, run_command
+from .server import Limits, fresh, preload, run_command
 
 BASE = "mlp"
 TEMPLATES = "templates"
@@ -76,8 +76,8 @@ READS: dict[str, tuple[Command, ...]] = {
     "o.json": ((*CALIBRATE, "-o", "new.json", "--overrides", "o.json"),),
     "min_max.log": (
         (*QUANTIZE, "--ranges", "min_max.log", "--place", "estimated"),
-        ("transform", "flow.onnx", "t.onnx", "--transforms", "freeze_ranges(min_max_log_file='min_max.log')"),
-        ("transform", "m.onnx", "t.onnx", "--transforms", "insert_qdq_from_log(min_max_log_file='min_max.log')"),
+        ("transform", "flow.onnx", "t.onnx", "--transforms", 'freeze_ranges(min_max_log_file="min_max.log")'),
+        ("transform", "m.onnx", "t.onnx", "--transforms", 'insert_qdq_from_log(min_max_log_file="min_max.log")'),
     ),
     "p.toml": (("check", "p.toml"), ("check", "p.toml", "--update"), ("check", "p.toml", "--json")),
     "requant.lock.json": (
@@ -100,8 +100,7 @@ def prepare(root: Path) -> None:
         RuntimeError: A command failed: there is nothing valid to damage.
     """
     folder = root / TEMPLATES
-    for name in FOLDERS:
-        (folder / name).mkdir(parents=True)
+    fresh(folder)
     work, main = folder / "work", preload()
     (work / "m.onnx").write_bytes(BASES[BASE]().SerializeToString())
     np.savez(work / "d.npz", **{name: np.tile(array, (4, 1)) for name, array in feeds(BASE).items()})

@@ -14,16 +14,18 @@ import json
 import os
 import pkgutil
 import resource
+import selectors
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -48,11 +50,15 @@ class Limits:
         cpu: Seconds; the kernel ends a process that uses more.
         address: Bytes of address space; an allocation beyond fails.
         resident: MB in memory; more is a failure of the contract.
+        file: The largest file that a command can write, in bytes; -1 for any. Writing more fails as on a full disk.
+        environment: Variables that replace the usual ones; None removes one.
     """
 
     cpu: int = 60
     address: int = 4 * 2**30
     resident: int = 1024
+    file: int = -1
+    environment: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +101,24 @@ def _environment(folder: Path) -> dict[str, str]:
 def _become(command: Command, folder: Path, main: Main, limits: Limits) -> None:
     """Run a command in this process, as the console script does, and end the process."""
     os.setsid()
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / "out" / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if this runs in the background of a shell
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / "out" / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder / "work")
     os.environ.clear()
     os.environ.update(_environment(folder))
-    import tempfile
-
+    for name, value in limits.environment:
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
     tempfile.tempdir = None
     sys.argv[:] = ["requant", *command]
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "rw"[n > 0], encoding="utf-8") for n in range(3))
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu, limits.cpu + 5))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
     resource.setrlimit(resource.RLIMIT_AS, (limits.address, limits.address))
     code = 0
     try:
@@ -127,19 +137,27 @@ def _become(command: Command, folder: Path, main: Main, limits: Limits) -> None:
     os._exit(code & 255)
 
 
-def _cpu_of(group: int) -> float:
-    """Return the seconds of CPU that the living processes of a session have used."""
-    ticks = 0
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError, IndexError):
-                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == group:
-                    ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def _below(pid: int) -> dict[int, float]:
+    """Return the seconds of CPU of a living process and of all processes below it, by process id."""
+    parents, seconds = {}, {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError, IndexError):
+            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry)] = int(fields[1])
+            seconds[int(entry)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found and child not in found}:
+        found |= more
+    return {each: seconds.get(each, 0.0) for each in found}
 
 
-def _wait(pid: int) -> tuple[int, resource.struct_rusage, str]:
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait(pid: int) -> tuple[int, resource.struct_rusage, str]:
     """Wait for a command; return its status, what it used, and why it was killed."""
     began, pause, problem = time.monotonic(), 0.002, ""
     used, since = 0.0, began
@@ -152,45 +170,57 @@ def _wait(pid: int) -> tuple[int, resource.struct_rusage, str]:
         now = time.monotonic()
         if problem or now - since < IDLE_SECONDS / 3:
             continue
-        spent = _cpu_of(pid)
+        living = _below(pid)
+        spent = sum(living.values())
         if spent > used + 0.02:
             used, since = spent, now
         if now - since > IDLE_SECONDS or now - began > WALL_SECONDS:
             problem = f"hang: {now - began:.0f} s, {spent:.1f} s of CPU"
-            os.killpg(pid, signal.SIGKILL)
+            _kill(living)
 
 
-def _orphans(pid: int) -> bool:
-    """Reap the processes that a command left; return whether one was still alive."""
-    until = time.monotonic() + 1.0
+def orphans() -> bool:
+    """Reap the processes that a command left, which are now children of this one; return whether one still ran."""
+    until, left_over = time.monotonic() + 2.0, False
     with suppress(ChildProcessError):
-        while time.monotonic() < until:
+        while True:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.02)
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        while True:  # a process in another group would block: such processes do not exist
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return True
-    return False
+                time.sleep(0.01)
+            if time.monotonic() > until:
+                left_over = True
+                _kill(_below(os.getpid()).keys() - {os.getpid()})
+    return left_over
 
 
-def run_command(command: Command, folder: Path, main: Main, limits: Limits) -> Ran:
-    """Run a command in the folder of its case, and judge it."""
-    before = listing(folder)
+def fresh(folder: Path) -> None:
+    """Make the empty folders of a case."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in FOLDERS:
+        (folder / name).mkdir(parents=True)
+
+
+def start(command: Command, folder: Path, main: Main, limits: Limits) -> int:
+    """Start a command in the folder of its case, and return its process id."""
     pid = os.fork()
     if not pid:
         try:
             _become(command, folder, main, limits)
         finally:
             os._exit(70)
-    status, used, problem = _wait(pid)
+    return pid
+
+
+def run_command(command: Command, folder: Path, main: Main, limits: Limits) -> Ran:
+    """Run a command in the folder of its case, and judge it."""
+    before = listing(folder)
+    pid = start(command, folder, main, limits)
+    status, used, problem = wait(pid)
     code = os.waitstatus_to_exitcode(status)
     cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
     problems = [problem] if problem else []
-    if _orphans(pid):
+    if orphans():
         problems.append("process left: a child still ran after the command")
-    if code < 0 and cpu > limits.cpu - 3 and not problem:
+    if cpu > limits.cpu - 2:
         problems.append(f"cpu: {cpu:.0f} s")
     elif code < 0 and not problem:
         problems.append(f"signal: {signal.Signals(-code).name}")
@@ -207,9 +237,7 @@ def run_case(case: Case, server: Server, main: Main) -> Outcome:
     """Write a case, run its commands, and remove its folder unless the server keeps it."""
     limits = replace(server.limits, resident=server.limits.address // 2**20) if case.hungry else server.limits
     folder = server.root / f"{case.family}-{case.kind}-{case.number}"
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in FOLDERS:
-        (folder / name).mkdir(parents=True)
+    fresh(folder)
     try:
         commands = case.write(case.random, folder / "work")
         ran = []
@@ -225,11 +253,14 @@ def run_case(case: Case, server: Server, main: Main) -> Outcome:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_process(case: Case, server: Server, main: Main, pipe: int) -> None:
+Run = Callable[[Case, Server, Main], Outcome]
+
+
+def _in_process(case: Case, server: Server, run: Callable[[Case, Server], Outcome], pipe: int) -> None:
     """Run a case in this process, write its outcome to a pipe, and end the process."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_AS, (server.limits.address, resource.RLIM_INFINITY))
-    outcome = run_case(case, server, main)
+    outcome = run(case, server)
     data = json.dumps(asdict(outcome)).encode("utf-8", errors="replace")
     while data:
         data = data[os.write(pipe, data) :]
@@ -243,10 +274,8 @@ def _outcome(data: bytes, case: Case) -> Outcome:
     return Outcome(found["family"], found["kind"], found["number"], ran, found["fault"])
 
 
-def run_all(cases: Iterable[Case], server: Server) -> Iterator[Outcome]:
+def run_all(cases: Iterable[Case], server: Server, run: Run = run_case) -> Iterator[Outcome]:
     """Run cases, some at a time, and yield their outcomes in the order in which they end."""
-    import selectors
-
     main, waiting, selector = preload(), iter(cases), selectors.DefaultSelector()
     running: dict[int, tuple[int, Case, list[bytes]]] = {}
 
@@ -256,7 +285,7 @@ def run_all(cases: Iterable[Case], server: Server) -> Iterator[Outcome]:
         if not pid:
             try:
                 os.close(source)
-                _in_process(case, server, main, sink)
+                _in_process(case, server, partial(run, main=main), sink)
             finally:
                 os._exit(0)
         os.close(sink)
