@@ -163,12 +163,25 @@ def _again(subject: Subject, folder: Path, main: Main, whole: Whole) -> Ran:
     if ran.code not in (0, 1):
         problems.append(f"again: exit code {ran.code}: {(folder / 'out/stderr').read_text()[:200]}")
     else:
-        changed = [file for file in subject.same if (folder / "work" / file).read_bytes() != whole.same[file]]
-        problems += [f"bytes: {file} differs from an undisturbed run" for file in changed]
+        problems += [
+            f"bytes: {file} differs from an undisturbed run: {_first_difference(now, whole.same[file])}"
+            for file in subject.same
+            if (now := (folder / "work" / file).read_bytes()) != whole.same[file]
+        ]
     for path in listing(folder):
         if Path(path).name.startswith((".requant-", "requant-")) or ".checkpoint" in path or path.endswith(".tmp"):
             problems.append(f"leftover: {path} after the next run")
     return Ran(ran.command, ran.code, ran.cpu, ran.peak, tuple(problems))
+
+
+def _first_difference(one: bytes, other: bytes) -> str:
+    """Return the first line, and the number of lines, in which two texts differ."""
+    lines = [(a, b) for a, b in zip(one.split(b"\n"), other.split(b"\n"), strict=False) if a != b]
+    return (
+        f"{len(lines)} lines, {lines[0][0][:80]!r} and {lines[0][1][:80]!r}"
+        if lines
+        else f"{len(one)} and {len(other)} bytes"
+    )
 
 
 def run_kill(case: Case, server: Server, main: Main) -> Outcome:
