@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 from .case import Case, Outcome, Ran
@@ -30,7 +30,9 @@ def main() -> int:
     """Run the attacks of the command line, print the failures and a table; return 1 after a failure."""
     options = _parse()
     root = Path(options.keep or tempfile.mkdtemp(prefix="attack-")).absolute()
-    server = Server(root, options.jobs, bool(options.keep), Limits(cpu=options.cpu))
+    server = Server(
+        root, options.jobs, bool(options.keep), bool(options.keep and options.only), Limits(cpu=options.cpu)
+    )
     outcomes = []
     try:
         cases = _chosen(options, root)
@@ -52,39 +54,49 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
-    parser.add_argument("family", nargs="?", choices=[*FAMILIES, "all"], default="all")
+    parser.add_argument(
+        "families", nargs="*", metavar="FAMILY[:CASES]", type=_family, help="[default: all, without end]"
+    )
     parser.add_argument("--seed", type=int, default=0, help="every seed gives other cases")
-    parser.add_argument("--cases", type=int, help="cases of each family [default: without end]")
+    parser.add_argument("--cases", type=int, default=2**62, help="cases of a family without a number")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many seconds")
     parser.add_argument("--start", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", metavar="KIND[:NUMBER]", help="one kind, or one case")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time")
     parser.add_argument("--cpu", type=int, default=60, help="seconds of CPU of a command [default: 60]")
-    parser.add_argument("--keep", metavar="DIR", help="a folder where the files of the cases stay")
+    parser.add_argument(
+        "--keep", metavar="DIR", help="a folder where the files of failed cases stay; with --only, of all cases"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/trust.md")
     parser.add_argument("--verbose", action="store_true", help="print every command")
     return parser.parse_args()
 
 
+def _family(text: str) -> tuple[str, int | None]:
+    """Return the name of a family and the number of its cases; None if it is not given."""
+    name, _, count = text.partition(":")
+    if name not in FAMILIES:
+        raise argparse.ArgumentTypeError(f"no family {name!r}; one of {', '.join(FAMILIES)}")
+    return name, int(count) if count else None
+
+
 def _chosen(options: argparse.Namespace, root: Path) -> Iterator[Case]:
     """Yield the cases of the command line: the families take turns."""
-    names = list(FAMILIES) if options.family == "all" else [options.family]
+    ends = {
+        name: options.start + (count or options.cases) for name, count in options.families or zip(FAMILIES, repeat(0))
+    }
     until = time.monotonic() + options.seconds
-    for name in names:
+    for name in ends:
         FAMILIES[name].prepare(root)
     kind, _, number = (options.only or "").partition(":")
-    numbers: Iterable[int] = itertools.count(options.start)
-    if number:
-        numbers = [int(number)]
-    elif options.cases is not None:
-        numbers = range(options.start, options.start + options.cases)
-    for at, name in ((at, name) for at in numbers for name in names):
-        case = FAMILIES[name].cases(name, options.seed)(at)
-        if time.monotonic() > until:
-            return
-        if kind and case.kind != kind:
-            continue
-        yield case
+    numbers = [int(number)] if number else range(options.start, max(ends.values()))
+    for at in numbers:
+        for name in (name for name, end in ends.items() if at < end or number):
+            case = FAMILIES[name].cases(name, options.seed)(at)
+            if time.monotonic() > until:
+                return
+            if kind in ("", case.kind):
+                yield case
 
 
 def _print_failure(outcome: Outcome, seed: int) -> None:

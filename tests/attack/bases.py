@@ -29,6 +29,11 @@ def tensor(name: str, values: Any, dtype: Any = np.int64) -> onnx.TensorProto:
     return numpy_helper.from_array(np.asarray(values, dtype), name)
 
 
+def texts(name: str, *values: bytes, dims: Sequence[int]) -> onnx.TensorProto:
+    """Return a tensor of texts, which may be no UTF-8."""
+    return onnx.TensorProto(name=name, data_type=onnx.TensorProto.STRING, dims=dims, string_data=values)
+
+
 def build(
     nodes: Sequence[onnx.NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],
@@ -211,7 +216,7 @@ BASES: dict[str, Callable[[], onnx.ModelProto]] = {
 """The small models by name. `digits` is a sample model, the others are built."""
 
 
-def feeds(base: str) -> dict[str, Array]:
+def feeds(base: str) -> dict[str, Any]:
     """Return the arrays of a data file for a base: `SAMPLES` samples of its input."""
     random = np.random.default_rng(7)
     if base == "digits":

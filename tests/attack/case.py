@@ -23,6 +23,7 @@ class Case:
         seed: The seed of the run; with family, kind and number it determines every byte of the case.
         write: Writes the files.
         hungry: Whether the model itself asks for much memory when it runs.
+        run: Runs the case, see `server.run_case`; None for the usual way.
     """
 
     family: str
@@ -31,6 +32,7 @@ class Case:
     seed: int
     write: Writer
     hungry: bool = False
+    run: Callable[..., Outcome] | None = None
 
     @property
     def random(self) -> Random:
@@ -85,11 +87,13 @@ class Family:
     Attributes:
         kinds: The writer of each kind.
         hungry: The kinds whose models ask for much memory when they run; they may use what the system allows.
+        run: Runs a case of this family; None for the usual way.
         prepare: Makes the files that writers copy, once for each run, in a folder.
     """
 
     kinds: Mapping[str, Writer]
     hungry: frozenset[str] = frozenset()
+    run: Callable[..., Outcome] | None = None
     prepare: Callable[[Path], None] = field(default=lambda folder: None)
 
     def cases(self, name: str, seed: int) -> Callable[[int], Case]:
@@ -98,6 +102,6 @@ class Family:
 
         def case(number: int) -> Case:
             kind = kinds[number % len(kinds)]
-            return Case(name, kind, number, seed, self.kinds[kind], kind in self.hungry)
+            return Case(name, kind, number, seed, self.kinds[kind], kind in self.hungry, self.run)
 
         return case

@@ -13,9 +13,9 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
-from .bases import feeds
+from .bases import feeds, texts
 from .judge import SECRET
 
 Args = tuple[str, ...]
@@ -43,7 +43,7 @@ def _valid() -> bytes:
 def _zip(folder: Path, members: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> Args:
     with zipfile.ZipFile(folder / "d.npz", "w", kind) as file:
         for name, data in members.items():
-            file.writestr(name, data)
+            file.writestr(zipfile.ZipInfo(name or "x"), data, kind)  # without the time of day
     return ("--data", "d.npz")
 
 
@@ -133,21 +133,21 @@ def encrypted(random: Random, folder: Path) -> Args:
 
 
 def bomb(random: Random, folder: Path) -> Args:
-    """Compress gigabytes of zeros, or claim them."""
-    size = random.choice((200, 1000, 6000)) * 2**20
-    head = header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({size // 64}, 16), }}\n", b"")
-    if random.random() < 0.5:
-        member, packed = zlib.compressobj(9, zlib.DEFLATED, -15), bytearray()
-        packed += member.compress(head)
-        zero, crc = bytes(2**20), zlib.crc32(head)
-        for _ in range(min(size, 200 * 2**20) // 2**20):
-            packed += member.compress(zero)
-            crc = zlib.crc32(zero, crc)
-        packed += member.flush()
-        total = min(size, 200 * 2**20) + len(head)
-        (folder / "d.npz").write_bytes(_raw_zip(b"x.npy", bytes(packed), crc, total, 8))
+    """Compress gigabytes of zeros behind the array, or into an array of a wrong shape; or claim them."""
+    size = random.choice((100, 200, 400)) * 2**20
+    shape = random.choice(("(6, 16)", f"(6, {size // 24})", f"({size // 4},)", f"({size // 128}, 2, 16)"))
+    head = header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n", b"")
+    if random.random() < 0.3:
+        data = _raw_zip(b"x.npy", head + bytes(100), 0, random.choice((size, 2**32 - 2)), 0)
     else:
-        (folder / "d.npz").write_bytes(_raw_zip(b"x.npy", head + bytes(100), 0, min(size, 2**32 - 2), 0))
+        packer, zeros, crc = zlib.compressobj(1, zlib.DEFLATED, -15), bytes(2**20), zlib.crc32(head)
+        packed = bytearray(packer.compress(head))
+        for _ in range(size // 2**20):
+            packed += packer.compress(zeros)
+            crc = zlib.crc32(zeros, crc)
+        packed += packer.flush()
+        data = _raw_zip(random.choice((b"x.npy", b"x.npy", b"more.npy")), bytes(packed), crc, size + len(head), 8)
+    (folder / "d.npz").write_bytes(data)
     return ("--data", "d.npz")
 
 
@@ -298,7 +298,7 @@ def onnx_set(random: Random, folder: Path) -> Args:
     elif kind == 4:
         tensor.name = random.choice(("\x1b[31m", "other", "", "x" * 100_000))
     elif kind == 5:
-        tensor.CopyFrom(helper.make_tensor("x", TensorProto.STRING, [1, 2], [b"a", b"\xff"]))
+        tensor.CopyFrom(texts("x", b"a", b"\xff", dims=[1, 2]))
     data = tensor.SerializeToString()
     if kind == 6:
         data = data[: random.randrange(len(data))]

@@ -6,5 +6,6 @@ from .case import Family
 from .data import DATA
 from .files import FILES
 from .models import MODELS
+from .places import FAMILY as PLACES
 
-FAMILIES: dict[str, Family] = {"models": MODELS, "data": DATA, "files": FILES}
+FAMILIES: dict[str, Family] = {"models": MODELS, "data": DATA, "files": FILES, "places": PLACES}

@@ -100,10 +100,12 @@ def prepare(root: Path) -> None:
         RuntimeError: A command failed: there is nothing valid to damage.
     """
     folder = root / TEMPLATES
+    if folder.exists():
+        return
     fresh(folder)
     work, main = folder / "work", preload()
     (work / "m.onnx").write_bytes(BASES[BASE]().SerializeToString())
-    np.savez(work / "d.npz", **{name: np.tile(array, (4, 1)) for name, array in feeds(BASE).items()})
+    np.savez(work / "d.npz", x=np.tile(feeds(BASE)["x"], (4, 1)))
     (work / "o.toml").write_text(OVERRIDES)
     (work / "o.json").write_text('{"a": {"range": [-3.0, 3.5]}, "h": {"rule": "minmax"}, "r": {"float": true}}')
     (work / "p.toml").write_text(PROJECT)

@@ -25,8 +25,8 @@ import numpy as np
 from .bases import SAMPLE_MODELS, feeds
 from .case import Case, Command, Outcome, Ran
 from .files import PROJECT
-from .judge import Listing, left, listing, printed
-from .server import FOLDERS, Limits, Main, Server, fresh, orphans, preload, run_all, run_command, start, wait
+from .judge import Listing, left, listing
+from .server import Limits, Main, Server, fresh, orphans, preload, run_all, run_command, start, wait
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENDED = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
@@ -198,9 +198,7 @@ def run_kill(case: Case, server: Server, main: Main) -> Outcome:
     checkpoint_often()
     killed = _kill(subject, folder, main, random.uniform(0, 1.1) * whole.seconds, random.choice(SIGNALS))
     again = _again(subject, folder, main, whole)
-    if not server.keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    return Outcome(case.family, case.kind, case.number, (killed, again))
+    return server.tidy(folder, Outcome(case.family, case.kind, case.number, (killed, again)))
 
 
 def checkpoint_often() -> None:
@@ -229,8 +227,8 @@ def main() -> int:
     try:
         WHOLE.update({name: _undisturbed(name, root, script) for name in names})
         kinds = (names[i % len(names)] for i in range(options.count))
-        cases = (Case("kills", kind, i, options.seed, _nothing) for i, kind in enumerate(kinds))
-        for outcome in run_all(cases, Server(root, options.jobs), run_kill):
+        cases = (Case("kills", kind, i, options.seed, _nothing, run=run_kill) for i, kind in enumerate(kinds))
+        for outcome in run_all(cases, Server(root, options.jobs)):
             outcomes.append(outcome)
             if outcome.problems:
                 print(f"kill {outcome.kind}:{outcome.number} (seed {options.seed})")

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 Model = onnx.ModelProto
 

@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from .bases import texts
 from .judge import HTML, LOG_COMMAND, SECRET
 
 Model = onnx.ModelProto
@@ -116,7 +118,8 @@ def order(random: Random, model: Model, folder: Path) -> None:
 
 
 def _a_tensor(random: Random, model: Model) -> TensorProto:
-    return random.choice([t for g in _graphs(model.graph) for t in g.initializer])
+    found: list[TensorProto] = [t for g in _graphs(model.graph) for t in g.initializer]
+    return random.choice(found)
 
 
 def data_type(random: Random, model: Model, folder: Path) -> None:
@@ -215,12 +218,23 @@ def attributes(random: Random, model: Model, folder: Path) -> None:
     kept = [a for a in node.attribute if a.name != name or random.random() < 0.1]
     del node.attribute[:]
     node.attribute.extend(kept)
-    values = (2**62, -(2**63), 0.5, float("nan"), "text", b"\xff", [1, 2, 3], [-1, 2**40], ["a"], [], numpy_tensor())
+    values: tuple[Any, ...] = (
+        2**62,
+        -(2**63),
+        0.5,
+        float("nan"),
+        "text",
+        b"\xff",
+        [1, 2, 3],
+        [-1, 2**40],
+        ["a"],
+        [],
+        numpy_tensor(),
+    )
     value = random.choice(values)
-    kind = {"attr_type": onnx.AttributeProto.INTS} if value == [] else {}
-    added = helper.make_attribute(name, value, **kind)
+    added = helper.make_attribute(name, value, attr_type=onnx.AttributeProto.INTS if value == [] else None)
     if random.random() < 0.3:
-        added.type = random.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14))
+        added.type = random.choice(onnx.AttributeProto.AttributeType.values())
     if random.random() < 0.1:
         added.ref_attr_name = "nowhere"
     node.attribute.append(added)
@@ -314,7 +328,7 @@ def special_tensors(random: Random, model: Model, folder: Path) -> None:
         values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
         graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [random.choice((4, -1, 2**50))]))
     elif kind == 1:
-        graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [2], [b"a", b"\xff\0"]))
+        graph.initializer.append(texts("texts", b"a", b"\xff\0", dims=[2]))
     elif kind == 2:
         _a_tensor(random, model).segment.begin = 3
     elif kind == 3:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from .bases import BOOL, FLOAT, INT64, build, mlp, tensor, weights
+from .bases import BOOL, FLOAT, INT64, build, mlp, tensor, texts, weights
 
 Node = onnx.NodeProto
 Model = onnx.ModelProto
@@ -232,7 +232,7 @@ def bad_constants(random: Random) -> Model:
 
 def strings(random: Random) -> Model:
     """Compute with texts, sequences and optionals, which no integer kernel takes."""
-    texts = helper.make_tensor("texts", TensorProto.STRING, [2], [b"\x1b[31m", "\u202e".encode()])
+    words = texts("texts", b"\x1b[31m", "\u202e".encode(), dims=[2])
     kind = random.randrange(3)
     if kind == 0:
         nodes = [_node("StringConcat", ["texts", "texts"], ["s"]), _node("Shape", ["s"], ["t"])]
@@ -240,7 +240,7 @@ def strings(random: Random) -> Model:
         nodes = [_node("SequenceConstruct", ["x", "x"], ["s"]), _node("SequenceLength", ["s"], ["t"])]
     else:
         nodes = [_node("Optional", ["x"], ["s"]), _node("OptionalHasElement", ["s"], ["t"])]
-    return _with(nodes, [texts], "t")
+    return _with(nodes, [words], "t")
 
 
 def shared(random: Random) -> Model:
@@ -257,7 +257,7 @@ def wide(random: Random) -> Model:
     if kind == 0:
         model.graph.input.extend(_value(f"more{i}", FLOAT, [1]) for i in range(count))
     elif kind == 1:
-        model.graph.initializer.extend(numpy_helper.from_array(np.float32(i), f"more{i}") for i in range(count))
+        model.graph.initializer.extend(tensor(f"more{i}", i, np.float32) for i in range(count))
     else:
         names = [f"more{i}" for i in range(count)]
         model.graph.node.extend(_node("Identity", ["x"], [name]) for name in names)

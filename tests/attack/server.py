@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,22 @@ class Server:
     Attributes:
         root: The folder of the cases.
         jobs: Cases at a time.
-        keep: Whether the folders of the cases stay.
+        keep: Whether the folders of failed cases stay.
+        keep_all: Whether all folders stay.
         limits: What a command may use.
     """
 
     root: Path
     jobs: int = 2
     keep: bool = False
+    keep_all: bool = False
     limits: Limits = Limits()
+
+    def tidy(self, folder: Path, outcome: Outcome) -> Outcome:
+        """Remove the folder of a case unless it stays, and return the outcome."""
+        if not (self.keep_all or (self.keep and outcome.problems)):
+            shutil.rmtree(folder, ignore_errors=True)
+        return outcome
 
 
 @cache
@@ -111,11 +119,11 @@ def _become(command: Command, folder: Path, main: Main, limits: Limits) -> None:
     os.environ.clear()
     os.environ.update(_environment(folder))
     for name, value in limits.environment:
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
     tempfile.tempdir = None
     sys.argv[:] = ["requant", *command]
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "rw"[n > 0], encoding="utf-8") for n in range(3))
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu, limits.cpu + 5))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
@@ -125,15 +133,15 @@ def _become(command: Command, folder: Path, main: Main, limits: Limits) -> None:
         sys.exit(main())
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except BaseException:  # as the interpreter does
+    except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
         code = 1
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for text in (sys.stdout, sys.stderr):
         with suppress(Exception):
-            stream.flush()
+            text.flush()
     os._exit(code & 255)
 
 
@@ -238,29 +246,28 @@ def run_case(case: Case, server: Server, main: Main) -> Outcome:
     limits = replace(server.limits, resident=server.limits.address // 2**20) if case.hungry else server.limits
     folder = server.root / f"{case.family}-{case.kind}-{case.number}"
     fresh(folder)
+    ran: list[Ran] = []
+    fault = ""
     try:
-        commands = case.write(case.random, folder / "work")
-        ran = []
-        for command in commands:
+        for command in case.write(case.random, folder / "work"):
             ran.append(run_command(command, folder, main, limits))
-            if server.keep:
+            if server.keep_all:
                 shutil.copytree(folder / "out", folder / f"out-{len(ran)}")
-        return Outcome(case.family, case.kind, case.number, tuple(ran))
-    except Exception:
-        return Outcome(case.family, case.kind, case.number, fault=" ".join(traceback.format_exc().split())[-400:])
-    finally:
-        if not server.keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    except Exception:  # noqa: BLE001 - a fault of the harness is reported, and the other cases go on
+        fault = brief()
+    return server.tidy(folder, Outcome(case.family, case.kind, case.number, tuple(ran), fault))
 
 
-Run = Callable[[Case, Server, Main], Outcome]
+def brief() -> str:
+    """Return the end of the traceback of the current exception, on one line."""
+    return " ".join(traceback.format_exc().split())[-400:]
 
 
-def _in_process(case: Case, server: Server, run: Callable[[Case, Server], Outcome], pipe: int) -> None:
+def _in_process(case: Case, server: Server, main: Main, pipe: int) -> None:
     """Run a case in this process, write its outcome to a pipe, and end the process."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_AS, (server.limits.address, resource.RLIM_INFINITY))
-    outcome = run(case, server)
+    outcome = (case.run or run_case)(case, server, main)
     data = json.dumps(asdict(outcome)).encode("utf-8", errors="replace")
     while data:
         data = data[os.write(pipe, data) :]
@@ -274,7 +281,7 @@ def _outcome(data: bytes, case: Case) -> Outcome:
     return Outcome(found["family"], found["kind"], found["number"], ran, found["fault"])
 
 
-def run_all(cases: Iterable[Case], server: Server, run: Run = run_case) -> Iterator[Outcome]:
+def run_all(cases: Iterable[Case], server: Server) -> Iterator[Outcome]:
     """Run cases, some at a time, and yield their outcomes in the order in which they end."""
     main, waiting, selector = preload(), iter(cases), selectors.DefaultSelector()
     running: dict[int, tuple[int, Case, list[bytes]]] = {}
@@ -285,7 +292,7 @@ def run_all(cases: Iterable[Case], server: Server, run: Run = run_case) -> Itera
         if not pid:
             try:
                 os.close(source)
-                _in_process(case, server, partial(run, main=main), sink)
+                _in_process(case, server, main, sink)
             finally:
                 os._exit(0)
         os.close(sink)
