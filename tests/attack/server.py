@@ -146,13 +146,17 @@ def _become(command: Command, folder: Path, main: Main, limits: Limits) -> None:
 
 
 def _below(pid: int) -> dict[int, float]:
-    """Return the seconds of CPU of a living process and of all processes below it, by process id."""
+    """Return the seconds of CPU of a living process and of all processes below it, by process id.
+
+    A process that waits for the CPU counts as one that uses it now: a busy machine is no hang.
+    """
     parents, seconds = {}, {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError, IndexError):
             fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
             parents[int(entry)] = int(fields[1])
             seconds[int(entry)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            seconds[int(entry)] += time.monotonic() if fields[0] in "RD" else 0.0
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found and child not in found}:
         found |= more
@@ -180,16 +184,16 @@ def wait(pid: int) -> tuple[int, resource.struct_rusage, str]:
             continue
         living = _below(pid)
         spent = sum(living.values())
-        if spent > used + 0.02:
+        if abs(spent - used) > 0.02:
             used, since = spent, now
         if now - since > IDLE_SECONDS or now - began > WALL_SECONDS:
-            problem = f"hang: {now - began:.0f} s, {spent:.1f} s of CPU"
+            problem = f"hang: {now - began:.0f} s, no CPU for {now - since:.0f} s"
             _kill(living)
 
 
 def orphans() -> bool:
     """Reap the processes that a command left, which are now children of this one; return whether one still ran."""
-    until, left_over = time.monotonic() + 2.0, False
+    until, left_over = time.monotonic() + 5.0, False
     with suppress(ChildProcessError):
         while True:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
