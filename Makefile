@@ -5,6 +5,10 @@ UV ?= uv
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?= --sample 20
 MACHINES ?= $(shell uname -m)
+SECONDS ?= inf
+SEED ?= 0
+ATTACK_ARGS ?=
+N ?= 200
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +33,7 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again chromium clean coverage demo format help lint lock mutants native sanitize test test-all wheel
+.PHONY: again attack chromium clean coverage demo format help kills lint lock mutants native sanitize test test-all wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +59,12 @@ mutants: $(DEV) $(PACKAGE)  ## change the arithmetic in many places, and count w
 
 test-all: $(DEV) $(PACKAGE) $(CHROMIUM) $(NATIVE)  ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+attack: $(DEV) $(PACKAGE)  ## run commands on broken and hostile input, without end (SECONDS=600 SEED=1 ATTACK_ARGS)
+	nice $(BIN)/python -m tests.attack --seconds $(SECONDS) --seed $(SEED) $(ATTACK_ARGS)
+
+kills: $(DEV) $(PACKAGE)  ## kill N runs at random moments, and run them again (N=200 SEED=1)
+	nice $(BIN)/python -m tests.attack.kills --count $(N) --seed $(SEED)
 
 native: $(DEV) $(PACKAGE)  ## build the native operators for this machine
 	@rm -f $(NATIVE)

@@ -91,13 +91,15 @@ def load_log(path: str | os.PathLike[str]) -> Log:
 def log_text(statistics: Mapping[str, Statistic]) -> str:
     """Return a log with the extremes of each tensor on one line. Each number reads back as the same float64.
 
+    The lines are sorted by tensor, because a resumed run holds the statistics in another order.
+
     Raises:
         RequantError: A log cannot contain the name of a tensor.
     """
     check_names(statistics)
     return "".join(
         f";{name}__print__;__requant_min_max:[{float(seen.lo)!r}][{float(seen.hi)!r}]\n"
-        for name, seen in statistics.items()
+        for name, seen in sorted(statistics.items())
     )
 
 

@@ -43,6 +43,11 @@ def test_the_line() -> None:
     )
 
 
+def test_the_order_of_the_statistics_does_not_change_the_log() -> None:
+    one, other = MinMax(-1.0, 2.0, 1), MinMax(0.0, 3.0, 1)
+    assert log_text({"b": one, "a": other}) == log_text({"a": other, "b": one})
+
+
 def test_a_log_reads_in_the_same_way_as_by_the_transforms(tmp_path: Path) -> None:
     """Calibration and transforms do not import each other, so the grammar stands in both."""
     assert RECORD.pattern == min_max_log.RECORD.pattern
