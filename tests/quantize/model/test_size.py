@@ -24,12 +24,12 @@ from requant.quantize.model.files import (
     Weights,
     check_output,
     load_model,
-    save_model,
     serialize,
     side_file,
     size_on_disk,
     staging,
 )
+from requant.quantize.model.writing import save_model
 from requant.quantize.runtime.profile import executed
 from requant.quantize.runtime.session import Runner
 from requant.transforms.graph import release
