@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..options.declared import DATA
-from .app import PATH, Talking, print_json, shown_progress
+from .app import PATH, Talking, shown_progress
 from .options import force_option, json_option, source_options
+from .talk import print_json, say
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
@@ -57,8 +58,8 @@ def reproduce(
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(found.verdict)
+        say(found.verdict)
         for line in difference_lines(found.differences, everything=everything) if found.differences else ():
-            click.echo(line)
+            say(line)
     if not found.same:
         click.get_current_context().exit(1)

@@ -55,7 +55,8 @@ def transform(
     """
     from ...transforms import load_plugins, parse, parse_groups, run
     from ..model.dumps import begin_dumps
-    from ..model.files import about, check_output, load_model, save_model
+    from ..model.files import about, check_output, load_model
+    from ..model.writing import save_model
 
     load_plugins()
     if (pipeline is None) == (group is None):

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...transforms import REGISTRY, Pipeline, StepResult
-from .files import PathLike, check_output, save_model
+from .files import PathLike, check_output
+from .writing import save_model
 
 DUMP = re.compile(r"[0-9]{2,}_(\w+)\.onnx(\.data)?")
 

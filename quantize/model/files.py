@@ -1,84 +1,96 @@
-"""Load and save models: clear errors, complete files or none, large weights one at a time."""
+"""Load models, check where they may be written, and hand them to the runtime; clear errors."""
 
 from __future__ import annotations
 
 import gc
-import mmap
 import os
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from ... import RequantError
-from ...calibration.files import replacing
-from ...calibration.session import LARGE, Serialized
-from ...processes.notes import note, note_written
-from ...processes.scratch import OLD, exclusive, scratch_folder
-from ...transforms import VerifyError
-from ...transforms.externalize_weights import EXTERNAL, external_threshold
+from ...calibration.file_tensor import read_from_files
+from ...calibration.onnx_files import parse_proto, read_proto
+from ...calibration.session import LARGE, Serialized, check_file
+from ...calibration.stamps import locations
+from ...processes.notes import note
+from ...processes.scratch import scratch_folder
+from ...transforms import VerifyError, verify
 from ...transforms.graph import quiet, release
 from ...transforms.tensors import external_tensors, load_tensors, tensors
 from ..runtime.compiled_for import refuse_foreign
-from .mend import mend
-from .raw_weights import MalformedError, with_weights, without_weights
+from .raw_weights import FileBytes, MalformedError, without_weights
+from .side_files import home_of, refer, tensor_of, weights_of, write_side
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # bytes of weights in one protobuf message, with room for the graph
-SMALL = 2**10  # smaller tensors are stored inside the model, because shape inference may read them
 INSIDE = 2**26  # bytes of weights inside a model in memory: four copies exist while a session opens
 APART = 2**16  # tensors of so many bytes stay in a large file, and are written one at a time
-ALIGNMENT = 64  # bytes of a vector register, so that kernels can compute on a mapped tensor
 
 PathLike = str | os.PathLike[str]
 
 
 def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
-    """Read an ONNX model. Tensors in external files are read when they are used.
+    """Read and verify an ONNX model; the caller may trust it. Tensors in external files are read when they are used.
 
     Args:
         path: The file.
         in_place: Whether the large weights of a large file also stay in the file.
 
     Raises:
-        RequantError: The file does not exist, is not a complete ONNX model, or is compiled for another machine; or an
-            external data file is missing, too short or outside the model's folder.
+        RequantError: The file does not exist, is not a complete and valid ONNX model, or is compiled for another
+            machine; or an external data file is missing, too short or outside the model's folder.
     """
-    file = Path(path)
     note(model=os.fspath(path))
-    if not file.is_file():
-        raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
+    proto = read_message(path)
     try:
-        with quiet():  # the verification of the model reports what onnx-ir would log
-            proto = _in_place(file) if in_place and _can_stay(file) else onnx.load_model(file, load_external_data=False)
-            mend(proto)
+        with quiet():  # the verification reports what onnx-ir would log
             model = ir.from_proto(proto)
-    except Exception as error:  # protobuf and onnx_ir have no common exception class
-        inmost: BaseException = error
-        while inmost.__context__ is not None:
-            inmost = inmost.__context__
-        if isinstance(inmost, NotImplementedError) and "Map types" in str(inmost):
-            raise RequantError(
-                f"{path}: has a tensor of a map type, as ZipMap returns, which requant cannot read; "
-                "export the model without it (skl2onnx: options={'zipmap': False})"
-            ) from error
-        reason = " ".join(str(inmost).split())[:200]
-        raise RequantError(f"{path}: not an ONNX model, or a truncated one ({reason})") from error
-    if not model.graph.outputs:
-        raise RequantError(f"{path}: not an ONNX model: it has no graph with outputs")
-    refuse_foreign(path, model.metadata_props)
-    for tensor in external_tensors(model):
-        tensor.base_dir = file.parent.absolute()
-        _check_external(path, tensor)
-    NameFixPass()(model)
+            NameFixPass()(model)
+        refuse_foreign(path, model.metadata_props)
+        outside = read_from_files(model, Path(path).parent.absolute())
+        for tensor in outside:
+            _check_external(path, tensor)
+        verify(model, message=proto)
+    except VerifyError as error:
+        raise RequantError(f"{path}: {error}") from error
+    except RequantError:
+        raise
+    except Exception as error:  # what is still wrong in a message raises anything in onnx-ir and onnx
+        raise _cannot_read(path, error) from error
+    if outside and not in_place:
+        load_tensors(model, keep=lambda tensor: os.path.realpath(tensor.path) != os.path.realpath(path))
     return model
+
+
+def read_message(path: PathLike) -> onnx.ModelProto:
+    """Return a model as a checked message in which the large weights of a large file are external data of this file.
+
+    Raises:
+        RequantError: As `load_model`, except for the verification of the graph.
+    """
+    check_file(path)
+    return _in_place(Path(path)) if _can_stay(Path(path)) else read_proto(path)
+
+
+def _cannot_read(path: PathLike, error: Exception) -> RequantError:
+    """Return the error for a model that onnx-ir cannot represent."""
+    inmost: BaseException = error
+    while inmost.__context__ is not None:
+        inmost = inmost.__context__
+    if isinstance(inmost, NotImplementedError) and "Map types" in str(inmost):
+        return RequantError(
+            f"{path}: has a tensor of a map type, as ZipMap returns, which requant cannot read; "
+            "export the model without it (skl2onnx: options={'zipmap': False})"
+        )
+    return RequantError(f"{path}: not a valid ONNX model ({' '.join(str(inmost).split())[:200]})")
 
 
 @contextmanager
@@ -98,18 +110,20 @@ def _can_stay(file: Path) -> bool:
 
 def _in_place(file: Path) -> onnx.ModelProto:
     """Read a model whose large weights are external data in its own file."""
-    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with FileBytes(file) as data:
         try:
             small, cuts = without_weights(data, APART)
         except MalformedError:  # protobuf reports the error, or can read the file
             small, cuts = data[:], []
-    proto: onnx.ModelProto = onnx.ModelProto.FromString(small)
-    for cut in cuts:
-        tensor = proto.graph.initializer[cut.index]
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", file.name), ("offset", cut.offset), ("length", cut.length)):
-            tensor.external_data.add(key=key, value=str(value))
-    return proto
+
+    def refer_to_file(proto: onnx.ModelProto) -> None:
+        for cut in cuts:
+            tensor = proto.graph.initializer[cut.index]
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", file.name), ("offset", cut.offset), ("length", cut.length)):
+                tensor.external_data.add(key=key, value=str(value))
+
+    return parse_proto(small, file, refer_to_file)
 
 
 def _check_external(path: PathLike, tensor: ir.ExternalTensor) -> None:
@@ -203,11 +217,10 @@ def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> N
 def _data_files(path: Path) -> list[Path]:
     """Return the external data files of a model; none if the file is not a model."""
     try:
-        with quiet():
-            model = ir.load(path, format="protobuf")
-    except Exception:  # noqa: BLE001 - not a model; loading it reports the reason
+        proto = read_message(path)
+    except RequantError:  # not a model; loading it reports the reason
         return []
-    files = {Path(path.parent, os.fspath(tensor.location)) for tensor in external_tensors(model)}
+    files = {Path(path.parent, location) for location in locations(proto)} - {path}
     return sorted(file for file in files if file.is_file())
 
 
@@ -280,199 +293,31 @@ def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
     for tensor in external_tensors(model):
         release(tensor)
     held: Counter[Path | None] = Counter()
-    for value in _weights(model):
-        held[_home(value.const_value)] += _tensor(value).nbytes
+    for value in weights_of(model):
+        held[home_of(value.const_value)] += tensor_of(value).nbytes
     home = max((place for place in held if place is not None), key=held.__getitem__, default=None)
     inside = sum(size for place, size in held.items() if place is None or place != home)
     if folder is not None and inside > INSIDE:
         home, inside = folder.absolute(), 0
-        _move([value for value in _weights(model) if _home(value.const_value) != home], home)
+        _move([value for value in weights_of(model) if home_of(value.const_value) != home], home)
     if inside > PROTOBUF_LIMIT:
         raise RequantError(f"{inside / 2**30:.1f} GB of weights are in memory; one ONNX model holds 2 GB")
     copy = model.clone()
-    load_tensors(copy, keep=lambda tensor: _home(tensor) == home)
+    load_tensors(copy, keep=lambda tensor: home_of(tensor) == home)
     return Serialized(bytes(ir.to_proto(copy).SerializeToString()), home)
 
 
 def _move(weights: Sequence[ir.Value], folder: Path) -> None:
     """Write initializers to a new file in `folder` and make them refer to the file."""
-    tensors = [_tensor(value) for value in weights]
+    tensors = [tensor_of(value) for value in weights]
     try:
         with open(folder / f"{secrets.token_hex(4)}.data", "xb") as file:
-            offsets = _write_side(file, tensors)
+            offsets = write_side(file, tensors)
     except OSError as error:
         raise RequantError(f"{folder}: weights cannot be written there: {error.strerror}") from error
-    _refer(weights, Path(file.name), offsets)
+    refer(weights, Path(file.name), offsets)
     del tensors
     gc.collect()  # unused clones of the model are reference cycles, and would keep the weights
-
-
-def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> int:
-    """Write a model completely or not at all, and return its size in bytes.
-
-    Weights are written one at a time. A model that contains its weights is one message of at most 2 GB.
-
-    Args:
-        model: The model; it does not change.
-        path: The file to write.
-        external: Whether weights go to `side_file`. Weights that exceed one ONNX message, and weights that
-            `externalize_weights` has marked, always go there. An old model and its side file are moved away before the
-            new files take their names.
-
-    Raises:
-        RequantError: The model cannot be written; existing files are unchanged.
-    """
-    target = Path(os.path.realpath(path))
-    taken = {target, side_file(target)}
-    if any(Path(os.path.realpath(tensor.path)) in taken for tensor in external_tensors(model)):
-        raise RequantError(f"{path}: the file holds weights of this model; choose another path")
-    copy = model.clone()
-    least = external_threshold(copy)
-    copy.metadata_props.pop(EXTERNAL, None)
-    weights = _weights(copy, least or SMALL)
-    try:
-        if external or least is not None or sum(tensor.nbytes for tensor in tensors(copy)) > PROTOBUF_LIMIT:
-            size = _save_pair(copy, weights, target)
-        else:
-            size = _save_whole(copy, target)
-    except OSError as error:
-        raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
-    note_written(path)
-    return size
-
-
-def _save_whole(copy: ir.Model, target: Path) -> int:
-    """Write a model with its weights inside, the bytes of ``SerializeToString``, and return its size."""
-    apart = [
-        (value, value.const_value)
-        for value in copy.graph.initializers.values()
-        if isinstance(value.const_value, (ir.ExternalTensor, ir.LazyTensor, ir.Tensor))
-        and value.const_value.nbytes >= APART
-        and value.const_value.dtype is not ir.DataType.STRING
-    ]
-    for value, tensor in apart:
-        value.const_value = _stand_in(value, tensor)
-    stand_ins = {id(value.const_value) for value, _ in apart}
-    load_tensors(copy, keep=lambda tensor: id(tensor) in stand_ins)
-    proto = ir.to_proto(copy)
-    weights = {str(value.name): tensor for value, tensor in apart}
-    held = [weights.get(tensor.name) for tensor in proto.graph.initializer]
-    for one, other in zip(proto.graph.initializer, held, strict=True):
-        if other is not None:
-            one.ClearField("external_data")
-            one.ClearField("data_location")
-    data = proto.SerializeToString()
-    with replacing(target) as file:
-        for part in with_weights(data, [None if tensor is None else tensor.nbytes for tensor in held]):
-            weight = None if isinstance(part, bytes) else held[part]
-            if weight is not None:
-                _write_tensor(file, weight)
-            elif isinstance(part, bytes):
-                file.write(part)
-        return file.tell()
-
-
-def _stand_in(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """Return a placeholder for a weight in a message without it."""
-    shape = ir.Shape(tensor.shape.numpy())
-    name, said = str(value.name), tensor.doc_string
-    return ir.ExternalTensor("", 0, tensor.nbytes, ir.DataType(tensor.dtype), shape=shape, name=name, doc_string=said)
-
-
-def _save_pair(copy: ir.Model, weights: Sequence[ir.Value], target: Path) -> int:
-    """Write a model and its side file, and return their size; a new file never stands beside an old one."""
-    side = side_file(target)
-    with scratch_folder(target.parent) as fresh:
-        old = fresh / OLD
-        old.mkdir()
-        with open(fresh / side.name, "xb") as file:
-            offsets = _write_side(file, [_tensor(value) for value in weights])
-            os.fsync(file.fileno())
-        _refer(weights, side, offsets)
-        load_tensors(copy, keep=lambda tensor: tensor.path == os.fspath(side))
-        with open(fresh / target.name, "xb") as file:
-            file.write(ir.to_proto(copy).SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
-        size = sum((fresh / file.name).stat().st_size for file in (side, target))
-        with exclusive(target.parent):
-            _exchange([side, target], fresh, old)
-    return size
-
-
-def _exchange(places: Sequence[Path], fresh: Path, old: Path) -> None:
-    """Move new files to their places, and existing files to `old`; if this fails, undo it."""
-    before = [place for place in places if place.exists()]
-    try:
-        for place in reversed(before):
-            os.replace(place, old / place.name)
-        for place in places:
-            os.replace(fresh / place.name, place)
-    except OSError:
-        for place in places:
-            if (old / place.name).exists():
-                os.replace(old / place.name, place)
-            elif place not in before:
-                place.unlink(missing_ok=True)
-        raise
-
-
-def _weights(model: ir.Model, least: int = SMALL) -> list[ir.Value]:
-    """Return the initializers of at least `least` bytes, also in bodies; they may be stored outside the model."""
-    values = (value for graph in model.graphs() for value in graph.initializers.values())
-    return [
-        value
-        for value in values
-        if value.const_value is not None
-        and value.const_value.dtype is not ir.DataType.STRING
-        and value.const_value.nbytes >= least
-    ]
-
-
-def _tensor(value: ir.Value) -> ir.TensorProtocol:
-    """Return the tensor of an initializer."""
-    assert value.const_value is not None
-    return value.const_value
-
-
-def _home(tensor: ir.TensorProtocol | None) -> Path | None:
-    """Return the folder of a tensor's external data; None for a tensor in memory."""
-    return Path(tensor.base_dir).absolute() if isinstance(tensor, ir.ExternalTensor) else None
-
-
-def _write_side(file: BinaryIO, tensors: Iterable[ir.TensorProtocol]) -> list[int]:
-    """Write the bytes of tensors, one at a time, and return their offsets."""
-    offsets = []
-    for tensor in tensors:
-        offsets.append(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
-        file.seek(offsets[-1])  # the gap is filled with zeros
-        _write_tensor(file, tensor)
-    file.flush()
-    return offsets
-
-
-def _write_tensor(file: BinaryIO, tensor: ir.TensorProtocol) -> None:
-    """Write the bytes of a tensor at the file position; external data are copied from file to file."""
-    if isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor, ir.Tensor)):
-        tensor.tofile(file)
-    else:
-        file.write(tensor.tobytes())
-
-
-def _refer(weights: Iterable[ir.Value], file: Path, offsets: Iterable[int]) -> None:
-    """Make initializers refer to the data in a file."""
-    for value, offset in zip(weights, offsets, strict=True):
-        tensor = _tensor(value)
-        value.const_value = ir.ExternalTensor(
-            file.name,
-            offset,
-            tensor.nbytes,
-            ir.DataType(tensor.dtype),
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=str(value.name),
-            doc_string=tensor.doc_string,
-            base_dir=file.parent,
-        )
 
 
 def size_text(count: int) -> str:

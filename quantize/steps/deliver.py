@@ -15,8 +15,9 @@ from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import INTEGER, other
 from ..job import Candidate, Evidence, Job, Trial
-from ..model.files import load_model, save_model, size_on_disk
+from ..model.files import load_model, size_on_disk
 from ..model.metadata import Written, describe_origin
+from ..model.writing import save_model
 from ..options.efforts import CORRECTIONS
 from ..placement.batches import compromises
 from ..placement.plan_file import plan_path, save_plan

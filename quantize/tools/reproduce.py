@@ -18,7 +18,7 @@ from ...calibration.sources import DataSource
 from ...transforms import METADATA_KEY, parse, run
 from ...transforms.existing import MADE_KEY, VERSION_KEY
 from ...transforms.tensors import external_tensors
-from ..model.files import about, check_output, load_model, save_model, side_file, staging
+from ..model.files import about, check_output, load_model, side_file, staging
 from ..model.metadata import (
     OPTIONS_KEY,
     Made,
@@ -27,6 +27,7 @@ from ..model.metadata import (
     making_of,
     plan_digest,
 )
+from ..model.writing import save_model
 from ..options.build import ATTRIBUTES, build_options
 from ..options.declared import QUANTIZE
 from ..options.options import Options

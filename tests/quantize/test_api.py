@@ -28,6 +28,7 @@ from requant.quantize import (
     quantize_model,
 )
 from requant.quantize.model import files as model_files
+from requant.quantize.model.writing import save_model
 from requant.quantize.steps.judge import JUDGED
 from requant.transforms import METADATA_KEY, parse
 
@@ -562,13 +563,13 @@ def test_a_large_model_keeps_its_weights_beside_it(
     monkeypatch.setattr(model_files, "PROTOBUF_LIMIT", 1000)
     (tmp_path / "folder").mkdir()
     output = tmp_path / "folder" / "large.onnx"
-    model_files.save_model(model_files.load_model(product), output)
+    save_model(model_files.load_model(product), output)
     assert sorted(path.name for path in output.parent.iterdir()) == ["large.onnx", "large.onnx.data"]
     (feed,) = feeds(1, x=(1, 64))
     assert np.array_equal(run(output, feed)[0], run(product, feed)[0])
     assert model_files.size_on_disk(output) == sum(path.stat().st_size for path in output.parent.iterdir())
     with pytest.raises(RequantError, match=r"gone.*cannot be written: No such file"):
-        model_files.save_model(model_files.load_model(product), tmp_path / "gone" / "large.onnx")
+        save_model(model_files.load_model(product), tmp_path / "gone" / "large.onnx")
 
 
 CHAIN = HEAD + (

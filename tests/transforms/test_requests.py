@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.quantize.model.files import load_model, save_model
+from requant.quantize.model.files import load_model
+from requant.quantize.model.writing import save_model
 from requant.transforms import METADATA_KEY, REGISTRY, TransformError, VerifyError, run
 from requant.transforms.externalize_weights import EXTERNAL
 from requant.transforms.qparams import QParams

@@ -28,11 +28,11 @@ from ...model.files import (
     Weights,
     check_output,
     load_model,
-    save_model,
     serialize,
     size_on_disk,
     staging,
 )
+from ...model.writing import save_model
 from ...runtime.compiled_for import KEY, Target, this_machine
 from ...runtime.configured import (
     GAIN,

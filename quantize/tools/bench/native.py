@@ -13,7 +13,8 @@ from .... import NATIVE_DOMAIN, RequantError
 from ....calibration.session import Array
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
-from ...model.files import load_model, save_model
+from ...model.files import load_model
+from ...model.writing import save_model
 from ...runtime.configured import GAIN, LIBRARY, Values, configured_run
 from ...runtime.timing import interleave
 

@@ -18,8 +18,9 @@ from requant import RequantError
 from requant.cli import main
 from requant.quantize import diff_models, inspect_model
 from requant.quantize.model import files
-from requant.quantize.model.files import load_model, save_model
+from requant.quantize.model.files import load_model
 from requant.quantize.model.raw_weights import Cut, MalformedError, fields, with_weights, without_weights
+from requant.quantize.model.writing import save_model
 from requant.transforms.tensors import external_tensors
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
