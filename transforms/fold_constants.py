@@ -29,6 +29,14 @@ GROWTH = 0.1
 LEAST_GROWTH = 2**12
 """Bytes by which any model may grow: shapes and factors."""
 
+MOST_WEIGHTS = 2**28
+"""Bytes by which the weights of products may grow in any model; in larger models, by the size of its constants."""
+VALUES_GIVE_SHAPE = frozenset(
+    "AffineGrid BlackmanWindow CenterCropPad Col2Im ConstantOfShape DFT Expand HammingWindow HannWindow ImageDecoder"
+    " MaxUnpool MelWeightMatrix OneHot Pad Range Resize STFT Tile Upsample".split()
+)
+"""Operators of which a few numbers can make a result of any size; without a known shape they are not computed."""
+
 Values = Mapping[ir.Value, ir.Value]
 
 
@@ -45,7 +53,8 @@ def fold_constants(
     Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4)
     After:   w, n, s, d are initializers
     The file grows by at most 10 % of the constants of the model, or 4 KiB: the results that make it grow least are
-        stored first. The weights of products are stored in any case.
+        stored first. The weights of products are stored if they grow by at most 256 MiB, or the size of all
+        constants.
     Left alone: results beyond this growth (``grows``); random operators; QuantizeLinear and DequantizeLinear, which
         hold the int8 weights; control flow, except the nodes in its bodies; operators of other domains; outputs of
         graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
@@ -66,7 +75,7 @@ def fold_constants(
     excluded = frozenset(
         node for node in computing_nodes(model) if node.op_type in exclude_op or node.name in exclude_node
     )
-    folding = _Folding(model, max_size_in_bytes, excluded, _budget(model))
+    folding = _Folding(model, max_size_in_bytes, excluded, _budget(model), max(_held(model), MOST_WEIGHTS))
     progress = True
     while progress:  # a Reshape to a constant shape makes the shapes behind it known
         before = folding.change.applied
@@ -88,6 +97,7 @@ class _Folding:
         limit: The size of the largest result in bytes, unless the inputs are larger.
         excluded: Nodes to leave alone.
         left: Bytes by which the file may still grow.
+        weights: Bytes by which weights of products may still grow.
         sizes: The size in bytes of results that were computed once, by node.
         change: What was done so far.
     """
@@ -96,6 +106,7 @@ class _Folding:
     limit: int
     excluded: frozenset[ir.Node]
     left: float
+    weights: float
     sizes: dict[ir.Node, int] = field(default_factory=dict)
     change: Change = field(default_factory=Change)
 
@@ -115,10 +126,11 @@ class _Folding:
             if node not in self.sizes:
                 self.sizes[node] = _stored_bytes(node, arrays)
             growth = self.sizes[node] - _freed_bytes(node)
-            if growth > 0 and not _is_weight(node):
+            if growth > 0 and (growth > self.weights or not _is_weight(node)):
                 growing.append((growth, node))
                 continue
             self.left -= min(growth, 0)
+            self.weights -= max(growth, 0)
             self._store(node, arrays or _folded(self.model, node, shapes, self.limit))
         return growing
 
@@ -141,7 +153,12 @@ class _Folding:
 
 def _budget(model: ir.Model) -> float:
     """Return the bytes by which a model may grow."""
-    return max(GROWTH * sum(tensor.nbytes for tensor in tensors(model)), LEAST_GROWTH)
+    return max(GROWTH * _held(model), LEAST_GROWTH)
+
+
+def _held(model: ir.Model) -> int:
+    """Return the bytes of a model's constants."""
+    return sum(tensor.nbytes for tensor in tensors(model))
 
 
 def _freed_bytes(node: ir.Node) -> int:
@@ -259,6 +276,8 @@ def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> li
     outputs = [value for value in node.outputs if value.name]
     for value in outputs:
         _check_size(_expected_bytes(shapes.get(value)), read, limit)
+        if node.op_type in VALUES_GIVE_SHAPE and not _has_size(shapes.get(value)):
+            raise LeftAlone("shape-unknown")
     feeds = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
     for tensor in tensors.values():
         release(tensor)
@@ -275,9 +294,14 @@ def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> li
     return [next(arrays) if value.name else np.empty(0) for value in node.outputs]
 
 
+def _has_size(value: ir.Value | None) -> bool:
+    """Whether each length of a tensor is known."""
+    return value is not None and value.shape is not None and value.shape.is_static()
+
+
 def _expected_bytes(value: ir.Value | None) -> float:
     """Return the size of a tensor in bytes; 0 if the shape or type is not known."""
-    if value is None or value.dtype is None or value.shape is None or not value.shape.is_static():
+    if value is None or value.dtype is None or value.shape is None or not _has_size(value):
         return 0
     return float(np.prod(value.shape.numpy(), dtype=np.float64) * value.dtype.itemsize)
 

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
+
+from .inference import infer
 
 # The attributes of a Constant node that hold numbers instead of a tensor.
 CONSTANT_DTYPES: dict[str, type[np.generic]] = {
@@ -436,7 +437,7 @@ def inferred(model: ir.Model, *, bodies: bool = False) -> Mapping[str, ir.Value]
     """
     copy = model.clone()
     with quiet():
-        ShapeInferencePass(check_type=False, strict_mode=False)(copy)
+        infer(copy)
     return ir.convenience.create_value_mapping(copy.graph, include_subgraphs=bodies)
 
 
@@ -444,7 +445,7 @@ def stand_ins(model: ir.Model) -> Mapping[ir.Value, ir.Value]:
     """Return the same as `inferred`, also for bodies, by value instead of by name."""
     copy = model.clone()
     with quiet():
-        ShapeInferencePass(check_type=False, strict_mode=False)(copy)
+        infer(copy)
     graphs = zip(model.graphs(), copy.graphs(), strict=True)
     pairs = (zip(own_values(graph), own_values(other), strict=True) for graph, other in graphs)
     return {value: stand_in for pair in pairs for value, stand_in in pair}

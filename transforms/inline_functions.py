@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from .. import NATIVE_DOMAIN
+from .calls import Identifier, callees, check_calls
 from .functions import DOMAIN
 from .graph import names, node_name, take
 from .registry import Change, TransformError, transform
@@ -19,8 +20,6 @@ CALL, NAME = "requant.inline.call", "requant.inline.name"
 ORIGIN = "requant.origin"
 """Metadata key of a node from a function: a JSON list of the calls' names, outermost first, and the node's own."""
 GRAPHS = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
-
-Identifier = tuple[str, str, str]  # domain, name, overload
 
 
 @transform("inline_functions")
@@ -41,11 +40,11 @@ def inline_functions(model: ir.Model, *, native: bool = False) -> Change:
         native: Whether native operators are replaced too.
 
     Raises:
-        TransformError: Functions call each other in a circle, a call has more inputs than its function, or a function
-            reads a tensor that it does not compute.
+        TransformError: Functions call each other in a circle, or would become too many nodes; a call has more inputs
+            than its function, or a function reads a tensor that it does not compute.
     """
     change = Change()
-    order = _callees_first(model)
+    order = check_calls(model)
     _check_calls(model)
     own = {DOMAIN} if native else {DOMAIN, NATIVE_DOMAIN}
     change.applied = _drop_uncalled(model)
@@ -54,7 +53,7 @@ def inline_functions(model: ir.Model, *, native: bool = False) -> Change:
     taken = {*names(model), *(name for function in model.functions.values() for name in _names_in(function))}
     change.applied += len(pending)
     while pending:
-        leaves = {name for name in pending if not any(callee in pending for callee in _callees(model, name))}
+        leaves = {name for name in pending if not any(callee in pending for callee in callees(model, name))}
         _inline(model, leaves, taken)
         pending = [name for name in pending if name not in leaves]
     if change.applied:
@@ -62,41 +61,11 @@ def inline_functions(model: ir.Model, *, native: bool = False) -> Change:
     return change
 
 
-def _callees(model: ir.Model, name: Identifier) -> set[Identifier]:
-    """Return the identifiers of all operators in a function, including calls of functions."""
-    return {node.op_identifier() for node in model.functions[name].all_nodes()}
-
-
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Yield each node of the graph, of the functions, and of the bodies in them."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
-
-
-def _callees_first(model: ir.Model) -> list[Identifier]:
-    """Return the identifiers of all functions; each function comes after the functions that it calls.
-
-    Raises:
-        TransformError: Functions call each other in a circle.
-    """
-    order: list[Identifier] = []
-    path: list[Identifier] = []
-
-    def visit(name: Identifier) -> None:
-        if name in path:
-            circle = " -> ".join(f"{domain}.{op}" for domain, op, _ in [*path[path.index(name) :], name])
-            raise TransformError(f"functions of the model call each other in a circle: {circle}")
-        if name in order or name not in model.functions:
-            return
-        path.append(name)
-        for callee in sorted(_callees(model, name)):
-            visit(callee)
-        order.append(path.pop())
-
-    for name in model.functions:
-        visit(name)
-    return order
 
 
 def _check_calls(model: ir.Model) -> None:
@@ -128,7 +97,7 @@ def _drop_uncalled(model: ir.Model) -> int:
         name = waiting.pop()
         if name in model.functions and name not in called:
             called.add(name)
-            waiting.extend(_callees(model, name))
+            waiting.extend(callees(model, name))
     uncalled = [name for name in model.functions if name not in called and name[0] != DOMAIN]
     for name in uncalled:
         del model.functions[name]
@@ -163,7 +132,7 @@ def _kept(model: ir.Model, order: list[Identifier], own: set[str], change: Chang
             reason = "other-opset"
         if reason is not None:
             kept.add(name)
-            needed |= _callees(model, name)
+            needed |= callees(model, name)
             if name[0] not in own:
                 change.skip(reason)
     return kept

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import onnx_ir as ir
-from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array
 from ...transforms.fold_constants import fold_constants
 from ...transforms.graph import LARGE, constant, inferred, plain_shape, quiet
+from ...transforms.inference import infer
 from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY
@@ -329,7 +330,7 @@ def _scanned(node: ir.Node) -> int | None:
 
 def _infer(model: ir.Model) -> None:
     with quiet():
-        ShapeInferencePass(check_type=False, strict_mode=False)(model)
+        infer(model)
 
 
 def _finer(found: ir.Shape | None, said: ir.Shape) -> ir.Shape:

@@ -1,11 +1,14 @@
 """What `fold_constants` takes for a constant, and where it stops."""
 
+from resource import RUSAGE_SELF, getrusage
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from requant import UnknownNameError
-from requant.transforms import REGISTRY, Change
+from requant.transforms import REGISTRY, Change, run
+from requant.transforms.tensors import tensors
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
@@ -136,3 +139,35 @@ def test_the_weights_of_a_product_are_stored_though_the_file_grows() -> None:
     fold_constants(model)
     assert "t" in model.graph.initializers
     assert [node.op_type for node in model.graph] == ["Cast", "Gather", "ReduceSum", "MatMul", "MatMul"]
+
+
+# few numbers, large results: each folds as far as a limit allows, and never further
+GROWING = {
+    "doubling": "\n".join(
+        ["c0 = Concat <axis = 0> (w, w)", *(f"c{i} = Concat <axis = 0> (c{i - 1}, c{i - 1})" for i in range(1, 40))]
+    )
+    + "\nr = ReduceSum <keepdims = 0> (c39)",
+    "range": (
+        "a = Constant <value_int = 0> ()  b = Constant <value_int = 100000000000> ()  c = Constant <value_int = 1> ()\n"
+        "e = Range(a, b, c)  f = Cast <to = 1> (e)  r = ReduceSum <keepdims = 0> (f)"
+    ),
+    "range-of-a-product": (
+        "a = Constant <value_int = 0> ()  b = Constant <value_int = 400000> ()  c = Constant <value_int = 1> ()\n"
+        "d = Mul(b, b)  e = Range(a, d, c)  f = Cast <to = 1> (e)  r = ReduceSum <keepdims = 0> (f)"
+    ),
+    "expand": (
+        "n = Constant <value_ints = [1000000, 1000000]> ()  o = Constant <value_float = 1.0> ()\n"
+        "e = Expand(o, n)  r = ReduceSum <keepdims = 0> (e)"
+    ),
+    "tile": ("n = Constant <value_ints = [100000000000]> ()  e = Tile(w, n)  r = ReduceSum <keepdims = 0> (e)"),
+}
+
+
+@pytest.mark.parametrize("nodes", GROWING.values(), ids=GROWING)
+def test_small_models_do_not_grow_into_large_constants(nodes: str) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) <float[2] w = {1, 2}> {\n'
+    model = ir.from_onnx_text(text + nodes + "\ny = Add(x, r)\n}")
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    result = run("fold_constants", model).model
+    assert max((tensor.nbytes for tensor in tensors(result)), default=0) <= 10 * 2**20
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
