@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import re
+import stat
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,9 @@ from .. import NATIVE_DOMAIN, RequantError
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg, SessionOptions
+
+FOLDED = 2**27
+"""Bytes of a constant that the runtime may compute when it loads any model; more for large models."""
 
 Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Mapping[str, Array]
@@ -145,9 +149,8 @@ def open_session(
     Raises:
         RequantError: The model cannot be loaded; the message has the file and the runtime's reason.
     """
-    name = describe(model)
-    if not isinstance(model, (bytes, Serialized)) and not Path(model).is_file():
-        raise RequantError(f"{name}: " + ("is a folder, not a model" if Path(model).is_dir() else "no such file"))
+    if not isinstance(model, (bytes, Serialized)):
+        check_file(model)
     options_for = partial(
         _session_options,
         threads=threads,
@@ -158,6 +161,26 @@ def open_session(
         arena=arena,
     )
     return _open(model, lambda source: _with_library(source, options_for(source)))
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that is no regular file, or an empty one: to open a pipe would wait for ever.
+
+    Raises:
+        RequantError: The message has the path and what is there.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError as error:
+        raise RequantError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:  # a name with a zero byte, a loop of links
+        raise RequantError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise RequantError(f"{path}: is a folder, not a model")
+    if not stat.S_ISREG(status.st_mode):
+        raise RequantError(f"{path}: is a pipe or a device, not a model; copy the model to a file")
+    if status.st_size == 0:
+        raise RequantError(f"{path}: not an ONNX model: the file is empty")
 
 
 def open_without_library(model: ModelSource, *, threads: int = 0) -> InferenceSession:
@@ -241,6 +264,10 @@ def _session_options(
         options.profile_file_prefix = os.fspath(profile)
     if save_optimized is not None:
         options.optimized_model_filepath = os.fspath(save_optimized)
+    data = model.data if isinstance(model, Serialized) and model.folder is None else model
+    if isinstance(data, bytes):  # a few numbers can become a large constant; a path may have external data
+        largest = max(FOLDED, 2 * len(data))
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(largest))
     if isinstance(model, Serialized) and model.folder is not None:
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, os.fspath(model.folder.resolve()))
@@ -276,12 +303,14 @@ def _of_ir_version(model: ModelSource, version: int) -> Serialized:
     """
     import onnx
 
+    from .onnx_files import read_proto
+
     if isinstance(model, Serialized):
         proto, folder = onnx.load_model_from_string(model.data), model.folder
     elif isinstance(model, bytes):
         proto, folder = onnx.load_model_from_string(model), None
     else:
-        proto, folder = onnx.load_model(model, load_external_data=False), Path(model).parent
+        proto, folder = read_proto(model), Path(model).parent
     proto.ir_version = version
     weights = model.weights if isinstance(model, Serialized) else {}
     return Serialized(proto.SerializeToString(), folder, describe(model), weights)

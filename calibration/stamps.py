@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 LOCATION = "location"
 """The key of the file name in the external data of an ONNX tensor."""
+BLOCK = 2**20
+"""Bytes of a file that are in memory at once."""
 
 
 def model_stamp(model: ModelSource) -> object:
@@ -32,18 +33,27 @@ def model_stamp(model: ModelSource) -> object:
     if isinstance(model, Serialized):
         return _serialized(model)
     path = Path(os.fspath(model))
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        digest = hashlib.sha256(data).hexdigest()
-        outside = data.find(LOCATION.encode()) >= 0  # otherwise the graph need not be parsed
-    return digest, [(name, _changed(path.parent / name)) for name in _locations(path)] if outside else []
+    digest, outside = hashlib.sha256(), False
+    with path.open("rb") as file:  # not mapped: a mapped file that shrinks kills the process
+        before = b""
+        while block := file.read(BLOCK):
+            digest.update(block)
+            outside = outside or LOCATION.encode() in before + block
+            before = block[1 - len(LOCATION) :]
+    places = _locations(path) if outside else []  # otherwise the graph need not be parsed
+    return digest.hexdigest(), [(name, _changed(path.parent / name)) for name in places]
 
 
 def _locations(path: Path) -> list[str]:
     """Return the files of a model's external data, relative to its folder."""
-    import onnx
+    from .onnx_files import read_proto
 
-    entries = _places(onnx.load_model(path, load_external_data=False))
-    return sorted({entry.value for entry in entries})
+    return locations(read_proto(path))
+
+
+def locations(proto: onnx.ModelProto) -> list[str]:
+    """Return the files of a model's external data, relative to its folder, each once."""
+    return sorted({entry.value for entry in _places(proto)})
 
 
 def _serialized(model: Serialized) -> object:

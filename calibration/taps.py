@@ -213,12 +213,19 @@ def load_copy(model: ModelSource) -> tuple[ir.Model, Path | None]:
     import onnx
     import onnx_ir as ir
 
+    from .file_tensor import read_from_files
+    from .onnx_files import read_proto
+
     try:
         if isinstance(model, bytes):
             model = Serialized(model)
         if isinstance(model, Serialized):
             return ir.from_proto(onnx.load_model_from_string(model.data)), model.folder
-        return ir.load(model), Path(model).parent
+        copy, folder = ir.from_proto(read_proto(model)), Path(model).parent
+        read_from_files(copy, folder.absolute())
+        return copy, folder
+    except RequantError:
+        raise
     except Exception as error:  # the exceptions of protobuf, onnx_ir and the file system have no common base class
         open_session(model)  # raises the same error as other commands
         raise RequantError(f"{describe(model)}: cannot be read: {' '.join(str(error).split())}") from error

@@ -11,10 +11,17 @@ from onnx_ir.passes import PassError
 from onnx_ir.passes.common import CheckerPass
 
 from .. import RequantError
+from .calls import check_calls
+from .registry import TransformError
 from .tensors import load_tensors
 
 RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
+TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype"})
+"""Attributes of standard operators that hold an element type."""
+TYPES = frozenset(each.value for each in ir.DataType if each is not ir.DataType.UNDEFINED)
 UNKNOWN = "unknown"
+PLAIN_IR = 4
+"""The first IR version in which an initializer need not be an input; the runtime asks for it in no version."""
 KEPT_AWAY = 1000  # bytes; the checker pass does not hand larger initializers to onnx
 
 
@@ -66,7 +73,7 @@ def signature(model: ir.Model) -> Signature:
     return Signature(_ports(model.graph.inputs), _ports(model.graph.outputs))
 
 
-def verify(model: ir.Model, *, like: Signature | None = None) -> None:
+def verify(model: ir.Model, *, like: Signature | None = None, message: onnx.ModelProto | None = None) -> None:
     """Check names, edges, order, operator sets, inputs and outputs, and run ``onnx.checker``.
 
     The cost does not grow with the size of the weights: ``onnx.checker`` reads only small ones.
@@ -74,6 +81,7 @@ def verify(model: ir.Model, *, like: Signature | None = None) -> None:
     Args:
         model: The model; it is not changed.
         like: The inputs and outputs that the model must have.
+        message: The same model as a message, if there is one; it saves making one, which is most of the work.
 
     Raises:
         VerifyError: The model is not valid; the message names the first problem.
@@ -83,11 +91,15 @@ def verify(model: ir.Model, *, like: Signature | None = None) -> None:
     for graph in graphs:
         _verify_names(graph)
         _verify_edges(graph, owned)
-    _verify_domains(model)
+    _verify_nodes(model)
+    _verify_functions(model)
     if like is not None:
         _verify_ports("input", like.inputs, _ports(model.graph.inputs))
         _verify_ports("output", like.outputs, _ports(model.graph.outputs))
-    _run_checker(model)
+    if message is None:
+        _run_checker(model)
+    else:
+        _check_message(message)
 
 
 def _ports(values: Iterable[ir.Value]) -> tuple[Port, ...]:
@@ -137,16 +149,40 @@ def _verify_edges(graph: ir.Graph, owned: set[ir.Graph]) -> None:
             raise VerifyError(f"nothing computes the graph output {value.name!r}")
 
 
-def _verify_domains(model: ir.Model) -> None:
-    """Check that the model imports the operator set of every node; `onnx_ir` calls the standard domain ``""``."""
+def _verify_nodes(model: ir.Model) -> None:
+    """Check the attributes and the domain of every node; `onnx_ir` calls the standard domain ``""``."""
     imported = {"" if domain == "ai.onnx" else domain for domain in model.opset_imports}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        for attribute in node.attributes.values():
+            _verify_attribute(node, attribute)
         if node.domain not in imported:
             domains = ", ".join(sorted(domain or "ai.onnx" for domain in imported))
             raise VerifyError(
                 f"node {node.name!r} ({node.op_type}) has domain {node.domain or 'ai.onnx'!r}, but the model imports "
                 f"no operator set of this domain; it imports: {domains}"
             )
+
+
+def _verify_functions(model: ir.Model) -> None:
+    """Check that functions call each other in no circle, and become a bounded number of nodes."""
+    try:
+        check_calls(model)
+    except TransformError as error:
+        raise VerifyError(str(error)) from error
+
+
+def _verify_attribute(node: ir.Node, attribute: ir.Attr) -> None:
+    """Check that an attribute of a graph's node has a value, and that a type is a type."""
+    if attribute.is_ref():
+        raise VerifyError(
+            f"attribute {attribute.name!r} of node {node.name!r} ({node.op_type}) refers to an attribute of a "
+            "function, but the node is in no function"
+        )
+    if not node.domain and attribute.name in TYPE_ATTRIBUTES and attribute.value not in TYPES:
+        raise VerifyError(
+            f"attribute {attribute.name!r} of node {node.name!r} ({node.op_type}) is {attribute.value}, which is no "
+            "element type"
+        )
 
 
 def _verify_ports(kind: str, before: tuple[Port, ...], after: tuple[Port, ...]) -> None:
@@ -169,6 +205,7 @@ def _checkable(model: ir.Model) -> ir.Model:
     and type where the model has none.
     """
     copy = model.clone()
+    copy.ir_version = max(copy.ir_version or 0, PLAIN_IR)
     apart = {id(value.const_value) for value in copy.graph.initializers.values()}
     load_tensors(copy, keep=lambda tensor: id(tensor) in apart and tensor.nbytes > KEPT_AWAY)
     for port in (*copy.graph.inputs, *copy.graph.outputs):
@@ -187,6 +224,54 @@ def _run_checker(model: ir.Model) -> None:
     try:
         CheckerPass()(_checkable(model))
     except (PassError, onnx.checker.ValidationError) as error:
-        cause = error.__cause__ or error
-        text = str(cause).partition("==> Context")[0]
-        raise VerifyError(f"onnx.checker: {' '.join(text.split())}") from error
+        raise _refused(error.__cause__ or error) from error
+
+
+def _check_message(message: onnx.ModelProto) -> None:
+    """Run ``onnx.checker`` on a copy of a message with the differences of `_checkable`, and without weights."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(message)
+    copy.ir_version = max(copy.ir_version, PLAIN_IR)
+    for port in copy.graph.output:
+        if port.type.WhichOneof("value") is None:
+            port.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    for port in (*copy.graph.input, *copy.graph.output):
+        if port.type.HasField("tensor_type"):
+            port.type.tensor_type.shape.SetInParent()
+    _lighten(copy.graph.node, copy.graph.initializer)
+    for function in copy.functions:
+        _lighten(function.node)
+    copy.opset_import.append(onnx.helper.make_opsetid(UNKNOWN, 1))
+    try:
+        onnx.checker.check_model(copy)
+    except onnx.checker.ValidationError as error:
+        raise _refused(error) from error
+
+
+def _lighten(nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx.TensorProto] = ()) -> None:
+    """Empty large and external tensors, and rename the domain of `RUNTIME_ONLY` nodes, in place, also in bodies."""
+    for tensor in initializers:
+        _empty(tensor)
+    for node in nodes:
+        if not node.domain and node.op_type in RUNTIME_ONLY:
+            node.domain = UNKNOWN
+        for attribute in node.attribute:
+            for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+                _empty(tensor)
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _lighten(body.node, body.initializer)
+
+
+def _empty(tensor: onnx.TensorProto) -> None:
+    """Make a large or external tensor one without elements, in place: the checker needs no more than its type."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.ByteSize() > KEPT_AWAY:
+        name, kind = tensor.name, tensor.data_type
+        tensor.Clear()
+        tensor.name, tensor.data_type = name, kind
+        tensor.dims.append(0)
+
+
+def _refused(error: BaseException) -> VerifyError:
+    """Return the error of onnx's checker as one line."""
+    text = str(error).partition("==> Context")[0]
+    return VerifyError(f"onnx.checker: {' '.join(text.split())}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import os
 import secrets
 import tempfile
@@ -18,13 +17,15 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from ... import RequantError
-from ...calibration.session import LARGE, Serialized
-from ...transforms import VerifyError
+from ...calibration.file_tensor import read_from_files
+from ...calibration.onnx_files import parse_proto, read_proto
+from ...calibration.session import LARGE, Serialized, check_file
+from ...calibration.stamps import locations
+from ...transforms import VerifyError, verify
 from ...transforms.graph import quiet, release
 from ...transforms.tensors import external_tensors, load_tensors, tensors
 from ..runtime.compiled_for import refuse_foreign
-from .mend import mend
-from .raw_weights import MalformedError, without_weights
+from .raw_weights import FileBytes, MalformedError, without_weights
 from .side_files import home_of, refer, tensor_of, weights_of, write_side
 
 PROTOBUF_LIMIT = 2**31 - 2**20  # bytes of weights in one protobuf message, with room for the graph
@@ -35,43 +36,58 @@ PathLike = str | os.PathLike[str]
 
 
 def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
-    """Read an ONNX model. Tensors in external files are read when they are used.
+    """Read and verify an ONNX model; the caller may trust it. Tensors in external files are read when they are used.
 
     Args:
         path: The file.
         in_place: Whether the large weights of a large file also stay in the file.
 
     Raises:
-        RequantError: The file does not exist, is not a complete ONNX model, or is compiled for another machine; or an
-            external data file is missing, too short or outside the model's folder.
+        RequantError: The file does not exist, is not a complete and valid ONNX model, or is compiled for another
+            machine; or an external data file is missing, too short or outside the model's folder.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise RequantError(f"{path}: " + ("is a folder, not a model" if file.is_dir() else "no such file"))
+    proto = read_message(path)
     try:
-        with quiet():  # the verification of the model reports what onnx-ir would log
-            proto = _in_place(file) if in_place and _can_stay(file) else onnx.load_model(file, load_external_data=False)
-            mend(proto)
+        with quiet():  # the verification reports what onnx-ir would log
             model = ir.from_proto(proto)
-    except Exception as error:  # protobuf and onnx_ir have no common exception class
-        inmost: BaseException = error
-        while inmost.__context__ is not None:
-            inmost = inmost.__context__
-        if isinstance(inmost, NotImplementedError) and "Map types" in str(inmost):
-            raise RequantError(
-                f"{path}: has a tensor of a map type, as ZipMap returns, which requant cannot read; "
-                "export the model without it (skl2onnx: options={'zipmap': False})"
-            ) from error
-        reason = " ".join(str(inmost).split())[:200]
-        raise RequantError(f"{path}: not an ONNX model, or a truncated one ({reason})") from error
-    if not model.graph.outputs:
-        raise RequantError(f"{path}: not an ONNX model: it has no graph with outputs")
-    refuse_foreign(path, model.metadata_props)
-    for tensor in external_tensors(model):
-        tensor.base_dir = file.parent.absolute()
-        _check_external(path, tensor)
-    NameFixPass()(model)
+            NameFixPass()(model)
+        refuse_foreign(path, model.metadata_props)
+        outside = read_from_files(model, Path(path).parent.absolute())
+        for tensor in outside:
+            _check_external(path, tensor)
+        verify(model, message=proto)
+    except VerifyError as error:
+        raise RequantError(f"{path}: {error}") from error
+    except RequantError:
+        raise
+    except Exception as error:  # what is still wrong in a message raises anything in onnx-ir and onnx
+        raise _cannot_read(path, error) from error
+    if outside and not in_place:
+        load_tensors(model, keep=lambda tensor: os.path.realpath(tensor.path) != os.path.realpath(path))
     return model
+
+
+def read_message(path: PathLike) -> onnx.ModelProto:
+    """Return a model as a checked message in which the large weights of a large file are external data of this file.
+
+    Raises:
+        RequantError: As `load_model`, except for the verification of the graph.
+    """
+    check_file(path)
+    return _in_place(Path(path)) if _can_stay(Path(path)) else read_proto(path)
+
+
+def _cannot_read(path: PathLike, error: Exception) -> RequantError:
+    """Return the error for a model that onnx-ir cannot represent."""
+    inmost: BaseException = error
+    while inmost.__context__ is not None:
+        inmost = inmost.__context__
+    if isinstance(inmost, NotImplementedError) and "Map types" in str(inmost):
+        return RequantError(
+            f"{path}: has a tensor of a map type, as ZipMap returns, which requant cannot read; "
+            "export the model without it (skl2onnx: options={'zipmap': False})"
+        )
+    return RequantError(f"{path}: not a valid ONNX model ({' '.join(str(inmost).split())[:200]})")
 
 
 @contextmanager
@@ -91,18 +107,20 @@ def _can_stay(file: Path) -> bool:
 
 def _in_place(file: Path) -> onnx.ModelProto:
     """Read a model whose large weights are external data in its own file."""
-    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with FileBytes(file) as data:
         try:
             small, cuts = without_weights(data, APART)
         except MalformedError:  # protobuf reports the error, or can read the file
             small, cuts = data[:], []
-    proto: onnx.ModelProto = onnx.ModelProto.FromString(small)
-    for cut in cuts:
-        tensor = proto.graph.initializer[cut.index]
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", file.name), ("offset", cut.offset), ("length", cut.length)):
-            tensor.external_data.add(key=key, value=str(value))
-    return proto
+
+    def refer_to_file(proto: onnx.ModelProto) -> None:
+        for cut in cuts:
+            tensor = proto.graph.initializer[cut.index]
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", file.name), ("offset", cut.offset), ("length", cut.length)):
+                tensor.external_data.add(key=key, value=str(value))
+
+    return parse_proto(small, file, refer_to_file)
 
 
 def _check_external(path: PathLike, tensor: ir.ExternalTensor) -> None:
@@ -196,11 +214,10 @@ def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> N
 def _data_files(path: Path) -> list[Path]:
     """Return the external data files of a model; none if the file is not a model."""
     try:
-        with quiet():
-            model = ir.load(path, format="protobuf")
-    except Exception:  # noqa: BLE001 - not a model; loading it reports the reason
+        proto = read_message(path)
+    except RequantError:  # not a model; loading it reports the reason
         return []
-    files = {Path(path.parent, os.fspath(tensor.location)) for tensor in external_tensors(model)}
+    files = {Path(path.parent, location) for location in locations(proto)} - {path}
     return sorted(file for file in files if file.is_file())
 
 

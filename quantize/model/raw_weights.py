@@ -9,12 +9,78 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from mmap import mmap
-from typing import TypeAlias
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, overload
 
-Buffer: TypeAlias = bytes | mmap
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # numbers of fields of ModelProto, GraphProto, TensorProto
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field is encoded
+
+
+WINDOW = 2**16  # bytes that `FileBytes` reads at once for single bytes
+
+
+class Buffer(Protocol):
+    """Bytes, in memory or in a file."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+        ...
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> bytes: ...
+
+
+class FileBytes:
+    """The bytes of a file as a buffer that reads what it is asked for. A mapped file that shrinks would kill us."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file; raises OSError."""
+        self._file = path.open("rb", buffering=0)
+        self._length = path.stat().st_size
+        self._window, self._start = b"", 0
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __len__(self) -> int:
+        """Return the length of the file when it was opened."""
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> bytes: ...
+    def __getitem__(self, place: int | slice) -> int | bytes:
+        """Return a byte, or the bytes of a slice.
+
+        Raises:
+            MalformedError: The file became shorter.
+        """
+        if isinstance(place, slice):
+            start, stop, _ = place.indices(self._length)
+            return self._read(start, max(0, stop - start))
+        if not 0 <= place - self._start < len(self._window):
+            self._start = place
+            self._window = self._read(place, min(WINDOW, self._length - place))
+        return self._window[place - self._start]
+
+    def _read(self, start: int, count: int) -> bytes:
+        self._file.seek(start)
+        parts: list[bytes] = []
+        while count and (part := self._file.read(count)):
+            parts.append(part)
+            count -= len(part)
+        if count:
+            raise MalformedError(f"the file ends {count} bytes too early")
+        return b"".join(parts)
 
 
 class MalformedError(ValueError):

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx_ir.passes.common import NameFixPass
 
-from requant.quantize.model.mend import mend
+from requant.calibration.mend import mend
 from requant.transforms import METADATA_KEY, REGISTRY, parse, run, signature, verify
 from requant.transforms.graph import every_node, node_name
 

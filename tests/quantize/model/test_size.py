@@ -158,7 +158,7 @@ def expected() -> list[Any]:
             "weights.bin",
             -1,
             4096,
-            r"4096 bytes at -1 of 'weights.bin', but its type|not an ONNX model, or a truncated one \(.*-1",
+            r"4096 bytes at -1 of 'weights.bin', but its type|not a valid ONNX model \(.*-1",
         ),
         ("weights.bin", 5, 400, "400 bytes at 5 of 'weights.bin', but its type and shape need 4096"),
     ],
