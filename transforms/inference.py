@@ -38,7 +38,7 @@ def infer(model: ir.Model) -> None:
 
 def _message(model: ir.Model) -> onnx.ModelProto:
     """Return a model as a message in which large initializers are inputs; `model` does not change."""
-    graph, inputs = model.graph, len(model.graph.inputs)
+    graph, inputs = model.graph, list(model.graph.inputs)
     before = [(value, value.const_value) for value in graph.initializers.values()]
     try:
         for value, tensor in before:
@@ -56,7 +56,8 @@ def _message(model: ir.Model) -> onnx.ModelProto:
         for value, tensor in before:
             value.const_value = tensor
             graph.initializers.add(value)
-        del graph.inputs[inputs:]
+        graph.inputs.clear()  # to delete a slice would leave the marks of an input
+        graph.inputs.extend(inputs)
 
 
 def _inferred(message: onnx.ModelProto) -> onnx.ModelProto:

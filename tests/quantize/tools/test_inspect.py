@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -79,12 +80,16 @@ def written(folder: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def weightless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let networks be built without the bytes of their weights."""
+def weightless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let networks be built without the bytes of their weights: these are in a file without blocks."""
+    (tmp_path / "none.data").touch()
+    os.truncate(tmp_path / "none.data", 2**30)
 
     def parameter(graph: Any, name: str, values: np.ndarray[Any, Any]) -> str:
         owner = graph if graph.keeps or graph.parent is None else graph.parent
-        owner.proto.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=values.shape)
+        weight = owner.proto.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=values.shape)
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value="none.data")
         return name
 
     monkeypatch.setattr(builder.Graph, "parameter", parameter)
