@@ -96,6 +96,9 @@ class Checkpoint:
         empty = cls(path, identity, kept=execution.kept, _due=time.monotonic() + SECONDS)
         if not os.path.lexists(path):
             return empty
+        if path.is_symlink():  # writing would replace the file that it names
+            logging.getLogger("requant").warning("requant: %s: a link; the run has no checkpoint", path)
+            return cls(None, identity)
         try:
             document = load_document(path, _Document, "checkpoint", SCHEMA, most=LARGE_FILE)
             if document.identity != identity:

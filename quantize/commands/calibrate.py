@@ -181,7 +181,7 @@ def _written(checkpoint: Path) -> set[tuple[str, int]]:
     checkpoints = set()
     for path in checkpoint.parent.iterdir():
         if path.name.startswith(f"{checkpoint.name}-"):
-            with suppress(FileNotFoundError):  # another run may remove its checkpoint meanwhile
+            with suppress(OSError):  # another run may remove its checkpoint meanwhile
                 checkpoints.add((path.name, path.stat().st_mtime_ns))
     return checkpoints
 

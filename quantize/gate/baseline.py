@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from reprlib import repr as brief
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -74,7 +75,7 @@ def tolerances(given: Mapping[str, object], metrics: Iterable[Metric]) -> Tolera
 def _drop(name: str, value: object, is_share: bool) -> Allowance:
     """Return the tolerance of a metric."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise RequantError(f'tolerance {name!r}: {value!r} is not a drop; write 0.005 or "0.5%"')
+        raise RequantError(f'tolerance {name!r}: {brief(value)} is not a drop; write 0.005 or "0.5%"')
     try:
         drop = parse_drop(value if isinstance(value, str) else repr(value))
     except RequantError as error:
@@ -88,7 +89,7 @@ def _limit(name: str, value: object, most: float) -> float:
     """Return a tolerance from a number or its text: ``0.1`` or ``10%``."""
     number = _number(value)
     if number is None or not 0 <= number <= most:
-        raise RequantError(f"tolerance {name!r}: {value!r} is out of range; it is a number from 0 to {most:g}")
+        raise RequantError(f"tolerance {name!r}: {brief(value)} is out of range; it is a number from 0 to {most:g}")
     return number
 
 

@@ -118,6 +118,8 @@ def keep(costs: Costs) -> None:
 
     If two processes write at once, the costs of one may be lost, and are measured again.
     """
+    if path_of(costs.machine).is_symlink():  # writing would replace the file that it names
+        return
     times = ((key, impl, cost) for key, row in costs.rows.items() for impl, cost in row.items())
     with suppress(RequantError):
         save(load(costs.machine).with_times(times), path_of(costs.machine), output=False)

@@ -64,7 +64,8 @@ def trials_of(board: Switchboard, samples: Sequence[Sample], *, fresh: bool) -> 
     found.known.update(_read(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(path) and not path.is_file():  # opening a pipe would wait for a reader
+        # opening a pipe would wait for a reader, and writing through a link would change another file
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             yield found
             return
         torn = path.is_file() and not read_file(path).endswith(b"\n")

@@ -281,6 +281,8 @@ def _key(walk: _Walk) -> str:
 
 def _remember(walk: _Walk) -> None:
     """Save the models that were tried."""
+    if walk.state.is_symlink():  # writing would replace the file that it names
+        return
     rows = [{**asdict(point), "value": plain_number(point.value)} for point in walk.frontier.points]
     write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode(), output=False)
 

@@ -372,6 +372,17 @@ def test_a_run_with_a_damaged_checkpoint_starts_anew(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_checkpoint_that_is_a_link_is_not_written_through(model: Path, tmp_path: Path) -> None:
+    feeds = interrupted(model, [{"x": np.ones((1, 3, 8, 8), np.float32)}] * 30, tmp_path / "c")
+    (left,) = tmp_path.iterdir()
+    left.unlink()
+    (tmp_path / "mine").write_text("mine")
+    left.symlink_to("mine")
+    interrupted(model, feeds, tmp_path / "c")
+    assert run(model, feeds, checkpoint=tmp_path / "c", workers=1).samples == 30
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_a_checkpoint_that_is_a_pipe_is_not_waited_for(model: Path, tmp_path: Path) -> None:
     feeds = interrupted(model, [{"x": np.ones((1, 3, 8, 8), np.float32)}] * 30, tmp_path / "c")
     (left,) = tmp_path.iterdir()
