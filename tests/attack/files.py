@@ -76,8 +76,8 @@ READS: dict[str, tuple[Command, ...]] = {
     "o.json": ((*CALIBRATE, "-o", "new.json", "--overrides", "o.json"),),
     "min_max.log": (
         (*QUANTIZE, "--ranges", "min_max.log", "--place", "estimated"),
-        ("transform", "flow.onnx", "t.onnx", "--transforms", 'freeze_ranges(min_max_log_file="min_max.log")'),
-        ("transform", "m.onnx", "t.onnx", "--transforms", 'insert_qdq_from_log(min_max_log_file="min_max.log")'),
+        ("transform", "flow.onnx", "t.onnx", "--transforms", 'freeze_max(min_max_log_file="min_max.log")'),
+        ("transform", "m.onnx", "t.onnx", "--transforms", 'insert_qdq(min_max_log_file="min_max.log")'),
     ),
     "p.toml": (("check", "p.toml"), ("check", "p.toml", "--update"), ("check", "p.toml", "--json")),
     "requant.lock.json": (
