@@ -19,6 +19,8 @@ ANY = 2**31 - 1  # the runtime accepts any version
 FIRST = 8, 13  # an IR version and an opset that every runtime loads
 STANDARD = ("", "ai.onnx")
 SHOWN = 3  # operators that a message names
+REWORDED = {"QuantizeLinear": (23, 28), "Transpose": (23, 28)}
+"""Operators whose texts differ between two opsets and say the same, except about types: a person has compared them."""
 
 Operator: TypeAlias = tuple[str, str]
 """A domain and an operator type."""
@@ -67,7 +69,8 @@ def lower(model: ir.Model) -> None:
         RequantError: An operator has changed, or the installed onnx does not know the opset.
     """
     model.ir_version = min(model.ir_version, newest_ir_version())
-    for scope in (model.graph, *model.functions.values()):
+    scopes: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for scope in scopes:
         used = ((node.domain, node.op_type) for node in scope.all_nodes())
         scope.opset_imports.update(_lowered(scope.opset_imports, used))
 
@@ -139,26 +142,32 @@ def same_definition(op_type: str, domain: str, versions: tuple[int, int]) -> boo
     """Return whether an operator has the same definition in two versions of its operator set.
 
     It is the same if no new version of the operator lies between the two, or if the new versions changed the list of
-    types only: all texts, parameters and attributes are equal word for word. The runtime refuses a type that is not on
-    the list of its version.
+    types only: all parameters, attributes and texts are equal word for word, texts except in `REWORDED`. The runtime
+    refuses a type that is not on the list of its version.
     """
     import onnx
 
+    first, last = REWORDED.get(op_type, (ANY, 0))
+    reworded = first <= min(versions) and max(versions) <= last
     try:
         one, other = (onnx.defs.get_schema(op_type, version, domain) for version in versions)
     except onnx.defs.SchemaError:
         return False
-    return one.since_version == other.since_version or _definition(one) == _definition(other)
+    return one.since_version == other.since_version or _definition(one, reworded) == _definition(other, reworded)
 
 
-def _definition(schema: onnx.defs.OpSchema) -> tuple[object, ...]:
-    """Return the text, the inputs, the outputs and the attributes of an operator, without the lists of types."""
+def _definition(schema: onnx.defs.OpSchema, reworded: bool) -> str:
+    """Return the parameters, the attributes and, unless `reworded`, the texts of an operator; no lists of types."""
+
+    def words(text: str | None) -> list[str]:  # onnx may break a text into lines in another way
+        return [] if reworded else (text or "").split()
+
     ports = [
-        (port.name, port.type_str, port.option, port.is_homogeneous, port.min_arity, port.description.split())
+        (port.name, port.type_str, port.option, port.is_homogeneous, port.min_arity, words(port.description))
         for port in (*schema.inputs, *schema.outputs)
     ]
     attributes = [
-        (name, each.type, each.required, each.default_value.SerializeToString(), each.description.split())
+        (name, each.type, each.required, each.default_value.SerializeToString(), words(each.description))
         for name, each in sorted(schema.attributes.items())
     ]
-    return schema.doc.split(), ports, len(schema.inputs), attributes, schema.deprecated
+    return repr((words(schema.doc), ports, len(schema.inputs), attributes, schema.deprecated))
