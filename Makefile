@@ -4,6 +4,7 @@ PYTHON ?= python3
 UV ?= uv
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?= --sample 20
+MATRIX_ARGS ?=
 MACHINES ?= $(shell uname -m)
 SECONDS ?= inf
 SEED ?= 0
@@ -33,7 +34,7 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again attack chromium clean coverage demo format help kills lint lock mutants native sanitize test test-all wheel
+.PHONY: again attack chromium clean coverage demo format help kills lint lock mutants native sanitize test test-all test-matrix wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +57,9 @@ coverage: $(DEV) $(PACKAGE) $(CHROMIUM) $(NATIVE)  ## print the share of lines a
 
 mutants: $(DEV) $(PACKAGE)  ## change the arithmetic in many places, and count which changes the tests notice (hours; MUTANTS_ARGS)
 	$(BIN)/python -m benchmarks.mutants --survivors $(MUTANTS_ARGS)
+
+test-matrix: $(DEV) $(PACKAGE) $(NATIVE)  ## run INT8 models in every supported ONNX Runtime, and a part of the tests with the oldest and newest dependencies (needs uv; 1 h)
+	UV=$(UV) $(BIN)/python -m benchmarks.versions $(MATRIX_ARGS)
 
 test-all: $(DEV) $(PACKAGE) $(CHROMIUM) $(NATIVE)  ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

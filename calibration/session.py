@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from .. import NATIVE_DOMAIN, RequantError
 from ..processes.stderr import aside
+from .newer import is_newer, lower_message
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg, SessionOptions
@@ -52,7 +53,6 @@ class Serialized:
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | Serialized
 """A file, the bytes of a file, or a serialized model with the folder of its external data."""
 
-NEWER_IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
 SOURCE = re.compile(r"\S*/onnxruntime\S*\.(?:cc|h|cpp):\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)? ?")
 """A position in the runtime's source code in an error message: file, line and the signature of a function."""
 
@@ -201,7 +201,7 @@ def open_without_library(model: ModelSource, *, threads: int = 0) -> InferenceSe
 
 
 def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOptions]) -> InferenceSession:
-    """Load a model; if its IR version is too new for the runtime, load it as a model of an older version.
+    """Load a model; if its IR version or opset is too new for the runtime, load it as a model of an older version.
 
     Raises:
         RequantError: The model cannot be loaded.
@@ -211,10 +211,9 @@ def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOption
         try:
             return _create_session(model, options_for(model))
         except Exception as error:  # the runtime's exceptions have no common base class
-            newest = NEWER_IR.search(str(error))
-            if newest is None:
+            if not is_newer(error):
                 raise
-            older = _of_ir_version(model, int(newest[1]))
+            older = _lowered(model)
             return _create_session(older, options_for(older))
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
@@ -297,11 +296,11 @@ def native_library() -> str | None:
     return os.fspath(OPERATORS)
 
 
-def _of_ir_version(model: ModelSource, version: int) -> Serialized:
-    """Return a model with an older IR version, for a runtime that does not support the model's IR version.
+def _lowered(model: ModelSource) -> Serialized:
+    """Return a model that is newer than the runtime with an older IR version and opset.
 
-    New IR versions add types and fields; they change no meaning. The runtime still refuses a model that uses the new
-    types or fields.
+    Raises:
+        RequantError: It means something else there.
     """
     import onnx
 
@@ -313,25 +312,9 @@ def _of_ir_version(model: ModelSource, version: int) -> Serialized:
         proto, folder = onnx.load_model_from_string(model), None
     else:
         proto, folder = read_proto(model), Path(model).parent
-    proto.ir_version = version
+    lower_message(proto)
     weights = model.weights if isinstance(model, Serialized) else {}
     return Serialized(proto.SerializeToString(), folder, describe(model), weights)
-
-
-@cache
-def newest_ir_version() -> int:
-    """Return the newest IR version that the installed runtime loads."""
-    import onnx
-    import onnxruntime as ort
-
-    future = onnx.helper.make_model(onnx.GraphProto(), ir_version=2**31 - 1)
-    try:
-        ort.InferenceSession(future.SerializeToString(), providers=PROVIDERS, enable_fallback=0)
-    except Exception as error:  # noqa: BLE001 - the runtime's exceptions have no common base class
-        newest = NEWER_IR.search(str(error))
-        if newest is not None:
-            return int(newest[1])
-    return 2**31 - 1  # the runtime accepts any version
 
 
 def _loadable(model: ModelSource) -> str | bytes:

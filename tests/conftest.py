@@ -35,6 +35,17 @@ def _own_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+OLD = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _deprecations_in_children() -> Iterator[None]:
+    """Let a deprecation be an error in child processes too: commands, and the workers of pools."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", ",".join(f"error::{name}" for name in OLD))
+        yield
+
+
 class SetLatency(Protocol):
     """Set the latencies that are found instead of measured, on any machine."""
 

@@ -159,7 +159,9 @@ def _plain(domain: str) -> str:
 
 
 def _same(op: str, domain: str, one: int, other: int) -> bool:
-    """Whether an operator has the same definition in two versions of its operator set."""
+    """Whether an operator has the same definition in two versions of its operator set, and onnx knows both."""
+    if not domain and max(one, other) > onnx.defs.onnx_opset_version():
+        return False
     try:
         return len({onnx.defs.get_schema(op, version, domain).since_version for version in (one, other)}) == 1
     except onnx.defs.SchemaError:

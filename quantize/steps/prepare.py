@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.identity import fingerprint
-from ...calibration.session import newest_ir_version, open_session
+from ...calibration.newer import lower
+from ...calibration.session import open_session
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import summary
 from ...transforms import Pipeline, PipelineResult, StepResult
@@ -268,7 +269,7 @@ def _plainer(
         done = simplify(original, progress, pipeline=pipeline)
         notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
         model = done.model
-        model.ir_version = min(model.ir_version, newest_ir_version())
+        lower(model)
         if not is_finished(model):
             release_weights(model)
         renamed = separate_bodies(model)

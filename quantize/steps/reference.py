@@ -7,7 +7,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import ModelSource, newest_ir_version, open_session
+from ...calibration.newer import lower
+from ...calibration.session import ModelSource, open_session
 from ...calibration.sources import DataSource, Source
 from ..model.files import Weights, about, serialize
 from ..options.options import Options
@@ -42,7 +43,7 @@ def reference_of(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSou
         notes.append(FLUSHED.format(flushed))
     if not notes:
         return path, []
-    done.model.ir_version = min(done.model.ir_version, newest_ir_version())
+    lower(done.model)
     return serialize(done.model, folder), notes
 
 

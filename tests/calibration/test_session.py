@@ -100,7 +100,7 @@ NO_KERNEL = '<ir_version: 8, opset_import: ["" : 17]> g (bfloat16[N] x) => (bflo
     ("name", "data", "problem"),
     [
         ("m.onnx", b"hello, world", "not an ONNX model, or a truncated one|not a valid ONNX model"),
-        ("m.onnx", b"", "not a valid ONNX model"),
+        ("m.onnx", b"", "not a valid ONNX model|the runtime cannot load the model: ModelProto does not have a graph"),
         ("m.onnx", binary(MODEL)[:-20], "not an ONNX model, or a truncated one"),
         ("m.onnx", binary(UNKNOWN_OP), "the runtime rejects the graph: .*Blur"),
         ("m.onnx", binary(UNKNOWN_OP.replace("Blur", "Conv")), "the runtime rejects the graph: .*Conv"),
@@ -136,7 +136,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RequantError, match=r"m.onnx: the runtime cannot load the model: .*big.*file_length: 5"):
         open_session(path)
     (tmp_path / "m.data").unlink()
-    with pytest.raises(RequantError, match=r"m.onnx: the runtime cannot load the model: .*big.*m\.data") as caught:
+    with pytest.raises(RequantError, match=r"m.onnx: the runtime cannot load the model: .*m\.data") as caught:
         open_session(path)
     assert "\n" not in str(caught.value)
     assert ".cc:" not in str(caught.value)  # a line of the runtime's source tells the user nothing
@@ -146,5 +146,5 @@ def test_external_data_of_bytes_is_looked_for_in_the_folder(tmp_path: Path) -> N
     data = external(tmp_path).read_bytes()
     open_session(Serialized(data, tmp_path))
     for source in (data, Serialized(data)):
-        with pytest.raises(RequantError, match=r"^the model: .*big.*m\.data"):
+        with pytest.raises(RequantError, match=r"^the model: .*m\.data"):
             open_session(source)

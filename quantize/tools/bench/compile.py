@@ -17,8 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from .... import RequantError
+from ....calibration.newer import lower
 from ....calibration.samples import Sample
-from ....calibration.session import Array, newest_ir_version, open_session
+from ....calibration.session import Array, open_session
 from ....calibration.sources import DataSource, Source
 from ....processes.notes import note_written
 from ...accuracy.classes import Outputs
@@ -263,7 +264,7 @@ def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -
     """
     import onnxruntime as ort
 
-    original.ir_version = min(original.ir_version, newest_ir_version())
+    lower(original)
     source = serialize(original, folder)
     options = ort.SessionOptions()
     options.log_severity_level = 4  # do not print the warning that the graph is for this machine
