@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from requant.processes.imports import forget_empty_paths
+from requant.system.imports import forget_empty_paths
 
 
 def run() -> None:
     """Run the command line of this process in a child process, and end with its exit code; never returns."""
     forget_empty_paths()  # before anything else is imported
-    from requant.processes.supervisor import supervised
+    from requant.system.supervisor import supervised
 
     supervised(_command)
 

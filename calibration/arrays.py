@@ -15,9 +15,9 @@ from typing import IO
 import numpy as np
 
 from .. import RequantError, near
+from ..system.regular import open_regular, size_of, stamp_of
 from .npy import Stored, check_ratio, member_of, open_archive, plain_start, read_whole, stored_array
 from .objects import REASON, reason_of
-from .regular import open_regular, size_of, stamp_of
 from .samples import DataError, Picked, Rows, Sample, as_label, check_names
 from .session import Array, InputSpec, required
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import RequantError
+from ..system.regular import open_regular, size_of
 from .media import Reading, media_labels, media_rows, only_input
-from .regular import open_regular, size_of
 from .samples import DataError, Rows
 from .session import Array, InputSpec
 from .settings import Key, parse_settings, positive, truth, whole

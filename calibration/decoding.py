@@ -1,7 +1,8 @@
 """Read JSON and TOML files into typed values. An error is one line with the file and the entry.
 
-`requant.read_file` reads the bytes of every such file, and `requant.decode_json` parses JSON with Python's `json`: its
-errors give line and column, and it keeps file names that are not UTF-8. `msgspec` checks the types.
+`read_file` (`system/regular.py`) reads the bytes of every such file. `decode_json` (`system/values.py`) parses JSON
+with Python's `json`: its errors give line and column, and it keeps file names that are not UTF-8. `msgspec` checks
+the types.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from .. import SMALL_FILE, RequantError, check_values, decode_json, read_file
+from .. import RequantError
+from ..system.regular import SMALL_FILE, read_file
+from ..system.values import check_values, decode_json
 
 T = TypeVar("T")
 

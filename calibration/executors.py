@@ -13,8 +13,8 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from .. import RequantError, UnknownNameError
-from ..processes.ending import begin_worker
-from ..processes.imports import safe_children
+from ..system.ending import begin_worker
+from ..system.imports import safe_children
 from .execution import cpus
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .. import RequantError
-from ..processes.notes import note_written
-from ..processes.scratch import scratch_file
+from ..system.notes import note_written
+from ..system.scratch import scratch_file
 from .decoding import LARGE_FILE, Count, Finite, Positive, convert_rows, load_document
 from .histogram import Histogram
 from .observations import Observations

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .. import RequantError
+from ..system.regular import open_regular
 from .media import Reading, media_labels, media_rows, only_input
-from .regular import open_regular
 from .samples import DataError, Rows
 from .session import Array, InputSpec
 from .settings import Key, numbers, one_of, parse_settings, positive, whole

@@ -13,7 +13,8 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .. import RequantError, read_file
+from .. import RequantError
+from ..system.regular import read_file
 from .histogram import Statistic
 from .overrides import check_tensors
 from .precision import FLOAT_MAX

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
 
 from .. import near
-from .regular import check_regular, open_regular, size_of
+from ..system.regular import check_regular, open_regular, size_of
 from .samples import DataError, Picked, Rows, Sample, in_batches
 from .session import Array, InputSpec, required
 
@@ -52,7 +52,8 @@ def files_below(folder: str, suffixes: Collection[str], *, deep: bool = True) ->
         for name in names:
             if os.path.splitext(name)[1].lower() in suffixes and not name.startswith("."):
                 paths.append(os.path.join(parent, name))
-    check_regular(paths)
+    for path in paths:
+        check_regular(path)
     return sorted(paths, key=lambda path: Path(path).parts)
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from .regular import open_regular, size_of
+from ..system.regular import open_regular, size_of
 from .samples import DataError
 from .session import Array
 

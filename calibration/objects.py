@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .. import RequantError, UnknownNameError
-from .regular import check_regular
+from ..system.regular import check_regular
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
 from .session import InputSpec, required
 
@@ -78,7 +78,7 @@ def load_named(text: str, what: str) -> Named:
 def _of_file(path: str, name: str) -> Named:
     """Execute a Python file and return one of its objects."""
     file = Path(path)
-    check_regular([file])
+    check_regular(file)
     parent = str(file.resolve().parent)
     spec = importlib.util.spec_from_file_location(f"requant_source_{file.stem}", file)
     assert spec is not None  # every name that ends in .py has a spec with a loader

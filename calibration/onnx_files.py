@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import onnx
 
 from .. import RequantError
+from ..system.regular import read_file
 from .mend import mend
 from .proto_checks import check_proto
 from .session import check_file
@@ -36,11 +37,7 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
         RequantError: There is no such file, or it is not a complete and correct ONNX message.
     """
     check_file(path)
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise RequantError(f"{path}: cannot be read: {error.strerror}") from error
-    return parse_proto(data, path)
+    return parse_proto(read_file(path, most=sys.maxsize), path)
 
 
 def parse_proto(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .regular import open_regular, size_of
+from ..system.regular import open_regular, size_of
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, check_names
 from .session import Array, InputSpec
 

@@ -11,7 +11,7 @@ from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..processes.scratch import scratch_folder
+from ..system.scratch import scratch_folder
 from .observations import Observations
 from .samples import Sample
 from .session import Serialized

@@ -11,7 +11,8 @@ from itertools import chain
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, TypeAlias
 
-from .. import RequantError, decode_json
+from .. import RequantError
+from ..system.values import decode_json
 from .checkpoint import Checkpoint
 from .decoding import convert
 from .execution import Execution, cpus, quarter_of_memory

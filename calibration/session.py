@@ -6,7 +6,6 @@ import ctypes
 import os
 import platform
 import re
-import stat
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import NATIVE_DOMAIN, RequantError
-from ..processes.stderr import aside
+from ..system.regular import check_regular
+from ..system.stderr import aside
 from .newer import is_newer, lower_message
 
 if TYPE_CHECKING:
@@ -170,17 +170,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
     Raises:
         RequantError: The message has the path and what is there.
     """
-    try:
-        status = os.stat(path)
-    except FileNotFoundError as error:
-        raise RequantError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:  # a name with a zero byte, a loop of links
-        raise RequantError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if stat.S_ISDIR(status.st_mode):
-        raise RequantError(f"{path}: is a folder, not a model")
-    if not stat.S_ISREG(status.st_mode):
-        raise RequantError(f"{path}: is a pipe or a device, not a model; copy the model to a file")
-    if status.st_size == 0:
+    if check_regular(path, "model").st_size == 0:
         raise RequantError(f"{path}: not an ONNX model: the file is empty")
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .. import RequantError
+from ..system.regular import check_regular
 from . import audio, images, text
 from .arrays import array_folder, npz_file
 from .execution import quarter_of_memory
 from .media import Reading, files_below
 from .objects import failing_at, named, python_object, reason_of
 from .onnx_sets import onnx_folder, onnx_sets
-from .regular import check_regular
 from .samples import MOST, DataError, Picked, Rows, Sample, checked, feed_layout, stacked
 from .sequences import Carrier, gives_state, read_ahead, reader_inputs, stretches
 from .session import InputSpec, ModelSource, Serialized, open_session, output_specs, run_session
@@ -320,7 +320,7 @@ def _open_text(spec: DataSpec, name: str, inputs: Sequence[InputSpec]) -> Rows:
         return _open_folder(spec, name, inputs)
     if match := re.fullmatch(r"(.+\.npz)(?::(.+))?", name):
         _refuse_unused(spec, "a .npz file")
-        check_regular([match[1]])
+        check_regular(match[1])
         return npz_file(match[1], match[2], inputs, spec.limit)
     if Path(name).suffix.lower() in text.SUFFIXES:
         _refuse_unused(spec, "a text file", "preprocess", "tokenizer")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from .. import RequantError, near
+from ..system.regular import Stamp, check_regular, open_regular, stamp_of
 from .media import numbered
 from .objects import LABELS, Named, failing_at, load_named, on_path
-from .regular import Stamp, check_regular, open_regular, stamp_of
 from .samples import DataError, Picked, Rows, Sample, as_array, as_label, with_batch_axis
 from .session import Array, InputSpec
 from .settings import Key, parse_settings, text_of
@@ -78,7 +78,7 @@ def text_file(
     Raises:
         RequantError: The file, a setting or the tokenizer is invalid.
     """
-    check_regular([path])
+    check_regular(path)
     if tokenizer is None:
         raise DataError(
             f"{path}: a text file needs a tokenizer, which converts a text to a dict of arrays: "

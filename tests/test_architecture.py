@@ -12,19 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("processes", "transforms", "calibration", "quantize")
+PACKAGES = ("system", "transforms", "calibration", "quantize")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
 # The parts of the project that each part may import; "" is the root package with the errors.
 KNOWS = {
     "": {""},
-    "printable": set[str](),
-    "processes": {"printable", "processes"},
-    "transforms": {"", "transforms"},
-    "calibration": {"", "processes", "calibration"},
-    "quantize": {"", "printable", "processes", "quantize", "transforms", "calibration"},
+    "system": {"", "system"},
+    "transforms": {"", "system", "transforms"},
+    "calibration": {"", "system", "calibration"},
+    "quantize": {"", "system", "quantize", "transforms", "calibration"},
     "cli": {"", "__main__", "quantize"},
-    "__main__": {"", "processes", "cli"},
+    "__main__": {"", "system", "cli"},
 }
 
 # The rooms of quantize/, from the ground up: a file or a folder directly in it, and the folders of tools/. A room may
@@ -58,8 +57,7 @@ HOMES = {"click": ("cli.py", "quantize/commands/"), "rich": ("quantize/console/"
 # Libraries that a part must not import: transforms use no runtime, and only cli.py uses click.
 FOREIGN = {
     "": {"click", "google", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
-    "printable": {"click", "google", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
-    "processes": {"click", "google", "msgspec", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
+    "system": {"click", "google", "msgspec", "numpy", "onnx", "onnx_ir", "onnxruntime", "rich"},
     "transforms": {"onnxruntime"},
     "calibration": set[str](),
     "quantize": set[str](),
@@ -321,7 +319,7 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
 PRINTERS = {
     "click.echo": "quantize/commands/talk.py",
     "click.secho": "",
-    "print": "processes/supervisor.py",
+    "print": "system/supervisor.py",
     "traceback.print_exc": "",
     "traceback.print_exception": "",
     "sys.stdout.write": "",

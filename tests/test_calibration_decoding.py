@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from requant import RequantError, decode_json
+from requant import RequantError
 from requant.calibration.decoding import (
     Finite,
     Natural,
@@ -19,6 +19,7 @@ from requant.calibration.decoding import (
     load_document,
     load_json,
 )
+from requant.system.values import decode_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-FOLDERS = ("calibration", "processes", "quantize", "transforms")
-PUBLIC = [f"requant.{folder}" for folder in FOLDERS if folder != "processes"]
+FOLDERS = ("calibration", "system", "quantize", "transforms")
+PUBLIC = [f"requant.{folder}" for folder in FOLDERS if folder != "system"]
 LOCKS = ("run", "dev")
 
 each_lock = pytest.mark.parametrize("lock", LOCKS)
@@ -69,7 +69,7 @@ def test_every_package_has_an_init_file() -> None:
 
 def test_only_the_package_lives_at_the_root() -> None:
     # setuptools installs every module next to the root __init__.py, also a conftest.py or noxfile.py.
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "cli.py", "printable.py"}
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "cli.py"}
 
 
 def test_every_data_file_is_declared() -> None:
@@ -86,7 +86,7 @@ def test_every_data_file_is_declared() -> None:
 @pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="a source distribution has no links for type checkers")
 def test_type_checkers_see_the_whole_package() -> None:
     links = {path.name: path for path in (ROOT / ".import" / "requant").iterdir()}
-    assert set(links) == {"__init__.py", "__main__.py", "cli.py", "printable.py", "py.typed", *FOLDERS}
+    assert set(links) == {"__init__.py", "__main__.py", "cli.py", "py.typed", *FOLDERS}
     for name, link in links.items():
         # In a clone without symbolic links, the file contains the target as text.
         assert (os.readlink(link) if link.is_symlink() else link.read_text()) == f"../../{name}"

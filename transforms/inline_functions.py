@@ -9,7 +9,8 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from .. import NATIVE_DOMAIN, decode_json
+from .. import NATIVE_DOMAIN
+from ..system.values import decode_json
 from .calls import Identifier, callees, check_calls
 from .functions import DOMAIN
 from .graph import names, node_name, take

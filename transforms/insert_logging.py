@@ -7,7 +7,7 @@ import json
 import numpy as np
 import onnx_ir as ir
 
-from .. import decode_json
+from ..system.values import decode_json
 from .graph import add_initializer, fresh_name, node_name
 from .registry import Change, TransformError, transform
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import read_file
+from ..system.regular import read_file
 from .qparams import FLOAT_MAX
 from .registry import TransformError
 

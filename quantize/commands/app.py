@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from ... import RequantError
-from ...printable import sentence
-from ...processes.ending import BROKEN_PIPE, interrupted_by, interruption
-from ...processes.notes import also_written, forget, note
+from ...system.ending import BROKEN_PIPE, interrupted_by, interruption
+from ...system.notes import also_written, forget, note
+from ...system.printable import sentence
 from .talk import emit, print_error, printable_streams, say
 
 PATH = click.Path(path_type=Path)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import click
 
-from ...printable import LINE, json_text, one_line, sentence
+from ...system.printable import LINE, json_text, one_line, sentence
 
 
 def say(line: str, *, err: bool = False) -> None:

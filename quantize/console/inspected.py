@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
-from ...printable import printable
+from ...system.printable import printable
 from ..model.files import size_text
 from ..tools.inspect.inspect import Inspection, NodeFacts
 from .terminal import Terminal, headless

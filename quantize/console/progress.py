@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ...printable import one_line
+from ...system.printable import one_line
 from .terminal import Terminal
 
 STAGE = 60  # the most characters of the name of a stage

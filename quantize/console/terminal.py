@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ...printable import CELL, LINE, one_line, printable, printable_lines
+from ...system.printable import CELL, LINE, one_line, printable, printable_lines
 
 
 class Terminal(Console):

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from ... import RequantError
 from ...calibration.files import write_atomically
-from ...printable import CELL, printable, printable_lines, sentence
+from ...system.printable import CELL, printable, printable_lines, sentence
 from .judge import Line, Status
 from .run import Check
 

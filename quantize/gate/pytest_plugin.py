@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ... import RequantError
-from ...printable import sentence
+from ...system.printable import sentence
 
 if TYPE_CHECKING:
     from .run import Check

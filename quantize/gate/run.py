@@ -17,7 +17,7 @@ from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
-from ...printable import printable
+from ...system.printable import printable
 from ..accuracy.compare import common_inputs
 from ..accuracy.metrics import Metric, fitted, metric_named
 from ..model.files import load_model

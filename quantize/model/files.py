@@ -21,8 +21,8 @@ from ...calibration.file_tensor import read_from_files
 from ...calibration.onnx_files import parse_proto, read_proto
 from ...calibration.session import LARGE, Serialized, check_file
 from ...calibration.stamps import locations
-from ...processes.notes import note
-from ...processes.scratch import scratch_folder
+from ...system.notes import note
+from ...system.scratch import scratch_folder
 from ...transforms import VerifyError, verify
 from ...transforms.graph import quiet, release
 from ...transforms.tensors import external_tensors, load_tensors, tensors

@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ... import RequantError, decode_json
+from ... import RequantError
 from ...calibration.decoding import convert
+from ...system.values import decode_json
 from ...transforms import METADATA_KEY
 from ...transforms.existing import MADE_KEY, VERSION_KEY
 from ...transforms.plan import Plan

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.files import replacing
-from ...processes.notes import note_written
-from ...processes.scratch import OLD, exclusive, scratch_folder
+from ...system.notes import note_written
+from ...system.scratch import OLD, exclusive, scratch_folder
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.tensors import external_tensors, load_tensors, tensors
 from . import files

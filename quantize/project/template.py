@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ... import RequantError
 from ...calibration.session import InputSpec, input_specs, open_session
-from ...printable import CELL, is_utf8, one_line, printable, quoted
+from ...system.printable import CELL, is_utf8, one_line, printable, quoted
 from ..gate.baseline import Tolerances
 from ..model.files import load_model
 from ..options.declared import CHECK, QUANTIZE, Kind, Option

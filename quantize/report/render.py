@@ -11,7 +11,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-from ...printable import printable, printable_values
+from ...system.printable import printable, printable_values
 from ..model.files import size_text
 from .layout import HEIGHT, WIDTH, Picture, picture_of
 from .numbers import NONE, decibels, microseconds, percent, times

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ... import RequantError, decode_json
+from ... import RequantError
 from ...calibration.decoding import convert
+from ...system.values import decode_json
 from .machine import flags
 
 KEY = "requant.compiled"

@@ -11,8 +11,8 @@ from onnxruntime import InferenceSession, SessionOptions
 
 from ... import RequantError
 from ...calibration.session import LOAD_HINTS, PROVIDERS, Array, runtime_message
-from ...printable import quoted
-from ...processes.stderr import aside
+from ...system.printable import quoted
+from ...system.stderr import aside
 from .session import Runner
 
 Value: TypeAlias = int | bool | str

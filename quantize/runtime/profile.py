@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 from ...calibration.session import ModelSource, describe, open_session
-from ...processes.scratch import scratch_folder
+from ...system.scratch import scratch_folder
 from .macs import accuracy_level, multiplies_integers, multiply_accumulates
 from .session import Runner
 

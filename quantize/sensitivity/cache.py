@@ -11,9 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ... import RequantError, decode_json, read_file
+from ... import RequantError
 from ...calibration.decoding import Number, convert, plain_number
 from ...calibration.samples import Sample
+from ...system.regular import read_file
+from ...system.values import decode_json
 from ..runtime.machine import Machine, folder, forgotten
 from .switch_graph import Switch
 from .switch_model import Powers, Switchboard

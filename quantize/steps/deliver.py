@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ... import RequantError
-from ...processes.scratch import exclusive
+from ...system.scratch import exclusive
 from ...transforms import METADATA_KEY
 from ...transforms.existing import is_finished
 from ...transforms.graph import nodes_by_name

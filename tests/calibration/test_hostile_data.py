@@ -215,7 +215,7 @@ def test_a_file_that_changes_between_two_passes(tmp_path: Path, how: str, name: 
     else:
         path.write_bytes(content[:20] if how == "shorter" else content + content)
     for picked in (range(4), [3]):
-        with pytest.raises(DataError, match="no such file" if how == "gone" else "has changed|not a readable"):
+        with pytest.raises(RequantError, match="no such file" if how == "gone" else "has changed|not a readable"):
             list(source.read(picked))
 
 

@@ -15,7 +15,7 @@ from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ....calibration.session import Array, ModelSource, Serialized
 from ....calibration.sources import Source
-from ....processes.scratch import scratch_folder
+from ....system.scratch import scratch_folder
 from ...runtime.own_state import OwnState
 from ...runtime.progress import Progress, silent
 from ...runtime.session import Runner

@@ -21,7 +21,7 @@ from ....calibration.newer import lower
 from ....calibration.samples import Sample
 from ....calibration.session import Array, open_session
 from ....calibration.sources import DataSource, Source
-from ....processes.notes import note_written
+from ....system.notes import note_written
 from ...accuracy.classes import Outputs
 from ...accuracy.outputs import compare_outputs
 from ...model.files import (

@@ -22,7 +22,6 @@ from click.testing import CliRunner, Result
 from requant import RequantError
 from requant.calibration.checks import Finding
 from requant.cli import main
-from requant.printable import LINE, printable, printable_lines
 from requant.quantize.commands.app import Commands
 from requant.quantize.console.checked import print_check
 from requant.quantize.console.progress import progress_bar
@@ -31,6 +30,7 @@ from requant.quantize.console.terminal import Terminal
 from requant.quantize.gate.judge import Line, Status
 from requant.quantize.gate.outputs import github_lines, junit, markdown
 from requant.quantize.gate.run import Check
+from requant.system.printable import LINE, printable, printable_lines
 
 from ...texts import HOSTILE, READABLE, SURROGATE, assert_printable, hostile_model
 

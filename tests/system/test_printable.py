@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from requant.printable import LINE, json_text, one_line, printable, quoted, sentence
+from requant.system.printable import LINE, json_text, one_line, printable, quoted, sentence
 
-from .texts import HOSTILE, READABLE, SURROGATE, assert_printable
+from ..texts import HOSTILE, READABLE, SURROGATE, assert_printable
 
 TEXTS = st.text(st.characters(codec=None, categories=("L", "M", "N", "P", "S", "Z", "C")))
 

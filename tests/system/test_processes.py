@@ -21,12 +21,12 @@ import pytest
 from click.testing import CliRunner
 
 from requant.cli import main
-from requant.processes import notes, scratch
-from requant.processes.imports import forget_empty_paths
+from requant.system import notes, scratch
+from requant.system.imports import forget_empty_paths
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-SAMPLES = Path(__file__).parents[1] / "sample_models"
+SAMPLES = Path(__file__).parents[2] / "sample_models"
 CRASHING = """
 <ir_version: 10, opset_import: ["" : 21]>
 net (float[1,4] x) => (float[1,4] y, int64[1] z) <int64[1] a = {-9223372036854775808}, int64[1] b = {-1}> {
@@ -86,7 +86,7 @@ def running(pid: int) -> bool:
 SUPERVISED = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from requant.processes import notes, scratch, stderr, supervisor
+from requant.system import notes, scratch, stderr, supervisor
 supervisor.GRACE = 0.3
 
 def command():

@@ -17,8 +17,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import BinaryIO
 
-from ..printable import sentence
 from . import ending, notes, stderr
+from .printable import sentence
 
 COMPLETE = "_REQUANT_COMPLETE"
 """The variable with which a shell asks for completions."""

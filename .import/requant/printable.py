@@ -1,1 +1,0 @@
-../../printable.py

@@ -1,0 +1,115 @@
+"""Reading files that may be anything: only regular files, which never make the reader wait."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import IO
+
+from .. import RequantError
+
+KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+"""What else a path can name. To open some of these waits for another process, or has effects on a device."""
+WAITLESS = getattr(os, "O_NONBLOCK", 0)
+"""The flag to open a file that became a FIFO after it was checked; it has no effect on regular files."""
+SMALL_FILE = 64 * 2**20
+"""The most bytes of a file that `read_file` returns if the caller sets no other limit."""
+
+AnyPath = str | os.PathLike[str]
+Stamp = tuple[int, int, int]
+"""The file number, the size in bytes and the time of the last change in ns."""
+
+
+def check_regular(path: AnyPath, noun: str = "file") -> os.stat_result:
+    """Check that a path names a file, or a link to a file, and return its status.
+
+    Args:
+        path: The path.
+        noun: What it should be, for errors: ``"model"``.
+
+    Raises:
+        RequantError: The path names something else, or nothing.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise unreadable(path, error) from error
+    return _checked(path, status, noun)
+
+
+def open_regular(path: AnyPath) -> IO[bytes]:
+    """Open a file for reading.
+
+    Raises:
+        RequantError: The path names something else, or the file cannot be read.
+    """
+    check_regular(path)
+    try:
+        stream = open(path, "rb", opener=_open_waitless)  # noqa: SIM115 - the caller closes it
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    _checked(path, os.fstat(stream.fileno()), "file")
+    return stream
+
+
+def read_file(path: AnyPath, *, most: int = SMALL_FILE, whole: bool = True) -> bytes:
+    """Return the bytes of a file that requant or a user writes beside models and data.
+
+    Args:
+        path: The file.
+        most: The most bytes that are read.
+        whole: Whether a larger file is refused. If not, its first bytes are returned.
+
+    Raises:
+        RequantError: The path is no regular file, the file is larger, or it cannot be read.
+    """
+    with open_regular(path) as file:
+        size = size_of(file)
+        try:
+            data = b"" if whole and size > most else file.read(min(size, most) + 1)
+            while len(data) <= most and (more := file.read(2**20)):  # files of the system tell no size
+                data += more
+        except OSError as error:
+            raise unreadable(path, error) from error
+    if whole and max(size, len(data)) > most:
+        raise RequantError(f"{os.fspath(path)}: cannot be read: has more than {most >> 20} MiB")
+    return data[:most]
+
+
+def stamp_of(stream: IO[bytes]) -> Stamp:
+    """Return what tells whether a file is still the same."""
+    found = os.fstat(stream.fileno())
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def size_of(stream: IO[bytes]) -> int:
+    """Return the size of an open file in bytes."""
+    return os.fstat(stream.fileno()).st_size
+
+
+def unreadable(path: AnyPath, error: OSError | ValueError) -> RequantError:
+    """Return the error for a path that cannot be opened or read."""
+    if isinstance(error, FileNotFoundError):
+        gone = "a link to a file that is not there" if os.path.islink(path) else "no such file"
+        return RequantError(f"{os.fspath(path)}: {gone}")
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return RequantError(f"{os.fspath(path)}: cannot be read: {reason}")
+
+
+def _open_waitless(path: str, flags: int) -> int:
+    """Open a file descriptor."""
+    return os.open(path, flags | WAITLESS)
+
+
+def _checked(path: AnyPath, status: os.stat_result, noun: str) -> os.stat_result:
+    """Return a status if it is the one of a regular file."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise RequantError(f"{os.fspath(path)}: is {kind}, not a {noun}")
+    return status
