@@ -25,8 +25,8 @@ from .newer import is_newer, lower_message
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg, SessionOptions
 
-FOLDED = 2**27
-"""Bytes of a constant that the runtime may compute when it loads any model; more for large models."""
+FOLDED, FOLDED_APART = 2**27, 2**29
+"""Bytes of a constant that the runtime may compute when it loads any model, and one with weights in other files."""
 
 Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Mapping[str, Array]
@@ -255,14 +255,24 @@ def _session_options(
         options.profile_file_prefix = os.fspath(profile)
     if save_optimized is not None:
         options.optimized_model_filepath = os.fspath(save_optimized)
-    data = model.data if isinstance(model, Serialized) and model.folder is None else model
-    if isinstance(data, bytes):  # a few numbers can become a large constant; a path may have external data
-        largest = max(FOLDED, 2 * len(data))
-        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(largest))
+    options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_most_folded(model)))
     if isinstance(model, Serialized) and model.folder is not None:
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, os.fspath(model.folder.resolve()))
     return options
+
+
+def _most_folded(model: ModelSource) -> int:
+    """Return the most bytes of a constant that the runtime computes while it loads a model.
+
+    A few numbers can ask for gigabytes. Constants may double the bytes of a model; where its weights lie in other
+    files, their size is not known here.
+    """
+    if isinstance(model, Serialized) and model.folder is not None:
+        return max(FOLDED_APART, 2 * len(model.data))
+    if isinstance(model, (bytes, Serialized)):
+        return max(FOLDED, 2 * len(model if isinstance(model, bytes) else model.data))
+    return max(FOLDED_APART, 2 * os.stat(model).st_size)
 
 
 def _with_library(model: ModelSource, options: SessionOptions) -> SessionOptions:

@@ -16,15 +16,17 @@ def forget_empty_paths() -> None:
     ``PYTHONPATH=$PYTHONPATH:/somewhere`` has an empty entry if the variable was not set. Child processes get the
     variable without empty entries.
     """
-    named = os.environ.get(PATHS, "").split(os.pathsep)
+    given = os.environ.get(PATHS)
+    if not given:  # Python does not look for entries in an empty text
+        return
+    named = given.split(os.pathsep)
     kept = [entry for entry in named if entry]
     if len(kept) == len(named):
         return
     here = os.getcwd()
     if here not in map(os.path.abspath, kept):
         sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
-    if PATHS in os.environ:
-        os.environ[PATHS] = os.pathsep.join(kept)
+    os.environ[PATHS] = os.pathsep.join(kept)
 
 
 @contextmanager

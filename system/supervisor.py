@@ -88,11 +88,14 @@ def _run(command: Callable[[], object]) -> None:
     except OSError as error:  # --help to a full disk
         _say(f"{error.filename or 'standard output'}: {error.strerror}")
         code = CRASH
+    except BaseException:  # a fault of this package: the interpreter prints it, if no reader has closed stderr
+        if sys.stderr is not None and not sys.stderr.closed:
+            notes.note(code=1)
+        raise
     ending.ignore_signals()
     faulthandler.disable()
     code = code if _flushed() or code else CRASH
-    if isinstance(code, int):
-        notes.note(code=code)
+    notes.note(code=code if isinstance(code, int) else int(code is not None))
     sys.exit(code)  # type: ignore[arg-type]
 
 
@@ -164,11 +167,11 @@ class _Watch:
         for each in (signal.SIGALRM, signal.SIGTSTP, signal.SIGCONT):
             signal.signal(each, signal.SIG_IGN)
         ending.ignore_signals()
-        if code >= 0:
+        told = notes.read()
+        if code >= 0 and told.code is not None:
             return code
         from . import scratch
 
-        told = notes.read()
         for folder in told.folders:
             scratch.sweep(folder)
         if told.code is not None:  # the command was done; its process crashed while it ended
@@ -177,6 +180,9 @@ class _Watch:
         if asked is not None:
             _say(f"{ending.interruption(asked)}{notes.also_written(told)}")
             return 128 + asked
+        if code >= 0:  # os._exit, which no code of this package calls
+            _say(f"ended by the code of a reader, a metric or a plug-in (exit code {code}){notes.also_written(told)}")
+            return CRASH
         faults.seek(0)
         _say(_crash(-code, told, faults.read().decode(errors="replace"), stderr.last_line(printed)))
         return CRASH

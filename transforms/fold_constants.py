@@ -300,8 +300,8 @@ def _has_size(value: ir.Value | None) -> bool:
 
 
 def _expected_bytes(value: ir.Value | None) -> float:
-    """Return the size of a tensor in bytes; 0 if the shape or type is not known."""
-    if value is None or value.dtype is None or value.shape is None or not _has_size(value):
+    """Return the size of a tensor in bytes; 0 if the shape or type is not known, or for texts."""
+    if value is None or value.dtype in (None, ir.DataType.STRING) or value.shape is None or not _has_size(value):
         return 0
     return float(np.prod(value.shape.numpy(), dtype=np.float64) * value.dtype.itemsize)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ... import NATIVE_DOMAIN
+from ... import NATIVE_DOMAIN, RequantError
 from ...calibration.session import ModelSource, describe, open_session
 from ...system.scratch import scratch_folder
 from .macs import accuracy_level, multiplies_integers, multiply_accumulates
@@ -105,8 +105,11 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
         run = Runner.over(session, describe(model))
         for _ in range(times):
             run(feed)
-        events = json.loads(Path(session.end_profiling()).read_text())
-        graph = ir.load(optimised).graph
+        try:
+            events = json.loads(Path(session.end_profiling()).read_text())
+            graph = ir.load(optimised).graph
+        except Exception as error:  # the runtime says nothing where it cannot write; protobuf has own errors
+            raise RequantError(f"{folder}: the runtime's profile is cut; is the disk full?") from error
         _name_as_profiled(graph, events)
         nodes = {node.name: node for node in graph.all_nodes() if node.name}
         whole = min(float(event["dur"]) for event in events if event["name"] == "model_run")

@@ -12,6 +12,10 @@ Writer = Callable[[Random, Path], list[Command]]
 """Writes the files of a case to a folder, and returns the commands that read them. A pure function of the generator."""
 
 
+LOOKING = ("inspect", "view", "transform", "diff")
+"""The commands that do not run the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One attack.

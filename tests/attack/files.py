@@ -137,8 +137,11 @@ def _leave(folder: Path) -> None:
     from requant.calibration.execution import Execution
     from requant.quantize import Options, calibrate_model
     from requant.quantize.placement import costs
+    from requant.quantize.runtime import machine
 
     os.chdir(folder / "work")
+    for name in (machine.FOLDER, "XDG_CACHE_HOME"):  # the cache of the tests themselves
+        os.environ.pop(name, None)
     os.environ["HOME"] = str(folder / "home")
     costs.keep(costs.read("costs.json"))
     execution = Execution(checkpoint=Path(".resumed.json.checkpoint"), kept=lambda path: None)

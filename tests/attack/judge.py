@@ -87,6 +87,7 @@ def left(before: Listing, after: Listing, code: int, folder: Path) -> Iterator[s
     for path in (p for p in after if p not in before and p.startswith("home/.cache")):
         if TEMPORARY.search(path):
             yield f"leftover: {path}"
+    made, changed = ([p for p in paths if p not in _told(folder)] if code == 2 else paths for paths in (made, changed))
     for path in made:
         if path.startswith(("tmp/", "home/")) or TEMPORARY.search(path) or code not in (0, 1):
             yield f"leftover: {path} (exit code {code})"
@@ -97,6 +98,14 @@ def left(before: Listing, after: Listing, code: int, folder: Path) -> Iterator[s
     for path in (*made, *changed):
         if not path.startswith(("tmp/", "home/")) and after[path] != (0, 0):
             yield from _whole(folder / path)
+
+
+def _told(folder: Path) -> set[str]:
+    """Return the outputs that the last line on stderr calls written: what failed after them does not hide them."""
+    stderr = folder / "out" / "stderr"
+    lines = stderr.read_text(errors="replace").splitlines() if stderr.exists() else []
+    told = lines[-1].partition("; written: ")[2].split(", ") if lines else []
+    return {f"work/{path}" for path in told}
 
 
 def _is_input(path: str) -> bool:

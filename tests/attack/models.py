@@ -11,7 +11,7 @@ import onnx
 
 from . import model_bytes, model_fields, model_graphs
 from .bases import BASES, feeds
-from .case import Command, Family, Writer
+from .case import LOOKING, Command, Family, Writer
 
 Mutation = Callable[[Random, onnx.ModelProto, Path], bytes | None]
 
@@ -47,7 +47,7 @@ COMMANDS: tuple[Command, ...] = (
     ("costs", "measure", "m.onnx", "--data", "d.npz", "-o", "costs.json"),
 )
 """`m.onnx` is the attacked model, `base.onnx` a valid one, `d.npz` data for both."""
-READING = tuple(command for command in COMMANDS if command[0] in ("inspect", "view", "transform", "diff"))
+READING = tuple(command for command in COMMANDS if command[0] in LOOKING)
 """The commands that do not run the model."""
 
 
@@ -104,5 +104,5 @@ MODELS = Family(
         **{name: built(graph) for name, graph in model_graphs.GRAPHS.items()},
         "endless-loop": built(model_graphs.endless_loop, READING),  # to run it takes for ever, as the model asks
     },
-    hungry=frozenset({"live-doubling", "growing-loop"}),
+    hungry=frozenset({"doubling", "live-doubling", "growing-loop"}),
 )

@@ -30,7 +30,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from .case import Case, Command, Outcome, Ran
+from .case import LOOKING, Case, Command, Outcome, Ran
 from .judge import CODES, left, listing, printed
 
 Main = Callable[[], Any]
@@ -245,16 +245,22 @@ def run_command(command: Command, folder: Path, main: Main, limits: Limits) -> R
     return Ran(command, code, round(cpu, 2), round(peak), tuple(problems))
 
 
+def _limits(server: Server, case: Case, command: Command) -> Limits:
+    """Return what a command may use: the model of a hungry case may ask for all memory, where it is run."""
+    if case.hungry and command[0] not in LOOKING:
+        return replace(server.limits, resident=server.limits.address // 2**20)
+    return server.limits
+
+
 def run_case(case: Case, server: Server, main: Main) -> Outcome:
     """Write a case, run its commands, and remove its folder unless the server keeps it."""
-    limits = replace(server.limits, resident=server.limits.address // 2**20) if case.hungry else server.limits
     folder = server.root / f"{case.family}-{case.kind}-{case.number}"
     fresh(folder)
     ran: list[Ran] = []
     fault = ""
     try:
         for command in case.write(case.random, folder / "work"):
-            ran.append(run_command(command, folder, main, limits))
+            ran.append(run_command(command, folder, main, _limits(server, case, command)))
             if server.keep_all:
                 shutil.copytree(folder / "out", folder / f"out-{len(ran)}")
     except Exception:  # noqa: BLE001 - a fault of the harness is reported, and the other cases go on

@@ -505,14 +505,17 @@ def test_external_data_in_bodies_and_attributes_are_found(tmp_path: Path) -> Non
         proto.data_location = onnx.TensorProto.EXTERNAL
         proto.external_data.add(key="location", value=file)
         (tmp_path / file).write_bytes(b"1234")
-    inner = onnx.GraphProto(name="inner", initializer=[tensor["b.bin"]])
-    nodes = [
-        onnx.helper.make_node("If", ["k"], ["y"], then_branch=inner, else_branch=onnx.GraphProto(name="else")),
-        onnx.helper.make_node("Constant", [], ["z"], value=tensor["c.bin"]),
-    ]
-    function = onnx.FunctionProto(name="f", node=[onnx.helper.make_node("Constant", [], ["z"], value=tensor["d.bin"])])
-    graph = onnx.GraphProto(name="outer", initializer=[tensor["a.bin"]], node=nodes)
-    model = onnx.ModelProto(ir_version=8, graph=graph, functions=[function])
+    constant = [onnx.helper.make_node("Constant", [], [name], value=tensor[f"{name}.bin"]) for name in "cd"]
+    then, otherwise = (onnx.GraphProto(name=name, output=[onnx.ValueInfoProto(name=name)]) for name in "bc")
+    then.initializer.append(tensor["b.bin"])
+    otherwise.node.append(constant[0])
+    standard = onnx.helper.make_opsetid("", 17)
+    function = onnx.FunctionProto(name="f", domain="my", output=["d"], node=[constant[1]], opset_import=[standard])
+    graph = onnx.parser.parse_graph("outer (bool k) => (float[1] y, float[1] a) { }")
+    graph.initializer.append(tensor["a.bin"])
+    graph.node.append(onnx.helper.make_node("If", ["k"], ["y"], then_branch=then, else_branch=otherwise))
+    imports = [standard, onnx.helper.make_opsetid("my", 1)]
+    model = onnx.ModelProto(ir_version=8, graph=graph, functions=[function], opset_import=imports)
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     for file in tensor:
         before = model_stamp(tmp_path / "m.onnx"), model_stamp(Serialized(model.SerializeToString(), tmp_path))

@@ -100,7 +100,11 @@ NO_KERNEL = '<ir_version: 8, opset_import: ["" : 17]> g (bfloat16[N] x) => (bflo
     ("name", "data", "problem"),
     [
         ("m.onnx", b"hello, world", "not an ONNX model, or a truncated one|not a valid ONNX model"),
-        ("m.onnx", b"", "not an ONNX model: the file is empty|the runtime cannot load the model: ModelProto does not have a graph"),
+        (
+            "m.onnx",
+            b"",
+            "not an ONNX model: the file is empty|not a valid ONNX model|the runtime cannot load the model: ModelProto does not have a graph",
+        ),
         ("m.onnx", binary(MODEL)[:-20], "not an ONNX model, or a truncated one"),
         ("m.onnx", binary(UNKNOWN_OP), "the runtime rejects the graph: .*Blur"),
         ("m.onnx", binary(UNKNOWN_OP.replace("Blur", "Conv")), "the runtime rejects the graph: .*Conv"),

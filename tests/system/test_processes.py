@@ -257,7 +257,7 @@ def test_notes_survive_a_crash_while_they_are_written(monkeypatch: pytest.Monkey
 
 TWO = """
 import sys, numpy as np, onnx_ir as ir
-from requant.quantize.model.files import save_model
+from requant.quantize.model.writing import save_model
 number, output = int(sys.argv[1]), sys.argv[2]
 w = ir.Value(name="w", const_value=ir.tensor(np.full(4000, number, np.float32)))
 model = ir.Model(ir.Graph([], [w], nodes=[], initializers=[w], opset_imports={"": 21}), ir_version=10)
