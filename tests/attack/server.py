@@ -121,6 +121,7 @@ def _become(command: Command, folder: Path, main: Main, limits: Limits) -> None:
     for name, value in limits.environment:
         os.environ.pop(name, None) if value is None else os.environ.update({name: value})
     tempfile.tempdir = None
+    sys.dont_write_bytecode = True  # the variable is read when Python starts
     sys.argv[:] = ["requant", *command]
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "rw"[n > 0], encoding="utf-8") for n in range(3))
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]

@@ -512,7 +512,7 @@ def test_tables_that_are_refused(tmp_path: Path, text: str, problem: str) -> Non
     path = labelled(tmp_path / "d", ["a.png", "x/b.png", "x/c.png", "y/c.png"][: 4 if "c.png" in text else 2])
     with pytest.raises(DataError, match=problem):
         labels(path, tmp_path / "l.csv")
-    with pytest.raises(DataError, match=r"gone.csv: no such file"):
+    with pytest.raises(RequantError, match=r"gone.csv: no such file"):
         labels(path, tmp_path / "gone.csv")
     with pytest.raises(DataError, match=r"l.json: labels must be a .csv, .tsv, .txt table"):
         labels(path, tmp_path / "l.json")

@@ -122,7 +122,7 @@ def test_what_is_wrong_with_json_is_told_too(tmp_path: Path, text: str, problem:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(RequantError, match=r"gone.toml: cannot be read: No such file"):
+    with pytest.raises(RequantError, match=r"gone.toml: no such file"):
         load_overrides(tmp_path / "gone.toml")
     (tmp_path / "o.toml").write_bytes(b"\xff")
     with pytest.raises(RequantError, match=r"o.toml: cannot be read: "):

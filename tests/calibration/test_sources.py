@@ -561,7 +561,7 @@ def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem:
 def test_what_is_no_source(spec: Any, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.txt").write_text("x")
-    with pytest.raises(DataError, match=problem):
+    with pytest.raises(RequantError, match=problem):
         open_source(spec, [X])
 
 

@@ -251,7 +251,7 @@ def test_bad_files_name_file_and_line(
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone.csv: no such file"):
+    with pytest.raises(RequantError, match=r"gone.csv: no such file"):
         texts(str(tmp_path / "gone.csv"))
 
 

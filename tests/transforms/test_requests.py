@@ -65,7 +65,7 @@ REFUSED = {
     "round_weights": ("round_weights(num_steps=1)", "round_weights: num_steps must be at least 2, not 1"),
     "insert_qdq-log": (
         "insert_qdq(min_max_log_file=none.log)",
-        "insert_qdq: none.log: cannot be read: No such file or directory",
+        "insert_qdq: none.log: no such file",
     ),
     "insert_qdq-percentile": (
         "insert_qdq(min_max_log_file=none.log, max_percentile=101)",

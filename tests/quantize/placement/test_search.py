@@ -324,7 +324,7 @@ REFUSED = {
     "cannot be 'u8->float'; it can be: float, u8->u8": '{"schema": 1, "units": {"second": "u8->float"}}',
     "plan file of schema 3; this program reads 1": '{"schema": 3, "units": {}}',
     "not a plan file": "]",
-    "cannot be read": None,
+    "no such file": None,
 }
 
 

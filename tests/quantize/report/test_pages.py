@@ -113,7 +113,7 @@ def test_a_report_that_cannot_be_written_is_refused_first(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("report", "{no}", "-o", "{out}"), "cannot be read"),
+        (("report", "{no}", "-o", "{out}"), "no such file"),
         (("report", "{text}", "-o", "{out}"), "not a run record: "),
         (("report", "{new}", "-o", "{out}"), "version 99; this program reads up to 1"),
         (("report", "{text}", "-o", "{pdf}"), "a page is an .html file"),

@@ -152,7 +152,7 @@ def test_a_malformed_record_is_refused(edit: Callable[[dict[str, Any]], None], m
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "cannot be read"),
+        (None, "no such file"),
         ("{", "not a run record: "),
         ("[1]", "not a run record"),
         ("\xff", "not a run record: "),
