@@ -413,8 +413,7 @@ def written_after(path: str | os.PathLike[str], data: bytes, *, output: bool = T
         with scratch_file(target.parent) as temporary:
             with open(temporary, "wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # a full disk is noticed here
+                _store(file)  # a full disk is noticed before the block
             yield
             os.replace(temporary, target)
     except OSError as error:
@@ -433,6 +432,11 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     with scratch_file(target.parent) as temporary:
         with open(temporary, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            _store(file)
         os.replace(temporary, target)
+
+
+def _store(file: BinaryIO) -> None:
+    """Bring what was written to the disk."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -8,16 +8,15 @@ from __future__ import annotations
 import heapq
 import math
 import os
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterator, MutableSequence
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from .. import RequantError
+from .messages import STANDARD, bodies, with_inner
 
-LONG_NAME = "ai.onnx"
-"""The long name of the standard domain, whose short name is empty."""
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc")
 """Domains that ONNX Runtime imports by itself."""
 MOST_DENSE, MOST_TIMES = 2**26, 2**10
@@ -54,16 +53,8 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Yield the graph and all bodies, also those in functions."""
     yield proto.graph
     for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
-        yield from _bodies(nodes)
-
-
-def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Yield the bodies in nodes, and the bodies in them."""
-    for node in nodes:
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield body
-                yield from _bodies(body.node)
+        for node in with_inner(nodes):
+            yield from bodies(node)
 
 
 def _make_dense(graph: onnx.GraphProto) -> None:
@@ -155,18 +146,17 @@ def _sort(nodes: MutableSequence[onnx.NodeProto]) -> None:
 def _read(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, also in its bodies, where a name of the body may hide an outer one."""
     yield from node.input
-    for attribute in node.attribute:
-        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            own = {value.name for value in (*body.input, *body.initializer)}
-            own.update(name for inner in body.node for name in inner.output)
-            inside = (name for inner in body.node for name in _read(inner))
-            yield from (name for name in (*inside, *(value.name for value in body.output)) if name not in own)
+    for body in bodies(node):
+        own = {value.name for value in (*body.input, *body.initializer)}
+        own.update(name for inner in body.node for name in inner.output)
+        inside = (name for inner in body.node for name in _read(inner))
+        yield from (name for name in (*inside, *(value.name for value in body.output)) if name not in own)
 
 
 def _keep_last(imports: MutableSequence[onnx.OperatorSetIdProto]) -> None:
     """Keep one version of each operator set under its short name, in place: the last one, as ONNX Runtime does."""
-    last = {"" if each.domain == LONG_NAME else each.domain: each.version for each in imports}
-    if len(last) < len(imports) or any(each.domain == LONG_NAME for each in imports):
+    last = {"" if each.domain == STANDARD else each.domain: each.version for each in imports}
+    if len(last) < len(imports) or any(each.domain == STANDARD for each in imports):
         del imports[:]
         imports.extend(onnx.helper.make_opsetid(domain, version) for domain, version in last.items())
 
@@ -177,13 +167,13 @@ def _name_domains(proto: onnx.ModelProto) -> None:
     Plans for several devices are dropped too: they mean nothing to one CPU.
     """
     del proto.configuration[:]
-    nodes = [node for graph in _graphs(proto) for node in graph.node]
-    nodes += [node for function in proto.functions for node in function.node]
-    for node in nodes:
+    used = set()
+    for node in with_inner((*proto.graph.node, *(node for function in proto.functions for node in function.node))):
         node.ClearField("device_configurations")
-        if node.domain == LONG_NAME:
+        if node.domain == STANDARD:
             node.domain = ""
-    used = {node.domain for node in nodes} - {each.domain for each in proto.opset_import}
+        used.add(node.domain)
+    used -= {each.domain for each in proto.opset_import}
     for domain in RUNTIME_DOMAINS:
         if domain in used:
             proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import RequantError
+from .messages import STANDARD, with_inner
 
 if TYPE_CHECKING:
     import onnx
@@ -17,7 +18,6 @@ NEWER_IR = re.compile(r"Unsupported model IR version: \d+, max supported IR vers
 NEWER_OPSET = re.compile(r"official support for domain ai\.onnx is till opset (\d+)")
 ANY = 2**31 - 1  # the runtime accepts any version
 FIRST = 8, 13  # an IR version and an opset that every runtime loads
-STANDARD = ("", "ai.onnx")
 SHOWN = 3  # operators that a message names
 REWORDED = {"QuantizeLinear": (23, 28), "Transpose": (23, 28)}
 """Operators whose texts differ between two opsets and say the same, except about types: a person has compared them."""
@@ -85,18 +85,10 @@ def lower_message(model: onnx.ModelProto) -> None:
     scopes = [(model.opset_import, model.graph.node)]
     scopes += [(function.opset_import, function.node) for function in model.functions]
     for imports, nodes in scopes:
-        lowered = _lowered({each.domain: each.version for each in imports}, _operators(nodes))
+        used = ((node.domain, node.op_type) for node in with_inner(nodes))
+        lowered = _lowered({each.domain: each.version for each in imports}, used)
         for each in imports:
             each.version = lowered.get(each.domain, each.version)
-
-
-def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[Operator]:
-    """Yield the operators of nodes and of the bodies in them."""
-    for node in nodes:
-        yield node.domain, node.op_type
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _operators(body.node)
 
 
 def _lowered(imports: Mapping[str, int], operators: Iterable[Operator]) -> dict[str, int]:
@@ -106,9 +98,9 @@ def _lowered(imports: Mapping[str, int], operators: Iterable[Operator]) -> dict[
         RequantError: An operator has changed, or the installed onnx does not know the opset.
     """
     newest = newest_opset()
-    newer = {domain: version for domain, version in imports.items() if domain in STANDARD and version > newest}
+    newer = {domain: version for domain, version in imports.items() if domain in ("", STANDARD) and version > newest}
     if newer:
-        types = sorted({op_type for domain, op_type in operators if domain in STANDARD})
+        types = sorted({op_type for domain, op_type in operators if domain in ("", STANDARD)})
         _check_unchanged(types, max(newer.values()), newest)
     return dict.fromkeys(newer, newest)
 

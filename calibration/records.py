@@ -25,7 +25,7 @@ from .session import Array
 from .sums import Channels, Moments, Runs
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Times: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 """A count of at least one, see `Count`."""
 Block: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=62)]
 """The number of a block of samples; block 62 begins at sample 2**62 - 1."""
@@ -94,7 +94,7 @@ class MinMaxRow(Struct, frozen=True, tag_field="kind", tag="minmax"):
 
     lo: Finite
     hi: Finite
-    count: Positive
+    count: Times
 
     @classmethod
     def of(cls, record: MinMax) -> Self:
@@ -132,7 +132,7 @@ class HistogramRow(Struct, frozen=True, tag_field="kind", tag="histogram"):
 class RunsRow(Struct, frozen=True):
     """The extremes of a tensor in single runs. A block is its number, `lo` and `hi`."""
 
-    count: Positive
+    count: Times
     ends: SumRow
     blocks: list[tuple[Block, Finite, Finite]]
 
@@ -164,7 +164,7 @@ class ChannelsRow(Struct, frozen=True):
     lo: list[Finite]
     hi: list[Finite]
     total: SumRow
-    count: Positive
+    count: Times
 
     @classmethod
     def of(cls, record: Channels) -> Self:
@@ -187,7 +187,7 @@ class ChannelsRow(Struct, frozen=True):
 class MomentsRow(Struct, frozen=True):
     """The sums that give mean and variance."""
 
-    count: Positive
+    count: Times
     powers: SumRow
 
     @classmethod
@@ -228,7 +228,7 @@ class FeedRow(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     position: Count
     where: str
-    times: Positive
+    times: Times
 
     def build(self) -> tuple[Place, int]:
         """Return the place and the number."""

@@ -20,7 +20,7 @@ from . import audio, images, text
 from .arrays import array_folder, npz_file
 from .execution import quarter_of_memory
 from .media import Reading, files_below
-from .objects import failing_at, named, python_object, reason_of
+from .objects import failing_at, named, python_object
 from .onnx_sets import onnx_folder, onnx_sets
 from .samples import MOST, DataError, Picked, Rows, Sample, checked, feed_layout, stacked
 from .sequences import Carrier, gives_state, read_ahead, reader_inputs, stretches
@@ -286,14 +286,9 @@ def guarded(rows: Rows) -> Rows:
     def read(picked: Picked) -> Iterator[Sample]:
         samples = rows.read(picked)
         for position in count():
-            try:
+            index = picked[position] if picked is not None and position < len(picked) else position
+            with failing_at(f"{rows.description}, sample {index}: cannot be read"):
                 sample = next(samples, None)
-            except (RequantError, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                index = picked[position] if picked is not None and position < len(picked) else position
-                where = f"{rows.description}, sample {index}"
-                raise DataError(f"{where}: cannot be read: {reason_of(error)}") from error
             if sample is None:
                 return
             yield sample

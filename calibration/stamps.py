@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .messages import bodies, with_inner
 from .samples import Sample
 from .session import ModelSource, Serialized
 from .sources import Source
@@ -74,29 +75,26 @@ def _serialized(model: Serialized) -> object:
 
 def _places(proto: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
     """Yield the entries of a model that name the files of external data."""
-    for tensor in _tensors(proto.graph):
+    nodes = (proto.graph.node, *(function.node for function in proto.functions))
+    for tensor in (*_listed(proto.graph), *(tensor for each in nodes for tensor in _in_nodes(each))):
         yield from (entry for entry in tensor.external_data if entry.key == LOCATION)
-    for function in proto.functions:
-        for tensor in _of_nodes(function.node):
-            yield from (entry for entry in tensor.external_data if entry.key == LOCATION)
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors of a graph and of its bodies."""
+def _listed(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the initializers of a graph."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    yield from _of_nodes(graph.node)
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors in the attributes of nodes."""
-    for node in nodes:
+def _in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors in the attributes of nodes, and in their bodies."""
+    for node in with_inner(nodes):
         for attribute in node.attribute:
             yield attribute.t
             yield from attribute.tensors
-            for body in (attribute.g, *attribute.graphs):
-                yield from _tensors(body)
+        for body in bodies(node):
+            yield from _listed(body)
 
 
 def _digest(data: bytes) -> str:

@@ -21,6 +21,9 @@ WAITLESS = getattr(os, "O_NONBLOCK", 0)
 SMALL_FILE = 64 * 2**20
 """The most bytes of a file that `read_file` returns if the caller sets no other limit."""
 
+BLOCK = 2**20
+"""The bytes that are read at once from a file that may be larger than its size says."""
+
 AnyPath = str | os.PathLike[str]
 Stamp = tuple[int, int, int]
 """The file number, the size in bytes and the time of the last change in ns."""
@@ -72,14 +75,16 @@ def read_file(path: AnyPath, *, most: int = SMALL_FILE, whole: bool = True) -> b
     with open_regular(path) as file:
         size = size_of(file)
         try:
-            data = b"" if whole and size > most else file.read(min(size, most) + 1)
-            while len(data) <= most and (more := file.read(2**20)):  # files of the system tell no size
-                data += more
+            blocks = [b"" if whole and size > most else file.read(min(size, most) + 1)]
+            held = len(blocks[0])
+            while size <= most and held <= most and (more := file.read(BLOCK)):  # files of the system tell no size
+                blocks.append(more)
+                held += len(more)
         except OSError as error:
             raise unreadable(path, error) from error
-    if whole and max(size, len(data)) > most:
+    if whole and max(size, held) > most:
         raise RequantError(f"{os.fspath(path)}: cannot be read: has more than {most >> 20} MiB")
-    return data[:most]
+    return (blocks[0] if len(blocks) == 1 else b"".join(blocks))[:most]
 
 
 def stamp_of(stream: IO[bytes]) -> Stamp:

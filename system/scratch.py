@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -95,10 +95,10 @@ def _begin(folder: str | os.PathLike[str]) -> None:
         sweep(place)
 
 
-def _locked(make: object) -> tuple[str, int | None]:
+def _locked(make: Callable[[], str]) -> tuple[str, int | None]:
     """Make a temporary file or folder and lock it; make another if it was swept in between."""
     while True:
-        path = make()  # type: ignore[operator]
+        path = make()
         if fcntl is None:
             return path, None
         try:

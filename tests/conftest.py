@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -19,6 +20,10 @@ from requant.quantize.runtime.isa import detect, resolve
 
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
 Range = tuple[float, float]
+
+# The first draw of a text in a new environment builds a table of all characters, which takes more than a second.
+settings.register_profile("requant", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("requant")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -138,3 +138,26 @@ def _packed(weights: Array, zero: Array, taps: tuple[Taps, Taps]) -> Array:
         for across, (block_column, column) in enumerate(zip(columns.block, columns.within, strict=True)):
             packed[:, row, column, :, block_row, block_column] = weights[:, :, down, across]
     return packed.reshape(many, BLOCK * BLOCK * channels, rows.taps, columns.taps)
+
+
+def unpacked(weights: Array, pads: Sequence[int]) -> tuple[Array, list[int]]:
+    """Return the weights (M, C, k, k) and the pads of the convolution of stride `BLOCK` that a packed one computes.
+
+    Zeros around all kernels are left out, except at a side where the kernel would then begin behind the first pixel.
+
+    Args:
+        weights: Packed int8 weights (M, 4 C, k', k') with zero points 0.
+        pads: The pads of the packed convolution: top, left, bottom, right.
+    """
+    many, channels, height, width = weights.shape
+    parts = weights.reshape(many, BLOCK, BLOCK, channels // BLOCK**2, height, width)
+    whole = parts.transpose(0, 3, 4, 1, 5, 2).reshape(many, -1, BLOCK * height, BLOCK * width)
+    before = [BLOCK * pad for pad in pads]
+    for axis in (2, 3):
+        used = np.flatnonzero(whole.any(axis=tuple({0, 1, 2, 3} - {axis})))
+        first, last = (int(used[0]), int(used[-1])) if used.size else (0, 0)
+        first = min(first, before[axis - 2], BLOCK - 1)
+        last = max(last, whole.shape[axis] - BLOCK)
+        whole = whole.take(range(first, last + 1), axis)
+        before[axis - 2] -= first
+    return whole, before

@@ -18,14 +18,13 @@ import numpy as np
 from ... import RequantError
 from ...calibration.decoding import LARGE_FILE, Count, Finite, Number, convert, convert_rows, load_json, plain_number
 from ...calibration.files import write_atomically
+from ...calibration.npy import DEFLATE
 from ...calibration.session import Array
 from ..accuracy.metrics import Score, metric_named
 from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances
 
 FORMAT = "requant.lock"
 VERSION = 1
-MOST_DEFLATED = 1032
-"""The most bytes that one deflated byte holds."""
 MALFORMED = "malformed, --update writes a new one"
 PLAIN = ("float_model", "int8_model", "mac_share", "size", "opset")
 """Attributes of `Measured` that are written as they are."""
@@ -203,7 +202,7 @@ def unpack(packed: Packed | None, axes: int, place: str) -> Array | None:
     if len(packed.shape) != axes:
         raise RequantError(f"{place}: the array is damaged: {len(packed.shape)} axes instead of {axes}")
     size = 8 * math.prod(packed.shape)  # never unpack more, even if the file holds more
-    if size > MOST_DEFLATED * (len(packed.data) + 1):
+    if size > DEFLATE * (len(packed.data) + 1):
         raise RequantError(f"{place}: the array is damaged: {len(packed.data)} bytes cannot hold {packed.shape}")
     try:
         raw = zlib.decompressobj().decompress(packed.data, size + 1)

@@ -120,9 +120,11 @@ def _with_function(model: ir.Model, convolution: Call, function: Call, *, exact:
     body, chain = [*convolution.body, *function.body], Chain(function.tensors[0], tuple(function.body))
     curve = None if exact or clipped is not None else curve_of(model, chain)
     if curve is not None:
-        return replace(convolution, body=body, values={"curve": curve.coefficients, "grid": curve.grid})
-    table = table_of(model, chain)
-    return replace(convolution, body=body, values={"table": table if clipped is None else table[clipped]})
+        values = {"curve": curve.coefficients, "grid": curve.grid}
+    else:
+        table = table_of(model, chain)
+        values = {"table": table if clipped is None else table[clipped]}
+    return replace(convolution, body=body, values={**convolution.values, **values})
 
 
 def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
@@ -132,8 +134,7 @@ def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
     a convolution that absorbed a Relu or Clip: it stands between the two.
     """
     weights = constant(convolution.inputs[WEIGHTS])
-    assert weights is not None
-    depthwise = convolution.attributes["group"].as_int() > 1 and weights.shape[1] == 1
+    depthwise = weights is None or (convolution.attributes["group"].as_int() > 1 and weights.shape[1] == 1)
     plain = {"DequantizeLinear", "Conv", "QuantizeLinear"}.issuperset(node.op_type for node in convolution.body)
     one, other, result = total.shapes
     if list(one) != list(other) or depthwise or not plain or len(convolution.sources) > 1:

@@ -159,12 +159,18 @@ NUMBERS = (
 
 def text_number(random: Random, data: bytes) -> bytes:
     """Replace a number of a text."""
+    changed = _replaced(random, data, r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", random.choice(NUMBERS))
+    return insert(random, data) if changed is None else changed
+
+
+def _replaced(random: Random, data: bytes, pattern: str, new: str) -> bytes | None:
+    """Replace one match of a pattern in a text; None if there is none."""
     text = data.decode("utf-8", errors="replace")
-    found = list(re.finditer(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", text))
+    found = list(re.finditer(pattern, text))
     if not found:
-        return insert(random, data)
+        return None
     at = random.choice(found)
-    return (text[: at.start()] + random.choice(NUMBERS) + text[at.end() :]).encode()
+    return (text[: at.start()] + new + text[at.end() :]).encode("utf-8", errors="replace")
 
 
 def lines(random: Random, data: bytes) -> bytes:
@@ -191,14 +197,9 @@ def lines(random: Random, data: bytes) -> bytes:
 
 def text_value(random: Random, data: bytes) -> bytes:
     """Replace a text in quotes."""
-    text = data.decode("utf-8", errors="replace")
-    found = list(re.finditer(r'"[^"\n]*"', text))
-    if not found:
-        return lines(random, data)
-    at = random.choice(found)
-    return (
-        text[: at.start()] + json.dumps(random.choice(VALUES), ensure_ascii=random.random() < 0.5) + text[at.end() :]
-    ).encode("utf-8", errors="replace")
+    new = json.dumps(random.choice(VALUES), ensure_ascii=random.random() < 0.5)
+    changed = _replaced(random, data, r'"[^"\n]*"', new)
+    return lines(random, data) if changed is None else changed
 
 
 DAMAGES: dict[str, Damage] = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from requant.quantize.runtime.isa import detect
 from requant.quantize.runtime.profile import executed
-from requant.transforms import verify
+from requant.transforms import packed_conv, verify
 from requant.transforms.graph import constant, inferred
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.packed_conv import taps_of
@@ -254,3 +254,24 @@ def test_activations_of_int8_are_left_alone() -> None:
 def test_where_sums_are_of_16_bits_the_weights_stay_as_they_were_relieved() -> None:
     """In blocks other pairs of products would be added in 16 bits."""
     assert proto(written(build(), exact=False)) == proto(plain(build(), exact=False))
+
+
+@pytest.mark.parametrize("kernel", [2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("begin", [0, 1, 2, 3])
+def test_unpacked_weights_are_those_before_packing(kernel: int, begin: int) -> None:
+    random = np.random.default_rng(kernel)
+    weights = random.integers(1, 127, (5, 3, kernel, kernel)).astype(np.int8)
+    side = 12
+    for end in (0, 1, 2, 3):
+        count = (side + begin + end - kernel) // 2 + 1
+        taps = taps_of(kernel, begin, side, count)
+        if taps is None or begin >= kernel:
+            continue
+        packed = packed_conv._packed(weights, np.zeros(5, np.int8), (taps, taps))
+        found, pads = packed_conv.unpacked(packed, [taps.pads[0], taps.pads[0], taps.pads[1], taps.pads[1]])
+        offset = begin - pads[0]  # less than 0 if zeros in front are kept
+        assert found.shape[2] <= kernel + 1
+        before = -offset if offset < 0 else 0
+        np.testing.assert_array_equal(found[:, :, before : before + kernel, before : before + kernel], weights)
+        assert np.count_nonzero(found) == weights.size
+        assert (side + pads[0] + pads[2] - found.shape[2]) // 2 + 1 == count
