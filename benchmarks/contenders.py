@@ -26,8 +26,11 @@ from typing import Any
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 CALIBRATION = 8
 PRODUCTS = ("MatMul", "Gemm", "Conv")
-OPENVINO = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-"""Without the second option, OpenVINO computes float operators in bfloat16 if the processor can."""
+OPENVINO: Mapping[str, Mapping[str, str]] = {
+    "openvino": {"PERFORMANCE_HINT": "LATENCY"},
+    "openvino-f32": {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"},
+}
+"""OpenVINO as a runtime. It computes float operators in bfloat16 if the processor can, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Contender:
     Attributes:
         label: The title of the column.
         forms: Keys of `FORMS`. All of these models are timed, and the fastest one counts.
-        runtime: ``onnxruntime`` or ``openvino``.
+        runtime: A key of `LOADERS`.
         needs: The package that quantizes, if it is not a dependency of this project.
     """
 
@@ -70,13 +73,18 @@ CONTENDERS: Mapping[str, Contender] = {
     "static": Contender("ORT static", ("static", "static-products", "static-fused")),
     "dynamic": Contender("ORT dynamic", ("dynamic", "dynamic-products", "dynamic-fused")),
     "nncf": Contender("NNCF", ("nncf",), needs="nncf"),
+    "stock": Contender("ours, stock kernels", ("stock",)),
     "ours": Contender("ours", ("ours",)),
+    "fallback": Contender("ours without the library", ("ours",), "onnxruntime-plain"),
+    "openvino": Contender("float in OpenVINO", ("float",), "openvino"),
+    "openvino-f32": Contender("float32 in OpenVINO", ("float",), "openvino-f32"),
     "nncf-openvino": Contender("NNCF in OpenVINO", ("nncf",), "openvino", "nncf"),
     "ours-openvino": Contender("ours in OpenVINO", ("portable",), "openvino"),
 }
 """The contenders that are compared with the float model in ONNX Runtime."""
 
 FORMS: Mapping[str, Form] = {
+    "float": Form("network"),
     "static": Form("static"),
     "static-products": Form("static", {"operators": PRODUCTS}, wants="MatMul"),
     "static-fused": Form("static", {"operators": PRODUCTS, "fuse": True}, wants="LayerNormalization"),
@@ -87,6 +95,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "nncf": Form("nncf", peer=True),
     "ours": Form("ours", per_batch=True),
+    "stock": Form("ours", {"kernels": "stock"}, per_batch=True),
     "portable": Form("ours", {"portable": True}),
     "guarded": Form("ours", {"force_int8": False}, per_batch=True),
 }
@@ -351,11 +360,14 @@ def ours(
     threads: int = 1,
     force_int8: bool = True,
     portable: bool = False,
+    kernels: str = "auto",
 ) -> dict[str, Any]:
     """Quantize with this project's defaults; return the predicted and the measured times, in ms."""
     from requant.quantize import Options, quantize_model
 
-    options = Options(force=True, force_int8=force_int8, batch=batch, threads=threads, portable=portable)
+    options = Options(
+        force=True, force_int8=force_int8, batch=batch, threads=threads, portable=portable, kernels=kernels
+    )
     result = quantize_model(model, load_feeds(feeds), output, options)
     report = result.to_json()
     kept = ("latency", "verdict", "mac_share_int8")
@@ -533,19 +545,28 @@ def worst_sqnr(expected: Sequence[Any], outputs: Sequence[Any]) -> float | None:
 
 
 def _onnxruntime(model: str, feed: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
-    """Return a function that runs a model in ONNX Runtime with default options."""
+    """Return a function that runs a model in ONNX Runtime with default options and the native operators."""
     from requant.calibration.session import open_session
 
     return partial(open_session(model, threads=threads).run, None, feed)
 
 
-def _openvino(model: str, feed: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
+def _plain_onnxruntime(model: str, feed: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
+    """Return a function that runs a model in ONNX Runtime as it is installed, without the native operators."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    return partial(ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run, None, feed)
+
+
+def _openvino(model: str, feed: dict[str, Any], threads: int, settings: Mapping[str, str]) -> Callable[[], list[Any]]:
     """Return a function that runs a model in OpenVINO."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
     import openvino
 
     core = openvino.Core()
-    compiled = core.compile_model(core.read_model(model), "CPU", {**OPENVINO, "INFERENCE_NUM_THREADS": threads})
+    compiled = core.compile_model(core.read_model(model), "CPU", {**settings, "INFERENCE_NUM_THREADS": threads})
     request = compiled.create_infer_request()
 
     def run() -> list[Any]:
@@ -557,7 +578,8 @@ def _openvino(model: str, feed: dict[str, Any], threads: int) -> Callable[[], li
 
 LOADERS: Mapping[str, Callable[[str, dict[str, Any], int], Callable[[], list[Any]]]] = {
     "onnxruntime": _onnxruntime,
-    "openvino": _openvino,
+    "onnxruntime-plain": _plain_onnxruntime,
+    **{name: partial(_openvino, settings=settings) for name, settings in OPENVINO.items()},
 }
 
 FUNCTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {

@@ -105,10 +105,10 @@ def test_the_prediction_is_shown_where_there_is_one(made: Any, ratio: float | No
         ({"times": {"static": 0.9}, "goal": 0.0, "sqnr_db": {"static": 8.0}}, ["slower than ORT static"]),
         ({"times": {"static": 0.9}, "goal": 0.0, "sqnr_db": {"static": 7.9}}, []),
         ({"times": {"static": 0.9}, "sqnr_db": {"static": 7.9}}, ["slower than ORT static"]),
-        ({"times": {"nncf-openvino": 0.5, "ours-openvino": 0.5}}, []),
-        ({"times": {"nncf-openvino": 0.5, "ours-openvino": 0.6}}, ["slower than NNCF in OpenVINO"]),
+        ({"times": {"openvino": 0.99, "openvino-f32": 1.5, "ours-openvino": 1.0}}, []),
         ({"times": {"nncf-openvino": 0.5}}, ["slower than NNCF in OpenVINO"]),
-        ({"times": {"nncf-openvino": 0.5, "ours-openvino": 0.6}, "model": "squeezenet1_1"}, []),
+        ({"times": {"ours-openvino": 0.5}}, ["slower than ours in OpenVINO"]),
+        ({"times": {"fallback": 0.5}}, []),
         ({"predicted": 1.16}, ["predicted"]),
         ({"predicted": 0.84}, ["predicted"]),
         ({"predicted": None}, []),
@@ -125,9 +125,9 @@ def test_the_prediction_is_shown_where_there_is_one(made: Any, ratio: float | No
         "real model, peer ruined",
         "random weights",
         "OpenVINO alike",
-        "OpenVINO slower",
-        "OpenVINO does not run ours",
-        "OpenVINO without a goal",
+        "OpenVINO faster",
+        "OpenVINO faster with our model",
+        "the same model without the library",
         "predicted too much",
         "predicted too little",
         "no prediction",
@@ -161,10 +161,11 @@ def test_the_goals_of_the_seed_network(ratios: tuple[float, float], first: str, 
 def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "has", lambda package, python=None: package == "nncf" and python == "other/python")
     found, notes = speed.available(contenders.CONTENDERS, None, openvino=True)
-    assert list(found) == ["static", "dynamic", "ours"]
-    assert [note.partition(":")[0] for note in notes] == ["NNCF", "NNCF in OpenVINO", "ours in OpenVINO"]
+    assert list(found) == ["static", "dynamic", "stock", "ours", "fallback"]
+    runtimes = ["float in OpenVINO", "float32 in OpenVINO", "NNCF in OpenVINO", "ours in OpenVINO"]
+    assert [note.partition(":")[0] for note in notes] == ["NNCF", *runtimes]
     found, notes = speed.available(contenders.CONTENDERS, "other/python", openvino=False)
-    assert list(found) == ["static", "dynamic", "nncf", "ours"]
+    assert list(found) == ["static", "dynamic", "nncf", "stock", "ours", "fallback"]
     assert notes == []
 
 

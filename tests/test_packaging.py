@@ -39,7 +39,8 @@ def dotted(folder: Path) -> str:
 
 def run(*arguments: str, cwd: Path) -> str:
     """Run this interpreter in a new process outside of the checkout; return its standard output."""
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}  # pip uses what is deprecated
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False, env=own)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -46,6 +46,7 @@ class Call:
         anchor: The node of the body that has the attributes; None without attributes.
         values: The values of further inputs by name: ``table``, ``curve``, ``grid``. A Table has those of its body.
         sources: The places among the inputs of the uint8 tensors that are computed.
+        order: The places of these tensors among the inputs of the unit, where they are not the same.
         shapes: The shapes of these tensors and of the result in NCHW, if the operator takes NHWC; else empty.
     """
 
@@ -58,6 +59,7 @@ class Call:
     anchor: ir.Node | None = None
     values: Mapping[str, Array] = field(default_factory=dict)
     sources: Sequence[int] = (0,)
+    order: Sequence[int] = ()
     shapes: Sequence[Shape] = ()
 
     @property
@@ -126,7 +128,9 @@ def call_of(unit: Unit, around: Surroundings) -> Call | None:
         return None
     images = all(len(shape) == IMAGE for shape in shapes) and (around.convolves or unit.op in IMAGES)
     call = CALLS.get(unit.op, _table)(Site(unit, around.nodes, reader, shapes, images))
-    return replace(call, shapes=shapes) if call is not None and images else call
+    if call is None or not images:
+        return call
+    return replace(call, shapes=[*(shapes[place] for place in call.order), *shapes[len(call.order) :]])
 
 
 # ------------------------------------------------------------------------------------------------------------ parts
@@ -283,7 +287,7 @@ def _pair(site: Site) -> Call | None:
     values = _clipping(absorbed, site.quantize)
     body = [*pairs, anchor, *absorbed, site.quantize]
     sources = (0, PAIR.index("b"))
-    return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, values=values, sources=sources)
+    return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, values=values, sources=sources, order=order)
 
 
 def _concat(site: Site) -> Call | None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.decoding import Natural, convert_rows, load_document
 from ...calibration.files import write_atomically
+from ...calibration.session import OPERATORS
 from ...transforms.plan import Impl, Unit
 from ..runtime.machine import Machine, folder, forgotten
 
@@ -71,8 +73,17 @@ class _File:
 
 
 def path_of(machine: Machine) -> Path:
-    """Return the cache file of a machine's costs."""
-    return folder() / f"costs-{machine.key}.json"
+    """Return the cache file of a machine's costs. Another library of native operators has another file."""
+    return folder() / f"costs-{machine.key}{_mark_of(OPERATORS)}.json"
+
+
+@cache
+def _mark_of(library: Path) -> str:
+    """Return what tells a library from others, for the name of a file; empty if there is none."""
+    try:
+        return f"-{hashlib.sha256(library.read_bytes()).hexdigest()[:8]}"
+    except OSError:
+        return ""
 
 
 def load(machine: Machine) -> Costs:

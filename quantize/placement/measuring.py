@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol
 
 from ...calibration.session import Array, ModelSource
 from ...transforms.plan import Choice, Impl, Plan
@@ -25,8 +25,12 @@ MOST_STRETCH = 3.0  # limit of the ratio of measured to estimated time of conver
 SLOWED_SHARE = 0.01  # ignore units below this share of the model's time
 SLOWED = 2.0  # a unit that takes more than this many times its cost is slowed down by its neighbours
 
-Write: TypeAlias = Callable[[Plan], Candidate]
-"""Writes a plan into a model."""
+
+class Write(Protocol):
+    """Writes a plan into a model."""
+
+    def __call__(self, plan: Plan, *, last: bool = False) -> Candidate:
+        """Return the model; with `last` as it will be delivered: joined operators have no times of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,9 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         candidates |= {} if plan is None else {"cut for all": bench.write(plan)}
     for index in long:
         store.keep(sizes[index].known.fresh)
+    everything = native_plan(space.facts, candidates["all"].plan)
+    if not _is_tried(everything, candidates):  # joined operators take less than the sum of their costs
+        candidates["all, native"] = bench.write(everything)
     if bench.job.options.wants_native:
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
         candidates |= {f"{name}, native": bench.write(plan) for name, plan in everywhere.items()}
@@ -356,7 +359,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     runners = {}
     for name, candidate in candidates.items():
         try:
-            runner = Runner(candidate.source, threads=job.options.threads)
+            runner = Runner(_delivered(sizes, candidate).source, threads=job.options.threads)
             for size in sizes:
                 runner(size.bench.feed)
         except RequantError:
@@ -379,10 +382,16 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
         tried = [{**first, **more} for first, more in zip(tried, final, strict=True)]
         worth = _worth(every, final, plans)
     best, own = fairest(worth, native), [fairest([each], native) for each in worth]
-    spent = [profile(size.bench, size.known, [candidates[best].source])[0][0] for size in sizes]
+    source = _delivered(sizes, candidates[best]).source
+    spent = [profile(size.bench, size.known, [source])[0][0] for size in sizes]
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     return candidates[best], Placement("measured", predicted[0], tried[0], rows)
+
+
+def _delivered(sizes: Sequence[Size], candidate: Candidate) -> Candidate:
+    """Return a candidate with its native operators joined, as they will be."""
+    return sizes[0].bench.write(candidate.plan, last=True) if candidate.native else candidate
 
 
 def _milliseconds(sizes: Sequence[Size], runners: Mapping[str, Runner], seconds: float) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
-// The kernels of one instruction set. The file that includes this defines REQUANT_TARGET and includes its vectors first.
+// The kernels of one instruction set. The file that includes this defines REQUANT_TARGET and includes its vectors and
+// its `Dense` first.
 #pragma once
 
-#include "dense.h"
 #include "depthwise.h"
 #include "pair.h"
 #include "pool.h"

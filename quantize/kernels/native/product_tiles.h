@@ -39,12 +39,13 @@ class Multiplier {
   Multiplier& operator=(const Multiplier&) = delete;
 };
 
-// Multiplies up to 32 rows by a panel; the arguments are those of the product in vectors, and `quads` is a multiple of 16.
-// All 16 or 32 rows are read; what is behind `count` has no effect.
-template <class Finish>
-void multiply(const uint8_t* rows, int64_t count, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
-              bool, const Finish& finish) {
-  alignas(64) int32_t sums[2 * kTile * kPanel];
+// Multiplies up to 32 rows by a panel: sums is (32, kPanel).
+//
+//   rows, count, stride: the first row, their number, and the bytes from one to the next
+//   w, quads: the panel: for each four bytes of a row the four weights of each channel; `quads` is a multiple of 16
+//
+// All 16 or 32 rows are read; sums of rows behind `count` have no meaning.
+inline void multiply_tiles(const uint8_t* rows, int64_t count, int64_t stride, const uint8_t* w, int64_t quads, int32_t* sums) {
   const bool both = count > kTile;
   const uint8_t* below = rows + (both ? kTile * stride : 0);
   _tile_zero(0);
@@ -68,13 +69,6 @@ void multiply(const uint8_t* rows, int64_t count, int64_t stride, const uint8_t*
   if (both) {
     _tile_stored(2, sums + kTile * kPanel, kSumsRow);
     _tile_stored(3, sums + kTile * kPanel + kLanes, kSumsRow);
-  }
-  const Ints first = load_ints(start), second = load_ints(start + kLanes);
-  for (int64_t row = 0; row < count; row += 2) {  // a row behind the last one is there, but has no meaning
-    const int32_t* from = sums + row * kPanel;
-    const Ints sum[4] = {add(load_ints(from), first), add(load_ints(from + kLanes), second),
-                         add(load_ints(from + kPanel), first), add(load_ints(from + kPanel + kLanes), second)};
-    finish(row, std::min<int64_t>(2, count - row), sum);
   }
 }
 

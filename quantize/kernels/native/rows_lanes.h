@@ -4,44 +4,38 @@
 // of a row, and no instruction repeats a quad.
 #pragma once
 
-#include "rows_finish.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
 
-// Adds the products of one quad of each row, which is a lane of its vector.
-template <int Lane, int Rows>
-void add_quad(Ints (&sum)[Rows][2], const Bytes (&x)[Rows], const uint8_t* w) {
-  const Bytes first = load_bytes(w), second = load_bytes(w + kBytes);
-  for (int row = 0; row < Rows; ++row) {
-    sum[row][0] = dot_lane<Lane>(sum[row][0], x[row], first);
-    sum[row][1] = dot_lane<Lane>(sum[row][1], x[row], second);
+// Adds the products of one quad of each row, which is a lane of its vector; `w` moves behind its weights.
+template <int Lane, int Rows, int Vectors>
+REQUANT_INLINE void add_quad(Ints (&sum)[Rows][Vectors], const Bytes (&x)[Rows], const uint8_t*& w) {
+#pragma unroll
+  for (int vector = 0; vector < Vectors; ++vector, w += kBytes) {
+    const Bytes weights = load_bytes(w);
+#pragma unroll
+    for (int row = 0; row < Rows; ++row) sum[row][vector] = dot_lane<Lane>(sum[row][vector], x[row], weights);
   }
 }
 
-// Multiplies `Rows` rows by a panel, and passes the sums to finish(row, rows, sums). `dot_lane` is exact for all weights.
-template <int Rows, bool, class Finish>
-void multiply_rows(const uint8_t* rows, int64_t stride, const uint8_t* w, int64_t quads, const int32_t* start,
-                   const Finish& finish) {
-  constexpr int64_t kQuad = 2 * kBytes;  // bytes of the weights of a quad
-  Ints sum[Rows][2];
-  for (auto& each : sum) {
-    each[0] = load_ints(start);
-    each[1] = load_ints(start + kLanes);
-  }
+// Adds the products of `quads` quads of some rows, which are `stride` bytes apart, and a panel; `w` moves behind them.
+// `dot_lane` is exact for all weights.
+template <bool, int Rows, int Vectors>
+REQUANT_INLINE void add_products(Ints (&sum)[Rows][Vectors], const uint8_t* rows, int64_t stride,
+                                                        const uint8_t*& w, int64_t quads) {
   Bytes x[Rows];
-  for (; quads >= 4; quads -= 4, rows += 16, w += 4 * kQuad) {
+  for (; quads >= 4; quads -= 4, rows += 16) {
     for (int row = 0; row < Rows; ++row) x[row] = load_bytes(rows + row * stride);
     add_quad<0>(sum, x, w);
-    add_quad<1>(sum, x, w + kQuad);
-    add_quad<2>(sum, x, w + 2 * kQuad);
-    add_quad<3>(sum, x, w + 3 * kQuad);
+    add_quad<1>(sum, x, w);
+    add_quad<2>(sum, x, w);
+    add_quad<3>(sum, x, w);
   }
-  for (; quads > 0; --quads, rows += 4, w += kQuad) {
+  for (; quads > 0; --quads, rows += 4) {
     for (int row = 0; row < Rows; ++row) x[row] = repeat(rows + row * stride);
     add_quad<0>(sum, x, w);
   }
-  finish_rows<Rows>(sum, finish);
 }
 
 }  // namespace requant::REQUANT_TARGET

@@ -7,6 +7,9 @@
 #include <memory>
 #include <vector>
 
+// For functions with arrays of vectors, which stay in registers only within one function.
+#define REQUANT_INLINE inline __attribute__((always_inline))
+
 namespace requant {
 
 // How a kernel moves over an image: sizes by axis, height and width.

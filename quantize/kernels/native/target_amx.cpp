@@ -1,6 +1,6 @@
 #define REQUANT_TARGET amx
 #include "vector_avx512.h"
-#include "product_tiles.h"
+#include "dense_tiles.h"
 
 #include "compile_target.h"
 #include "cpu.h"

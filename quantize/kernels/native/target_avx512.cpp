@@ -1,7 +1,7 @@
 #define REQUANT_TARGET avx512
 #include "vector_avx512.h"
 #include "rows_repeat.h"
-#include "product_vector.h"
+#include "dense_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"

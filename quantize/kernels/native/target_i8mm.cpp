@@ -2,7 +2,7 @@
 #include "vector_neon.h"
 #include "bytes_copied.h"
 #include "rows_lanes.h"
-#include "product_vector.h"
+#include "dense_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"

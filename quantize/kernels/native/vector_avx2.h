@@ -9,7 +9,9 @@ namespace requant::REQUANT_TARGET {
 
 constexpr int kLanes = 8;
 constexpr int kBytes = 4 * kLanes;
-constexpr int kVectorRows = 4;
+constexpr int kPanelVectors = 2;
+constexpr int panel_rows(int) { return 4; }
+constexpr int kTogether = 2;
 constexpr int kOffset = 0;
 
 using Ints = __m256i;
@@ -28,10 +30,13 @@ inline Bytes repeat(const uint8_t* four) {
 }
 
 #ifdef __AVXVNNI__
+constexpr bool kHasNarrow = false;
 inline Ints dot(Ints sum, Bytes x, Bytes w) { return _mm256_dpbusd_avx_epi32(sum, x, w); }
 inline Ints dot_narrow(Ints sum, Bytes x, Bytes w) { return dot(sum, x, w); }
 inline bool fits_narrow(const int8_t*) { return true; }
 #else
+constexpr bool kHasNarrow = true;
+
 // Bytes 0 and 2 of each group, then bytes 1 and 3, as pairs of int16.
 inline Ints dot(Ints sum, Bytes x, Bytes w) {
   const Ints even_x = _mm256_and_si256(x, _mm256_set1_epi16(0xff)), odd_x = _mm256_srli_epi16(x, 8);
@@ -80,6 +85,9 @@ inline Ints nearest(Floats value) { return _mm256_cvtps_epi32(value); }
 inline Floats bounded(Floats value, float least, float most) {
   return _mm256_min_ps(_mm256_max_ps(value, _mm256_set1_ps(least)), _mm256_set1_ps(most));
 }
+
+// The instruction that converts to int32 gives the least one for numbers below all int32; `narrow` saturates.
+inline Floats narrowing(Floats value, float, float most) { return _mm256_min_ps(value, _mm256_set1_ps(most)); }
 
 struct Entries {
   Floats part[4];

@@ -9,8 +9,11 @@ namespace requant::REQUANT_TARGET {
 
 constexpr int kLanes = 16;
 constexpr int kBytes = 4 * kLanes;
-constexpr int kVectorRows = 8;
+constexpr int kPanelVectors = 4;
+constexpr int panel_rows(int vectors) { return vectors == 4 ? 6 : 8; }  // 24 sums at most, of 32 registers
+constexpr int kTogether = 4;
 constexpr int kOffset = 0;
+constexpr bool kHasNarrow = false;
 
 using Ints = __m512i;
 using Bytes = __m512i;
@@ -62,6 +65,9 @@ inline Ints nearest(Floats value) { return _mm512_cvtps_epi32(value); }
 inline Floats bounded(Floats value, float least, float most) {
   return _mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(least)), _mm512_set1_ps(most));
 }
+
+// The instruction that converts to int32 gives the least one for numbers below all int32; `narrow` saturates.
+inline Floats narrowing(Floats value, float, float most) { return _mm512_min_ps(value, _mm512_set1_ps(most)); }
 
 struct Entries {
   Floats low, high;

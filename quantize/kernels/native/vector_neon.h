@@ -11,7 +11,10 @@ namespace requant::REQUANT_TARGET {
 
 constexpr int kLanes = 4;
 constexpr int kBytes = 4 * kLanes;
-constexpr int kVectorRows = 8;  // their sums, 16 bytes of each, and two vectors of weights fit in the 32 registers
+constexpr int kPanelVectors = 2;
+constexpr int panel_rows(int) { return 8; }  // their sums, 16 bytes of each, and a vector of weights fit in 32 registers
+constexpr int kTogether = 4;
+constexpr bool kHasNarrow = false;
 
 using Ints = int32x4_t;
 using Bytes = uint8x16_t;
@@ -95,6 +98,8 @@ inline Ints nearest(Floats value) { return vcvtnq_s32_f32(value); }
 inline Floats bounded(Floats value, float least, float most) {
   return vminq_f32(vmaxq_f32(value, vdupq_n_f32(least)), vdupq_n_f32(most));
 }
+
+inline Floats narrowing(Floats value, float least, float most) { return bounded(value, least, most); }
 
 struct Entries {
   const float* at;

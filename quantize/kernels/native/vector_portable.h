@@ -10,8 +10,11 @@ namespace requant::REQUANT_TARGET {
 
 constexpr int kLanes = 8;           // int32 of one vector
 constexpr int kBytes = 4 * kLanes;  // bytes of one vector
-constexpr int kVectorRows = 4;      // pixels that share a load of weights
-constexpr int kOffset = 0;          // what `dot` subtracts from each x
+constexpr int kPanelVectors = 2;    // the most vectors of output channels that share a load of x
+constexpr int panel_rows(int) { return 4; }  // pixels that share a load of their weights
+constexpr int kTogether = 2;                 // the most rows of a depthwise convolution that share a transposition
+constexpr int kOffset = 0;                   // what `dot` subtracts from each x
+constexpr bool kHasNarrow = false;           // whether `dot_narrow` is faster than `dot`
 
 struct Ints {
   int32_t at[kLanes];
@@ -114,6 +117,9 @@ inline Floats bounded(Floats value, float least, float most) {
   for (float& each : value.at) each = std::min(std::max(each, least), most);
   return value;
 }
+
+// Bounds what `narrow` does not bound, so that the nearest integers can be narrowed to bytes.
+inline Floats narrowing(Floats value, float least, float most) { return bounded(value, least, most); }
 
 // Returns the integers, rounded towards zero.
 inline Ints truncated(Floats value) {

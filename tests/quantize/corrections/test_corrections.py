@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,14 @@ from requant.quantize import Options, compare_models, quantize_model
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias, mean_error
 from requant.quantize.corrections.layer_by_layer import Layer, channel_means, walk_layers
-from requant.quantize.job import Candidate, Evidence, Job
+from requant.quantize.job import Evidence, Job
 from requant.quantize.model.files import serialize
 from requant.quantize.options.efforts import CORRECTIONS, EFFORTS, chosen
 from requant.quantize.placement import costs as store
 from requant.quantize.placement import search as searching
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts
-from requant.quantize.placement.measuring import Bench, Measured, with_profile
+from requant.quantize.placement.measuring import Bench, Measured, Write, with_profile
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space
 from requant.quantize.placement.search import Size, fastest, place
@@ -78,7 +77,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
-def begun(model: Path, data: Feeds, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Plan], Candidate]]:
+def begun(model: Path, data: Feeds, **options: Any) -> tuple[Job, Facts, Plan, Write]:
     job = prepare(model, data, Options(**{"place": "rules", "isa": "vnni", **options}), model.parent, silent)
     return job, *plan_by_rules(job, find_ranges(job), Evidence())
 
@@ -289,7 +288,7 @@ FLOAT_US = {"first": 1000.0, "second": 350.0, "third": 1000.0}
 INT8_US = {"first": 100.0, "second": 310.0, "third": 100.0}
 
 
-def planted(model: Path, **options: Any) -> tuple[Job, Facts, Plan, Callable[[Plan], Candidate]]:
+def planted(model: Path, **options: Any) -> tuple[Job, Facts, Plan, Write]:
     """Return what is to be placed by costs that leave no doubt: `second` gains 40 us of 2,350, the others 900 each."""
     _, facts, rules, _ = begun(model, feeds())
     shapes = {"x": (1, 16, 8, 8), "r": (1, 12, 8, 8), "c": (1, 10, 8, 8), "y": (1, 8, 8, 8), "a": (1, 12, 8, 8)}

@@ -116,7 +116,7 @@ def test_a_convolution_becomes_a_function(middle: str, last: str, nodes: tuple[s
     assert "Conv" not in {node.op_type for node in made.graph}
     (key,) = made.functions
     assert key == (NATIVE_DOMAIN, "Convolution", "")
-    onnx.checker.check_model(ir.to_proto(made))
+    onnx.checker.check_model(ir.to_proto(made), full_check=True)
     for session in (without_library(made), with_library(made), with_library(made, optimize=True)):
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
 
@@ -156,7 +156,7 @@ def test_a_mean_becomes_a_function(op: str, lengths: tuple[int, int]) -> None:
     unit = Unit(name="mean", op=name, nodes=("mean",), inputs=("x",), outputs=("a",))
     assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "a": ("N", 3, *lengths)}) == 1
     assert [node.op_type for node in made.graph if node.domain] == [name]
-    onnx.checker.check_model(ir.to_proto(made))
+    onnx.checker.check_model(ir.to_proto(made), full_check=True)
     np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected[0])
     # the body rounds the sum of float values, the operator the sum of integers: they may differ by one step
     step = 1.001 * float(CONSTANTS["p"])
@@ -263,7 +263,7 @@ def test_a_sum_and_a_product_become_functions(
     unit = Unit(name="pair", op=op, nodes=nodes, inputs=names, outputs=(last,))
     assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), "x2": b, last: ("N", 3, 9, 8)}) == 1
     assert [node.op_type for node in made.graph if node.domain] == [op]
-    onnx.checker.check_model(ir.to_proto(made))
+    onnx.checker.check_model(ir.to_proto(made), full_check=True)
     np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected)
     # the body rounds products of scales, the operator their ratios: at a half, they may go different ways
     found = outputs(with_library(made), feed)[0]
@@ -305,7 +305,7 @@ def test_a_concatenation_becomes_a_function_with_the_same_results(order: str, co
     shapes = {"x": ("N", 3, 9, 8), "x2": ("N", 2, 9, 8), "x3": ("N", 3, 9, 8), "c": ("N", count, 9, 8)}
     assert wrap_units(made, [unit], shapes) == 1
     assert [node.op_type for node in made.graph if node.domain] == ["Concat"]
-    onnx.checker.check_model(ir.to_proto(made))
+    onnx.checker.check_model(ir.to_proto(made), full_check=True)
     for session in (without_library(made), with_library(made), with_library(made, optimize=True)):
         np.testing.assert_array_equal(outputs(session, feed)[0], expected)
 
@@ -345,7 +345,7 @@ def test_a_convolution_and_its_residual_become_one_call_that_rounds_once(
     ]
     assert wrap_units(made, units, dict.fromkeys(("x", last, "g"), shape), join=True) == calls
     assert [node.op_type for node in made.graph if node.domain] == ["Convolution", "Add"][:calls]
-    onnx.checker.check_model(ir.to_proto(made))
+    onnx.checker.check_model(ir.to_proto(made), full_check=True)
     np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected)
     x = np.clip(np.rint(feed["x"] / CONSTANTS["s"]) + 117, 0, 255) - 117
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))).astype(np.int64)

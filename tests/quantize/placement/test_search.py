@@ -204,6 +204,17 @@ def test_what_is_kept_is_of_one_machine(tmp_path: Path) -> None:
     assert store.kept() == []
 
 
+def test_another_library_of_native_operators_has_other_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, paths = Machine.here(1), []
+    for name in ("one", "two", "none"):
+        if name != "none":
+            (tmp_path / name).write_text(name)
+        monkeypatch.setattr(store, "OPERATORS", tmp_path / name)
+        paths.append(store.path_of(here).name)
+    assert len(set(paths)) == 3
+    assert paths[2] == f"costs-{here.key}.json"
+
+
 def test_cpus_of_one_name_differ_by_their_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for found in ((), ("avx2",), ("avx2", "amx_int8")):

@@ -1,0 +1,139 @@
+// What becomes of the sums of a convolution: the residual, the requantization, the function behind it.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "curve.h"
+#include "scaled.h"
+#include "target.h"
+
+namespace requant::REQUANT_TARGET {
+
+// Some output channels: a few vectors of them, whose weights are packed together.
+struct Panel {
+  int64_t channel = 0;  // the first one
+  int64_t last = 0;     // where the last vector begins behind it: an earlier one may have some of its channels
+  int64_t bytes = 0;    // of a vector: fewer than kLanes in a convolution with fewer channels
+  bool even = false;    // whether the vectors follow each other
+  bool narrow = true;   // whether `dot_narrow` is exact
+  const int32_t* start = nullptr;     // by lane: what the sums begin with
+  const float* multiplier = nullptr;  // by lane
+  const uint8_t* weights = nullptr;
+
+  int64_t offset(int vector, int vectors) const { return vector + 1 < vectors ? vector * kLanes : last; }
+};
+
+// The results of neighbouring pixels: `to` and `residual` are those of the first channel of a panel in the first one.
+struct Place {
+  uint8_t* to;
+  const uint8_t* residual;  // or null
+};
+
+class Finish {
+ public:
+  explicit Finish(const Convolution& conv)
+      : conv_(conv), curve_(conv.curve), plain_(conv.curve.empty() && conv.table.empty()) {}
+
+  // Writes the results of some pixels, from sums that include the bias. It is part of its caller, so that the sums stay in
+  // registers; rarer cases get a copy of them.
+  template <int Rows, int Vectors>
+  REQUANT_INLINE void write(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
+    constexpr int kStep = step(Vectors);
+    if (plain_ && panel.bytes == kLanes && place.residual == nullptr) {
+#pragma unroll
+      for (int row = 0; row < Rows; row += kStep)
+        write_some<false, true, Vectors>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
+      return;
+    }
+    Ints copy[Rows][Vectors];
+#pragma unroll
+    for (int row = 0; row < Rows; ++row)
+#pragma unroll
+      for (int vector = 0; vector < Vectors; ++vector) copy[row][vector] = sum[row][vector];
+    conv_.curve.empty() ? write_copy<false, Vectors>(copy, Rows, panel, place)
+                        : write_copy<true, Vectors>(copy, Rows, panel, place);
+  }
+
+ private:
+  // Returns how many rows become one vector of bytes.
+  static constexpr int step(int vectors) { return vectors < 3 ? 4 / vectors : 1; }
+
+  Place moved(const Place& place, int rows) const {
+    return {place.to + rows * conv_.outputs, place.residual ? place.residual + rows * conv_.outputs : nullptr};
+  }
+
+  template <bool Curved, int Vectors>
+  __attribute__((noinline)) void write_copy(const Ints (*sum)[Vectors], int rows, const Panel& panel, const Place& place) const {
+    constexpr int kStep = step(Vectors);
+    for (int row = 0; row < rows; row += kStep)
+      write_some<Curved, false, Vectors>(sum + row, std::min(kStep, rows - row), panel, moved(place, row));
+  }
+
+  // Up to four vectors of sums, those of some rows, become one of bytes.
+  template <bool Curved, bool Plain, int Vectors>
+  REQUANT_INLINE void write_some(const Ints (*sum)[Vectors], int rows, const Panel& panel, const Place& place) const {
+    Floats value[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = std::min(i / Vectors, rows - 1), vector = i / Vectors < rows ? i % Vectors : 0;
+      value[i] = real<Curved>(sum[row][vector], panel.multiplier + vector * kLanes);
+      if (Plain || place.residual == nullptr) continue;
+      value[i] = plus(value[i], residual(place.residual + row * conv_.outputs + panel.offset(vector, Vectors), panel));
+    }
+    alignas(64) uint8_t made[kBytes];  // in one cache line
+    store_bytes(made, requantized<Curved>(value));
+    if (!Plain && conv_.table.size() == 256) look_up(made, made, kBytes, conv_.table.data());
+    if (!Plain && conv_.table.size() > 256) look_up_channels<Vectors>(made, rows, panel);
+    const uint8_t* from = made;
+    uint8_t* to = place.to;
+    for (int row = 0; row < rows; ++row, from += Vectors * kLanes, to += conv_.outputs)
+      panel.even ? std::memcpy(to, from, Vectors * kLanes) : store_apart<Plain, Vectors>(from, panel, to);
+  }
+
+  // Copies the vectors of a row to where each begins.
+  template <bool Plain, int Vectors>
+  REQUANT_INLINE static void* store_apart(const uint8_t* from, const Panel& panel, uint8_t* to) {
+    for (int vector = 0; vector < Vectors; ++vector, from += kLanes)
+      Plain || panel.bytes == kLanes ? std::memcpy(to + panel.offset(vector, Vectors), from, kLanes)
+                            : std::memcpy(to + panel.offset(vector, Vectors), from, static_cast<size_t>(panel.bytes));
+    return to;
+  }
+
+  template <int Vectors>
+  void look_up_channels(uint8_t* at, int rows, const Panel& panel) const {
+    for (int i = 0; i < rows * Vectors; ++i, at += kLanes) {
+      const uint8_t* table = &conv_.table[256 * (panel.channel + panel.offset(i % Vectors, Vectors))];
+      for (int64_t c = 0; c < panel.bytes; ++c) at[c] = table[256 * c + at[c]];
+    }
+  }
+
+  // Returns what is rounded, or what the curve is a function of.
+  template <bool Curved>
+  REQUANT_INLINE Floats real(Ints sum, const float* multiplier) const {
+    return Curved ? times_plus(floats(sum), load_floats(multiplier), fill_floats(conv_.offset)) : scaled(sum, multiplier);
+  }
+
+  // Returns what a vector of the residual adds.
+  Floats residual(const uint8_t* from, const Panel& panel) const {
+    uint8_t part[kLanes] = {};
+    if (panel.bytes < kLanes) from = static_cast<const uint8_t*>(std::memcpy(part, from, static_cast<size_t>(panel.bytes)));
+    return scaled(from, conv_.residual_zero, conv_.residual_ratio);
+  }
+
+  template <bool Curved>
+  REQUANT_INLINE Bytes requantized(const Floats (&value)[4]) const {
+    const int zero = Curved ? 0 : conv_.y_zero;
+    const float least = static_cast<float>(-zero), most = static_cast<float>(255 - zero);
+    Ints made[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) made[i] = nearest(narrowing(Curved ? curve_(value[i]) : value[i], least, most));
+    return ordered(narrow(made, zero));
+  }
+
+  const Convolution& conv_;
+  Curve curve_;
+  bool plain_;  // whether nothing is done behind the requantization
+};
+
+}  // namespace requant::REQUANT_TARGET
