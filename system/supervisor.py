@@ -94,7 +94,7 @@ def _run(command: Callable[[], object]) -> None:
         raise
     ending.ignore_signals()
     faulthandler.disable()
-    code = code if _flushed() or code else CRASH
+    code = code if _flushed(told=code == CRASH) or code else CRASH
     notes.note(code=code if isinstance(code, int) else int(code is not None))
     sys.exit(code)  # type: ignore[arg-type]
 
@@ -106,8 +106,12 @@ def _say(text: str) -> None:
             print(sentence(f"requant: {text}"), file=sys.stderr, flush=True)
 
 
-def _flushed() -> bool:
-    """Return whether all output could be written; what cannot be written is dropped, or Python reports it at exit."""
+def _flushed(*, told: bool) -> bool:
+    """Return whether all output could be written; what cannot be written is dropped, or Python reports it at exit.
+
+    Args:
+        told: Whether the command has told an error: a full disk may have been it, and then the rest cannot be written.
+    """
     try:
         if sys.stdout is not None:  # it may be closed
             sys.stdout.flush()
@@ -115,7 +119,8 @@ def _flushed() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return True
-        _say(f"standard output: {error.strerror}{notes.also_written()}")
+        if not told:
+            _say(f"standard output: {error.strerror}{notes.also_written()}")
         return False
     return True
 

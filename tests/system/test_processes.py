@@ -339,7 +339,7 @@ def test_output_that_nobody_reads_or_holds(tmp_path: Path) -> None:
     if Path("/dev/full").exists():
         save(PLAIN, tmp_path / "m.onnx")
         with open("/dev/full", "w") as full:
-            for arguments in (["inspect", "m.onnx", "--json"], ["--help"]):
+            for arguments in (["inspect", "m.onnx", "--json"], ["transforms", "--markdown"], ["--help"]):
                 process = subprocess.run(
                     [sys.executable, "-P", "-m", "requant", *arguments],
                     cwd=tmp_path,

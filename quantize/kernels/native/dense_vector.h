@@ -140,7 +140,7 @@ class Dense final : public ConvolutionKernel {
     const int64_t all = static_cast<int64_t>(panels_.size()), row = extent.columns * conv_.outputs * conv_.taps() * depth_;
     Grid grid{1, extent.rows, 1, extent.columns, 1, all};
     if (flat_) {
-      const int64_t most = std::clamp<int64_t>(std::min(kBlock / depth_, kWork / (conv_.outputs * depth_)), 32, 512);
+      const int64_t most = std::clamp<int64_t>(std::min(kBlock / depth_, kWork / (conv_.outputs * depth_)), 24, 96);
       grid.blocks = divided(extent.columns, most);
       grid.columns = divided(extent.columns, grid.blocks);
       grid.blocks = divided(extent.columns, grid.columns);

@@ -43,7 +43,7 @@ class Finish {
     if (plain_ && panel.bytes == kLanes && place.residual == nullptr) {
 #pragma unroll
       for (int row = 0; row < Rows; row += kStep)
-        write_some<false, true, Vectors>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
+        write_some<false, true, true>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
       return;
     }
     Ints copy[Rows][Vectors];
@@ -51,8 +51,10 @@ class Finish {
     for (int row = 0; row < Rows; ++row)
 #pragma unroll
       for (int vector = 0; vector < Vectors; ++vector) copy[row][vector] = sum[row][vector];
-    conv_.curve.empty() ? write_copy<false, Vectors>(copy, Rows, panel, place)
-                        : write_copy<true, Vectors>(copy, Rows, panel, place);
+    if (panel.bytes < kLanes)
+      conv_.curve.empty() ? write_copy<false, false>(copy, Rows, panel, place) : write_copy<true, false>(copy, Rows, panel, place);
+    else
+      conv_.curve.empty() ? write_copy<false, true>(copy, Rows, panel, place) : write_copy<true, true>(copy, Rows, panel, place);
   }
 
  private:
@@ -63,15 +65,16 @@ class Finish {
     return {place.to + rows * conv_.outputs, place.residual ? place.residual + rows * conv_.outputs : nullptr};
   }
 
-  template <bool Curved, int Vectors>
+  template <bool Curved, bool Whole, int Vectors>
   __attribute__((noinline)) void write_copy(const Ints (*sum)[Vectors], int rows, const Panel& panel, const Place& place) const {
     constexpr int kStep = step(Vectors);
     for (int row = 0; row < rows; row += kStep)
-      write_some<Curved, false, Vectors>(sum + row, std::min(kStep, rows - row), panel, moved(place, row));
+      write_some<Curved, Whole, false>(sum + row, std::min(kStep, rows - row), panel, moved(place, row));
   }
 
-  // Up to four vectors of sums, those of some rows, become one of bytes.
-  template <bool Curved, bool Plain, int Vectors>
+  // Up to four vectors of sums, those of some rows, become one of bytes. `Whole`: the panel has all channels of its vectors;
+  // `Plain`: there is no residual and no table.
+  template <bool Curved, bool Whole, bool Plain, int Vectors>
   REQUANT_INLINE void write_some(const Ints (*sum)[Vectors], int rows, const Panel& panel, const Place& place) const {
     Floats value[4];
 #pragma unroll
@@ -79,7 +82,7 @@ class Finish {
       const int row = std::min(i / Vectors, rows - 1), vector = i / Vectors < rows ? i % Vectors : 0;
       value[i] = real<Curved>(sum[row][vector], panel.multiplier + vector * kLanes);
       if (Plain || place.residual == nullptr) continue;
-      value[i] = plus(value[i], residual(place.residual + row * conv_.outputs + panel.offset(vector, Vectors), panel));
+      value[i] = plus(value[i], residual<Whole>(place.residual + row * conv_.outputs + panel.offset(vector, Vectors), panel));
     }
     alignas(64) uint8_t made[kBytes];  // in one cache line
     store_bytes(made, requantized<Curved>(value));
@@ -88,15 +91,15 @@ class Finish {
     const uint8_t* from = made;
     uint8_t* to = place.to;
     for (int row = 0; row < rows; ++row, from += Vectors * kLanes, to += conv_.outputs)
-      panel.even ? std::memcpy(to, from, Vectors * kLanes) : store_apart<Plain, Vectors>(from, panel, to);
+      panel.even ? std::memcpy(to, from, Vectors * kLanes) : store_apart<Whole, Vectors>(from, panel, to);
   }
 
   // Copies the vectors of a row to where each begins.
-  template <bool Plain, int Vectors>
+  template <bool Whole, int Vectors>
   REQUANT_INLINE static void* store_apart(const uint8_t* from, const Panel& panel, uint8_t* to) {
     for (int vector = 0; vector < Vectors; ++vector, from += kLanes)
-      Plain || panel.bytes == kLanes ? std::memcpy(to + panel.offset(vector, Vectors), from, kLanes)
-                            : std::memcpy(to + panel.offset(vector, Vectors), from, static_cast<size_t>(panel.bytes));
+      Whole ? std::memcpy(to + panel.offset(vector, Vectors), from, kLanes)
+            : std::memcpy(to + panel.offset(vector, Vectors), from, static_cast<size_t>(panel.bytes));
     return to;
   }
 
@@ -115,9 +118,10 @@ class Finish {
   }
 
   // Returns what a vector of the residual adds.
+  template <bool Whole>
   Floats residual(const uint8_t* from, const Panel& panel) const {
     uint8_t part[kLanes] = {};
-    if (panel.bytes < kLanes) from = static_cast<const uint8_t*>(std::memcpy(part, from, static_cast<size_t>(panel.bytes)));
+    if (!Whole) from = static_cast<const uint8_t*>(std::memcpy(part, from, static_cast<size_t>(panel.bytes)));
     return scaled(from, conv_.residual_zero, conv_.residual_ratio);
   }
 
