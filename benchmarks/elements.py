@@ -19,8 +19,8 @@ import click
 import numpy as np
 from rich.console import Console
 
-from benchmarks import roofline
-from benchmarks.tables import plain_table
+from benchmarks.kernels import Convolution, Product, one_node
+from benchmarks.tables import plain_table, print_table
 
 if TYPE_CHECKING:
     import onnx
@@ -33,7 +33,7 @@ class Kernel:
     """An operator with its inputs.
 
     Attributes:
-        op: The operator; ``ms.`` stands for the domain of the runtime.
+        op: The operator, with its domain before it.
         inputs: One letter per input. ``u``, ``f``: a uint8 or float tensor. ``i``: an int32 tensor with values below
             `TABLE`. ``g``, ``h``: a uint8 or float gate, one value per channel. ``s``: a scale. ``z``: a zero point.
             ``t``: a uint8 table. ``l``, ``m``: uint8 limits.
@@ -49,13 +49,13 @@ class Kernel:
 
 UNARY, BINARY = "uszsz", "uszuszsz"
 KERNELS: Mapping[str, Kernel] = {
-    "QLinearSigmoid": Kernel("ms.QLinearSigmoid", UNARY, "u"),
-    "QLinearLeakyRelu": Kernel("ms.QLinearLeakyRelu", UNARY, "u", {"alpha": 0.1}),
-    "QLinearSoftmax": Kernel("ms.QLinearSoftmax", UNARY, "u", {"axis": -1, "opset": 13}),
-    "QLinearMul": Kernel("ms.QLinearMul", BINARY, "u"),
-    "QLinearMul by a gate": Kernel("ms.QLinearMul", "uszgszsz", "u"),
-    "QLinearAdd": Kernel("ms.QLinearAdd", BINARY, "u"),
-    "QLinearGlobalAveragePool": Kernel("ms.QLinearGlobalAveragePool", UNARY, "u", {"channels_last": 0}),
+    "QLinearSigmoid": Kernel("com.microsoft.QLinearSigmoid", UNARY, "u"),
+    "QLinearLeakyRelu": Kernel("com.microsoft.QLinearLeakyRelu", UNARY, "u", {"alpha": 0.1}),
+    "QLinearSoftmax": Kernel("com.microsoft.QLinearSoftmax", UNARY, "u", {"axis": -1, "opset": 13}),
+    "QLinearMul": Kernel("com.microsoft.QLinearMul", BINARY, "u"),
+    "QLinearMul by a gate": Kernel("com.microsoft.QLinearMul", "uszgszsz", "u"),
+    "QLinearAdd": Kernel("com.microsoft.QLinearAdd", BINARY, "u"),
+    "QLinearGlobalAveragePool": Kernel("com.microsoft.QLinearGlobalAveragePool", UNARY, "u", {"channels_last": 0}),
     "QuantizeLinear": Kernel("QuantizeLinear", "fsz", "u"),
     "DequantizeLinear": Kernel("DequantizeLinear", "usz", "f"),
     "Transpose of uint8 to NHWC": Kernel("Transpose", "u", "u", {"perm": [0, 2, 3, 1]}),
@@ -63,8 +63,8 @@ KERNELS: Mapping[str, Kernel] = {
     "Gather in 256 values": Kernel("Gather", "ti", "u"),
     "Sigmoid": Kernel("Sigmoid", "f", "f"),
     "HardSigmoid": Kernel("HardSigmoid", "f", "f"),
-    "QuickGelu": Kernel("ms.QuickGelu", "f", "f", {"alpha": 1.0}),
-    "Gelu": Kernel("ms.Gelu", "f", "f"),
+    "QuickGelu": Kernel("com.microsoft.QuickGelu", "f", "f", {"alpha": 1.0}),
+    "Gelu": Kernel("com.microsoft.Gelu", "f", "f"),
     "Erf": Kernel("Erf", "f", "f"),
     "Softmax": Kernel("Softmax", "f", "f", {"axis": -1}),
     "Add": Kernel("Add", "ff", "f"),
@@ -74,29 +74,35 @@ KERNELS: Mapping[str, Kernel] = {
     "GlobalAveragePool": Kernel("GlobalAveragePool", "f", "f"),
 }
 """The kernels: first integer kernels and conversions, then the float kernels."""
-PRODUCTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    "3x3, 64 channels, 56x56": ("convolution", (64, 56, 3)),
-    "3x3, 256 channels, 14x14": ("convolution", (256, 14, 3)),
-    "1x1, 64 to 256, 56x56": ("convolution", (64, 56, 1, 256)),
-    "1x1, 24 to 144, 56x56": ("convolution", (24, 56, 1, 144)),
-    "1x1, 16 to 96, 112x112": ("convolution", (16, 112, 1, 96)),
-    "1x1, 480 to 20, 1x1 (a gate)": ("convolution", (480, 1, 1, 20)),
-    "depthwise 3x3, 144 channels, 56x56": ("convolution", (144, 56, 3, 144, 144)),
-    "depthwise 5x5, 240 channels, 28x28": ("convolution", (240, 28, 5, 240, 240)),
-    "3x3, 3 to 32, 224x224": ("convolution", (3, 224, 3, 32)),
-    "5x5, 1 to 32, 28x28, batch 128": ("convolution", (1, 28, 5, 32, 1, 128)),
-    "5x5, 32 to 64, 14x14, batch 128": ("convolution", (32, 14, 5, 64, 1, 128)),
-    "197 rows, 768 by 768": ("product", (197, 768, 768)),
-    "128 rows, 768 by 3072": ("product", (128, 768, 3072)),
-    "1 row, 1280 by 1000": ("product", (1, 1280, 1000)),
+PRODUCTS: Mapping[str, Convolution | Product] = {
+    "7x7, 3 to 64, 224x224, stride 2": Convolution(3, 224, 7, 64, stride=2),
+    "3x3, 3 to 32, 224x224, stride 2": Convolution(3, 224, 3, 32, stride=2),
+    "3x3, 3 to 32, 224x224": Convolution(3, 224, 3, 32),
+    "3x3, 64 channels, 56x56": Convolution(64, 56, 3),
+    "3x3, 256 channels, 14x14": Convolution(256, 14, 3),
+    "3x3, 512 channels, 7x7": Convolution(512, 7, 3),
+    "1x1, 16 to 96, 112x112": Convolution(16, 112, 1, 96),
+    "1x1, 24 to 144, 56x56": Convolution(24, 56, 1, 144),
+    "1x1, 64 to 256, 56x56": Convolution(64, 56, 1, 256),
+    "1x1, 1024 to 256, 14x14": Convolution(1024, 14, 1, 256),
+    "1x1, 480 to 20, 1x1 (a gate)": Convolution(480, 1, 1, 20),
+    "depthwise 3x3, 32 channels, 112x112": Convolution(32, 112, 3, 32, 32),
+    "depthwise 3x3, 96 channels, 112x112, stride 2": Convolution(96, 112, 3, 96, 96, stride=2),
+    "depthwise 3x3, 144 channels, 56x56": Convolution(144, 56, 3, 144, 144),
+    "depthwise 5x5, 240 channels, 28x28": Convolution(240, 28, 5, 240, 240),
+    "depthwise 5x5, 672 channels, 14x14": Convolution(672, 14, 5, 672, 672),
+    "5x5, 1 to 32, 28x28, batch 128": Convolution(1, 28, 5, 32, batch=128),
+    "5x5, 32 to 64, 14x14, batch 128": Convolution(32, 14, 5, 64, batch=128),
+    "197 rows, 768 by 768": Product(197, 768, 768),
+    "128 rows, 768 by 3072": Product(128, 768, 3072),
+    "1 row, 1280 by 1000": Product(1, 1280, 1000),
 }
-"""The products: a function of `benchmarks.roofline` and its arguments."""
-KINDS = ("float", "int8", "gemm")
+KINDS = ("float", "int8", "gemm", "native")
 
 
 def build(kernel: Kernel, shape: tuple[int, ...]) -> tuple[onnx.ModelProto, dict[str, Any]]:
     """Return a model with one kernel, and a feed."""
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto
 
     rng = np.random.default_rng(0)
     gate = (shape[0], shape[1], *(1 for _ in shape[2:]))
@@ -116,19 +122,9 @@ def build(kernel: Kernel, shape: tuple[int, ...]) -> tuple[onnx.ModelProto, dict
     }
     names = [f"{letter}{place}" for place, letter in enumerate(kernel.inputs)]
     feed = {name: fed[name[0]]() for name in names if name[0] in fed}
-    domain, _, op = kernel.op.rpartition(".")
-    node = helper.make_node(
-        op, names, ["y"], name="kernel", domain="com.microsoft" if domain else "", **kernel.attributes
-    )
-    graph = helper.make_graph(
-        [node],
-        "element",
-        [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feed.items()],
-        [helper.make_tensor_value_info("y", TensorProto.UINT8 if kernel.output == "u" else TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(constants[n[0]]), n) for n in names if n[0] in constants],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8), feed
+    used = {name: np.asarray(constants[name[0]]) for name in names if name[0] in constants}
+    output = TensorProto.UINT8 if kernel.output == "u" else TensorProto.FLOAT
+    return one_node(kernel.op, names, kernel.attributes, feed, used, output), feed
 
 
 def nanoseconds(kernel: Kernel, shape: tuple[int, ...], times: int) -> float:
@@ -140,31 +136,29 @@ def nanoseconds(kernel: Kernel, shape: tuple[int, ...], times: int) -> float:
     return 1e3 * sum(run.microseconds for run in runs) / math.prod(shape)
 
 
-def product_times(name: str, times: int) -> dict[str, float]:
-    """Return the microseconds of a product in float and in int8; for a convolution also as an int8 matrix product."""
+def product_times(shape: Convolution | Product, times: int) -> dict[str, float]:
+    """Return the microseconds of a product in float and in int8; of a convolution in all of `KINDS` that run here."""
+    from requant.quantize.kernels.library import kernels
     from requant.quantize.runtime.profile import profiled
 
-    function, arguments = PRODUCTS[name]
-    kinds: dict[str, dict[str, Any]] = {"float": {"integer": False}, "int8": {"integer": True}}
-    if function == "convolution":
-        kinds["gemm"] = {"integer": True, "zero_point": -1}
-    times_of_kinds = {}
-    for kind, options in kinds.items():
-        model, feed = getattr(roofline, function)(*arguments, **options)
+    kinds = KINDS if isinstance(shape, Convolution) else KINDS[:2]
+    found = {}
+    for kind in kinds if not isinstance(kernels(), str) else kinds[:3]:
+        model, feed = shape.case(kind)
         runs = profiled(model.SerializeToString(), feed, threads=1, times=times).runs
-        times_of_kinds[kind] = sum(run.microseconds for run in runs if run.macs)
-    return times_of_kinds
+        found[kind] = sum(run.microseconds for run in runs if run.macs)
+    return found
 
 
 def print_products(found: Mapping[str, Mapping[str, float]]) -> None:
     """Print the products as a table."""
-    columns = ("product", "float, us", "int8, us", "int8 gemm, us", "ratio")
-    table = plain_table("single kernels, 1 thread", columns, left=("product",))
+    columns = ("product", "float, us", "int8, us", "int8 gemm, us", "native, us", "ratio")
+    table = plain_table("single kernels, 1 thread", columns, left=("product",), no_wrap=columns)
     for name, times in found.items():
-        least = min(times["int8"], times.get("gemm", math.inf))
+        least = min(time for kind, time in times.items() if kind != "float")
         cells = [f"{times[kind]:.0f}" if kind in times else "" for kind in KINDS]
         table.add_row(name, *cells, f"{times['float'] / least:.2f}x")
-    Console().print(table)
+    print_table(table)
 
 
 @click.command()
@@ -176,7 +170,7 @@ def print_products(found: Mapping[str, Mapping[str, float]]) -> None:
 def main(only: str, shape: str, products: bool, times: int, as_json: bool) -> None:
     """Measure and print the table."""
     if products:
-        pairs = {name: product_times(name, times) for name in PRODUCTS if only.lower() in name.lower()}
+        pairs = {name: product_times(row, times) for name, row in PRODUCTS.items() if only.lower() in name.lower()}
         print(json.dumps(pairs, indent=2)) if as_json else print_products(pairs)
         return
     axes = tuple(map(int, shape.split(",")))

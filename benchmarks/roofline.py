@@ -4,8 +4,8 @@
     python -m benchmarks.roofline --peaks
 
 The peaks are measured on one thread. The compute peak is the rate of the fastest of several large products and
-convolutions of ONNX Runtime, in int8 and in float. The bandwidth peak is the rate of the fastest copy or sum of an
-array. It is measured for several sizes, because a cache is faster than memory.
+convolutions, in float and in int8, native operators among them. The bandwidth peak is the rate of the fastest copy or
+sum of an array. It is measured for several sizes, because a cache is faster than memory.
 
 The time bound of a kernel is the longer of two times: its multiply-accumulates at the compute peak, and the bytes of
 its inputs, weights and outputs at the bandwidth for that many bytes (Williams, Waterman and Patterson, "Roofline", CACM
@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -30,21 +30,22 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contenders import CONTENDERS, load_feeds
+from benchmarks.kernels import Convolution, Product
 from benchmarks.options import chosen
 from benchmarks.speed import GOALS, Setting, make, prepare
 from benchmarks.tables import plain_table
 
 if TYPE_CHECKING:
-    import onnx
-
     from requant.quantize.runtime.profile import KernelRun, Profile
 
-Case: TypeAlias = "tuple[onnx.ModelProto, dict[str, Any]]"
-"""A model and its feed."""
-PRODUCTS = ((256, 1024, 1024), (512, 1024, 4096), (512, 4096, 1024))
-"""The matrix products that are measured: rows, common axis, columns."""
-CONVOLUTIONS = ((64, 56, 3), (256, 28, 3), (512, 14, 3), (512, 28, 1), (1024, 14, 1))
-"""The convolutions that are measured: input and output channels, side of the image, side of the kernel."""
+PRODUCTS = (Product(256, 1024, 1024), Product(512, 1024, 4096), Product(512, 4096, 1024))
+CONVOLUTIONS = (
+    Convolution(64, 56, 3),
+    Convolution(256, 28, 3),
+    Convolution(512, 14, 3),
+    Convolution(512, 28, 1),
+    Convolution(1024, 14, 1),
+)
 SIZES = tuple(2**power for power in range(18, 29))
 """The working sets for which bandwidth is measured, in bytes: 256 KB to 256 MB."""
 ROUNDS = 3
@@ -106,94 +107,17 @@ class Share:
 # ------------------------------------------------------------------------------------------------------ peaks
 
 
-def product(rows: int, common: int, columns: int, *, integer: bool) -> Case:
-    """Return a matrix product with constant weights, (rows, common) by (common, columns), and a feed."""
-    from onnx import TensorProto
-
-    weight = _random((common, columns), np.int8 if integer else np.float32)
-    feed = {"x": _random((rows, common), np.uint8 if integer else np.float32)}
-    op = "MatMulInteger" if integer else "MatMul"
-    return _model(op, ["x", "w"], {}, feed, {"w": weight}, TensorProto.INT32 if integer else TensorProto.FLOAT), feed
-
-
-def convolution(
-    channels: int,
-    side: int,
-    kernel: int,
-    out: int = 0,
-    group: int = 1,
-    batch: int = 1,
-    *,
-    integer: bool,
-    zero_point: int = 0,
-) -> Case:
-    """Return a convolution that keeps the size of the image, and a feed.
-
-    Args:
-        channels: The number of input channels.
-        side: The side of the image.
-        kernel: The side of the kernel.
-        out: The number of output channels; 0 for `channels`.
-        group: The number of channel groups.
-        batch: The number of images.
-        integer: Whether to build a QLinearConv.
-        zero_point: The zero point of the weights.
-    """
-    from onnx import TensorProto
-
-    attributes = {"pads": [kernel // 2] * 4, "group": group}
-    weight = _random((out or channels, channels // group, kernel, kernel), np.int8 if integer else np.float32)
-    feed = {"x": _random((batch, channels, side, side), np.uint8 if integer else np.float32)}
-    if not integer:
-        return _model("Conv", ["x", "w"], attributes, feed, {"w": weight}, TensorProto.FLOAT), feed
-    constants = {"w": weight, "s": np.float32(0.01), "t": np.float32(30.0), "z": np.uint8(128)}
-    constants["n"] = np.int8(zero_point)
-    inputs = ["x", "s", "z", "w", "s", "n", "t", "z"]
-    return _model("QLinearConv", inputs, attributes, feed, constants, TensorProto.UINT8), feed
-
-
-def _random(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray[Any, Any]:
-    """Return random numbers of this dtype."""
-    rng = np.random.default_rng(0)
-    if dtype is np.float32:
-        return rng.standard_normal(shape, dtype=np.float32)
-    info = np.iinfo(dtype)  # type: ignore[type-var]
-    return rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
-
-
-def _model(
-    op: str,
-    inputs: Sequence[str],
-    attributes: Mapping[str, Any],
-    feed: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    output: int,
-) -> onnx.ModelProto:
-    """Return a model of one node."""
-    from onnx import helper, numpy_helper
-
-    graph = helper.make_graph(
-        [helper.make_node(op, inputs, ["y"], name=op, **attributes)],
-        "peak",
-        [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feed.items()],
-        [helper.make_tensor_value_info("y", output, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model
-
-
 def compute_peaks(*, integer: bool, times: int) -> dict[str, float]:
     """Return the highest G multiply-accumulates per second of each operator."""
+    from requant.quantize.kernels.library import kernels
     from requant.quantize.runtime.profile import profiled
 
+    form = "int8" if integer else "float"
+    cases = [shape.case(form) for shape in (*PRODUCTS, *CONVOLUTIONS)]
+    if integer and not isinstance(kernels(), str):
+        cases += [shape.case("native") for shape in CONVOLUTIONS]
     rates: dict[str, float] = defaultdict(float)
-    cases: tuple[tuple[Callable[..., Case], Sequence[tuple[int, int, int]]], ...] = (
-        (product, PRODUCTS),
-        (convolution, CONVOLUTIONS),
-    )
-    built = [build(*shape, integer=integer) for build, shapes in cases for shape in shapes]
-    for model, feed in built * ROUNDS:
+    for model, feed in cases * ROUNDS:
         for run in profiled(model.SerializeToString(), feed, threads=1, times=times).runs:
             if run.macs:
                 rates[run.op] = max(rates[run.op], run.macs / run.microseconds / 1e3)

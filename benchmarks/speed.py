@@ -230,6 +230,8 @@ def made_once(
 
 def make(setting: Setting, folder: Path, form: str, batch: int) -> tuple[Path, dict[str, Any]]:
     """Quantize a model in one form; return the path, and the result of the call or ``error``."""
+    if form == "float":
+        return folder / "float.onnx", {}
     row = FORMS[form]
     output = folder / (f"{form}-b{batch}-t{setting.threads}.onnx" if row.per_batch else f"{form}.onnx")
     arguments = {
@@ -274,7 +276,7 @@ def measure(
     made, cases = {}, [{"name": "float", "model": str(folder / "float.onnx"), "runtime": "onnxruntime"}]
     for form in dict.fromkeys(form for forms in offered.values() for form in forms):
         Console(stderr=True).print(f"{model}: {form}", style="dim")
-        path, made[form] = make(setting, folder, form, batch) if form != "float" else (folder / "float.onnx", {})
+        path, made[form] = make(setting, folder, form, batch)
         cases += [
             {"name": key(name, form), "model": str(path), "runtime": setting.contenders[name].runtime}
             for name, forms in offered.items()

@@ -73,18 +73,24 @@ def read_file(path: AnyPath, *, most: int = SMALL_FILE, whole: bool = True) -> b
         RequantError: The path is no regular file, the file is larger, or it cannot be read.
     """
     with open_regular(path) as file:
-        size = size_of(file)
         try:
-            blocks = [b"" if whole and size > most else file.read(min(size, most) + 1)]
-            held = len(blocks[0])
-            while size <= most and held <= most and (more := file.read(BLOCK)):  # files of the system tell no size
-                blocks.append(more)
-                held += len(more)
+            data = b"" if whole and size_of(file) > most else _read_most(file, most + whole)
+            too_large = whole and max(size_of(file), len(data)) > most
         except OSError as error:
             raise unreadable(path, error) from error
-    if whole and max(size, held) > most:
+    if too_large:
         raise RequantError(f"{os.fspath(path)}: cannot be read: has more than {most >> 20} MiB")
-    return (blocks[0] if len(blocks) == 1 else b"".join(blocks))[:most]
+    return data
+
+
+def _read_most(file: IO[bytes], most: int) -> bytes:
+    """Return all bytes of a file, or its first `most`. Files of the system have more bytes than their size says."""
+    at_once = max(size_of(file) + 1, BLOCK)
+    blocks = []
+    while most > 0 and (block := file.read(min(at_once, most))):
+        blocks.append(block)
+        most -= len(block)
+    return b"".join(blocks)  # a single block is not copied
 
 
 def stamp_of(stream: IO[bytes]) -> Stamp:

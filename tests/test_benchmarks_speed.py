@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from requant.calibration.session import open_session
+from requant.quantize.kernels.library import kernels
 from requant.quantize.runtime.profile import KernelRun
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 contenders = importlib.import_module("benchmarks.contenders")
 elements = importlib.import_module("benchmarks.elements")
+one_node = importlib.import_module("benchmarks.kernels")
 roofline = importlib.import_module("benchmarks.roofline")
 speed = importlib.import_module("benchmarks.speed")
 sys.path.remove(str(ROOT))
 
+FOUND = kernels()
+needs_library = pytest.mark.skipif(isinstance(FOUND, str) and not os.environ.get("CI"), reason=str(FOUND))
 ALL = {"ours": ("ours",), "static": ("static", "static-products")}
 
 
@@ -303,21 +309,35 @@ def test_shares_add_up() -> None:
     assert roofline.summed("nothing", []).reached == 0.0
 
 
-@pytest.mark.parametrize("integer", [True, False], ids=["int8", "float"])
+PRODUCT, CONVOLUTION = one_node.Product(3, 8, 5), one_node.Convolution(16, 5, 3)
+
+
 @pytest.mark.parametrize(
-    ("build", "shape", "macs"),
-    [("product", (3, 8, 5), 120), ("convolution", (16, 5, 3), 57600)],
-    ids=["product", "conv"],
+    ("shape", "form", "macs"),
+    [
+        *((PRODUCT, form, 120) for form in ("float", "int8")),
+        *((CONVOLUTION, form, 57600) for form in ("float", "int8", "gemm")),
+        pytest.param(CONVOLUTION, "native", 57600, marks=needs_library),
+    ],
 )
-def test_the_kernels_that_are_tried_do_the_work_that_is_counted(
-    build: str, shape: tuple[int, int, int], macs: int, integer: bool
-) -> None:
+def test_the_kernels_that_are_tried_do_the_work_that_is_counted(shape: Any, form: str, macs: int) -> None:
     from requant.quantize.runtime.profile import executed
 
-    model, feed = getattr(roofline, build)(*shape, integer=integer)
+    model, feed = shape.case(form)
     (run,) = [run for run in executed(model.SerializeToString(), feed, threads=1) if run.macs]
     assert run.macs == macs
-    assert run.integer == integer
+    assert run.integer == (form != "float")
+    assert (run.domain == "ai.requant") == (form == "native")
+
+
+@needs_library
+def test_the_native_convolution_that_is_timed_computes_what_the_runtime_computes() -> None:
+    shape = one_node.Convolution(12, 7, 3, stride=2)
+    results = {}
+    for form in ("int8", "native"):
+        model, feed = shape.case(form)
+        (results[form],) = open_session(model.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(results["native"].transpose(0, 3, 1, 2), results["int8"])
 
 
 # --------------------------------------------------------------------------------------------------- elements
@@ -330,5 +350,5 @@ def test_an_element_kernel_runs_as_the_operator_that_it_is_named_for(name: str) 
     row = elements.KERNELS[name]
     model, feed = elements.build(row, (1, 12, 4, 4))  # no multiple of 8 or 16: blocked layouts add nodes
     runs = executed(model.SerializeToString(), feed, threads=1)
-    assert [run.op for run in runs] == [row.op.removeprefix("ms.")]
+    assert [run.op for run in runs] == [row.op.rpartition(".")[2]]
     assert all(math.prod(shape) > 0 for run in runs for shape in run.outputs)

@@ -152,12 +152,12 @@ def unpacked(weights: Array, pads: Sequence[int]) -> tuple[Array, list[int]]:
     many, channels, height, width = weights.shape
     parts = weights.reshape(many, BLOCK, BLOCK, channels // BLOCK**2, height, width)
     whole = parts.transpose(0, 3, 4, 1, 5, 2).reshape(many, -1, BLOCK * height, BLOCK * width)
-    before = [BLOCK * pad for pad in pads]
+    begins = [BLOCK * pad for pad in pads]
     for axis in (2, 3):
         used = np.flatnonzero(whole.any(axis=tuple({0, 1, 2, 3} - {axis})))
         first, last = (int(used[0]), int(used[-1])) if used.size else (0, 0)
-        first = min(first, before[axis - 2], BLOCK - 1)
+        first = min(first, begins[axis - 2], BLOCK - 1)
         last = max(last, whole.shape[axis] - BLOCK)
         whole = whole.take(range(first, last + 1), axis)
-        before[axis - 2] -= first
-    return whole, before
+        begins[axis - 2] -= first
+    return whole, begins

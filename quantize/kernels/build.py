@@ -4,7 +4,7 @@
     python -m requant.quantize.kernels.build [x86_64|aarch64] --check 1000 [--sanitize]
 
 The second form builds a program that compares the kernels with their definition, and runs it; for another machine under
-qemu. Its tensors end at pages without access, so that reads and writes behind them end the program.
+qemu. Its tensors, weights and copies end at pages without access, so that reads and writes behind them end the program.
 
 The compiler needs no other tool and no headers of the system. The library needs glibc 2.17 or newer, and nothing else.
 """
@@ -82,7 +82,8 @@ def build_check(machine: str, output: Path, *, sanitize: bool = False) -> None:
         CalledProcessError: The compiler failed; it has printed why.
     """
     level = SANITIZED if sanitize else ("-O3",)
-    output.write_bytes(_linked(f"{machine}-linux-musl", ("check", *kernels_of(machine)), level, (*level, "-static")))
+    options = (*level, "-DREQUANT_GUARDED")
+    output.write_bytes(_linked(f"{machine}-linux-musl", ("check", *kernels_of(machine)), options, (*level, "-static")))
     output.chmod(0o755)
 
 

@@ -189,9 +189,8 @@ def _convolution(site: Site) -> Call | None:
         return None
     values = _clipping(absorbed, site.quantize)
     attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
-    call = Call(
-        "Convolution", str(anchor.name), CONVOLUTION, inputs, [*known, anchor, *absorbed, site.quantize], attributes
-    )
+    body = [*known, anchor, *absorbed, site.quantize]
+    call = Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes)
     blocks = None if x[0] is None else x[0].producer()
     packed, channels = constant(w[0]), site.shapes[0][1]
     if blocks is None or packed is None or not isinstance(channels, int) or packed.shape[1] != BLOCK**2 * channels:

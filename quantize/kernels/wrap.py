@@ -133,11 +133,13 @@ def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
     None for a residual that is a value for each channel, for a depthwise convolution, which takes no residual, and for
     a convolution that absorbed a Relu or Clip: it stands between the two.
     """
-    weights = constant(convolution.inputs[WEIGHTS])
-    depthwise = weights is None or (convolution.attributes["group"].as_int() > 1 and weights.shape[1] == 1)
-    plain = {"DequantizeLinear", "Conv", "QuantizeLinear"}.issuperset(node.op_type for node in convolution.body)
     one, other, result = total.shapes
-    if list(one) != list(other) or depthwise or not plain or len(convolution.sources) > 1:
+    plain = {"DequantizeLinear", "Conv", "QuantizeLinear"}.issuperset(node.op_type for node in convolution.body)
+    if list(one) != list(other) or not plain or len(convolution.sources) > 1:
+        return None
+    weights = constant(convolution.inputs[WEIGHTS])
+    assert weights is not None  # only a convolution over blocks has none, and its body is not plain
+    if convolution.attributes["group"].as_int() > 1 and weights.shape[1] == 1:
         return None
     named = dict(zip(PAIR, total.inputs, strict=False))
     operands = [[named[name] for name in X], [named["b"], named["b_scale"], named["b_zero_point"]]]

@@ -240,14 +240,14 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         candidates |= {} if plan is None else {"cut for all": bench.write(plan)}
     for index in long:
         store.keep(sizes[index].known.fresh)
-    everything = native_plan(space.facts, candidates["all"].plan)
-    if not _is_tried(everything, candidates):  # joined operators take less than the sum of their costs
-        candidates["all, native"] = bench.write(everything)
     if bench.job.options.wants_native:
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
         candidates |= {f"{name}, native": bench.write(plan) for name, plan in everywhere.items()}
         candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates
         return fastest(sizes, candidates)
+    everything = native_plan(space.facts, candidates["all"].plan)
+    if not _is_tried(everything, candidates):  # joined operators take less than the sum of their costs
+        candidates["all, native"] = bench.write(everything)
     best, placement = fastest(sizes, candidates)
     return _native_or_stock(sizes, candidates, best, placement) if best.native else (best, placement)
 
@@ -356,10 +356,11 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out.
     """
     job = sizes[0].bench.job
+    delivered = {name: _delivered(sizes, candidate).source for name, candidate in candidates.items()}
     runners = {}
-    for name, candidate in candidates.items():
+    for name, source in delivered.items():
         try:
-            runner = Runner(_delivered(sizes, candidate).source, threads=job.options.threads)
+            runner = Runner(source, threads=job.options.threads)
             for size in sizes:
                 runner(size.bench.feed)
         except RequantError:
@@ -382,8 +383,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
         tried = [{**first, **more} for first, more in zip(tried, final, strict=True)]
         worth = _worth(every, final, plans)
     best, own = fairest(worth, native), [fairest([each], native) for each in worth]
-    source = _delivered(sizes, candidates[best]).source
-    spent = [profile(size.bench, size.known, [source])[0][0] for size in sizes]
+    spent = [profile(size.bench, size.known, [delivered[best]])[0][0] for size in sizes]
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     return candidates[best], Placement("measured", predicted[0], tried[0], rows)

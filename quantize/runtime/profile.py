@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ... import NATIVE_DOMAIN, RequantError
 from ...calibration.session import ModelSource, describe, open_session
@@ -108,7 +109,7 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
         try:
             events = json.loads(Path(session.end_profiling()).read_text())
             graph = ir.load(optimised).graph
-        except Exception as error:  # the runtime says nothing where it cannot write; protobuf has own errors
+        except (OSError, ValueError, DecodeError) as error:  # the runtime says nothing where it cannot write
             raise RequantError(f"{folder}: the runtime's profile is cut; is the disk full?") from error
         _name_as_profiled(graph, events)
         nodes = {node.name: node for node in graph.all_nodes() if node.name}

@@ -2,26 +2,53 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <vector>
 
 namespace requant {
 
+// In the check program (REQUANT_GUARDED) arrays end where a page without access begins instead, and scratch memory has no
+// byte more than its user asked for.
+#ifdef REQUANT_GUARDED
+constexpr bool kGuarded = true;
+void* take_memory(size_t bytes);
+void release_memory(void* data, size_t bytes);
+#else
+constexpr bool kGuarded = false;
+constexpr std::align_val_t kCacheLine{64};
+inline void* take_memory(size_t bytes) { return ::operator new(bytes, kCacheLine); }
+inline void release_memory(void* data, size_t) { ::operator delete(data, kCacheLine); }
+#endif
+
 template <class T>
 struct CacheLines {
   using value_type = T;
-  static constexpr std::align_val_t kLine{64};
 
   CacheLines() = default;
   template <class U>
   CacheLines(const CacheLines<U>&) {}
 
-  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
-  void deallocate(T* data, size_t) { ::operator delete(data, kLine); }
+  T* allocate(size_t count) { return static_cast<T*>(take_memory(count * sizeof(T))); }
+  void deallocate(T* data, size_t count) { release_memory(data, count * sizeof(T)); }
   bool operator==(const CacheLines&) const { return true; }
 };
 
 template <class T>
 using Aligned = std::vector<T, CacheLines<T>>;
+
+// Memory of a thread for one use after the other; it grows to the largest one.
+class Scratch {
+ public:
+  // Returns memory with any content. It is valid until the next call.
+  uint8_t* bytes(int64_t count) {
+    const size_t size = static_cast<size_t>(count);
+    if (kGuarded || bytes_.size() < size) bytes_ = Aligned<uint8_t>(size);
+    return bytes_.data();
+  }
+
+ private:
+  Aligned<uint8_t> bytes_;
+};
 
 }  // namespace requant

@@ -33,10 +33,10 @@ inline void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count) {
 // the image is `zero`. The copy is valid until the thread makes another one.
 inline const uint8_t* bordered(const uint8_t* image, const Extent& extent, int64_t pixel, const Region& region, int zero,
                                int64_t slack) {
-  thread_local Aligned<uint8_t> copy;  // grows to the largest copy of a thread
-  const int64_t size = region.rows * region.columns * pixel + slack, end = region.left + region.columns;
-  if (static_cast<int64_t>(copy.size()) < size) copy.resize(size);
-  uint8_t* to = copy.data();
+  thread_local Scratch scratch;
+  uint8_t* const copy = scratch.bytes(region.rows * region.columns * pixel + slack);
+  const int64_t end = region.left + region.columns;
+  uint8_t* to = copy;
   for (int64_t row = region.top; row < region.top + region.rows; ++row, to += region.columns * pixel) {
     if (row < 0 || row >= extent.height || region.left >= extent.width || end <= 0) {
       std::memset(to, zero, region.columns * pixel);
@@ -47,7 +47,7 @@ inline const uint8_t* bordered(const uint8_t* image, const Extent& extent, int64
     copy_bytes(to + (first - region.left) * pixel, image + (row * extent.width + first) * pixel, (last - first) * pixel);
     std::memset(to + (last - region.left) * pixel, zero, (end - last) * pixel);
   }
-  return copy.data();
+  return copy;
 }
 
 }  // namespace requant::REQUANT_TARGET

@@ -79,22 +79,20 @@ class Dense final : public ConvolutionKernel {
 
   // Whether some rows of the input are the patches of these pixels, and can be read to the end of the last step.
   bool direct(int64_t first, int64_t count, int64_t pixels) const {
-    const bool whole = conv_.taps() == 1 && conv_.stride[0] == 1 && conv_.stride[1] == 1 && conv_.group == 1;
-    const bool bare = !(conv_.before[0] | conv_.before[1] | conv_.after[0] | conv_.after[1]);
     const int64_t read = (count + kRows - 1) / kRows * kRows;
-    return whole && bare && (first + read - 1) * depth_ + 4 * quads_ <= pixels * depth_;
+    return conv_.pointwise() && conv_.group == 1 && (first + read - 1) * depth_ + 4 * quads_ <= pixels * depth_;
   }
 
   void compute(const Task& task, const Extent& extent) const {
     const auto [x, residual, y, first, count, group] = task;
-    thread_local Aligned<uint8_t> scratch;  // grows to the largest task of a thread
+    thread_local Scratch scratch;
     const uint8_t* patches = x + first * depth_;
     int64_t stride = depth_;
     if (!direct(first, count, extent.batch * extent.rows * extent.columns)) {
       stride = 4 * quads_;
-      if (scratch.size() < static_cast<size_t>(pixels_ * stride + kShort)) scratch.resize(pixels_ * stride + kShort);
-      gather(x, extent, first, count, group, scratch.data());
-      patches = scratch.data();
+      uint8_t* const gathered = scratch.bytes(pixels_ * stride + kShort);
+      gather(x, extent, first, count, group, gathered);
+      patches = gathered;
     }
     const Finish finish(conv_);
     const Multiplier ready;

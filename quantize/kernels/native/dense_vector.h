@@ -26,15 +26,13 @@ class Dense final : public ConvolutionKernel {
     across_ = joined ? 1 : conv_.kernel[1];
     run_ = conv_.taps() * depth_ / (conv_.kernel[0] * across_);
     quads_ = (run_ + 3) / 4;
-    const bool bare = !(conv_.before[0] | conv_.before[1] | conv_.after[0] | conv_.after[1]);
-    flat_ = bare && conv_.taps() == 1 && conv_.stride[0] == 1 && conv_.stride[1] == 1;
     pack();
   }
 
   void run(const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent,
            const Parallel& parallel) const override {
     const int64_t pixels = extent.batch * extent.rows * extent.columns;
-    const Task whole{x, residual, y, flat_ ? Extent{1, 1, pixels, 1, pixels} : extent, {}};
+    const Task whole{x, residual, y, conv_.pointwise() ? Extent{1, 1, pixels, 1, pixels} : extent, {}};
     const Grid grid = grid_of(whole.extent);
     parallel(static_cast<size_t>(whole.extent.batch * grid.bands * grid.blocks * grid.chunks), [&](size_t index) {
       Task task = whole;
@@ -139,7 +137,7 @@ class Dense final : public ConvolutionKernel {
   Grid grid_of(const Extent& extent) const {
     const int64_t all = static_cast<int64_t>(panels_.size()), row = extent.columns * conv_.outputs * conv_.taps() * depth_;
     Grid grid{1, extent.rows, 1, extent.columns, 1, all};
-    if (flat_) {
+    if (conv_.pointwise()) {
       const int64_t most = std::clamp<int64_t>(std::min(kBlock / depth_, kWork / (conv_.outputs * depth_)), 24, 96);
       grid.blocks = divided(extent.columns, most);
       grid.columns = divided(extent.columns, grid.blocks);
@@ -173,11 +171,12 @@ class Dense final : public ConvolutionKernel {
 
   // Returns where the patches of a part are; copies them if one reaches over a border, or the last run over the end.
   Field field_of(const Task& task) const {
-    const auto& [x, residual, y, extent, part] = task;
+    const Extent& extent = task.extent;
+    const Part& part = task.part;
     const int64_t pixel = conv_.inputs;
     const Region region = seen(conv_, part.row, part.rows, part.column, part.columns);
     const auto [top, left, rows, columns] = region;
-    const uint8_t* image = x + part.image * extent.height * extent.width * pixel;
+    const uint8_t* image = task.x + part.image * extent.height * extent.width * pixel;
     const bool inside = top >= 0 && left >= 0 && top + rows <= extent.height && left + columns <= extent.width;
     const int64_t behind = ((top + rows - 1) * extent.width + left + columns) * pixel + 4 * quads_ - run_;
     if (inside && behind <= (extent.batch - part.image) * extent.height * extent.width * pixel)
@@ -248,7 +247,6 @@ class Dense final : public ConvolutionKernel {
   int64_t depth_, width_;     // input and output channels of a group
   int64_t across_ = 1;        // runs of a row of the kernel
   int64_t run_ = 0, quads_ = 0;  // bytes and quads of a run
-  bool flat_ = false;         // whether each pixel is its own patch, so that the image is one row
   Aligned<uint8_t> weights_;
   Aligned<int32_t> starts_;  // the bias without the parts of x_zero and kOffset
   Aligned<float> multipliers_;

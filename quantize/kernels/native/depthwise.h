@@ -30,6 +30,7 @@ class Depthwise final : public ConvolutionKernel {
     period_ = flat ? pixels : 1;
     blocks_ = (period_ * channels + kBytes - 1) / kBytes;
     for (int64_t block = 0; block < blocks_; ++block) pack(block);
+    weights_.shrink_to_fit();
     conv_.weights = {};
   }
 
@@ -128,7 +129,7 @@ class Depthwise final : public ConvolutionKernel {
   void compute(const uint8_t* image, const Extent& extent, const Band& band, uint8_t* to) const {
     const int64_t whole = (band.rows + rows_ - 1) / rows_ * rows_;  // rows behind the band are computed and not written
     Region region = seen(conv_, band.first, whole, 0, extent.columns);
-    region.rows += 4 * quads_ - 1;  // the last quads may have rows that only weights of 0 read
+    region.rows = (whole - rows_) * conv_.stride[0] + (4 * quads_ - 1) * conv_.dilation[0] + 1;  // whole quads: weights of 0
     const uint8_t* from = bordered(image, extent, conv_.inputs, region, conv_.x_zero, kBytes);
     const int64_t line = region.columns * conv_.inputs, width = extent.columns * conv_.inputs;
     for (int64_t block = 0; block < blocks_; ++block)
@@ -208,6 +209,7 @@ class Depthwise final : public ConvolutionKernel {
     return narrow(made, conv_.y_zero);
   }
 
+  // The copy lets the sums stay in registers: those whose address a call takes would be in memory from the first product on.
   Bytes follow_curve(const Ints (&sum)[4], int64_t place) const {
     const Ints copy[4] = {sum[0], sum[1], sum[2], sum[3]};
     return curved(copy, place);

@@ -49,6 +49,10 @@ struct Convolution : Window {
   std::vector<float> curve;        // (3, kSegments) or empty
   float offset = 0;
   bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
+  // Whether each result has one pixel, which stands at the same place of the image.
+  bool pointwise() const {
+    return taps() == 1 && stride[0] == 1 && stride[1] == 1 && !(before[0] | before[1] | after[0] | after[1]);
+  }
 };
 
 // The sizes of one run: x is (batch, height, width, inputs), y (batch, rows, columns, outputs).
