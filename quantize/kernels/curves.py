@@ -1,4 +1,4 @@
-"""Functions of one tensor as piecewise polynomials, which a native convolution computes before it rounds."""
+"""Functions of one tensor as lines in segments, which a native convolution computes before it rounds."""
 
 from __future__ import annotations
 
@@ -11,33 +11,40 @@ from ...calibration.session import Array
 from ...transforms.graph import constant
 from .chains import Chain, exact_values
 
-SEGMENTS = 32
+SEGMENTS = 64
 """The number of segments; ``kSegments`` in the sources."""
-SAMPLES = 48  # of the function in each segment
-LARGEST = 1 / 16  # steps: a difference from the function that is always small enough
-SHARE = 1 / 4  # so is this part of what rounding the value in front of the function may change
+PART = 2**16 // SEGMENTS
+"""Parts of a segment that the sums are rounded to."""
+STEP = 64  # parts of a step of the result that the lines are rounded to
+MOST = 2**15 - 1
+SAMPLES = 32  # of the function in each segment
+LARGEST = 1 / 16  # steps: a curve may differ so much from the function
+SHARE = 1 / 3  # and by this part of what rounding the value in front of the function may change
 BEND = 8.0  # a second difference this many times as large as those around it is a bend
 LEAST_BEND = 1e-4  # steps; smaller second differences are rounding
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A function of a real value v, in segments of one width: c0 + t (c1 + t c2), where t = (v - origin) / width.
+    """A function of a real value, a line in each of some segments of one width.
 
     Attributes:
-        coefficients: c0, c1 and c2 of each segment, in steps of the result and with its zero point; float32 (3, 32).
+        lines: The result in the middle of each segment, and what half a segment adds to it; int16 (2, 64), in 1/64 of a
+            step of the result, with its zero point and half a step for rounding.
         grid: Where the first segment begins, and the width; float32 (2,).
     """
 
-    coefficients: Array
+    lines: Array
     grid: Array
 
     def __call__(self, values: Array) -> Array:
-        """Return the results in steps of the result, before they are rounded; float64."""
+        """Return the results in steps of the result, before they are rounded down; float64."""
         origin, width = self.grid.astype(np.float64)
-        t = np.clip((values - origin) / width, 0, np.nextafter(np.float32(SEGMENTS), np.float32(0)))
-        c0, c1, c2 = self.coefficients.astype(np.float64)[:, t.astype(np.int64)]
-        found: Array = c0 + t * (c1 + t * c2)
+        places = np.clip(np.rint((values - origin) / width * PART), 0, SEGMENTS * PART - 1).astype(np.int64)
+        segment, inside = np.divmod(places, PART)
+        middle, slope = self.lines.astype(np.int64)[:, segment]
+        away = (inside - PART // 2) * SEGMENTS
+        found: Array = np.clip(middle + (slope * away + 2**14 >> 15), -MOST - 1, MOST) / STEP
         return found
 
 
@@ -45,7 +52,7 @@ def curve_of(model: ir.Model, chain: Chain) -> Curve | None:
     """Return the curve of a function between two uint8 tensors; None if none is near enough to it.
 
     The segments cover the range of the first tensor. Where the function bends, one ends and the next begins. A curve is
-    near enough if it differs by `LARGEST`, or by `SHARE` of what half a step of the first tensor changes.
+    near enough if it differs by at most `LARGEST`, and `SHARE` of what half a step of the first tensor changes.
     """
     first = chain.nodes[0]
     scale, zero = (constant(value) for value in [*first.inputs, None, None][1:3])
@@ -57,17 +64,32 @@ def curve_of(model: ir.Model, chain: Chain) -> Curve | None:
     grid = _grid(low, high, bends(every, _steps(model, chain, every)))
     if grid is None:
         return None
-    inside = (np.arange(SAMPLES) + 0.5) / SAMPLES  # of a segment
-    starts = np.arange(SEGMENTS)
-    places = starts[:, None] + inside  # of t
-    wanted = _steps(model, chain, grid[0] + places.ravel() * grid[1]).reshape(places.shape)
-    a0, a1, a2 = np.polynomial.polynomial.polyfit(inside, wanted.T, 2)  # of t - start
-    coefficients = np.array([a0 - starts * (a1 - starts * a2), a1 - 2 * starts * a2, a2], np.float32)
-    curve = Curve(coefficients, np.asarray(grid, np.float32))
-    found = curve(grid[0] + places * grid[1])
-    half = np.abs(np.gradient(wanted.ravel())).reshape(places.shape) * SAMPLES * step / grid[1] / 2
-    differences = np.abs(np.clip(found, 0, 255) - np.clip(wanted, 0, 255))  # the result is clipped too
-    return curve if (differences <= np.maximum(LARGEST, SHARE * half)).all() else None
+    inside = np.linspace(0, 1, SAMPLES)  # of a segment
+    places = grid[0] + (np.arange(SEGMENTS)[:, None] + inside) * grid[1]
+    wanted = _steps(model, chain, places.ravel()).reshape(places.shape)
+    curve = Curve(_lines(wanted, inside), np.asarray(grid, np.float32))
+    half = np.abs(np.gradient(wanted, axis=1)) * (SAMPLES - 1) * step / grid[1] / 2
+    differences = np.abs(np.clip(curve(places) - 1 / 2, 0, 255) - np.clip(wanted, 0, 255))  # the result is clipped too
+    return curve if (differences <= LARGEST + SHARE * half).all() else None
+
+
+def _lines(wanted: Array, inside: Array) -> Array:
+    """Return the lines whose largest difference from a function is the least; int16 (2, segments).
+
+    Over a segment without an inflection, that line is parallel to the chord, in the middle between the chord and the
+    parallel tangent (Chebyshev).
+
+    Args:
+        wanted: The function in steps; (segments, samples).
+        inside: Where the samples are in a segment, 0 to 1.
+    """
+    most = MOST / STEP
+    bounded = np.clip(wanted, -most, most)
+    rise = bounded[:, -1] - bounded[:, 0]
+    rest = bounded - rise[:, None] * (inside - 1 / 2)
+    middle = (rest.max(axis=1) + rest.min(axis=1)) / 2
+    lines: Array = np.rint(STEP * np.array([middle + 1 / 2, rise / 2]))
+    return lines.clip(-MOST, MOST).astype(np.int16)
 
 
 def _steps(model: ir.Model, chain: Chain, values: Array) -> Array:

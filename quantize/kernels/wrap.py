@@ -120,7 +120,7 @@ def _with_function(model: ir.Model, convolution: Call, function: Call, *, exact:
     body, chain = [*convolution.body, *function.body], Chain(function.tensors[0], tuple(function.body))
     curve = None if exact or clipped is not None else curve_of(model, chain)
     if curve is not None:
-        values = {"curve": curve.coefficients, "grid": curve.grid}
+        values = {"curve": curve.lines, "grid": curve.grid}
     else:
         table = table_of(model, chain)
         values = {"table": table if clipped is None else table[clipped]}

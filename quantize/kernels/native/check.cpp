@@ -83,10 +83,11 @@ Convolution drawn(Random& random) {
   }
   const int64_t tables[] = {0, 256, 256 * made.outputs, 0}, kind = draw(random, 0, 3);
   for (int64_t i = tables[kind]; i > 0; --i) made.table.push_back(static_cast<uint8_t>(random()));
-  const int64_t sizes[] = {255, 40, 2};  // of the coefficients
-  for (int64_t i = 0; kind == 3 && i < 3 * kSegments; ++i)
-    made.curve.push_back(0.01f * static_cast<float>(draw(random, 0, 200) - 100) * static_cast<float>(sizes[i / kSegments]));
-  made.offset = 0.1f * static_cast<float>(draw(random, -50, 350));
+  for (int64_t i = 0; kind == 3 && i < 2 * kSegments; ++i)
+    made.curve.push_back(static_cast<int16_t>(i < kSegments ? draw(random, -3000, 18000) : draw(random, -INT16_MAX, INT16_MAX)));
+  if (kind == 3)
+    for (float& each : made.multiplier) each *= 200;
+  made.offset = 100.0f * static_cast<float>(draw(random, -400, 400));
   made.residual_zero = static_cast<int>(draw(random, 0, 255));
   made.residual_ratio = 0.01f * static_cast<float>(draw(random, 1, 300));
   return made;
@@ -117,9 +118,11 @@ uint8_t result(const Convolution& conv, int64_t sum, float more, int64_t o) {
     const uint8_t value = clipped(real * conv.multiplier[o] + more, conv.y_zero);
     return conv.table.empty() ? value : conv.table[(conv.table.size() > 256 ? 256 * o : 0) + value];
   }
-  const float t = std::clamp(std::fma(real, conv.multiplier[o], conv.offset) + more, 0.0f, std::nextafter(32.0f, 0.0f));
-  const float* c = &conv.curve[static_cast<size_t>(t)];
-  return clipped(std::fma(t, std::fma(t, c[2 * kSegments], c[kSegments]), c[0]), 0);
+  const float t = std::nearbyint(std::fma(real, conv.multiplier[o], conv.offset) + more);
+  const int part = static_cast<int>(std::clamp(t, -32768.0f, 32767.0f)) + 0x8000, segment = part >> 10;
+  const int away = 64 * (part % 1024 - 512);
+  const int y = conv.curve[segment] + ((conv.curve[kSegments + segment] * away + 0x4000) >> 15);
+  return static_cast<uint8_t>(std::clamp(std::clamp(y, -0x8000, 0x7fff) >> kStepBits, 0, 255));
 }
 
 void define(const Convolution& conv, const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent) {

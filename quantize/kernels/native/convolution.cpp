@@ -3,9 +3,8 @@
 // Inputs: x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, table, residual, residual_scale,
 // residual_zero_point, curve, grid. All but x and the residual, which is added before the sum is rounded, are constants.
 // w is (outputs, inputs / group, height, width) as in ONNX, with zero points 0. The table is (256,); or (outputs, 256), a row
-// for each channel. The curve is (3, 32): polynomials of the real value v in segments, and grid (2,) is where the first one
-// begins and how wide each is: t = (v - grid[0]) / grid[1]. Then y_scale and y_zero_point are those of the coefficients, and
-// the inputs of these names are not read.
+// for each channel. The curve is (2, 64), lines in segments of the real value v, and grid (2,) is where the first one begins
+// and how wide each is. Then y_scale and y_zero_point are those of the lines, and the inputs of these names are not read.
 #include <algorithm>
 
 #include "operators.h"
@@ -48,17 +47,18 @@ void read_weights(const ort::Node& node, Convolution& made) {
   made.weights.assign(w.as<int8_t>(), w.as<int8_t>() + w.size());
 }
 
-// Reads the curve, and returns the unit of the sums: the width of its segments; without a curve y_scale.
+// Reads the curve, and returns the unit of the sums: a part of its segments; without a curve y_scale.
 float unit_of(const ort::Node& node, Convolution& made) {
   const ort::Tensor curve = node.constant(kCurve);
   if (!curve) return scalar<float>(node, kYScale);
   const ort::Tensor grid = constant(node, kGrid);
-  require(curve.shape == std::vector<int64_t>{3, kSegments}, "the curve must be (3, 32)");
+  require(curve.shape == std::vector<int64_t>{2, kSegments}, "the curve must be (2, 64)");
   require(grid.size() == 2 && grid.as<float>()[1] > 0, "the grid must be a beginning and a width");
-  made.curve.assign(curve.as<float>(), curve.as<float>() + curve.size());
-  const float first = grid.as<float>()[0], width = grid.as<float>()[1];
-  made.offset = -first / width;
-  return width;
+  made.curve.assign(curve.as<int16_t>(), curve.as<int16_t>() + curve.size());
+  for (int16_t each : made.curve) require(each > INT16_MIN, "the curve must be above -32768");
+  const float first = grid.as<float>()[0], unit = grid.as<float>()[1] / (0x10000 / kSegments);
+  made.offset = -first / unit - 0x8000;
+  return unit;
 }
 
 void read_residual(const ort::Node& node, float unit, Convolution& made) {
@@ -102,7 +102,7 @@ class ConvolutionOperator {
     read_requantization(node, made_);
     read_table(node, made_);
     has_residual_ = static_cast<bool>(node.constant(kResidualScale));
-    kernel_ = chosen().convolution(made_);
+    kernel_ = chosen_for(made_).convolution(made_);
     made_.weights = {};  // the kernel holds them packed
   }
 
@@ -133,7 +133,7 @@ std::vector<ort::CustomOp*> convolution_operators() {
   using enum ort::ElementType;
   return named<ConvolutionOperator>(
       "Convolution",
-      {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8, kUint8, kFloat, kUint8, kFloat,
+      {kUint8, kFloat, kUint8, kInt8, kFloat, kInt8, kFloat, kUint8, kInt32, kUint8, kUint8, kFloat, kUint8, kInt16,
        kFloat},
       8);
 }

@@ -11,6 +11,7 @@
 #include "aligned.h"
 #include "finish.h"
 #include "product_tiles.h"
+#include "tables.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -19,6 +20,7 @@ class Dense final : public ConvolutionKernel {
  public:
   explicit Dense(Convolution made)
       : conv_(std::move(made)),
+        finish_(conv_),
         depth_(conv_.inputs / conv_.group),
         width_(conv_.outputs / conv_.group),
         quads_((conv_.taps() * depth_ + kDepth - 1) / kDepth * (kDepth / 4)) {
@@ -94,7 +96,6 @@ class Dense final : public ConvolutionKernel {
       gather(x, extent, first, count, group, gathered);
       patches = gathered;
     }
-    const Finish finish(conv_);
     const Multiplier ready;
     const int64_t panels = static_cast<int64_t>(panels_.size()) / conv_.group;
     for (int64_t index = group * panels; index < (group + 1) * panels; ++index) {
@@ -102,9 +103,10 @@ class Dense final : public ConvolutionKernel {
       for (int64_t pixel = 0; pixel < count; pixel += kRows) {
         const int64_t at = (first + pixel) * conv_.outputs + panel.channel;
         const Place place{y + at, residual ? residual + at : nullptr};
-        multiply(patches + pixel * stride, std::min<int64_t>(kRows, count - pixel), stride, quads_, panel, place, finish);
+        multiply(patches + pixel * stride, std::min<int64_t>(kRows, count - pixel), stride, quads_, panel, place);
       }
     }
+    look_up_all(conv_, y + first * conv_.outputs + group * width_, count, group * width_, width_);
   }
 
   static constexpr int64_t kShort = 32;  // bytes: fewer are copied as so many
@@ -153,8 +155,7 @@ class Dense final : public ConvolutionKernel {
   }
 
   // Multiplies up to 32 rows by a panel, and writes the results.
-  void multiply(const uint8_t* rows, int64_t count, int64_t stride, int64_t quads, const Panel& panel, Place place,
-                const Finish& finish) const {
+  void multiply(const uint8_t* rows, int64_t count, int64_t stride, int64_t quads, const Panel& panel, Place place) const {
     alignas(64) int32_t sums[kRows * kPanel];
     multiply_tiles(rows, count, stride, panel.weights, quads, sums);
     const Ints start[2] = {load_ints(panel.start), load_ints(panel.start + kLanes)};
@@ -164,16 +165,17 @@ class Dense final : public ConvolutionKernel {
     int64_t row = 0;
     for (; row + 2 <= count; row += 2) {
       const Ints both[2][2] = {{sum(row, 0), sum(row, 1)}, {sum(row + 1, 0), sum(row + 1, 1)}};
-      finish.write(both, panel, place);
+      finish_.write(both, panel, place);
       place.to += 2 * conv_.outputs;
       if (place.residual) place.residual += 2 * conv_.outputs;
     }
     if (row == count) return;
     const Ints one[1][2] = {{sum(row, 0), sum(row, 1)}};
-    finish.write(one, panel, place);
+    finish_.write(one, panel, place);
   }
 
   Convolution conv_;
+  Finish finish_;
   int64_t depth_, width_;  // input and output channels of a group
   int64_t quads_;          // of a patch
   int64_t pixels_ = 0;     // of one task

@@ -14,6 +14,7 @@
 
 #include "border.h"
 #include "finish.h"
+#include "tables.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -21,7 +22,7 @@ namespace requant::REQUANT_TARGET {
 class Dense final : public ConvolutionKernel {
  public:
   explicit Dense(Convolution made)
-      : conv_(std::move(made)), depth_(conv_.inputs / conv_.group), width_(conv_.outputs / conv_.group) {
+      : conv_(std::move(made)), finish_(conv_), depth_(conv_.inputs / conv_.group), width_(conv_.outputs / conv_.group) {
     const bool joined = conv_.group == 1 && conv_.dilation[1] == 1;
     across_ = joined ? 1 : conv_.kernel[1];
     run_ = conv_.taps() * depth_ / (conv_.kernel[0] * across_);
@@ -150,7 +151,8 @@ class Dense final : public ConvolutionKernel {
       grid.bands = divided(extent.rows, grid.rows);
     }
     const int64_t work = row / extent.columns * grid.columns * grid.rows;
-    grid.panels = divided(all, std::clamp<int64_t>(work / kWork, 1, all));
+    if (conv_.table.empty())  // all panels may write the same channels before one looks them up
+      grid.panels = divided(all, std::clamp<int64_t>(work / kWork, 1, all));
     grid.chunks = divided(all, grid.panels);
     return grid;
   }
@@ -192,26 +194,33 @@ class Dense final : public ConvolutionKernel {
 
   void compute(const Task& task) const {
     const Field field = field_of(task);
-    const Finish finish(conv_);
-    for (int64_t index = task.part.panel; index < task.part.panel + task.part.panels; ++index)
-      multiply_panel<kPanelVectors>(task, field, panels_[index], widths_[index], finish);
+    const Part& part = task.part;
+    for (int64_t index = part.panel; index < part.panel + part.panels; ++index)
+      multiply_panel<kPanelVectors>(task, field, panels_[index], widths_[index]);
+    for (int64_t row = 0; row < part.rows; ++row)
+      look_up_all(conv_, task.y + place_of(task, row) * conv_.outputs, part.columns, 0, conv_.outputs);
+  }
+
+  // Returns the number of the first pixel of a row of a part, in the whole result.
+  static int64_t place_of(const Task& task, int64_t row) {
+    return (task.part.image * task.extent.rows + task.part.row + row) * task.extent.columns + task.part.column;
   }
 
   // Calls `multiply_rows` with the number of vectors as a constant, so that the sums stay in registers.
   template <int Vectors>
-  void multiply_panel(const Task& task, const Field& field, const Panel& panel, int vectors, const Finish& finish) const {
+  void multiply_panel(const Task& task, const Field& field, const Panel& panel, int vectors) const {
     if constexpr (Vectors > 1)
-      if (vectors < Vectors) return multiply_panel<Vectors - 1>(task, field, panel, vectors, finish);
+      if (vectors < Vectors) return multiply_panel<Vectors - 1>(task, field, panel, vectors);
     constexpr int kRows = panel_rows(Vectors);
     const Part& part = task.part;
     const int64_t steps = divided(part.columns, kRows), few = part.columns / steps, more = part.columns % steps;
     const uint8_t* corner = field.corner + panel.channel / width_ * depth_;
     for (int64_t row = 0; row < part.rows; ++row) {
-      const int64_t line = (part.image * task.extent.rows + part.row + row) * task.extent.columns + part.column;
+      const int64_t line = place_of(task, row);
       for (int64_t step = 0, column = 0; step < steps; ++step) {  // steps of equal length, or one more
         const int64_t rows = few + (step < more), at = (line + column) * conv_.outputs + panel.channel;
         const Place place{task.y + at, task.residual ? task.residual + at : nullptr};
-        multiply_rows<kRows, Vectors>(rows, corner + row * field.row + column * field.column, field, panel, place, finish);
+        multiply_rows<kRows, Vectors>(rows, corner + row * field.row + column * field.column, field, panel, place);
         column += rows;
       }
     }
@@ -219,18 +228,17 @@ class Dense final : public ConvolutionKernel {
 
   // Calls `product` with the number of rows as a constant.
   template <int Rows, int Vectors>
-  void multiply_rows(int64_t rows, const uint8_t* x, const Field& field, const Panel& panel, const Place& place,
-                     const Finish& finish) const {
+  void multiply_rows(int64_t rows, const uint8_t* x, const Field& field, const Panel& panel, const Place& place) const {
     if constexpr (Rows > 1)
-      if (rows < Rows) return multiply_rows<Rows - 1, Vectors>(rows, x, field, panel, place, finish);
+      if (rows < Rows) return multiply_rows<Rows - 1, Vectors>(rows, x, field, panel, place);
     if constexpr (kHasNarrow)
-      if (panel.narrow) return product<true, Rows, Vectors>(x, field, panel, place, finish);
-    product<false, Rows, Vectors>(x, field, panel, place, finish);
+      if (panel.narrow) return product<true, Rows, Vectors>(x, field, panel, place);
+    product<false, Rows, Vectors>(x, field, panel, place);
   }
 
   // Multiplies the patches of some neighbouring pixels by a panel.
   template <bool Narrow, int Rows, int Vectors>
-  void product(const uint8_t* x, const Field& field, const Panel& panel, const Place& place, const Finish& finish) const {
+  void product(const uint8_t* x, const Field& field, const Panel& panel, const Place& place) const {
     Ints sum[Rows][Vectors];
 #pragma unroll
     for (int row = 0; row < Rows; ++row)
@@ -240,10 +248,11 @@ class Dense final : public ConvolutionKernel {
     for (int64_t ky = 0; ky < conv_.kernel[0]; ++ky, x += conv_.dilation[0] * field.line)
       for (int64_t kx = 0; kx < across_; ++kx)
         add_products<Narrow>(sum, x + kx * conv_.dilation[1] * conv_.inputs, field.column, w, quads_);
-    finish.write(sum, panel, place);
+    finish_.write(sum, panel, place);
   }
 
   Convolution conv_;
+  Finish finish_;
   int64_t depth_, width_;     // input and output channels of a group
   int64_t across_ = 1;        // runs of a row of the kernel
   int64_t run_ = 0, quads_ = 0;  // bytes and quads of a run

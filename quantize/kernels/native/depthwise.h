@@ -18,13 +18,14 @@
 #include "border.h"
 #include "curve.h"
 #include "scaled.h"
+#include "tables.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
 
 class Depthwise final : public ConvolutionKernel {
  public:
-  explicit Depthwise(Convolution made) : conv_(std::move(made)), rows_(best_rows()), quads_(quads_of(rows_)) {
+  explicit Depthwise(Convolution made) : conv_(std::move(made)), curve_(conv_.curve), rows_(best_rows()), quads_(quads_of(rows_)) {
     const int64_t channels = conv_.inputs, pixels = kBytes / std::gcd<int64_t>(channels, kBytes);
     const bool flat = conv_.stride[1] == 1 && pixels * channels / kBytes * block_bytes() <= kWeights;
     period_ = flat ? pixels : 1;
@@ -141,7 +142,7 @@ class Depthwise final : public ConvolutionKernel {
           default: compute_rows<kTogether>(rows, block);
         }
       }
-    look_up_rows(to, band.rows * extent.columns);
+    look_up_all(conv_, to, band.rows * extent.columns, 0, conv_.inputs);
   }
 
   // Some rows of the result, their bytes, how many there are, and the rows of the image from the first that they read.
@@ -196,43 +197,25 @@ class Depthwise final : public ConvolutionKernel {
 #pragma unroll
     for (int row = 0; row < Together; ++row, to += rows.width) {
       if (row >= rows.count) return;
-      const Bytes made = conv_.curve.empty() ? requantize(sum[row], place) : follow_curve(sum[row], place);
+      const Bytes made = conv_.curve.empty() ? requantized<false>(sum[row], place) : requantized<true>(sum[row], place);
       count == kBytes ? store_bytes(to, made) : store_some(to, made, count);
     }
   }
 
-  REQUANT_INLINE Bytes requantize(const Ints (&sum)[4], int64_t place) const {
-    const float least = static_cast<float>(-conv_.y_zero), most = static_cast<float>(255 - conv_.y_zero);
-    Ints made[4];
+  // Returns the results of some sums. They stay in registers, because nothing takes their address.
+  template <bool Curved>
+  REQUANT_INLINE Bytes requantized(const Ints (&sum)[4], int64_t place) const {
+    Floats value[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) made[i] = nearest(narrowing(scaled(sum[i], &multiplier_[place + i * kLanes]), least, most));
-    return narrow(made, conv_.y_zero);
-  }
-
-  // The copy lets the sums stay in registers: those whose address a call takes would be in memory from the first product on.
-  Bytes follow_curve(const Ints (&sum)[4], int64_t place) const {
-    const Ints copy[4] = {sum[0], sum[1], sum[2], sum[3]};
-    return curved(copy, place);
-  }
-
-  __attribute__((noinline)) Bytes curved(const Ints (&sum)[4], int64_t place) const {
-    const Curve curve(conv_.curve);
-    Ints made[4];
     for (int i = 0; i < 4; ++i) {
-      const Floats multiplier = load_floats(&multiplier_[place + i * kLanes]);
-      made[i] = nearest(narrowing(curve(times_plus(floats(sum[i]), multiplier, fill_floats(conv_.offset))), 0, 255));
+      const float* multiplier = &multiplier_[place + i * kLanes];
+      value[i] = Curved ? times_plus(floats(sum[i]), load_floats(multiplier), fill_floats(conv_.offset)) : scaled(sum[i], multiplier);
     }
-    return narrow(made, 0);
-  }
-
-  // Looks up the results of some pixels.
-  void look_up_rows(uint8_t* to, int64_t pixels) const {
-    if (conv_.table.size() == 256) look_up(to, to, pixels * conv_.inputs, conv_.table.data());
-    for (int64_t pixel = 0; conv_.table.size() > 256 && pixel < pixels; ++pixel, to += conv_.inputs)
-      for (int64_t c = 0; c < conv_.inputs; ++c) to[c] = conv_.table[256 * c + to[c]];
+    return Curved ? curve_.bytes_of(value) : rounded_bytes(value, conv_.y_zero);
   }
 
   Convolution conv_;
+  Curve curve_;
   int64_t rows_, quads_;         // rows of the result that are computed together, and quads of rows under them
   int64_t period_ = 1;           // in pixels
   int64_t blocks_ = 0;           // vectors of a period

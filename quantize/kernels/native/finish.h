@@ -1,4 +1,4 @@
-// What becomes of the sums of a convolution: the residual, the requantization, the function behind it.
+// What becomes of the sums of a convolution: the residual, and the requantization or the curve.
 #pragma once
 
 #include <algorithm>
@@ -32,29 +32,23 @@ struct Place {
 
 class Finish {
  public:
-  explicit Finish(const Convolution& conv)
-      : conv_(conv), curve_(conv.curve), plain_(conv.curve.empty() && conv.table.empty()) {}
+  explicit Finish(const Convolution& conv) : conv_(conv), curve_(conv.curve), curved_(!conv.curve.empty()) {}
 
   // Writes the results of some pixels, from sums that include the bias. It is part of its caller, so that the sums stay in
   // registers; rarer cases get a copy of them.
   template <int Rows, int Vectors>
   REQUANT_INLINE void write(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
-    constexpr int kStep = step(Vectors);
-    if (plain_ && panel.bytes == kLanes && place.residual == nullptr) {
-#pragma unroll
-      for (int row = 0; row < Rows; row += kStep)
-        write_some<false, true, true>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
-      return;
-    }
+    if (panel.bytes == kLanes && place.residual == nullptr)
+      return curved_ ? write_all<true>(sum, panel, place) : write_all<false>(sum, panel, place);
     Ints copy[Rows][Vectors];
 #pragma unroll
     for (int row = 0; row < Rows; ++row)
 #pragma unroll
       for (int vector = 0; vector < Vectors; ++vector) copy[row][vector] = sum[row][vector];
     if (panel.bytes < kLanes)
-      conv_.curve.empty() ? write_copy<false, false>(copy, Rows, panel, place) : write_copy<true, false>(copy, Rows, panel, place);
+      curved_ ? write_copy<true, false>(copy, Rows, panel, place) : write_copy<false, false>(copy, Rows, panel, place);
     else
-      conv_.curve.empty() ? write_copy<false, true>(copy, Rows, panel, place) : write_copy<true, true>(copy, Rows, panel, place);
+      curved_ ? write_copy<true, true>(copy, Rows, panel, place) : write_copy<false, true>(copy, Rows, panel, place);
   }
 
  private:
@@ -65,6 +59,14 @@ class Finish {
     return {place.to + rows * conv_.outputs, place.residual ? place.residual + rows * conv_.outputs : nullptr};
   }
 
+  template <bool Curved, int Rows, int Vectors>
+  REQUANT_INLINE void write_all(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
+    constexpr int kStep = step(Vectors);
+#pragma unroll
+    for (int row = 0; row < Rows; row += kStep)
+      write_some<Curved, true, true>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
+  }
+
   template <bool Curved, bool Whole, int Vectors>
   __attribute__((noinline)) void write_copy(const Ints (*sum)[Vectors], int rows, const Panel& panel, const Place& place) const {
     constexpr int kStep = step(Vectors);
@@ -73,7 +75,7 @@ class Finish {
   }
 
   // Up to four vectors of sums, those of some rows, become one of bytes. `Whole`: the panel has all channels of its vectors;
-  // `Plain`: there is no residual and no table.
+  // `Plain`: there is no residual.
   template <bool Curved, bool Whole, bool Plain, int Vectors>
   REQUANT_INLINE void write_some(const Ints (*sum)[Vectors], int rows, const Panel& panel, const Place& place) const {
     Floats value[4];
@@ -85,9 +87,7 @@ class Finish {
       value[i] = plus(value[i], residual<Whole>(place.residual + row * conv_.outputs + panel.offset(vector, Vectors), panel));
     }
     alignas(64) uint8_t made[kBytes];  // in one cache line
-    store_bytes(made, requantized<Curved>(value));
-    if (!Plain && conv_.table.size() == 256) look_up(made, made, kBytes, conv_.table.data());
-    if (!Plain && conv_.table.size() > 256) look_up_channels<Vectors>(made, rows, panel);
+    store_bytes(made, ordered(Curved ? curve_.bytes_of(value) : rounded_bytes(value, conv_.y_zero)));
     const uint8_t* from = made;
     uint8_t* to = place.to;
     for (int row = 0; row < rows; ++row, from += Vectors * kLanes, to += conv_.outputs)
@@ -101,14 +101,6 @@ class Finish {
       Whole ? std::memcpy(to + panel.offset(vector, Vectors), from, kLanes)
             : std::memcpy(to + panel.offset(vector, Vectors), from, static_cast<size_t>(panel.bytes));
     return to;
-  }
-
-  template <int Vectors>
-  void look_up_channels(uint8_t* at, int rows, const Panel& panel) const {
-    for (int i = 0; i < rows * Vectors; ++i, at += kLanes) {
-      const uint8_t* table = &conv_.table[256 * (panel.channel + panel.offset(i % Vectors, Vectors))];
-      for (int64_t c = 0; c < panel.bytes; ++c) at[c] = table[256 * c + at[c]];
-    }
   }
 
   // Returns what is rounded, or what the curve is a function of.
@@ -125,19 +117,9 @@ class Finish {
     return scaled(from, conv_.residual_zero, conv_.residual_ratio);
   }
 
-  template <bool Curved>
-  REQUANT_INLINE Bytes requantized(const Floats (&value)[4]) const {
-    const int zero = Curved ? 0 : conv_.y_zero;
-    const float least = static_cast<float>(-zero), most = static_cast<float>(255 - zero);
-    Ints made[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) made[i] = nearest(narrowing(Curved ? curve_(value[i]) : value[i], least, most));
-    return ordered(narrow(made, zero));
-  }
-
   const Convolution& conv_;
   Curve curve_;
-  bool plain_;  // whether nothing is done behind the requantization
+  bool curved_;
 };
 
 }  // namespace requant::REQUANT_TARGET

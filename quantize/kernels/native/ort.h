@@ -47,7 +47,7 @@ enum Slot : size_t {
   kKernelContextParallelFor = 274,
 };
 
-enum ElementType : int { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6 };
+enum ElementType : int { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt16 = 5, kInt32 = 6 };
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 

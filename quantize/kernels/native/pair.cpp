@@ -18,12 +18,13 @@ enum Input : size_t { kA, kAScale, kAZero, kB, kBScale, kBZero, kYScale, kYZero,
 template <bool Product>
 class PairKernel {
  public:
-  explicit PairKernel(const ort::Node& node) : target_(chosen()) {
+  explicit PairKernel(const ort::Node& node) {
     const float a = one<float>(node, kAScale), b = one<float>(node, kBScale), y = one<float>(node, kYScale);
     pair_ = {Product,
              {Product ? 1.0f : a / y, Product ? a * b / y : b / y},
              {one<uint8_t>(node, kAZero), one<uint8_t>(node, kBZero)},
              one<uint8_t>(node, kYZero)};
+    target_ = &chosen_for(pair_);
     const ort::Tensor table = node.constant(kTable);
     if (!table) return;
     require(table.shape == std::vector<int64_t>{256}, "the table must be (256,)");
@@ -43,8 +44,8 @@ class PairKernel {
       const size_t inside = index % tasks * unit, first = index / tasks * image + inside;
       const size_t count = std::min(unit, image - inside);
       const uint8_t* other = b.as<uint8_t>() + (period ? index / tasks * match.step : first);
-      target_.combine(pair_, a.as<uint8_t>() + first, other, count, period ? period : count, y + first);
-      if (!table_.empty()) target_.lookup(y + first, y + first, count, table_.data());
+      target_->combine(pair_, a.as<uint8_t>() + first, other, count, period ? period : count, y + first);
+      if (!table_.empty()) target_->lookup(y + first, y + first, count, table_.data());
     });
   }
 
@@ -77,7 +78,7 @@ class PairKernel {
     return {static_cast<size_t>(a.shape[0]), period, b.shape[0] == 1 ? 0 : period};
   }
 
-  const Target& target_;
+  const Target* target_;
   Pair pair_;
   std::vector<uint8_t> table_;
 };

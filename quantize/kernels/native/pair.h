@@ -29,12 +29,12 @@ void combine_some(const Pair& pair, const uint8_t* a, const Scaled& scaled_b, si
   const Floats ratio = fill_floats(pair.ratio[0]);
   for (size_t i = 0; i < count; i += kStep) {
     const size_t at = std::min(i, count - kStep);
-    Ints value[4];
+    Floats value[4];
     for (size_t k = 0; k < 4; ++k) {
       const Floats x = floats(widen(a + at + k * kLanes, pair.zero[0])), other = scaled_b(at + k * kLanes);
-      value[k] = rounded(Product ? times(x, other) : plus(times(x, ratio), other), least, most);
+      value[k] = Product ? times(x, other) : plus(times(x, ratio), other);
     }
-    store_bytes(y + at, ordered(narrow(value, pair.y_zero)));
+    store_bytes(y + at, ordered(rounded_bytes(value, pair.y_zero)));
   }
 }
 

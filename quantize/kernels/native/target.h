@@ -1,6 +1,8 @@
 // What is compiled once for each instruction set.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -24,7 +26,9 @@ struct Window {
   }
 };
 
-constexpr int kSegments = 32;  // of a curve
+constexpr double kMost = 0x1p30;  // numbers below it are rounded in int32
+constexpr int kSegmentBits = 6, kSegments = 1 << kSegmentBits;  // of a curve
+constexpr int kStepBits = 6;                                   // of a step of the result, in a curve
 
 // A convolution with all that is constant: uint8 NHWC to uint8 NHWC.
 //
@@ -32,12 +36,15 @@ constexpr int kSegments = 32;  // of a curve
 //   y = table[clip(rint(v) + y_zero, 0, 255)]
 //
 // `rint` rounds half to even. Without a table the clipped value is the result. The residual r has the shape of y; without
-// one its term is 0. A depthwise convolution has none. With a curve, v is rounded only behind the function of the curve:
+// one its term is 0. A depthwise convolution has none. With a curve, v is rounded only behind the function of the curve,
+// which is a line in each of 64 segments. It computes in 16 bits:
 //
-//   t = v + offset, clipped to [0, 32)
-//   y = clip(rint(curve[0, s] + t * (curve[1, s] + t * curve[2, s])), 0, 255)    where s is the integer part of t
+//   t = clip(rint(v + offset), -2^15, 2^15 - 1)     the segment s is t / 2^10 + 32, and t mod 2^10 the place in it
+//   d = 2^6 (t mod 2^10 - 2^9)                      from the middle of the segment: -1 to 1 in units of 2^-15
+//   y = clip((curve[0, s] + (curve[1, s] * d + 2^14) / 2^15) / 2^6, 0, 255)
 //
-// Each product and the sum behind it, and multiplier * (...) + offset, are rounded once to float.
+// `/` rounds down, and the sum is clipped to 16 bits. Each product and the sum behind it, and multiplier * (...) + offset, are
+// rounded once to float.
 struct Convolution : Window {
   int64_t inputs = 0, outputs = 0, group = 1;  // channels
   int x_zero = 0, y_zero = 0, residual_zero = 0;
@@ -46,9 +53,20 @@ struct Convolution : Window {
   std::vector<int32_t> bias;       // (outputs,)
   std::vector<float> multiplier;   // (outputs,)
   std::vector<uint8_t> table;      // (256,), (outputs, 256) or empty
-  std::vector<float> curve;        // (3, kSegments) or empty
+  std::vector<int16_t> curve;      // (2, kSegments) or empty: in the middle, and what half a segment adds; above -2^15
   float offset = 0;
   bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
+  // Whether int32 holds all rounded v, of any x. All instruction sets but the portable one need that.
+  bool fits() const {
+    const size_t depth = weights.size() / bias.size();
+    double most = 0;
+    for (size_t o = 0; o < bias.size(); ++o) {
+      double sum = std::abs(static_cast<double>(bias[o]));
+      for (size_t i = o * depth; i < (o + 1) * depth; ++i) sum += 255.0 * std::abs(weights[i]);
+      most = std::max(most, sum * multiplier[o]);
+    }
+    return most + std::abs(offset) + 255.0 * residual_ratio < kMost;
+  }
   // Whether each result has one pixel, which stands at the same place of the image.
   bool pointwise() const {
     return taps() == 1 && stride[0] == 1 && stride[1] == 1 && !(before[0] | before[1] | after[0] | after[1]);
@@ -79,6 +97,8 @@ struct Pair {
   bool product;
   float ratio[2];
   int zero[2], y_zero;
+  // Whether int32 holds the results before they are clipped. All instruction sets but the portable one need that.
+  bool fits() const { return product ? 255.0 * 255.0 * ratio[1] < kMost : 255.0 * (ratio[0] + ratio[1]) < kMost; }
 };
 
 // How the sum of some pixels becomes their mean: y = clip(rint(multiplier * (sum - shift)) + y_zero).
@@ -106,5 +126,11 @@ const std::vector<const Target*>& targets();
 
 // Returns the fastest instruction set of this CPU, or the one that REQUANT_KERNELS_ISA names; throws if it is not here.
 const Target& chosen();
+
+// Returns the chosen instruction set for what fits it, else the portable one.
+template <class Function>
+const Target& chosen_for(const Function& function) {
+  return function.fits() ? chosen() : *targets().back();
+}
 
 }  // namespace requant

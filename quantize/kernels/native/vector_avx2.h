@@ -79,36 +79,44 @@ inline Ints widen(const uint8_t* from, int zero) {
 }
 
 inline Floats times_plus(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-inline Ints truncated(Floats value) { return _mm256_cvttps_epi32(value); }
 inline Ints nearest(Floats value) { return _mm256_cvtps_epi32(value); }
 
 inline Floats bounded(Floats value, float least, float most) {
   return _mm256_min_ps(_mm256_max_ps(value, _mm256_set1_ps(least)), _mm256_set1_ps(most));
 }
 
-// The instruction that converts to int32 gives the least one for numbers below all int32; `narrow` saturates.
-inline Floats narrowing(Floats value, float, float most) { return _mm256_min_ps(value, _mm256_set1_ps(most)); }
+using Halves = __m256i;
 
-struct Entries {
-  Floats part[4];
+inline Halves halves(Ints a, Ints b) { return _mm256_packs_epi32(a, b); }
+inline Bytes bytes(Halves a, Halves b) { return _mm256_packus_epi16(a, b); }
+inline Halves fill_halves(int16_t value) { return _mm256_set1_epi16(value); }
+inline Halves plus_halves(Halves a, Halves b) { return _mm256_adds_epi16(a, b); }
+inline Halves flipped(Halves value) { return _mm256_xor_si256(value, fill_halves(INT16_MIN)); }
+inline Halves times_halves(Halves a, Halves b) { return _mm256_mulhrs_epi16(a, b); }
+
+template <int Bits>
+Halves shifted_left(Halves value) { return _mm256_slli_epi16(value, Bits); }
+template <int Bits>
+Halves shifted_right(Halves value) { return _mm256_srai_epi16(value, Bits); }
+template <int Bits>
+Halves high_bits(Halves value) { return _mm256_srli_epi16(value, 16 - Bits); }
+
+// Entries of two tables of 64 numbers. The two of an index are neighbours, so that a gather reads both.
+struct Lines {
+  int16_t both[64][2];
+
+  explicit Lines(const int16_t* from) {
+    for (int i = 0; i < 64; ++i) both[i][0] = from[i], both[i][1] = from[64 + i];
+  }
+
+  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
+    const int* table = reinterpret_cast<const int*>(both);
+    const __m256i even = _mm256_i32gather_epi32(table, _mm256_and_si256(index, _mm256_set1_epi32(0xffff)), 4);
+    const __m256i odd = _mm256_i32gather_epi32(table, _mm256_srli_epi32(index, 16), 4);
+    at_middle = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
+    at_slope = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
+  }
 };
-inline Entries load_entries(const float* from) {
-  return {load_floats(from), load_floats(from + 8), load_floats(from + 16), load_floats(from + 24)};
-}
-
-// A permutation reads the lowest three bits of an index; the other two, as signs, choose among four of them.
-inline Floats pick(const Entries& entries, Ints index) {
-  const Floats eight = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)), sixteen = _mm256_castsi256_ps(_mm256_slli_epi32(index, 27));
-  const auto part = [&](int i) { return _mm256_permutevar8x32_ps(entries.part[i], index); };
-  return _mm256_blendv_ps(_mm256_blendv_ps(part(0), part(1), eight), _mm256_blendv_ps(part(2), part(3), eight), sixteen);
-}
-
-inline Bytes narrow(const Ints (&in)[4], int zero) {
-  const Ints add = _mm256_set1_epi16(static_cast<int16_t>(zero));
-  const Ints first = _mm256_add_epi16(_mm256_packs_epi32(in[0], in[1]), add);
-  const Ints second = _mm256_add_epi16(_mm256_packs_epi32(in[2], in[3]), add);
-  return _mm256_packus_epi16(first, second);
-}
 
 inline Bytes ordered(Bytes value) {
   return _mm256_permutevar8x32_epi32(value, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));

@@ -59,28 +59,42 @@ inline Ints widen(const uint8_t* from, int zero) {
 }
 
 inline Floats times_plus(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline Ints truncated(Floats value) { return _mm512_cvttps_epi32(value); }
 inline Ints nearest(Floats value) { return _mm512_cvtps_epi32(value); }
 
 inline Floats bounded(Floats value, float least, float most) {
   return _mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(least)), _mm512_set1_ps(most));
 }
 
-// The instruction that converts to int32 gives the least one for numbers below all int32; `narrow` saturates.
-inline Floats narrowing(Floats value, float, float most) { return _mm512_min_ps(value, _mm512_set1_ps(most)); }
+using Halves = __m512i;
 
-struct Entries {
-  Floats low, high;
+inline Halves halves(Ints a, Ints b) { return _mm512_packs_epi32(a, b); }
+inline Bytes bytes(Halves a, Halves b) { return _mm512_packus_epi16(a, b); }
+inline Halves fill_halves(int16_t value) { return _mm512_set1_epi16(value); }
+inline Halves plus_halves(Halves a, Halves b) { return _mm512_adds_epi16(a, b); }
+inline Halves flipped(Halves value) { return _mm512_xor_si512(value, fill_halves(INT16_MIN)); }
+inline Halves times_halves(Halves a, Halves b) { return _mm512_mulhrs_epi16(a, b); }
+
+template <int Bits>
+Halves shifted_left(Halves value) { return _mm512_slli_epi16(value, Bits); }
+template <int Bits>
+Halves shifted_right(Halves value) { return _mm512_srai_epi16(value, Bits); }
+template <int Bits>
+Halves high_bits(Halves value) { return _mm512_srli_epi16(value, 16 - Bits); }
+
+// Entries of two tables of 64 numbers; they stay in registers.
+struct Lines {
+  Halves middle[2], slope[2];
+
+  explicit Lines(const int16_t* from) {
+    for (int i = 0; i < 2; ++i) middle[i] = _mm512_loadu_si512(from + 32 * i);
+    for (int i = 0; i < 2; ++i) slope[i] = _mm512_loadu_si512(from + 32 * (2 + i));
+  }
+
+  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
+    at_middle = _mm512_permutex2var_epi16(middle[0], index, middle[1]);
+    at_slope = _mm512_permutex2var_epi16(slope[0], index, slope[1]);
+  }
 };
-inline Entries load_entries(const float* from) { return {load_floats(from), load_floats(from + kLanes)}; }
-inline Floats pick(const Entries& entries, Ints index) { return _mm512_permutex2var_ps(entries.low, index, entries.high); }
-
-inline Bytes narrow(const Ints (&in)[4], int zero) {
-  const Ints add = _mm512_set1_epi16(static_cast<int16_t>(zero));
-  const Ints first = _mm512_add_epi16(_mm512_packs_epi32(in[0], in[1]), add);
-  const Ints second = _mm512_add_epi16(_mm512_packs_epi32(in[2], in[3]), add);
-  return _mm512_packus_epi16(first, second);
-}
 
 inline Bytes ordered(Bytes value) {
   return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), value);

@@ -92,28 +92,45 @@ inline Ints widen(const uint8_t* from, int zero) {
 }
 
 inline Floats times_plus(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
-inline Ints truncated(Floats value) { return vcvtq_s32_f32(value); }
 inline Ints nearest(Floats value) { return vcvtnq_s32_f32(value); }
 
 inline Floats bounded(Floats value, float least, float most) {
   return vminq_f32(vmaxq_f32(value, vdupq_n_f32(least)), vdupq_n_f32(most));
 }
 
-inline Floats narrowing(Floats value, float least, float most) { return bounded(value, least, most); }
+using Halves = int16x8_t;
 
-struct Entries {
-  const float* at;
+inline Halves halves(Ints a, Ints b) { return vqmovn_high_s32(vqmovn_s32(a), b); }
+inline Bytes bytes(Halves a, Halves b) { return vqmovun_high_s16(vqmovun_s16(a), b); }
+inline Halves fill_halves(int16_t value) { return vdupq_n_s16(value); }
+inline Halves plus_halves(Halves a, Halves b) { return vqaddq_s16(a, b); }
+inline Halves flipped(Halves value) { return veorq_s16(value, fill_halves(INT16_MIN)); }
+inline Halves times_halves(Halves a, Halves b) { return vqrdmulhq_s16(a, b); }
+
+template <int Bits>
+Halves shifted_left(Halves value) { return vshlq_n_s16(value, Bits); }
+template <int Bits>
+Halves shifted_right(Halves value) { return vshrq_n_s16(value, Bits); }
+template <int Bits>
+Halves high_bits(Halves value) { return vreinterpretq_s16_u16(vshrq_n_u16(vreinterpretq_u16_s16(value), 16 - Bits)); }
+
+// Entries of two tables of 64 numbers.
+struct Lines {
+  int16_t middle[64], slope[64];
+
+  explicit Lines(const int16_t* from) {
+    __builtin_memcpy(middle, from, sizeof middle);
+    __builtin_memcpy(slope, from + 64, sizeof slope);
+  }
+
+  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
+    int16_t at[8], found[2][8];
+    vst1q_s16(at, index);
+    for (int i = 0; i < 8; ++i) found[0][i] = middle[at[i]], found[1][i] = slope[at[i]];
+    at_middle = vld1q_s16(found[0]);
+    at_slope = vld1q_s16(found[1]);
+  }
 };
-inline Entries load_entries(const float* from) { return {from}; }
-inline Floats pick(const Entries& entries, Ints index) {
-  const float four[] = {entries.at[vgetq_lane_s32(index, 0)], entries.at[vgetq_lane_s32(index, 1)],
-                        entries.at[vgetq_lane_s32(index, 2)], entries.at[vgetq_lane_s32(index, 3)]};
-  return vld1q_f32(four);
-}
-
-inline Bytes narrow(const Ints (&in)[4], int zero) {
-  return vaddq_u8(low_bytes(low_words(in[0], in[1]), low_words(in[2], in[3])), fill(static_cast<uint8_t>(zero)));
-}
 
 inline Bytes ordered(Bytes value) { return value; }
 

@@ -22,6 +22,9 @@ struct Ints {
 struct Floats {
   float at[kLanes];
 };
+struct Halves {
+  int16_t at[kBytes / 2];
+};
 struct Bytes {
   uint8_t at[kBytes];
 };
@@ -66,7 +69,7 @@ inline Ints dot_narrow(Ints sum, Bytes x, Bytes w) { return dot(sum, x, w); }
 inline bool fits_narrow(const int8_t*) { return true; }
 
 // Turns four vectors of bytes into four vectors of groups of four, one from each. Which group stands where is its own
-// affair: `narrow` undoes it.
+// affair: `bytes` of `halves` undo it.
 inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
   for (int group = 0; group < kBytes; ++group)
     for (int i = 0; i < 4; ++i) out[group / kLanes].at[4 * (group % kLanes) + i] = in[i].at[group];
@@ -118,42 +121,95 @@ inline Floats bounded(Floats value, float least, float most) {
   return value;
 }
 
-// Bounds what `narrow` does not bound, so that the nearest integers can be narrowed to bytes.
-inline Floats narrowing(Floats value, float least, float most) { return bounded(value, least, most); }
-
-// Returns the integers, rounded towards zero.
-inline Ints truncated(Floats value) {
-  Ints made;
-  for (int i = 0; i < kLanes; ++i) made.at[i] = static_cast<int32_t>(value.at[i]);
-  return made;
-}
-
-// Returns the nearest integers, halves to even.
+// Returns the nearest integers, halves to even. Other instruction sets have it for numbers that int32 can hold; this one
+// has it for all.
 inline Ints nearest(Floats value) {
+  const Floats inside = bounded(value, -0x1p31f, 0x1.fffffep30f);
   Ints made;
-  for (int i = 0; i < kLanes; ++i) made.at[i] = static_cast<int32_t>(std::nearbyintf(value.at[i]));
+  for (int i = 0; i < kLanes; ++i) made.at[i] = static_cast<int32_t>(std::nearbyintf(inside.at[i]));
   return made;
 }
 
-// `kSegments` numbers, and those at some indices.
-struct Entries {
-  const float* at;
-};
-inline Entries load_entries(const float* from) { return {from}; }
-inline Floats pick(const Entries& entries, Ints index) {
-  Floats made;
-  for (int i = 0; i < kLanes; ++i) made.at[i] = entries.at[index.at[i]];
+inline int16_t clipped_half(int32_t value) { return static_cast<int16_t>(std::clamp(value, -0x8000, 0x7fff)); }
+
+// Returns two vectors as one of int16, clipped.
+inline Halves halves(Ints a, Ints b) {
+  Halves made;
+  for (int i = 0; i < kLanes; ++i) {
+    made.at[i] = clipped_half(a.at[i]);
+    made.at[kLanes + i] = clipped_half(b.at[i]);
+  }
   return made;
 }
 
-// Returns the bytes of four vectors in [0, 255] that stand in the order of `transpose`.
-inline Bytes narrow(const Ints (&in)[4], int zero) {
+// Returns two vectors as one of uint8, clipped. The bytes of `halves` stand in the order of `transpose`.
+inline Bytes bytes(Halves a, Halves b) {
   Bytes made;
-  for (int i = 0; i < kBytes; ++i) made.at[i] = static_cast<uint8_t>(in[i / kLanes].at[i % kLanes] + zero);
+  for (int i = 0; i < kBytes; ++i) {
+    const Halves& from = i < kBytes / 2 ? a : b;
+    made.at[i] = static_cast<uint8_t>(std::clamp<int>(from.at[i % (kBytes / 2)], 0, 255));
+  }
   return made;
 }
 
-// Returns what `narrow` returned in order: the bytes of the first vector, those of the second one, and so on.
+inline Halves fill_halves(int16_t value) {
+  Halves made;
+  std::fill_n(made.at, kBytes / 2, value);
+  return made;
+}
+
+// Returns a + b, clipped.
+inline Halves plus_halves(Halves a, Halves b) {
+  for (int i = 0; i < kBytes / 2; ++i) a.at[i] = clipped_half(a.at[i] + b.at[i]);
+  return a;
+}
+
+// Returns the value with its highest bit changed: an unsigned number minus 2^15.
+inline Halves flipped(Halves value) {
+  for (int16_t& each : value.at) each = static_cast<int16_t>(each ^ INT16_MIN);
+  return value;
+}
+
+// Returns a * b / 2^15, halves up; one of the two is not -2^15.
+inline Halves times_halves(Halves a, Halves b) {
+  for (int i = 0; i < kBytes / 2; ++i) a.at[i] = clipped_half((a.at[i] * b.at[i] + 0x4000) >> 15);
+  return a;
+}
+
+template <int Bits>
+Halves shifted_left(Halves value) {
+  for (int16_t& each : value.at) each = static_cast<int16_t>(static_cast<uint16_t>(each) << Bits);
+  return value;
+}
+
+template <int Bits>
+Halves shifted_right(Halves value) {
+  for (int16_t& each : value.at) each = static_cast<int16_t>(each >> Bits);
+  return value;
+}
+
+// Returns the highest bits as a number that is not negative.
+template <int Bits>
+Halves high_bits(Halves value) {
+  for (int16_t& each : value.at) each = static_cast<int16_t>(static_cast<uint16_t>(each) >> (16 - Bits));
+  return value;
+}
+
+// Entries of two tables of 64 numbers, which stand one after the other.
+struct Lines {
+  int16_t tables[2][64];
+
+  explicit Lines(const int16_t* from) { std::memcpy(tables, from, sizeof tables); }
+
+  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
+    for (int i = 0; i < kBytes / 2; ++i) {
+      at_middle.at[i] = tables[0][index.at[i]];
+      at_slope.at[i] = tables[1][index.at[i]];
+    }
+  }
+};
+
+// Returns what `bytes` returned in order: the bytes of the first vector, those of the second one, and so on.
 inline Bytes ordered(Bytes value) { return value; }
 
 // Writes the bytes of one vector in order.

@@ -118,10 +118,8 @@ class Case:
         if tables:
             self.arrays["table"] = random.integers(0, 256, tables).astype(np.uint8)
         if self.table == "curve":
-            width = float(self.arrays["y_scale"]) * 255 / 32
-            self.arrays["curve"] = random.uniform(-1, 1, (3, 32)).astype(np.float32) * np.asarray(
-                [[255], [40], [2]], np.float32
-            )
+            width = float(self.arrays["y_scale"]) * 255 / 64
+            self.arrays["curve"] = random.integers([[-3000], [-32767]], [[18000], [32768]], (2, 64)).astype(np.int16)
             self.arrays["grid"] = np.asarray([-self.zeros[1] / 8 * width, width], np.float32)
         spans = [d * (k - 1) + 1 for d, k in zip(self.dilations, self.kernel, strict=True)]
         lengths = [size + self.pads[i] + self.pads[i + 2] for i, size in enumerate(self.size)]
@@ -170,18 +168,19 @@ class Case:
         grouped = windows.reshape(*windows.shape[:3], self.group, self.inputs, *self.kernel)
         w = given["w"].astype(np.int64).reshape(self.group, self.outputs, self.inputs, *self.kernel)
         sums = np.einsum("nyxgikl,goikl->nyxgo", grouped, w).reshape(*windows.shape[:3], -1) + given["bias"]
-        unit = given["grid"][1] if self.table == "curve" else given["y_scale"]
+        unit = given["grid"][1] / np.float32(1024) if self.table == "curve" else given["y_scale"]
         multiplier = given["x_scale"] * given["w_scale"] / unit
         more = np.zeros((), np.float32)
         if self.residual:
             more = (given["residual"].astype(np.float32) - (self.zeros[0] ^ 77)) * (self.residual_scale / unit)
         assert multiplier.dtype == more.dtype == np.float32
         if self.table == "curve":
-            start = -given["grid"][0] / unit
-            t = once(sums.astype(np.float32), multiplier, start) + more
-            t = np.clip(t, np.float32(0), np.nextafter(np.float32(32), np.float32(0)))
-            c0, c1, c2 = given["curve"][:, t.astype(np.int64)]
-            return np.clip(np.rint(once(t, once(t, c2, c1), c0)), 0, 255).astype(np.uint8)
+            start = -given["grid"][0] / unit - np.float32(2**15)
+            t = np.clip(np.rint(once(sums.astype(np.float32), multiplier, start) + more), -(2**15), 2**15 - 1)
+            segment, inside = np.divmod(t.astype(np.int64) + 2**15, 1024)
+            middle, slope = given["curve"].astype(np.int64)[:, segment]
+            line: Array = np.clip(middle + (slope * (64 * (inside - 512)) + 2**14 >> 15), -(2**15), 2**15 - 1)
+            return (line >> 6).clip(0, 255).astype(np.uint8)
         index = np.rint(sums.astype(np.float32) * multiplier + more) + y_zero
         y: Array = np.clip(index, 0, 255).astype(np.int64)
         table = given.get("table")
@@ -248,6 +247,15 @@ def test_sums_do_not_saturate(isa: str, group: int) -> None:
         case.arrays["w"][:] = np.resize(np.array([low, high], np.int8), case.arrays["w"].shape)
         case.arrays["y_scale"] = np.asarray(8.0, np.float32) if group > 1 else np.asarray(500.0, np.float32)
         np.testing.assert_array_equal(case.run(), case.expected())
+
+
+@pytest.mark.parametrize("group", [1, 64], ids=["dense", "depthwise"])
+def test_results_that_no_int32_holds_are_clipped(isa: str, group: int) -> None:
+    case = Case(group=group, inputs=64 // group, outputs=64 // group, kernel=(3, 3), zeros=(7, 128))
+    case.arrays["y_scale"] = np.asarray(1e-9, np.float32)
+    found = case.run()
+    np.testing.assert_array_equal(found, case.expected())
+    assert {0, 255} <= set(found.ravel().tolist())
 
 
 @pytest.mark.parametrize(("group", "kernel"), [(1, 1), (1, 3), (96, 3), (96, 5)])
@@ -320,7 +328,8 @@ def test_attributes_that_make_no_sense_are_refused(change: dict[str, Any], messa
         (5, np.full(4, 1, np.int8), "the zero points of w must be 0"),
         (8, np.zeros(3, np.int32), "B must have one value for each output"),
         (9, np.zeros(255, np.uint8), "the table must be"),
-        (13, np.zeros((3, 31), np.float32), "the curve must be"),
+        (13, np.zeros((2, 63), np.int16), "the curve must be .2, 64."),
+        (13, np.full((2, 64), -(2**15), np.int16), "the curve must be above -32768"),
         (14, np.zeros(2, np.float32), "the grid must be a beginning and a width"),
         (9, np.zeros(256, np.uint8), "a convolution has a table or a curve"),
     ],
@@ -400,6 +409,7 @@ SHAPES = st.lists(st.integers(0, 40), min_size=0, max_size=4).map(tuple)
     repeated=st.sampled_from(["no", "by image", "for all"]),
     zeros=st.tuples(*[st.integers(0, 255)] * 3),
     clipped=st.booleans(),
+    step=st.sampled_from([1.0, 1.0, 1e-12]),
     threads=st.integers(1, 3),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -410,6 +420,7 @@ def test_a_sum_and_a_product_are_their_definition(
     repeated: str,
     zeros: tuple[int, int, int],
     clipped: bool,
+    step: float,
     threads: int,
     seed: int,
 ) -> None:
@@ -418,7 +429,7 @@ def test_a_sum_and_a_product_are_their_definition(
     if repeated != "no" and len(shape) > 1:
         other = (shape[0] if repeated == "by image" else 1, *[1] * (len(shape) - 2), shape[-1])
     a, b = (random.integers(0, 256, each).astype(np.uint8) for each in (shape, other))
-    scales = random.uniform(0.005, 0.05, 3).astype(np.float32)
+    scales = (random.uniform(0.005, 0.05, 3) * [1, 1, step]).astype(np.float32)
     table = random.integers(0, 256, 256).astype(np.uint8) if clipped else None
     (sa, za), (sb, zb), (sy, zy) = zip(map(np.asarray, scales), (np.asarray(z, np.uint8) for z in zeros), strict=True)
     opened = session(operator, [a, sa, za, Open(), sb, zb, sy, zy, table], threads)
