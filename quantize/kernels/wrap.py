@@ -52,19 +52,7 @@ def wrap_units(
         exact: Whether a call computes what its body computes. If not, joined calls round the sums only once, behind the
             function or the other sum: their results are not those of their bodies, but more accurate.
     """
-    around = Surroundings.of(model, shapes)
-    calls: dict[ir.Value, Call] = {}  # by the uint8 tensor that they compute
-    for unit in units:
-        call = call_of(unit, around)
-        if call is None:
-            continue
-        for end in _joinable(calls, call) if join else ():
-            both = _joined(model, calls[end], end, call, exact=exact)
-            if both is not None:
-                del calls[end]
-                call = both
-                break
-        calls[call.body[-1].outputs[0]] = call
+    calls = _calls(model, units, shapes, join=join, exact=exact)
     moved: dict[ir.Value, ir.Value] = {}
     writer = _Writer(model, names(model), {})
     for end, call in calls.items():
@@ -77,12 +65,59 @@ def wrap_units(
     return len(moved)
 
 
+def drop_inner_rounding(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape]) -> int:
+    """Remove the pairs at which joined calls do not round; return how many.
+
+    Before:  y8 = QuantizeLinear(Relu(DequantizeLinear(QuantizeLinear(Conv(x, w, b)))))
+    After:   y8 = QuantizeLinear(Relu(Conv(x, w, b)))
+    The model then computes with float operators what `wrap_units` writes as joined calls: corrections that are learned
+    on it fit those. Left alone: functions that become tables.
+
+    Args:
+        model: A model in QDQ form.
+        units: As for `wrap_units`.
+        shapes: Shapes of the float tensors by name.
+    """
+    removed = 0
+    for call in _calls(model, units, shapes, join=True, exact=False).values():
+        rounds = call.operator != "Convolution" or ("curve" not in call.values and len(call.sources) == 1)
+        for node in () if rounds else call.body[:-1]:
+            value = node.inputs[0]
+            if node.op_type == "QuantizeLinear" and value is not None:
+                pairs = [use.node for use in node.outputs[0].uses()]
+                for pair in pairs:
+                    pair.outputs[0].replace_all_uses_with(value)
+                remove_unread(pairs)
+                removed += 1
+    return removed
+
+
 def native_calls(model: ir.Model) -> list[ir.Node]:
     """Return the native operators of a model."""
     return [node for node in model.graph if node.domain == NATIVE_DOMAIN]
 
 
 # ----------------------------------------------------------------------------------------------------------- joined
+
+
+def _calls(
+    model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, join: bool, exact: bool
+) -> dict[ir.Value, Call]:
+    """Return the calls for units, by the uint8 tensor that they compute; the arguments are those of `wrap_units`."""
+    around = Surroundings.of(model, shapes)
+    calls: dict[ir.Value, Call] = {}
+    for unit in units:
+        call = call_of(unit, around)
+        if call is None:
+            continue
+        for end in _joinable(calls, call) if join else ():
+            both = _joined(model, calls[end], end, call, exact=exact)
+            if both is not None:
+                del calls[end]
+                call = both
+                break
+        calls[call.body[-1].outputs[0]] = call
+    return calls
 
 
 def _joinable(calls: dict[ir.Value, Call], call: Call) -> list[ir.Value]:

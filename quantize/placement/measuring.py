@@ -15,7 +15,7 @@ from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, profiled
 from .costs import Costs
 from .layouts import layout_costs
-from .pricing import OTHER_FORMS, Prices, conversion_costs, unit_cost
+from .pricing import OTHER_FORMS, Prices, conversion_costs, measured, unit_cost
 from .rules import all_int8_plan
 
 PROFILED = 3e5  # microseconds that one profile takes, in LEAST_RUNS to MOST_RUNS runs
@@ -125,13 +125,21 @@ def measure_units(bench: Bench, known: Measured) -> tuple[Candidate, Measured]:
             continue
         (spent,), known = profile(bench, known, [bench.write(plan).source])
         known = _with_costs(known, spent, {unit.name: plan.impl(unit) for unit in plan.units})
+        if impl is Impl.U8_NATIVE and space.joins:
+            (spent,), known = profile(bench, known, [bench.write(plan, last=True).source])
+            known = _with_joined(known, spent)
     return wide, known
 
 
 def measure_plan(bench: Bench, known: Measured, candidate: Candidate) -> Measured:
     """Return the state with the costs that a profile of a candidate gives."""
-    (spent,), known = profile(bench, known, [candidate.source])
+    (spent,), known = profile(bench, known, [delivered(bench, candidate).source])
     return with_profile(known, candidate.plan, spent)
+
+
+def delivered(bench: Bench, candidate: Candidate) -> Candidate:
+    """Return a candidate with its native operators joined, as they will be."""
+    return bench.write(candidate.plan, last=True) if candidate.native else candidate
 
 
 def with_profile(known: Measured, plan: Plan, spent: Spent | None) -> Measured:
@@ -170,6 +178,32 @@ def _with_costs(known: Measured, spent: Spent | None, impls: Mapping[str, Impl])
     times = [(key, impls[name], spent.units[name]) for name, key in space.keys.items() if name in spent.units]
     prices = replace(prices, costs=prices.costs.with_times(times), sizes={**shown, **prices.sizes})
     return replace(known, prices=prices, fresh=known.fresh.with_times(times))
+
+
+def _with_joined(known: Measured, spent: Spent | None) -> Measured:
+    """Return a state in which a unit that a native convolution absorbs costs what the convolution then takes longer.
+
+    Args:
+        known: The state, with the costs of each unit alone.
+        spent: The profile of a model with joined operators.
+    """
+    if spent is None:
+        return known
+    prices = known.prices
+    times = []
+    for name, convolution in prices.space.joins.items():
+        alone = measured(prices, convolution.name, Impl.U8_NATIVE)
+        if (
+            alone is not None
+            and name in prices.space.keys
+            and name not in spent.units
+            and convolution.name in spent.units
+        ):
+            more = max(spent.units[convolution.name] - alone, 0.0)
+            times.append((prices.space.keys[name], Impl.U8_NATIVE, more))
+    return replace(
+        known, prices=replace(prices, costs=prices.costs.with_times(times)), fresh=known.fresh.with_times(times)
+    )
 
 
 def _least(profiles: Sequence[tuple[KernelRun, ...]]) -> list[KernelRun]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...transforms.ops import OPS
@@ -45,15 +46,9 @@ def common_plan(every: Sequence[Prices], factor: float = 1.0) -> Plan:
     if len(every) > 1:
         problem = joined(problems, [float_time(every[0]) / max(float_time(prices), LEAST_US) for prices in every])
     chosen, space = cheapest(problem), every[0].space
-    return without_idle(
-        space.rules.with_choices(
-            {
-                unit.name: _choice(every, unit, chosen[unit.name])
-                for unit in space.rules.units
-                if unit.name in space.keys
-            }
-        )
-    )
+    free = (unit for unit in space.rules.units if unit.name in space.keys)
+    plan = space.rules.with_choices({unit.name: _choice(every, unit, chosen[unit.name]) for unit in free})
+    return without_idle(_with_joins(every, plan))
 
 
 def _problem(prices: Prices, factor: float) -> Problem:
@@ -114,7 +109,21 @@ def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:
         best = min(costs, key=costs.__getitem__)
         if best is not Impl.U8:
             faster[unit.name] = Choice(best)
-    return plan.with_choices(faster) if faster else None
+    return _with_joins([prices], plan.with_choices(faster)) if faster else None
+
+
+def _with_joins(every: Sequence[Prices], plan: Plan) -> Plan:
+    """Return a plan with native convolutions before native functions and sums, where that costs no more."""
+    choices = {}
+    for unit in plan.units:
+        first = every[0].space.joins.get(unit.name)
+        if first is None or plan.impl(unit) is not Impl.U8_NATIVE or not plan.impl(first).writes_u8:
+            continue
+        native = math.fsum(unit_cost(each, both, Impl.U8_NATIVE) for each in every for both in (first, unit))
+        stock = ((first, plan.impl(first)), (unit, Impl.U8))
+        if native <= math.fsum(unit_cost(each, *one) for each in every for one in stock):
+            choices[first.name] = Choice(Impl.U8_NATIVE)
+    return plan.with_choices(choices)
 
 
 def without_idle(plan: Plan) -> Plan:

@@ -15,6 +15,7 @@ from ..options.efforts import EFFORTS
 from .costs import Costs, signature
 from .estimates import IMAGE, conversion, estimate
 from .facts import Facts
+from .joins import joins_of
 from .layouts import LayoutCosts
 from .noise import noise
 from .rules import able
@@ -36,6 +37,7 @@ class Space:
         shapes: Shapes by tensor, as far as the model and the feed determine them.
         keys: The signature of each unit with several implementations.
         outputs: The outputs of the model.
+        joins: The convolution that may absorb each function or sum; see `joins_of`.
     """
 
     facts: Facts
@@ -44,6 +46,7 @@ class Space:
     shapes: Mapping[str, Shape]
     keys: Mapping[str, str]
     outputs: frozenset[str]
+    joins: Mapping[str, Unit] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job, facts: Facts, rules: Plan, feed: Mapping[str, Array] | None) -> Space:
@@ -51,7 +54,8 @@ class Space:
         forms, shapes = able(facts, rules), fed_shapes(job.simple, feed or {})
         free = (unit for unit in rules.units if len(forms[unit.name]) > 1)
         keys = {unit.name: signature(unit, facts.nodes, shapes) for unit in free}
-        return cls(facts, rules, forms, shapes, keys, frozenset(str(v.name) for v in job.simple.graph.outputs))
+        outputs = frozenset(str(v.name) for v in job.simple.graph.outputs)
+        return cls(facts, rules, forms, shapes, keys, outputs, joins_of(job, facts, rules, forms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Prices:
         costs: Measured costs.
         sizes: Elements by tensor.
         noise: The noise at the outputs that each unit in integers adds; empty: estimated from the weights.
-        noise_of: The same by form, for forms from float to float, as far as known.
+        noise_of: The same by form, as far as known, for forms that have noise of their own.
         noise_price: Microseconds per unit of noise.
         stretch: Measured over estimated time of conversions.
         absorbed: Units without a kernel of their own in float: the runtime fuses each into the unit before.
@@ -93,7 +97,9 @@ class Prices:
             noise: The noise at the outputs that each uint8 tensor adds, as far as known.
         """
         sizes = {name: math.prod(shape) for name, shape in space.shapes.items()}
-        of_forms = {form: _noise_by_unit(space, known) for form, known in space.facts.noise_of.items()}
+        unrounded = {unit.outputs[0] for unit in space.joins.values()}
+        of_tensors = {**space.facts.noise_of, Impl.U8_NATIVE: {t: n for t, n in noise.items() if t not in unrounded}}
+        of_forms = {form: _noise_by_unit(space, known) for form, known in of_tensors.items() if known}
         return cls(space, costs, sizes, _noise_by_unit(space, noise), of_forms)
 
 

@@ -17,7 +17,7 @@ from . import costs as store
 from .batches import fairest, finalists, served
 from .costs import Costs
 from .facts import Facts
-from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
+from .measuring import Bench, Measured, Write, delivered, measure_plan, measure_units, profile, profile_float
 from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
 from .pricing import (
     Prices,
@@ -356,9 +356,9 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out.
     """
     job = sizes[0].bench.job
-    delivered = {name: _delivered(sizes, candidate).source for name, candidate in candidates.items()}
+    sources = {name: delivered(sizes[0].bench, candidate).source for name, candidate in candidates.items()}
     runners = {}
-    for name, source in delivered.items():
+    for name, source in sources.items():
         try:
             runner = Runner(source, threads=job.options.threads)
             for size in sizes:
@@ -383,15 +383,10 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
         tried = [{**first, **more} for first, more in zip(tried, final, strict=True)]
         worth = _worth(every, final, plans)
     best, own = fairest(worth, native), [fairest([each], native) for each in worth]
-    spent = [profile(size.bench, size.known, [delivered[best]])[0][0] for size in sizes]
+    spent = [profile(size.bench, size.known, [sources[best]])[0][0] for size in sizes]
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     return candidates[best], Placement("measured", predicted[0], tried[0], rows)
-
-
-def _delivered(sizes: Sequence[Size], candidate: Candidate) -> Candidate:
-    """Return a candidate with its native operators joined, as they will be."""
-    return sizes[0].bench.write(candidate.plan, last=True) if candidate.native else candidate
 
 
 def _milliseconds(sizes: Sequence[Size], runners: Mapping[str, Runner], seconds: float) -> list[dict[str, float]]:

@@ -19,7 +19,7 @@ from ...transforms.qparams import QParams
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
-from ..kernels.wrap import wrap_units
+from ..kernels.wrap import drop_inner_rounding, wrap_units
 from ..model.files import serialize
 from ..model.metadata import describe_origin
 from ..options.efforts import ADJUSTING
@@ -70,8 +70,7 @@ def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:
     adjusted: Mapping[str, Adjustment] = {}
     if job.corrections & ADJUSTING and job.judged and not job.weights.large:
         pairs = job.options.format == "qdq" and not candidate.native
-        plain = candidate if pairs else apply_plan(job, ranges, candidate.plan, form="qdq", native=False)
-        adjusted = find_adjustments(job, plain)
+        adjusted = find_adjustments(job, candidate if pairs else apply_plan(job, ranges, candidate.plan, learns=True))
     if not adjusted and not candidate.native and not sums_of(job, candidate.plan):
         return candidate
     return apply_plan(job, ranges, candidate.plan, adjusted, last=True)
@@ -82,10 +81,9 @@ def apply_plan(
     ranges: TensorRanges,
     plan: Plan,
     adjusted: Mapping[str, Adjustment] | None = None,
-    form: str = "",
     *,
     last: bool = False,
-    native: bool = True,
+    learns: bool = False,
 ) -> Candidate:
     """Apply a plan to a copy of the simplified model.
 
@@ -94,10 +92,10 @@ def apply_plan(
         ranges: The ranges.
         plan: The implementation of each unit.
         adjusted: Corrected weights and biases, by unit.
-        form: The format; empty for the format of the job.
         last: Whether two convolutions become one if only their sum is read, and a native convolution becomes one with
             the function behind it. If not, every unit has its own kernel, which can be timed and corrected.
-        native: Whether units that the plan has as native operators become functions; if not, they stay pairs.
+        learns: Whether corrections are learned on the model: it has pairs, whatever the format, and native operators
+            stay pairs too, without those at which they do not round.
     """
     dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
     given = {name: params for name, params in job.model_qparams.items() if params.zero_point.dtype == dtype}
@@ -121,12 +119,14 @@ def apply_plan(
         join_convs(model, sums_of(job, plan), job.scheme)
     if job.model_qparams:
         drop_round_trips(model)
-    if (form or job.options.format) == "qoperator":
+    if job.options.format == "qoperator" and not learns:
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    units = [unit for unit in plan.units if native and plan.impl(unit) is Impl.U8_NATIVE]
-    if units:
-        wrap_units(model, units, job.shapes, join=last, exact=job.options.kernels == "exact")
+    units, exact = [unit for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE], job.options.kernels == "exact"
+    if units and not learns:
+        wrap_units(model, units, job.shapes, join=last, exact=exact)
+    elif units and not exact:
+        drop_inner_rounding(model, units, job.shapes)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)

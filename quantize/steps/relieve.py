@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ...transforms.plan import Plan
 from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
+from ..placement.joins import joins_of, unrounded
+from ..placement.rules import able
 from ..placement.search import plans_by_price
 from ..sensitivity.each_tensor import ruinous
 from .emit import correct, plan_by_rules
@@ -18,6 +20,7 @@ from .ranges import TensorRanges
 
 ROUNDS = 4  # models that are emitted at most
 CHEAPEST, STEPS = 0.02, 14  # the least price of all noise, as a share of the float model's time; each step doubles it
+HALVINGS = 5  # of the last step, on a logarithmic scale
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 SECONDS = 20.0  # for trials of single tensors, if none were tried before
@@ -42,10 +45,15 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         return trial
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
+    joins = joins_of(job, facts, rules, able(facts, rules))
+
+    def noise(plan: Plan) -> float:
+        return _noise(plan, evidence, unrounded(plan, joins))
+
     plan, accuracy = trial.candidate.plan, trial.accuracy
     for number in range(ROUNDS):
         excess = promised(job, accuracy).excess
-        found = _quieter(plan_at, evidence, plan, MARGIN / min(excess, STEP))
+        found = _quieter(plan_at, noise, MARGIN / min(excess, STEP) * noise(plan))
         if found is None or not found.has_int8:
             break
         job.progress("units to float", number, ROUNDS)
@@ -66,19 +74,31 @@ def _evidence(job: Job, trial: Trial) -> Evidence:
     return Evidence(kept, noise_powers(sqnr_db))
 
 
-def _quieter(plan_at: Callable[[float], Plan], evidence: Evidence, last: Plan, share: float) -> Plan | None:
-    """Return the plan of the least price whose noise is at most a share of the last plan's; None if there is none."""
-    limit = share * _noise(last, evidence)
-    for step in range(STEPS):
-        plan = plan_at(CHEAPEST * 2**step)
-        if _noise(plan, evidence) <= limit:
-            return plan
-    return None
+def _quieter(plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], limit: float) -> Plan | None:
+    """Return the plan of the least price whose noise is at most `limit`; None if there is none."""
+    prices = (CHEAPEST * 2**step for step in range(STEPS))
+    found = next(((price, plan) for price in prices if noise(plan := plan_at(price)) <= limit), None)
+    if found is None:
+        return None
+    (most, best), least = found, found[0] / 2
+    for _ in range(HALVINGS):
+        price = math.sqrt(least * most)
+        if noise(plan := plan_at(price)) <= limit:
+            most, best = price, plan
+        else:
+            least = price
+    return best
 
 
-def _noise(plan: Plan, evidence: Evidence) -> float:
-    """Return the sum of the noises of what a plan rounds: tensors in uint8, inputs of products from float to float."""
-    tensors = (evidence.noise.get(tensor, 0.0) for tensor in plan.quantized)
+def _noise(plan: Plan, evidence: Evidence, exact: Collection[str]) -> float:
+    """Return the sum of the noises of what a plan rounds: tensors in uint8, inputs of products from float to float.
+
+    Args:
+        plan: The plan.
+        evidence: The noise of each tensor alone.
+        exact: Tensors that are not rounded.
+    """
+    tensors = (evidence.noise.get(tensor, 0.0) for tensor in plan.quantized if tensor not in exact)
     of_form = ((unit, evidence.noise_of.get(plan.impl(unit), {})) for unit in plan.units)
     return math.fsum((*tensors, *(known.get(unit.inputs[0], 0.0) for unit, known in of_form)))
 

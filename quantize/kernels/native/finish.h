@@ -30,6 +30,20 @@ struct Place {
   const uint8_t* residual;  // or null
 };
 
+// Copies up to 16 bytes, without a call.
+inline void* copy_few(uint8_t* to, const uint8_t* from, int64_t count) {
+  if (count >= 8) {  // two that overlap
+    std::memcpy(to + count - 8, from + count - 8, 8);
+    return std::memcpy(to, from, 8);
+  }
+  if (count >= 4) {
+    std::memcpy(to + count - 4, from + count - 4, 4);
+    return std::memcpy(to, from, 4);
+  }
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+  return to;
+}
+
 class Finish {
  public:
   explicit Finish(const Convolution& conv) : conv_(conv), curve_(conv.curve), curved_(!conv.curve.empty()) {}
@@ -39,16 +53,14 @@ class Finish {
   template <int Rows, int Vectors>
   REQUANT_INLINE void write(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
     if (panel.bytes == kLanes && place.residual == nullptr)
-      return curved_ ? write_all<true>(sum, panel, place) : write_all<false>(sum, panel, place);
+      return curved_ ? write_all<true, true>(sum, panel, place) : write_all<false, true>(sum, panel, place);
+    if (panel.bytes == kLanes && !curved_) return write_all<false, false>(sum, panel, place);
     Ints copy[Rows][Vectors];
 #pragma unroll
     for (int row = 0; row < Rows; ++row)
 #pragma unroll
       for (int vector = 0; vector < Vectors; ++vector) copy[row][vector] = sum[row][vector];
-    if (panel.bytes < kLanes)
-      curved_ ? write_copy<true, false>(copy, Rows, panel, place) : write_copy<false, false>(copy, Rows, panel, place);
-    else
-      curved_ ? write_copy<true, true>(copy, Rows, panel, place) : write_copy<false, true>(copy, Rows, panel, place);
+    curved_ ? write_copy<true>(copy, Rows, panel, place) : write_copy<false>(copy, Rows, panel, place);
   }
 
  private:
@@ -59,19 +71,19 @@ class Finish {
     return {place.to + rows * conv_.outputs, place.residual ? place.residual + rows * conv_.outputs : nullptr};
   }
 
-  template <bool Curved, int Rows, int Vectors>
+  template <bool Curved, bool Plain, int Rows, int Vectors>
   REQUANT_INLINE void write_all(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
     constexpr int kStep = step(Vectors);
 #pragma unroll
     for (int row = 0; row < Rows; row += kStep)
-      write_some<Curved, true, true>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
+      write_some<Curved, true, Plain>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
   }
 
-  template <bool Curved, bool Whole, int Vectors>
+  template <bool Curved, int Vectors>
   __attribute__((noinline)) void write_copy(const Ints (*sum)[Vectors], int rows, const Panel& panel, const Place& place) const {
     constexpr int kStep = step(Vectors);
     for (int row = 0; row < rows; row += kStep)
-      write_some<Curved, Whole, false>(sum + row, std::min(kStep, rows - row), panel, moved(place, row));
+      write_some<Curved, false, false>(sum + row, std::min(kStep, rows - row), panel, moved(place, row));
   }
 
   // Up to four vectors of sums, those of some rows, become one of bytes. `Whole`: the panel has all channels of its vectors;
@@ -99,7 +111,7 @@ class Finish {
   REQUANT_INLINE static void* store_apart(const uint8_t* from, const Panel& panel, uint8_t* to) {
     for (int vector = 0; vector < Vectors; ++vector, from += kLanes)
       Whole ? std::memcpy(to + panel.offset(vector, Vectors), from, kLanes)
-            : std::memcpy(to + panel.offset(vector, Vectors), from, static_cast<size_t>(panel.bytes));
+            : copy_few(to + panel.offset(vector, Vectors), from, panel.bytes);
     return to;
   }
 
@@ -113,7 +125,7 @@ class Finish {
   template <bool Whole>
   Floats residual(const uint8_t* from, const Panel& panel) const {
     uint8_t part[kLanes] = {};
-    if (!Whole) from = static_cast<const uint8_t*>(std::memcpy(part, from, static_cast<size_t>(panel.bytes)));
+    if (!Whole) from = static_cast<const uint8_t*>(copy_few(part, from, panel.bytes));
     return scaled(from, conv_.residual_zero, conv_.residual_ratio);
   }
 

@@ -1,0 +1,53 @@
+"""Units that a native convolution absorbs: it computes both, and does not round between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ...transforms.graph import constant
+from ...transforms.plan import Impl, Plan, Unit
+from ..job import Job
+from ..kernels.calls import CALLS
+from .facts import Facts
+
+SUM, CONVOLUTION = "Add", "Conv"
+
+
+def joins_of(job: Job, facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) -> dict[str, Unit]:
+    """Return the convolution that may absorb each function or sum, by the name of the latter.
+
+    It is the last one whose result the unit alone reads, if both have a native form. There is none if native operators
+    must compute exactly what the pairs compute.
+
+    Args:
+        job: The job.
+        facts: The input of the rules.
+        plan: The units in order.
+        forms: The possible implementations by unit.
+    """
+    if job.options.kernels == "exact":
+        return {}
+    native = [unit for unit in plan.units if Impl.U8_NATIVE in forms[unit.name]]
+    readers = Counter(tensor for unit in plan.units for tensor in {*unit.inputs})
+    convolutions = {unit.outputs[0]: unit for unit in native if unit.op == CONVOLUTION}
+    joins: dict[str, Unit] = {}
+    for unit in native:
+        if unit.op not in CALLS or unit.op == SUM:
+            alone = [convolutions[tensor] for tensor in convolutions if readers[tensor] == 1 and tensor in unit.inputs]
+            found = [each for each in alone if unit.op != SUM or not _is_depthwise(facts, each)]
+            joins |= {unit.name: found[-1]} if found else {}
+    return joins
+
+
+def unrounded(plan: Plan, joins: Mapping[str, Unit]) -> set[str]:
+    """Return the tensors between native convolutions and what they absorb in a plan."""
+    absorbed = (joins[unit.name] for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE and unit.name in joins)
+    return {unit.outputs[0] for unit in absorbed if plan.impl(unit) is Impl.U8_NATIVE}
+
+
+def _is_depthwise(facts: Facts, unit: Unit) -> bool:
+    """Return whether a convolution has one channel in each group."""
+    node = facts.nodes[unit.nodes[0]]
+    weights = constant(node.inputs[1])
+    return node.attributes.get_int("group", 1) > 1 and weights is not None and weights.shape[1] == 1
