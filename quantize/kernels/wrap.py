@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
@@ -26,7 +27,7 @@ from ...transforms.graph import (
 from ...transforms.plan import Unit
 from .calls import BIAS, CONVOLUTION, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
 from .chains import Chain, copied, table_of
-from .curves import curve_of
+from .curves import SEGMENTS, curve_of
 from .library import VERSION, names_of
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -68,28 +69,46 @@ def wrap_units(
 def drop_inner_rounding(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape]) -> int:
     """Remove the pairs at which joined calls do not round; return how many.
 
-    Before:  y8 = QuantizeLinear(Relu(DequantizeLinear(QuantizeLinear(Conv(x, w, b)))))
-    After:   y8 = QuantizeLinear(Relu(Conv(x, w, b)))
+    Before:  y8 = QuantizeLinear(Sigmoid(DequantizeLinear(QuantizeLinear(Conv(x, w, b)))))
+    After:   y8 = QuantizeLinear(Sigmoid(Clip(Conv(x, w, b))))
     The model then computes with float operators what `wrap_units` writes as joined calls: corrections that are learned
-    on it fit those. Left alone: functions that become tables.
+    on it fit those. A curve clips what it is a function of; a sum is not clipped in front of a residual.
+    Left alone: functions that become tables.
 
     Args:
         model: A model in QDQ form.
         units: As for `wrap_units`.
         shapes: Shapes of the float tensors by name.
     """
-    removed = 0
+    removed, taken = 0, names(model)
     for call in _calls(model, units, shapes, join=True, exact=False).values():
-        rounds = call.operator != "Convolution" or ("curve" not in call.values and len(call.sources) == 1)
-        for node in () if rounds else call.body[:-1]:
+        grid = call.values.get("grid")
+        if call.operator != "Convolution" or (grid is None and len(call.sources) == 1):
+            continue
+        rounded = [node for node in call.body[:-1] if node.op_type == "QuantizeLinear"]
+        for node in rounded:
             value = node.inputs[0]
-            if node.op_type == "QuantizeLinear" and value is not None:
-                pairs = [use.node for use in node.outputs[0].uses()]
-                for pair in pairs:
-                    pair.outputs[0].replace_all_uses_with(value)
-                remove_unread(pairs)
-                removed += 1
+            assert value is not None
+            if grid is not None and node is rounded[0]:
+                value = _clipped(model, node, value, (grid[0], grid[0] + SEGMENTS * grid[1]), taken)
+            pairs = [use.node for use in node.outputs[0].uses()]
+            for pair in pairs:
+                pair.outputs[0].replace_all_uses_with(value)
+            remove_unread(pairs)
+        removed += len(rounded)
     return removed
+
+
+def _clipped(model: ir.Model, place: ir.Node, value: ir.Value, bounds: Sequence[float], taken: set[str]) -> ir.Value:
+    """Return a tensor clipped to bounds, by a Clip in front of `place`."""
+    limits = [
+        add_initializer(model.graph, take(taken, f"{value.name}/bound"), np.asarray(each, np.float32))
+        for each in bounds
+    ]
+    clip = ir.node("Clip", [value, *limits], name=take(taken, f"{value.name}/clip"))
+    clip.outputs[0].name = take(taken, f"{value.name}/clipped")
+    graph_of(place).insert_before(place, [clip])
+    return clip.outputs[0]
 
 
 def native_calls(model: ir.Model) -> list[ir.Node]:

@@ -67,7 +67,7 @@ class Dense final : public ConvolutionKernel {
     int64_t line, row, column;
   };
 
-  static constexpr int64_t kWork = 1 << 22;   // products of one task, about
+  static constexpr int64_t kWork = 1 << 21;   // products of one task, about
   static constexpr int64_t kBorder = 1 << 17; // bytes of a copy with a border, about: they stay in the second cache
   static constexpr int64_t kBlock = 1 << 16;  // bytes of the pixels of one task of a flat convolution, about
   static constexpr int64_t kSlack = 4;        // bytes that are read behind a run

@@ -38,7 +38,8 @@ class Depthwise final : public ConvolutionKernel {
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
     const int64_t line = (extent.width + conv_.kernel[1] * conv_.dilation[1]) * conv_.inputs;
     const int64_t most = std::clamp<int64_t>(kBorder / line / conv_.stride[0], 1, std::max<int64_t>(kWork / line, 1));
-    const int64_t rows = (most + rows_ - 1) / rows_ * rows_, bands = (extent.rows + rows - 1) / rows;
+    const int64_t each = (extent.rows + most - 1) / most;  // bands of about one length
+    const int64_t rows = ((extent.rows + each - 1) / each + rows_ - 1) / rows_ * rows_, bands = (extent.rows + rows - 1) / rows;
     parallel(static_cast<size_t>(extent.batch * bands), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / bands, first = static_cast<int64_t>(index) % bands * rows;
       const Band band{first, std::min(rows, extent.rows - first)};
@@ -54,7 +55,7 @@ class Depthwise final : public ConvolutionKernel {
   };
 
   static constexpr int64_t kBorder = 1 << 17;   // bytes of a copy with a border, about: they stay in the second cache
-  static constexpr int64_t kWork = 1 << 18;     // bytes of the results of one task, about
+  static constexpr int64_t kWork = 1 << 16;     // bytes of the results of one task, about
   static constexpr int64_t kWeights = 1 << 16;  // bytes of the weights of a period
 
   // ---------------------------------------------------------------------------------------------------- weights

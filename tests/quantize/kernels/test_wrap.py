@@ -25,7 +25,7 @@ from requant.quantize import Options, quantize_model
 from requant.quantize.console.quantized import print_result
 from requant.quantize.kernels.curves import LARGEST
 from requant.quantize.kernels.library import kernels
-from requant.quantize.kernels.wrap import wrap_units
+from requant.quantize.kernels.wrap import drop_inner_rounding, wrap_units
 from requant.transforms.inline_functions import inline_functions
 from requant.transforms.plan import Unit
 
@@ -205,6 +205,20 @@ def test_a_convolution_and_its_gate_become_one_call_that_rounds_once() -> None:
     # half a step behind the function, and what the curve differs from it
     assert np.abs(fused - exact_values).max() <= 0.05 * (1 / 2 + LARGEST) + 1e-6
     assert np.square(fused - exact_values).mean() < 0.8 * np.square(expected - exact_values).mean()
+
+
+@needs_library
+def test_pairs_at_which_joined_calls_do_not_round_are_dropped() -> None:
+    """What corrections are learned on computes what the joined operator computes, up to ties and the curve."""
+    plain, joined = model(GATED), model(GATED)
+    assert drop_inner_rounding(plain, UNITS[:1], SHAPES) == 0
+    assert drop_inner_rounding(plain, UNITS, SHAPES) == 2
+    assert [node.op_type for node in plain.graph].count("QuantizeLinear") == 2  # the input and the result
+    assert wrap_units(joined, UNITS, SHAPES, join=True) == 1
+    feed = {"x": np.random.default_rng(1).normal(0, 1, (8, 3, 9, 8)).astype(np.float32)}
+    difference = np.abs(outputs(without_library(plain), feed)[0] - outputs(with_library(joined), feed)[0])
+    assert difference.max() <= 1.001 * float(CONSTANTS["p"])
+    assert (difference > 0).mean() <= 2 * LARGEST  # a difference of LARGEST steps moves so many results to the next one
 
 
 POOL = """g (float[N,3,9,8] x) => (float[N,3,4,4] y) {
