@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from ...transforms.graph import constant
 from ...transforms.plan import Impl, Plan, Unit
 from ..job import Job
-from ..kernels.calls import CALLS
 from .facts import Facts
+from .obstacles import FUNCTIONS
 
 SUM, CONVOLUTION = "Add", "Conv"
 
@@ -33,7 +33,7 @@ def joins_of(job: Job, facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl,
     convolutions = {unit.outputs[0]: unit for unit in native if unit.op == CONVOLUTION}
     joins: dict[str, Unit] = {}
     for unit in native:
-        if unit.op not in CALLS or unit.op == SUM:
+        if unit.op in FUNCTIONS or unit.op == SUM:
             alone = [convolutions[tensor] for tensor in convolutions if readers[tensor] == 1 and tensor in unit.inputs]
             found = [each for each in alone if unit.op != SUM or not _is_depthwise(facts, each)]
             joins |= {unit.name: found[-1]} if found else {}

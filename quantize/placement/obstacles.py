@@ -36,7 +36,8 @@ LEAST_HIDDEN = {"LSTM": 192, "GRU": 224}
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
-NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", GATE, "LeakyRelu", "Sigmoid"})
+FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid"})
+NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", *FUNCTIONS})
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 IMAGE = 4  # axes of an image
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
