@@ -352,7 +352,7 @@ def interrupted(model: Any, feeds: list[Any], checkpoint: Path) -> list[Any]:
     "damage",
     [
         lambda text: b"{",
-        lambda text: text.replace(b'"done": [[0', b'"done": [[0, 900000000000], [0'),
+        lambda text: text.replace(b'"done": [', b'"done": [[0, 900000000000], '),
         lambda text: text.replace(b'"samples"', b'"sample"'),
         lambda text: b"[" * 100_000,
     ],
