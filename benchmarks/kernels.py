@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from requant import NATIVE_DOMAIN
+
 if TYPE_CHECKING:
     import onnx
 
 Case: TypeAlias = "tuple[onnx.ModelProto, dict[str, Any]]"
 """A model and its feed."""
-NATIVE = "ai.requant"
-NATIVE_INPUTS = 15
-"""How many inputs the native convolution has; the ones behind the bias are for what it absorbs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,12 @@ class Convolution:
 
         Args:
             form: ``float``; ``int8``, a QLinearConv; ``gemm``, one that runs as a matrix product, because its weights
-                have a zero point; or ``native``, the operator of ``ai.requant``, in NHWC.
+                have a zero point; ``native``, the operator of ``ai.requant``, in NHWC; or ``curve``, the same with a
+                function behind it.
         """
         from onnx import TensorProto
+
+        from requant.quantize.kernels.calls import CONVOLUTION
 
         attributes = {"pads": [self.kernel // 2] * 4, "group": self.group, "strides": [self.stride] * 2}
         shape = (self.out or self.channels, self.channels // self.group, self.kernel, self.kernel)
@@ -59,12 +61,17 @@ class Convolution:
         constants = {"w": random(shape, np.int8), "s": np.float32(0.01), "t": np.float32(30.0), "z": np.uint8(128)}
         constants["n"] = np.int8(-1 if form == "gemm" else 0)
         inputs = ["x", "s", "z", "w", "s", "n", "t", "z"]
-        x = random(nchw, np.uint8)
-        if form == "native":
-            feed = {"x": np.ascontiguousarray(x.transpose(0, 2, 3, 1))}
-            padded = inputs + [""] * (NATIVE_INPUTS - len(inputs))
-            return one_node(f"{NATIVE}.Convolution", padded, attributes, feed, constants, TensorProto.UINT8), feed
-        return one_node("QLinearConv", inputs, attributes, {"x": x}, constants, TensorProto.UINT8), {"x": x}
+        feed = {"x": random(nchw, np.uint8)}
+        if form not in ("native", "curve"):
+            return one_node("QLinearConv", inputs, attributes, feed, constants, TensorProto.UINT8), feed
+        feed = {"x": np.ascontiguousarray(feed["x"].transpose(0, 2, 3, 1))}
+        given = dict(zip(CONVOLUTION, inputs, strict=False))
+        if form == "curve":
+            constants["curve"] = random((2, 64), np.int8).astype(np.int16)
+            constants["grid"] = np.array([-3840, 120], np.float32)
+            given |= {"curve": "curve", "grid": "grid"}
+        named = [given.get(name, "") for name in CONVOLUTION]
+        return one_node(f"{NATIVE_DOMAIN}.Convolution", named, attributes, feed, constants, TensorProto.UINT8), feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +94,11 @@ class Product:
 
 
 def random(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray[Any, Any]:
-    """Return random numbers of this dtype."""
+    """Return random numbers of this dtype: of float32, or of all values of an integer dtype."""
     rng = np.random.default_rng(0)
-    if dtype is np.float32:
+    if not issubclass(dtype, np.integer):
         return rng.standard_normal(shape, dtype=np.float32)
-    info = np.iinfo(dtype)  # type: ignore[type-var]
+    info = np.iinfo(dtype)
     return rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
 
 

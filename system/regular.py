@@ -74,11 +74,11 @@ def read_file(path: AnyPath, *, most: int = SMALL_FILE, whole: bool = True) -> b
     """
     with open_regular(path) as file:
         try:
-            data = b"" if whole and size_of(file) > most else _read_most(file, most + whole)
-            too_large = whole and max(size_of(file), len(data)) > most
+            refused = whole and size_of(file) > most
+            data = b"" if refused else _read_most(file, most + 1 if whole else most)
         except OSError as error:
             raise unreadable(path, error) from error
-    if too_large:
+    if refused or (whole and len(data) > most):
         raise RequantError(f"{os.fspath(path)}: cannot be read: has more than {most >> 20} MiB")
     return data
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,19 @@ import pytest
 from click.testing import CliRunner
 
 from requant.calibration.session import open_session
-from requant.quantize.kernels.library import kernels
 from requant.quantize.runtime.profile import KernelRun
+
+from .native import needs_library
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 contenders = importlib.import_module("benchmarks.contenders")
 elements = importlib.import_module("benchmarks.elements")
-one_node = importlib.import_module("benchmarks.kernels")
+kernel_models = importlib.import_module("benchmarks.kernels")
 roofline = importlib.import_module("benchmarks.roofline")
 speed = importlib.import_module("benchmarks.speed")
 sys.path.remove(str(ROOT))
 
-FOUND = kernels()
-needs_library = pytest.mark.skipif(isinstance(FOUND, str) and not os.environ.get("CI"), reason=str(FOUND))
 ALL = {"ours": ("ours",), "static": ("static", "static-products")}
 
 
@@ -309,7 +307,7 @@ def test_shares_add_up() -> None:
     assert roofline.summed("nothing", []).reached == 0.0
 
 
-PRODUCT, CONVOLUTION = one_node.Product(3, 8, 5), one_node.Convolution(16, 5, 3)
+PRODUCT, CONVOLUTION = kernel_models.Product(3, 8, 5), kernel_models.Convolution(16, 5, 3)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +315,7 @@ PRODUCT, CONVOLUTION = one_node.Product(3, 8, 5), one_node.Convolution(16, 5, 3)
     [
         *((PRODUCT, form, 120) for form in ("float", "int8")),
         *((CONVOLUTION, form, 57600) for form in ("float", "int8", "gemm")),
-        pytest.param(CONVOLUTION, "native", 57600, marks=needs_library),
+        *(pytest.param(CONVOLUTION, form, 57600, marks=needs_library) for form in ("native", "curve")),
     ],
 )
 def test_the_kernels_that_are_tried_do_the_work_that_is_counted(shape: Any, form: str, macs: int) -> None:
@@ -327,12 +325,12 @@ def test_the_kernels_that_are_tried_do_the_work_that_is_counted(shape: Any, form
     (run,) = [run for run in executed(model.SerializeToString(), feed, threads=1) if run.macs]
     assert run.macs == macs
     assert run.integer == (form != "float")
-    assert (run.domain == "ai.requant") == (form == "native")
+    assert (run.domain == "ai.requant") == (form in ("native", "curve"))
 
 
 @needs_library
 def test_the_native_convolution_that_is_timed_computes_what_the_runtime_computes() -> None:
-    shape = one_node.Convolution(12, 7, 3, stride=2)
+    shape = kernel_models.Convolution(12, 7, 3, stride=2)
     results = {}
     for form in ("int8", "native"):
         model, feed = shape.case(form)

@@ -44,7 +44,7 @@ class Curve:
         segment, inside = np.divmod(places, PART)
         middle, slope = self.lines.astype(np.int64)[:, segment]
         away = (inside - PART // 2) * SEGMENTS
-        found: Array = np.clip(middle + (slope * away + 2**14 >> 15), -MOST - 1, MOST) / STEP
+        found: Array = np.clip(middle + ((slope * away + 2**14) >> 15), -MOST - 1, MOST) / STEP
         return found
 
 

@@ -34,6 +34,7 @@ class Facts:
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too.
         native: Whether units may be native operators.
+        joins: Whether native convolutions may absorb functions and sums, and not round in front of them.
         blocks: The form of weights in blocks.
         noise_of: By form of matrix products from float to float, the noise at the outputs by input tensor.
         harmed_by: By such a form, the input tensors that ruin an output, with the reason.
@@ -53,6 +54,7 @@ class Facts:
     zero_points: bool = False
     portable: bool = False
     native: bool = False
+    joins: bool = True
     blocks: BlockForm = field(default_factory=BlockForm)
     noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)

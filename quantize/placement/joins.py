@@ -7,36 +7,38 @@ from collections.abc import Mapping
 
 from ...transforms.graph import constant
 from ...transforms.plan import Impl, Plan, Unit
-from ..job import Job
 from .facts import Facts
 from .obstacles import FUNCTIONS
 
 SUM, CONVOLUTION = "Add", "Conv"
 
 
-def joins_of(job: Job, facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) -> dict[str, Unit]:
+def joins_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) -> dict[str, Unit]:
     """Return the convolution that may absorb each function or sum, by the name of the latter.
 
     It is the last one whose result the unit alone reads, if both have a native form. There is none if native operators
     must compute exactly what the pairs compute.
 
     Args:
-        job: The job.
         facts: The input of the rules.
         plan: The units in order.
         forms: The possible implementations by unit.
     """
-    if job.options.kernels == "exact":
+    if not facts.joins:
         return {}
     native = [unit for unit in plan.units if Impl.U8_NATIVE in forms[unit.name]]
     readers = Counter(tensor for unit in plan.units for tensor in {*unit.inputs})
-    convolutions = {unit.outputs[0]: unit for unit in native if unit.op == CONVOLUTION}
+    before: dict[str, tuple[int, Unit]] = {}  # place and convolution, by the tensor that a single unit reads
     joins: dict[str, Unit] = {}
-    for unit in native:
-        if unit.op in FUNCTIONS or unit.op == SUM:
-            alone = [convolutions[tensor] for tensor in convolutions if readers[tensor] == 1 and tensor in unit.inputs]
-            found = [each for each in alone if unit.op != SUM or not _is_depthwise(facts, each)]
-            joins |= {unit.name: found[-1]} if found else {}
+    for place, unit in enumerate(native):
+        if unit.op == CONVOLUTION and readers[unit.outputs[0]] == 1:
+            before[unit.outputs[0]] = place, unit
+        if unit.op not in FUNCTIONS and unit.op != SUM:
+            continue
+        found = [before[tensor] for tensor in unit.inputs if tensor in before]
+        fit = [each for each in found if unit.op != SUM or not _is_depthwise(facts, each[1])]
+        if fit:
+            joins[unit.name] = max(fit)[1]
     return joins
 
 

@@ -54,6 +54,10 @@ class Bench:
         """Return the bench of a job."""
         return cls(job, write, feed or {}, Owners(job.simple, rules.units))
 
+    def candidate(self, plan: Plan) -> Candidate:
+        """Return the model of a plan, with its native operators joined, as they will be delivered."""
+        return self.write(plan, last=any(choice.impl is Impl.U8_NATIVE for choice in plan.choices.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -133,13 +137,8 @@ def measure_units(bench: Bench, known: Measured) -> tuple[Candidate, Measured]:
 
 def measure_plan(bench: Bench, known: Measured, candidate: Candidate) -> Measured:
     """Return the state with the costs that a profile of a candidate gives."""
-    (spent,), known = profile(bench, known, [delivered(bench, candidate).source])
+    (spent,), known = profile(bench, known, [candidate.source])
     return with_profile(known, candidate.plan, spent)
-
-
-def delivered(bench: Bench, candidate: Candidate) -> Candidate:
-    """Return a candidate with its native operators joined, as they will be."""
-    return bench.write(candidate.plan, last=True) if candidate.native else candidate
 
 
 def with_profile(known: Measured, plan: Plan, spent: Spent | None) -> Measured:
@@ -189,21 +188,14 @@ def _with_joined(known: Measured, spent: Spent | None) -> Measured:
     """
     if spent is None:
         return known
-    prices = known.prices
-    times = []
+    prices, took = known.prices, spent.units
+    keys, times = prices.space.keys, []
     for name, convolution in prices.space.joins.items():
         alone = measured(prices, convolution.name, Impl.U8_NATIVE)
-        if (
-            alone is not None
-            and name in prices.space.keys
-            and name not in spent.units
-            and convolution.name in spent.units
-        ):
-            more = max(spent.units[convolution.name] - alone, 0.0)
-            times.append((prices.space.keys[name], Impl.U8_NATIVE, more))
-    return replace(
-        known, prices=replace(prices, costs=prices.costs.with_times(times)), fresh=known.fresh.with_times(times)
-    )
+        if alone is not None and name in keys and name not in took and convolution.name in took:
+            times.append((keys[name], Impl.U8_NATIVE, max(took[convolution.name] - alone, 0.0)))
+    prices = replace(prices, costs=prices.costs.with_times(times))
+    return replace(known, prices=prices, fresh=known.fresh.with_times(times))
 
 
 def _least(profiles: Sequence[tuple[KernelRun, ...]]) -> list[KernelRun]:

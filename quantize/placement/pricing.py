@@ -55,7 +55,7 @@ class Space:
         free = (unit for unit in rules.units if len(forms[unit.name]) > 1)
         keys = {unit.name: signature(unit, facts.nodes, shapes) for unit in free}
         outputs = frozenset(str(v.name) for v in job.simple.graph.outputs)
-        return cls(facts, rules, forms, shapes, keys, outputs, joins_of(job, facts, rules, forms))
+        return cls(facts, rules, forms, shapes, keys, outputs, joins_of(facts, rules, forms))
 
 
 @dataclass(frozen=True, slots=True)

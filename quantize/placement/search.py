@@ -17,7 +17,7 @@ from . import costs as store
 from .batches import fairest, finalists, served
 from .costs import Costs
 from .facts import Facts
-from .measuring import Bench, Measured, Write, delivered, measure_plan, measure_units, profile, profile_float
+from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
 from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
 from .pricing import (
     Prices,
@@ -222,11 +222,11 @@ def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
 def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
     """Measure units, try the plans that the costs give, and return the model that serves all batch sizes best."""
     bench, space = sizes[0].bench, sizes[0].known.prices.space
-    candidates = {"rules": bench.write(space.rules)}
+    candidates = {"rules": bench.candidate(space.rules)}
     sizes = [_with_float(size) for size in sizes]
     long = [index for index, size in enumerate(sizes) if not size.brief]
     if not long:
-        return bench.write(_as_asked(bench.job, space.facts, space.rules)), Placement("rules")
+        return bench.candidate(_as_asked(bench.job, space.facts, space.rules)), Placement("rules")
     tell = partial(_tell, bench.job, 3 + ROUNDS * len(long))
     tell(1)
     for index in long:
@@ -237,17 +237,17 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         sizes[index] = _with_cuts(sizes[index], candidates, _tag(sizes[index], sizes), done)
     if len(long) > 1:
         plan = _untried([sizes[index].known.prices for index in long], candidates)
-        candidates |= {} if plan is None else {"cut for all": bench.write(plan)}
+        candidates |= {} if plan is None else {"cut for all": bench.candidate(plan)}
     for index in long:
         store.keep(sizes[index].known.fresh)
     if bench.job.options.wants_native:
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
-        candidates |= {f"{name}, native": bench.write(plan) for name, plan in everywhere.items()}
+        candidates |= {f"{name}, native": bench.candidate(plan) for name, plan in everywhere.items()}
         candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates
         return fastest(sizes, candidates)
     everything = native_plan(space.facts, candidates["all"].plan)
     if not _is_tried(everything, candidates):  # joined operators take less than the sum of their costs
-        candidates["all, native"] = bench.write(everything)
+        candidates["all, native"] = bench.candidate(everything)
     best, placement = fastest(sizes, candidates)
     return _native_or_stock(sizes, candidates, best, placement) if best.native else (best, placement)
 
@@ -261,7 +261,7 @@ def _native_or_stock(
     """
     name = next(name for name, candidate in candidates.items() if candidate is best)
     other = f"{name}, stock"
-    found, last = fastest(sizes, {name: best, other: sizes[0].bench.write(stock_plan(best.plan))})
+    found, last = fastest(sizes, {name: best, other: sizes[0].bench.candidate(stock_plan(best.plan))})
     rows = zip(placement.served, last.served, strict=True)
     served_now = tuple(replace(row, tried={**row.tried, **more.tried}) for row, more in rows)
     placement = replace(placement, tried={**placement.tried, **last.tried}, served=served_now)
@@ -299,7 +299,7 @@ def _with_units(size: Size, candidates: dict[str, Candidate]) -> Size:
     if missing or has_unmeasured(known.prices):
         candidates["all"], known = measure_units(size.bench, known)
     elif "all" not in candidates:
-        candidates["all"] = size.bench.write(all_int8_plan(space.facts, space.rules))
+        candidates["all"] = size.bench.candidate(all_int8_plan(space.facts, space.rules))
     return replace(size, known=known)
 
 
@@ -316,12 +316,12 @@ def _with_cuts(size: Size, candidates: dict[str, Candidate], tag: str, tell: Cal
     for name, tuned in (("all", "all, tuned"), ("rules", "rules, tuned")):
         plan = tuned_plan(known.prices, candidates[name].plan)
         if plan is not None and not (tag and _is_tried(plan, candidates)):
-            candidates[f"{tuned}{tag}"] = size.bench.write(plan)
+            candidates[f"{tuned}{tag}"] = size.bench.candidate(plan)
     for index in range(ROUNDS):
         plan = _untried([known.prices], candidates)
         if plan is None:
             break
-        candidate = candidates[f"cut {index + 1}{tag}"] = size.bench.write(plan)
+        candidate = candidates[f"cut {index + 1}{tag}"] = size.bench.candidate(plan)
         known = measure_plan(size.bench, known, candidate)
         tell(index)
     return replace(size, known=known)
@@ -356,11 +356,10 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out.
     """
     job = sizes[0].bench.job
-    sources = {name: delivered(sizes[0].bench, candidate).source for name, candidate in candidates.items()}
     runners = {}
-    for name, source in sources.items():
+    for name, candidate in candidates.items():
         try:
-            runner = Runner(source, threads=job.options.threads)
+            runner = Runner(candidate.source, threads=job.options.threads)
             for size in sizes:
                 runner(size.bench.feed)
         except RequantError:
@@ -383,7 +382,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
         tried = [{**first, **more} for first, more in zip(tried, final, strict=True)]
         worth = _worth(every, final, plans)
     best, own = fairest(worth, native), [fairest([each], native) for each in worth]
-    spent = [profile(size.bench, size.known, [sources[best]])[0][0] for size in sizes]
+    spent = [profile(size.bench, size.known, [candidates[best].source])[0][0] for size in sizes]
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     return candidates[best], Placement("measured", predicted[0], tried[0], rows)

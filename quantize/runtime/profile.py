@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from ... import NATIVE_DOMAIN, RequantError
 from ...calibration.session import ModelSource, describe, open_session

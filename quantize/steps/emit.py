@@ -47,6 +47,7 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
         zero_points=job.policy.zero_points,
         portable=job.policy.portable,
         native=job.policy.native,
+        joins=job.options.kernels != "exact",
         blocks=job.scheme.blocks,
         noise_of=evidence.noise_of,
         harmed_by=evidence.harmed_by,
@@ -122,7 +123,8 @@ def apply_plan(
     if job.options.format == "qoperator" and not learns:
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    units, exact = [unit for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE], job.options.kernels == "exact"
+    units = [unit for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE]
+    exact = job.options.kernels == "exact"
     if units and not learns:
         wrap_units(model, units, job.shapes, join=last, exact=exact)
     elif units and not exact:

@@ -45,7 +45,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         return trial
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
-    joins = joins_of(job, facts, rules, able(facts, rules))
+    joins = joins_of(facts, rules, able(facts, rules))
 
     def noise(plan: Plan) -> float:
         return _noise(plan, evidence, unrounded(plan, joins))

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 Model = onnx.ModelProto
 

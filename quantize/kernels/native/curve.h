@@ -8,6 +8,8 @@
 
 namespace requant::REQUANT_TARGET {
 
+static_assert(kSegments == 64, "the tables of Lines have 64 entries");
+
 class Curve {
  public:
   explicit Curve(const std::vector<int16_t>& lines) : lines_(turned(lines).data()) {}

@@ -72,7 +72,6 @@ class Dense final : public ConvolutionKernel {
   static constexpr int64_t kBlock = 1 << 16;  // bytes of the pixels of one task of a flat convolution, about
   static constexpr int64_t kSlack = 4;        // bytes that are read behind a run
 
-  static int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
   int64_t reach(int axis) const { return (conv_.kernel[axis] - 1) * conv_.dilation[axis] + 1; }
 
   // ---------------------------------------------------------------------------------------------------- weights

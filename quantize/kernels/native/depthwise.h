@@ -29,7 +29,7 @@ class Depthwise final : public ConvolutionKernel {
     const int64_t channels = conv_.inputs, pixels = kBytes / std::gcd<int64_t>(channels, kBytes);
     const bool flat = conv_.stride[1] == 1 && pixels * channels / kBytes * block_bytes() <= kWeights;
     period_ = flat ? pixels : 1;
-    blocks_ = (period_ * channels + kBytes - 1) / kBytes;
+    blocks_ = divided(period_ * channels, kBytes);
     for (int64_t block = 0; block < blocks_; ++block) pack(block);
     weights_.shrink_to_fit();
     conv_.weights = {};
@@ -38,8 +38,8 @@ class Depthwise final : public ConvolutionKernel {
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
     const int64_t line = (extent.width + conv_.kernel[1] * conv_.dilation[1]) * conv_.inputs;
     const int64_t most = std::clamp<int64_t>(kBorder / line / conv_.stride[0], 1, std::max<int64_t>(kWork / line, 1));
-    const int64_t each = (extent.rows + most - 1) / most;  // bands of about one length
-    const int64_t rows = ((extent.rows + each - 1) / each + rows_ - 1) / rows_ * rows_, bands = (extent.rows + rows - 1) / rows;
+    const int64_t even = divided(extent.rows, divided(extent.rows, most));  // rows of a band, if all have the same number
+    const int64_t rows = divided(even, rows_) * rows_, bands = divided(extent.rows, rows);
     parallel(static_cast<size_t>(extent.batch * bands), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / bands, first = static_cast<int64_t>(index) % bands * rows;
       const Band band{first, std::min(rows, extent.rows - first)};
@@ -129,9 +129,9 @@ class Depthwise final : public ConvolutionKernel {
 
   // Computes a band; `to` is its first result.
   void compute(const uint8_t* image, const Extent& extent, const Band& band, uint8_t* to) const {
-    const int64_t whole = (band.rows + rows_ - 1) / rows_ * rows_;  // rows behind the band are computed and not written
+    const int64_t whole = divided(band.rows, rows_) * rows_;  // rows behind the band are computed and not written
     Region region = seen(conv_, band.first, whole, 0, extent.columns);
-    region.rows = (whole - rows_) * conv_.stride[0] + (4 * quads_ - 1) * conv_.dilation[0] + 1;  // whole quads: weights of 0
+    region.rows = (whole - rows_) * conv_.stride[0] + (4 * quads_ - 1) * conv_.dilation[0] + 1;  // to the end of the last quad
     const uint8_t* from = bordered(image, extent, conv_.inputs, region, conv_.x_zero, kBytes);
     const int64_t line = region.columns * conv_.inputs, width = extent.columns * conv_.inputs;
     for (int64_t block = 0; block < blocks_; ++block)

@@ -61,9 +61,9 @@ struct Convolution : Window {
     const size_t depth = weights.size() / bias.size();
     double most = 0;
     for (size_t o = 0; o < bias.size(); ++o) {
-      double sum = std::abs(static_cast<double>(bias[o]));
-      for (size_t i = o * depth; i < (o + 1) * depth; ++i) sum += 255.0 * std::abs(weights[i]);
-      most = std::max(most, sum * multiplier[o]);
+      int64_t sum = 0;
+      for (size_t i = o * depth; i < (o + 1) * depth; ++i) sum += std::abs(weights[i]);
+      most = std::max(most, (255.0 * static_cast<double>(sum) + std::abs(static_cast<double>(bias[o]))) * multiplier[o]);
     }
     return most + std::abs(offset) + 255.0 * residual_ratio < kMost;
   }

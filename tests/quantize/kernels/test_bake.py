@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from requant.quantize.kernels import build
 from requant.quantize.kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from requant.quantize.kernels.library import Kernels, kernels
 
-FOUND = kernels()
-needs_library = pytest.mark.skipif(isinstance(FOUND, str) and not os.environ.get("CI"), reason=str(FOUND))
+from ...native import FOUND, needs_library
+
 Array = NDArray[Any]
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.quantize.kernels.library import VERSION, Kernels, kernels, names_of
+from requant.quantize.kernels.library import VERSION, Kernels, names_of
+
+from ...native import FOUND, needs_library
 
 Array = NDArray[Any]
-FOUND = kernels()
 ISAS = FOUND.available if isinstance(FOUND, Kernels) else ()
 
-pytestmark = pytest.mark.skipif(not ISAS and not os.environ.get("CI"), reason=str(FOUND))
+pytestmark = needs_library
 
 
 @pytest.fixture(params=ISAS or [""], scope="module")
@@ -179,7 +180,7 @@ class Case:
             t = np.clip(np.rint(once(sums.astype(np.float32), multiplier, start) + more), -(2**15), 2**15 - 1)
             segment, inside = np.divmod(t.astype(np.int64) + 2**15, 1024)
             middle, slope = given["curve"].astype(np.int64)[:, segment]
-            line: Array = np.clip(middle + (slope * (64 * (inside - 512)) + 2**14 >> 15), -(2**15), 2**15 - 1)
+            line: Array = np.clip(middle + ((slope * (64 * (inside - 512)) + 2**14) >> 15), -(2**15), 2**15 - 1)
             return (line >> 6).clip(0, 255).astype(np.uint8)
         index = np.rint(sums.astype(np.float32) * multiplier + more) + y_zero
         y: Array = np.clip(index, 0, 255).astype(np.int64)

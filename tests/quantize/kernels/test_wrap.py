@@ -29,11 +29,12 @@ from requant.quantize.kernels.wrap import drop_inner_rounding, wrap_units
 from requant.transforms.inline_functions import inline_functions
 from requant.transforms.plan import Unit
 
+from ...native import needs_library
+
 Array = NDArray[Any]
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "sample_models/digits_mobile.onnx"
 DATA = f"{ROOT / 'sample_models/digits.npz'}:calib"
-needs_library = pytest.mark.skipif(isinstance(kernels(), str) and not os.environ.get("CI"), reason=str(kernels()))
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 CONV = """g (float[N,3,9,8] x) => (float[N,4,5,4] y) {{

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -13,7 +12,6 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from requant.quantize.job import Job
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.joins import joins_of, unrounded
@@ -32,7 +30,6 @@ net (float[1,8,16,16] x) => (float[1,8,16,16] y) {
   [sum] y = Add(c, b)
 }"""
 SHAPES = dict.fromkeys("xafbcy", (1, 8, 16, 16))
-JOB = cast(Job, SimpleNamespace(options=SimpleNamespace(kernels="auto")))
 
 
 def facts(group: int = 1) -> tuple[ir.Model, Facts]:
@@ -48,11 +45,12 @@ def facts(group: int = 1) -> tuple[ir.Model, Facts]:
     return made, replace(facts_of(made), static=True, native=True, ranges=dict.fromkeys(SHAPES, (-1.0, 1.0)))
 
 
-def named(group: int = 1, job: Job = JOB) -> dict[str, str]:
+def named(group: int = 1, **known: Any) -> dict[str, str]:
     """Return the names of convolutions that absorb units."""
-    made, given = facts(group)
+    made, found = facts(group)
+    given = replace(found, **known)
     rules = choose_by(given, made)
-    return {name: unit.name for name, unit in joins_of(job, given, rules, able(given, rules)).items()}
+    return {name: unit.name for name, unit in joins_of(given, rules, able(given, rules)).items()}
 
 
 def test_functions_and_sums_are_absorbed_by_the_convolution_that_they_alone_read() -> None:
@@ -64,7 +62,7 @@ def test_a_depthwise_convolution_absorbs_functions_and_no_sum() -> None:
 
 
 def test_exact_operators_absorb_nothing() -> None:
-    assert named(job=cast(Job, SimpleNamespace(options=SimpleNamespace(kernels="exact")))) == {}
+    assert named(joins=False) == {}
 
 
 def prices(costs: Mapping[str, Mapping[Impl, float]], noise_price: float = 0.0) -> Prices:
@@ -74,7 +72,7 @@ def prices(costs: Mapping[str, Mapping[Impl, float]], noise_price: float = 0.0) 
     forms = able(given, rules)
     keys = {u.name: signature(u, given.nodes, SHAPES) for u in rules.units if len(forms[u.name]) > 1}
     rows = {keys[name]: {impl.value: us for impl, us in row.items()} for name, row in costs.items()}
-    space = Space(given, rules, forms, SHAPES, keys, frozenset({"y"}), joins_of(JOB, given, rules, forms))
+    space = Space(given, rules, forms, SHAPES, keys, frozenset({"y"}), joins_of(given, rules, forms))
     found = Prices.of(space, Costs(Machine("1", "a cpu", 1), rows), dict.fromkeys(SHAPES, 0.01))
     return replace(found, noise_price=noise_price)
 
