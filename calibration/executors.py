@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from .. import RequantError, UnknownNameError
-from ..system.ending import begin_worker
+from ..system.ending import begin_worker, holds_interrupts
 from ..system.imports import safe_children
 from .execution import cpus
 
@@ -72,8 +72,8 @@ class _ProcessPool(ProcessPoolExecutor):
             super().__init__(*args, **kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submit a call."""
-        with safe_children():
+        """Submit a call. An interrupt waits until the threads and processes that this may start can be ended."""
+        with holds_interrupts(), safe_children():
             return super().submit(*args, **kwargs)
 
 

@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -18,6 +20,7 @@ BROKEN_PIPE = 128 + 13
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 _received: list[tuple[int, float]] = []
+_held: list[bool] = []
 
 
 def interrupt_on_signals() -> None:
@@ -38,16 +41,49 @@ def ignore_signals() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but once for signals that arrive together."""
+    """Raise KeyboardInterrupt, once for signals that arrive together, and not in a block that `holds_interrupts`."""
     now = time.monotonic()
     if not _received or now - _received[-1][1] > TOGETHER:
         _received.append((signum, now))
+        if not _held:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def holds_interrupts() -> Iterator[None]:
+    """Let `interrupt_on_signals` raise KeyboardInterrupt at the end of the block, not inside it.
+
+    For calls into libraries that an interrupt would leave half done. Only the main thread is interrupted, so the block
+    does nothing in others.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = len(_received)
+    _held.append(True)
+    try:
+        yield
+    finally:
+        _held.pop()
+    if len(_received) > before and not _held:
         raise KeyboardInterrupt
 
 
 def interrupted_by() -> int:
     """Return the signal that asked this process to end; SIGINT if there was none."""
     return _received[0][0] if _received else signal.SIGINT
+
+
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error is, or that was being handled when it was raised; None without one.
+
+    A library that is interrupted halfway may fail when it is closed: an executor whose thread has not started yet
+    raises RuntimeError, and the interrupt is only the context of that.
+    """
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 def interruption(signum: int) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import NATIVE_DOMAIN
-from .graph import add_initializer, constant, fresh_name, remove, remove_if_unread, replace, sole_reader
+from .graph import add_initializer, constant, names, remove, remove_if_unread, replace, sole_reader, take
 from .ops import MS, RELUS, row_of
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, dequantize
@@ -88,11 +88,11 @@ def release_weights(model: ir.Model) -> int:
     Returns:
         The number of constants that became float.
     """
-    count = 0
+    count, taken = 0, names(model)
     for graph in model.graphs():
         for node in list(graph):
             if not node.domain and node.op_type in COMPUTE and not _computes_in_integers(node):
-                count += sum(_release(model, node, index) for index in COMPUTE[node.op_type])
+                count += sum(_release(node, index, taken) for index in COMPUTE[node.op_type])
     return count
 
 
@@ -106,7 +106,7 @@ def _computes_in_integers(node: ir.Node) -> bool:
     return node.op_type != "Conv" or is_linear(reader, "QuantizeLinear")
 
 
-def _release(model: ir.Model, node: ir.Node, index: int) -> int:
+def _release(node: ir.Node, index: int, taken: set[str]) -> int:
     """Replace input `index` of a node, if it is a dequantized constant, by a float constant; return 1 or 0."""
     value = node.inputs[index] if index < len(node.inputs) else None
     dq = value.producer() if value is not None else None
@@ -120,7 +120,7 @@ def _release(model: ir.Model, node: ir.Node, index: int) -> int:
     axis = dq.attributes.get_int("axis", 1) if len(scale.shape) else None
     params = QParams(scale=scale.numpy(), zero_point=zero, axis=axis)
     array = dequantize(data.numpy(), params)
-    node.replace_input_with(index, add_initializer(node.graph, fresh_name(model, f"{value.name}/float"), array))
+    node.replace_input_with(index, add_initializer(node.graph, take(taken, f"{value.name}/float"), array))
     remove_if_unread(dq)
     return 1
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
 
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, computing_graphs, constant, remove, replace, sole_reader, stand_ins
+from .graph import can_replace, computing_graphs, constant, names, remove, replace, sole_reader, stand_ins
 from .linear import (
     AFFINE,
     BY_CONSTANT,
@@ -26,6 +27,28 @@ from .linear import (
 from .registry import Change, LeftAlone, transform
 
 Known = Mapping[ir.Value, ir.Value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Folding:
+    """What all folds of a model share.
+
+    Attributes:
+        model: The model.
+        max_gain: The largest factor by which a channel's weights may grow.
+        known: Returns the values with their inferred types; None if only results of convolutions are scaled.
+        taken: The names in the model; new ones are added.
+    """
+
+    model: ir.Model
+    max_gain: float
+    known: Callable[[], Known] | None
+    taken: set[str]
+
+    @property
+    def opset(self) -> int:
+        """The opset of the standard operators."""
+        return self.model.opset_imports.get("", 0)
 
 
 @transform("fold_batch_norms", after=("fold_constants",))
@@ -61,7 +84,7 @@ def fold(model: ir.Model, kinds: AbstractSet[str], max_gain: float = inf, *, num
         numbers: Whether to fold only constants with one element, and only behind a convolution.
     """
     change = Change()
-    known = cache(partial(stand_ins, model))
+    folding = _Folding(model, max_gain, None if numbers else cache(partial(stand_ins, model)), names(model))
     progress = True
     while progress:  # after a fold, the next candidate is next to the linear operator
         progress = False
@@ -71,7 +94,7 @@ def fold(model: ir.Model, kinds: AbstractSet[str], max_gain: float = inf, *, num
                 if node.domain or node.op_type not in kinds or not _is_candidate(node, numbers):
                     continue
                 try:
-                    _fold(model, node, max_gain, None if numbers else known)
+                    _fold(node, folding)
                 except LeftAlone as left:
                     if str(left):
                         change.skip(str(left))
@@ -89,8 +112,8 @@ def _is_candidate(node: ir.Node, numbers: bool) -> bool:
     return len(node.inputs) == 2 and len(tensors) == 1 and (not numbers or tensors[0].size == 1)
 
 
-def _fold(model: ir.Model, node: ir.Node, max_gain: float, known: Callable[[], Known] | None) -> None:
-    """Fold one operator into the linear operators before it, or into the one behind it if types are `known`.
+def _fold(node: ir.Node, folding: _Folding) -> None:
+    """Fold one operator into the linear operators before it, or into the one behind it if types are known.
 
     Raises:
         LeftAlone: No exact fold is possible; nothing is changed.
@@ -99,17 +122,17 @@ def _fold(model: ir.Model, node: ir.Node, max_gain: float, known: Callable[[], K
     value = next((each for each in data if each is not None and constant(each) is None), None)
     if value is None:
         raise LeftAlone("")
-    before = _linears_before(value)
+    before, known = _linears_before(value), folding.known
     if before and (known is not None or before[0].op_type == "Conv"):
-        _fold_back(model, before, node, value, max_gain)
+        _fold_back(folding, before, node, value)
         return
     behind = _linear_behind(node) if known is not None else None
     norm = node.op_type == "BatchNormalization"
-    if known is None or behind is None or not (norm or _normalises_input(model, value)):
+    if known is None or behind is None or not (norm or _normalises_input(folding.model, value)):
         raise LeftAlone("no-linear-operator-beside" if norm else "")
     if not norm and _stretches(behind, node, known().get(value, value)):
         raise LeftAlone("not-per-channel")
-    _fold_forward(model, behind, node, value, max_gain)
+    _fold_forward(folding, behind, node, value)
 
 
 def _linear_behind(node: ir.Node) -> ir.Node | None:
@@ -144,7 +167,7 @@ def _normalises_input(model: ir.Model, value: ir.Value | None) -> bool:
     return value is not None and any(value is each for each in model.graph.inputs)
 
 
-def _fold_back(model: ir.Model, linears: tuple[ir.Node, ...], node: ir.Node, value: ir.Value, max_gain: float) -> None:
+def _fold_back(folding: _Folding, linears: tuple[ir.Node, ...], node: ir.Node, value: ir.Value) -> None:
     """Change the weights of linear operators so that they include `node`, which reads their result; remove `node`."""
     joined = value.producer()
     if sole_reader(value) is not node or not can_replace(node.outputs[0], value):
@@ -158,12 +181,12 @@ def _fold_back(model: ir.Model, linears: tuple[ir.Node, ...], node: ir.Node, val
     if places or (joined is not None and linears[0] is not joined and not _joins(joined, rank, last)):
         raise LeftAlone("not-per-channel")
     ends = np.cumsum([each.channels for each in weights])
-    scale, shift = affine(node, value, int(ends[-1]), place, model.opset_imports.get("", 0))
-    if np.max(np.abs(scale), initial=0) > max_gain:
+    scale, shift = affine(node, value, int(ends[-1]), place, folding.opset)
+    if np.max(np.abs(scale), initial=0) > folding.max_gain:
         raise LeftAlone("gain-above-maximum")
     parts = zip(weights, np.split(scale, ends[:-1]), np.split(shift, ends[:-1]), strict=True)
     for linear, constants in [(each.node, scaled_outputs(each, by, plus)) for each, by, plus in parts]:
-        set_constants(model, linear, constants)
+        set_constants(folding.taken, linear, constants)
     name = node.outputs[0].name
     replace(node.outputs[0], value)
     remove(node)
@@ -176,16 +199,16 @@ def _joins(concat: ir.Node, rank: int, last: int) -> bool:
     return rank > 0 and axis % rank == rank - last
 
 
-def _fold_forward(model: ir.Model, linear: ir.Node, node: ir.Node, value: ir.Value, max_gain: float) -> None:
+def _fold_forward(folding: _Folding, linear: ir.Node, node: ir.Node, value: ir.Value) -> None:
     """Change the weights of a linear operator so that they include `node`, which produces its input; remove `node`."""
     if linear.attributes.get_int("transA", 0):
         raise LeftAlone("not-per-channel")
     weights = weights_of(linear)
     place = channel_place(linear, value)
-    scale, shift = affine(node, value, weights.inputs, place, model.opset_imports.get("", 0))
-    if np.max(np.abs(scale), initial=0) > max_gain:
+    scale, shift = affine(node, value, weights.inputs, place, folding.opset)
+    if np.max(np.abs(scale), initial=0) > folding.max_gain:
         raise LeftAlone("gain-above-maximum")
-    set_constants(model, linear, scaled_inputs(weights, scale, shift))
+    set_constants(folding.taken, linear, scaled_inputs(weights, scale, shift))
     linear.replace_input_with(0, value)
     remove(node)
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from .. import near
 from .functions import DOMAIN
-from .graph import add_initializer, constant, fresh_name, node_name, remove
+from .graph import add_initializer, constant, names, node_name, remove, take
 from .min_max_log import MAX, MIN, REQUANT_MIN_MAX, Log, high_percentile, low_percentile, read_log
 from .qparams import Array
 from .registry import Change, TransformError, transform
@@ -144,7 +144,7 @@ def _freeze(model: ir.Model, log: Log, path: str, kind: tuple[str, str], columns
     nodes = {name: node for name, node in same_type.items() if _in_range(node)}
     frozen = {str(name).rsplit("/", 1)[0] for name in model.graph.initializers if str(name).endswith(columns[0].suffix)}
     check_names(path, f"{kind[0]} node", sorted(set(log.values) - set(same_type) - frozen), nodes)
-    change = Change()
+    change, taken = Change(), names(model)
     if log.rejected:
         change.skipped["unreadable-records"] = log.rejected
     own = set(log.values) & (set(same_type) - set(nodes))
@@ -157,7 +157,7 @@ def _freeze(model: ir.Model, log: Log, path: str, kind: tuple[str, str], columns
         for column in columns:
             numbers = [record[column.index] for record in log.values[name]]
             value = _bounded(node, np.float32(column.rule(numbers, column.percentile)))
-            frozen_value = add_initializer(model.graph, fresh_name(model, f"{name}/{column.suffix}"), value)
+            frozen_value = add_initializer(model.graph, take(taken, f"{name}/{column.suffix}"), value)
             node.outputs[column.index].replace_all_uses_with(frozen_value)
         remove(node)
         change.applied += 1

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from .existing import drop_round_trips
 from .functions import DOMAIN, drop_functions
-from .graph import add_initializer, constant, fresh_name, remove, sole_reader, take_place
+from .graph import add_initializer, constant, names, remove, sole_reader, take, take_place
 from .qlinear import Weights, product_node
 from .qparams import Array, QParams, asymmetric_u8
 from .registry import Change, transform
@@ -52,15 +52,16 @@ def fuse_quantized_matmul_and_requantize(model: ir.Model) -> Change:
 def _fuse(model: ir.Model, op: str) -> Change:
     """Fuse the products of type `op` in execution order: the scale of a result is the next product's input scale."""
     change = Change()
+    taken = names(model)
     for node in list(model.graph):
         if node.domain != DOMAIN or node.op_type not in ("Quantize", "Requantize"):
             continue
         product = node.inputs[0].producer() if node.op_type == "Requantize" and node.inputs[0] is not None else None
         if node.op_type == "Quantize" and _frozen(node) is not None:
-            _to_quantize_linear(model, node)
+            _to_quantize_linear(model, node, taken)
             change.applied += 1
         elif product is not None and product.op_type == op:
-            reason = _fuse_one(model, product, node)
+            reason = _fuse_one(model, product, node, taken)
             if reason:
                 change.skip(reason)
             else:
@@ -76,26 +77,26 @@ def _frozen(node: ir.Node) -> QParams | None:
     return None if lo is None or hi is None else asymmetric_u8(float(lo.numpy()), float(hi.numpy()))
 
 
-def _constant_parameters(model: ir.Model, node: ir.Node) -> tuple[ir.Value, ir.Value]:
+def _constant_parameters(model: ir.Model, node: ir.Node, taken: set[str]) -> tuple[ir.Value, ir.Value]:
     """Replace the outputs scale and zero point of `node`, which has a frozen range, by initializers; return these."""
     params = _frozen(node)
     assert params is not None
     values = []
     parts = (("scale", params.scale), ("zero_point", params.zero_point))
     for output, (part, array) in zip(node.outputs[1:], parts, strict=True):
-        value = add_initializer(model.graph, fresh_name(model, f"{node.name}/{part}"), array)
+        value = add_initializer(model.graph, take(taken, f"{node.name}/{part}"), array)
         output.replace_all_uses_with(value)
         values.append(value)
     return values[0], values[1]
 
 
-def _to_quantize_linear(model: ir.Model, node: ir.Node) -> None:
+def _to_quantize_linear(model: ir.Model, node: ir.Node, taken: set[str]) -> None:
     """Replace a Quantize with a frozen range by the standard operator."""
-    linear = ir.node("QuantizeLinear", [node.inputs[0], *_constant_parameters(model, node)], name=node.name)
+    linear = ir.node("QuantizeLinear", [node.inputs[0], *_constant_parameters(model, node, taken)], name=node.name)
     take_place(node, linear)
 
 
-def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
+def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node, taken: set[str]) -> str:
     """Replace an integer product and its Requantize by one fused node; return the skip code, empty on success."""
     x, w, x_zero = product.inputs[:3]
     x_scale, w_scale, bias = requantize.inputs[1:4]
@@ -110,7 +111,7 @@ def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
     if product.op_type == "MatMulInteger" and offsets.any() and (shape is None or len(shape) != 2):
         return "batched-bias"
     if before is not None:  # a product of the other kind, not fused yet: its frozen scale is known
-        _constant_parameters(model, before)
+        _constant_parameters(model, before, taken)
         x_scale, x_zero = requantize.inputs[1], product.inputs[2]
     assert x_scale is not None and x_zero is not None
     channels = weights.shape[0 if product.op_type == "ConvInteger" else -1]
@@ -119,8 +120,8 @@ def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node) -> str:
         scale=scales.reshape(-1 if scales.size > 1 else ()),
         bias=np.broadcast_to(offsets.reshape(-1), channels) if offsets.any() else None,
     )
-    y = _constant_parameters(model, requantize)
-    fused = product_node(model, product, (x, x_scale, x_zero), operands, y, str(requantize.name))
+    y = _constant_parameters(model, requantize, taken)
+    fused = product_node(model, product, (x, x_scale, x_zero), operands, y, (str(requantize.name), taken))
     take_place(requantize, fused)
     remove(product)
     return ""

@@ -310,11 +310,6 @@ def names(model: ir.Model) -> set[str]:
     return used
 
 
-def fresh_name(model: ir.Model, stem: str) -> str:
-    """Return `stem`, or `stem` with the first suffix ``_2``, ``_3``, ... that gives an unused name."""
-    return take(names(model), stem)
-
-
 def take(taken: set[str], stem: str) -> str:
     """Return `stem`, or `stem` with the first suffix ``_2``, ``_3``, ... that is not in `taken`; add it to `taken`."""
     name, number = stem, 1
@@ -330,7 +325,7 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray, dtype: ir.Dat
 
     Args:
         graph: The graph.
-        name: The name of the initializer; it must be unused (`fresh_name`).
+        name: The name of the initializer; it must be unused (`take`).
         array: The values; copied only if they are not contiguous.
         dtype: The element type, if it is not the type of the array.
     """

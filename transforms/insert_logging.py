@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..system.values import decode_json
-from .graph import add_initializer, fresh_name, node_name
+from .graph import add_initializer, names, node_name, take
 from .registry import Change, TransformError, transform
 
 MARK = "__print__"
@@ -49,6 +49,7 @@ def insert_logging(
         TransformError: Two nodes have the same line, or the metadata are damaged.
     """
     change = Change()
+    taken = names(model)
     present = {str(output.name) for output in model.graph.outputs}
     limits = {key: _limits(model, key) for key in (FIRST_N, SUMMARIZE)}
     for node in list(model.graph):
@@ -63,7 +64,7 @@ def insert_logging(
         elif line in present or not line:
             raise TransformError(f"more than one node would write the line {line!r}; set show_name=true")
         else:
-            _log(model, node, name, line)
+            _log(model.graph, node, (name, line), taken)
             present.add(line)
             limits[FIRST_N][line], limits[SUMMARIZE][line] = first_n, summarize
             change.applied += 1
@@ -94,23 +95,30 @@ def _logged(model: ir.Model, line: str, name: str) -> bool:
     return producer is not None and producer.name == name + MARK
 
 
-def _log(model: ir.Model, node: ir.Node, name: str, line: str) -> None:
-    """Join the outputs of `node` in one float vector and make the vector a graph output."""
-    key = "requant/any_length"
-    flat = model.graph.initializers.get(key)
+def _log(graph: ir.Graph, node: ir.Node, named: tuple[str, str], taken: set[str]) -> None:
+    """Join the outputs of `node` in one float vector and make the vector a graph output.
+
+    Args:
+        graph: The graph.
+        node: The node.
+        named: The name of the node in the log, and the name of the output.
+        taken: The names in the model; new ones are added.
+    """
+    (name, line), key = named, "requant/any_length"
+    flat = graph.initializers.get(key)
     if flat is None:
-        flat = add_initializer(model.graph, key, np.array([-1]))
+        flat = add_initializer(graph, key, np.array([-1]))
     vectors: list[ir.Value] = []
     nodes: list[ir.Node] = []
     for index, value in enumerate(v for v in node.outputs if v.uses() or v.is_graph_output()):
         cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}, name=f"{name}{MARK}/cast_{index}")
         reshape = ir.node("Reshape", [cast.outputs[0], flat], name=f"{name}{MARK}/flat_{index}")
         for part in (cast, reshape):
-            part.outputs[0].name = fresh_name(model, str(part.name))
+            part.outputs[0].name = take(taken, str(part.name))
         nodes += [cast, reshape]
         vectors.append(reshape.outputs[0])
     collect = ir.node("Concat", vectors, {"axis": 0}, name=name + MARK)
     output = collect.outputs[0]
     output.name, output.type, output.shape = line, ir.TensorType(ir.DataType.FLOAT), ir.Shape([None])
-    model.graph.insert_after(node, [*nodes, collect])
-    model.graph.outputs.append(output)
+    graph.insert_after(node, [*nodes, collect])
+    graph.outputs.append(output)

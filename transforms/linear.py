@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, discard, fresh_name, graph_of, release
+from .graph import add_initializer, constant, discard, graph_of, release, take
 from .registry import LeftAlone
 
 Floats = npt.NDArray[np.float64]
@@ -259,19 +259,19 @@ def _stored(weights: Weights, weight: Floats | None, bias: Floats) -> Constants:
     return stored, added
 
 
-def set_constants(model: ir.Model, linear: ir.Node, constants: Constants) -> None:
-    """Set the weight and the bias of a linear operator; None keeps the old one."""
+def set_constants(taken: set[str], linear: ir.Node, constants: Constants) -> None:
+    """Set the weight and the bias of a linear operator; None keeps the old one. New names are added to `taken`."""
     value = linear.inputs[1]
     stem = linear.name or (value.name if value is not None else None) or linear.op_type
     weight, bias = constants
     if weight is not None:
-        _set_constant(model, linear, 1, weight, f"{stem}_weight")
+        _set_constant(taken, linear, 1, weight, f"{stem}_weight")
     if bias is not None:
-        _set_constant(model, linear, 2, bias, f"{stem}_bias")
+        _set_constant(taken, linear, 2, bias, f"{stem}_bias")
         linear.attributes.pop("beta", None)
 
 
-def _set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray, stem: str) -> None:
+def _set_constant(taken: set[str], node: ir.Node, index: int, array: np.ndarray, stem: str) -> None:
     """Set input `index` of `node` to a new constant, under the old name if nothing else reads the old constant."""
     graph = graph_of(node)
     old = node.inputs[index] if index < len(node.inputs) else None
@@ -281,7 +281,7 @@ def _set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray,
     free = old is not None and old.is_initializer() and not old.uses() and old.graph is graph
     name = old.name if old is not None and free and not old.is_graph_output() else None
     discard(old)
-    node.replace_input_with(index, add_initializer(graph, name or fresh_name(model, stem), array))
+    node.replace_input_with(index, add_initializer(graph, name or take(taken, stem), array))
 
 
 def distinct(nodes: Sequence[ir.Node]) -> bool:

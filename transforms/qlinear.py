@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, fresh_name
+from .graph import add_initializer, constant, take
 from .ops import MS
 from .qparams import Array, QParams, dequantize, fit_bias, quantize, quantize_bias
 
@@ -42,7 +42,12 @@ class Weights:
 
 
 def product_node(
-    model: ir.Model, like: ir.Node, x: Quantized, weights: Weights, y: tuple[ir.Value, ir.Value], name: str
+    model: ir.Model,
+    like: ir.Node,
+    x: Quantized,
+    weights: Weights,
+    y: tuple[ir.Value, ir.Value],
+    named: tuple[str, set[str]],
 ) -> ir.Node:
     """Return the fused node of an integer product: QLinearConv, QGemm (with a bias) or QLinearMatMul.
 
@@ -55,14 +60,15 @@ def product_node(
         x: The uint8 activation; its scale is an initializer.
         weights: int8 weights.
         y: The scale and zero point of the result, initializers.
-        name: The name of the node, and the stem of the names of its constants.
+        named: The name of the node, which is the stem of the names of its constants; and the names in the model, to
+            which these are added.
     """
-    convolution = like.op_type == "ConvInteger"
+    convolution, (name, taken) = like.op_type == "ConvInteger", named
     x_scale = float(x[1].const_value.numpy())  # type: ignore[union-attr]
     values, scale, bias = _fitted(weights, x_scale, axis=0 if convolution else 1)
 
     def add(part: str, array: Array) -> ir.Value:
-        return add_initializer(model.graph, fresh_name(model, f"{name}/{part}"), array)
+        return add_initializer(model.graph, take(taken, f"{name}/{part}"), array)
 
     w = [add("w", values), add("w_scale", scale), add("w_zero_point", np.zeros(scale.shape, np.int8))]
     b = None if bias is None else add("bias", bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import add_initializer, constant, drop_unused, fresh_name, release, replace
+from .graph import add_initializer, constant, drop_unused, names, release, replace, take
 from .ops import OPS, Op
 from .qparams import quantize, symmetric_s8
 from .registry import Change, transform
@@ -27,7 +27,7 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
         minimum_size: A constant with fewer elements stays float.
     """
     change = Change()
-    old = model.opset_imports.get("", 0) < 13
+    old, taken = model.opset_imports.get("", 0) < 13, names(model)
     for weight in list(model.graph.initializers.values()):
         tensor = constant(weight)
         if tensor is None or not weight.uses() or _is_parameter(weight):
@@ -43,7 +43,7 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
         elif old:
             change.skip("opset-below-13")
         else:
-            _store(model, weight, tensor)
+            _store(model.graph, weight, tensor, taken)
             change.applied += 1
     return change
 
@@ -61,13 +61,13 @@ def _row(node: ir.Node) -> Op | None:
     return None if node.domain else OPS.get(node.op_type)
 
 
-def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Replace `weight` by an int8 initializer and a DequantizeLinear."""
-    graph, array = model.graph, tensor.numpy()
+def _store(graph: ir.Graph, weight: ir.Value, tensor: ir.TensorProtocol, taken: set[str]) -> None:
+    """Replace `weight` by an int8 initializer and a DequantizeLinear; their names are added to `taken`."""
+    array = tensor.numpy()
     release(tensor)
     params = symmetric_s8(array, _channel_axis(weight, array.ndim))
     inputs = [
-        add_initializer(graph, fresh_name(model, f"{weight.name}/{part}"), values)
+        add_initializer(graph, take(taken, f"{weight.name}/{part}"), values)
         for part, values in (
             ("int8", quantize(array, params)),
             ("scale", params.scale),
@@ -75,9 +75,9 @@ def _store(model: ir.Model, weight: ir.Value, tensor: ir.TensorProtocol) -> None
         )
     ]
     attributes = {} if params.axis is None else {"axis": params.axis}
-    dequantize = ir.node("DequantizeLinear", inputs, attributes, name=fresh_name(model, f"{weight.name}/dequantize"))
+    dequantize = ir.node("DequantizeLinear", inputs, attributes, name=take(taken, f"{weight.name}/dequantize"))
     output = dequantize.outputs[0]
-    output.name, output.type = fresh_name(model, f"{weight.name}/dequantized"), ir.TensorType(ir.DataType.FLOAT)
+    output.name, output.type = take(taken, f"{weight.name}/dequantized"), ir.TensorType(ir.DataType.FLOAT)
     output.shape = ir.Shape(array.shape)
     graph.insert_before(graph[0], [dequantize])
     replace(weight, output)

@@ -11,11 +11,12 @@ from .graph import (
     computing_nodes,
     constant,
     discard,
-    fresh_name,
     graph_of,
+    names,
     remove,
     remove_if_unread,
     replace,
+    take,
 )
 from .qlinear import equal_parameters
 from .qparams import QParams, dequantize
@@ -35,12 +36,12 @@ def remove_qdq(model: ir.Model) -> Change:
         or with scales of another type than float32 (``not-float32``); a pair between an input and an output of a graph,
         because both names must stay (``graph-output``).
     """
-    change = Change()
+    change, taken = Change(), names(model)
     for node in computing_nodes(model):
         if not is_linear(node, "DequantizeLinear"):
             continue
         try:
-            source = _source(model, node)
+            source = _source(node, taken)
         except LeftAlone as left:
             change.skip(str(left))
             continue
@@ -56,7 +57,7 @@ def remove_qdq(model: ir.Model) -> Change:
     return change
 
 
-def _source(model: ir.Model, node: ir.Node) -> ir.Value:
+def _source(node: ir.Node, taken: set[str]) -> ir.Value:
     """Return the float tensor that equals the result of a DequantizeLinear up to rounding.
 
     Raises:
@@ -77,7 +78,7 @@ def _source(model: ir.Model, node: ir.Node) -> ir.Value:
             raise LeftAlone("not-float32")
         axis = node.attributes.get_int("axis", 1) if len(scale.shape) else None
         array = dequantize(tensor.numpy(), QParams(scale=scale.numpy(), zero_point=zero, axis=axis))
-        return add_initializer(graph_of(node), fresh_name(model, f"{result.name}/float"), array)
+        return add_initializer(graph_of(node), take(taken, f"{result.name}/float"), array)
     if quantize is None or quantize.graph is not node.graph:
         raise LeftAlone("not-a-pair")
     if quantize.op_type == "DynamicQuantizeLinear" and not quantize.domain:

@@ -11,10 +11,11 @@ from .graph import (
     add_initializer,
     constant,
     discard,
-    fresh_name,
     inferred,
+    names,
     remove_if_unread,
     sole_reader,
+    take,
     take_place,
 )
 from .int8_forms import integer_source
@@ -164,10 +165,11 @@ def pad_every_axis(model: ir.Model) -> int:
     pads = [node for graph in model.graphs() for node in graph if node.op_type == "Pad" and not node.domain]
     selective = [node for node in pads if len(node.inputs) > 3 and node.inputs[3] is not None]
     values = inferred(model, bodies=True) if selective else {}
-    return sum(_pad_every_axis(model, node, values) for node in selective)
+    taken = names(model) if selective else set()
+    return sum(_pad_every_axis(node, values, taken) for node in selective)
 
 
-def _pad_every_axis(model: ir.Model, node: ir.Node, values: Mapping[str, ir.Value]) -> int:
+def _pad_every_axis(node: ir.Node, values: Mapping[str, ir.Value], taken: set[str]) -> int:
     """Give one Pad pads for all axes; `values` has the rank of its input. Return 1 when the node changed, else 0."""
     x, old, _, axes_input = node.inputs
     pads, axes, graph = constant(old), constant(axes_input), node.graph
@@ -177,7 +179,7 @@ def _pad_every_axis(model: ir.Model, node: ir.Node, values: Mapping[str, ir.Valu
     assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
     every = np.zeros((2, len(known.shape)), np.int64)
     every[:, axes.numpy().astype(np.int64)] = pads.numpy().reshape(2, -1)
-    name = fresh_name(model, f"{old.name}/every_axis")
+    name = take(taken, f"{old.name}/every_axis")
     node.replace_input_with(1, add_initializer(graph, name, every.reshape(-1)))
     node.resize_inputs(3)
     discard(old, axes_input)

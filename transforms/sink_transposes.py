@@ -84,7 +84,7 @@ def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
     if path:
         (index,) = (i for i, value in enumerate(path[-1].inputs) if value is first.outputs[0])
         path[-1].replace_input_with(index, source)
-    end.type, end.shape = result.type or end.type, result.shape
+        end.type, end.shape = result.type or end.type, result.shape
     replace(result, end)
     remove(last)
     remove_if_unread(first)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from .. import UnknownNameError
-from .graph import computing_graphs, fresh_name, inferred, unread
+from .graph import computing_graphs, inferred, names, take, unread
 from .registry import Change, TransformError, transform
 
 
@@ -112,7 +112,7 @@ def _set_inputs(model: ir.Model, inputs: tuple[str, ...], types: Mapping[str, ir
             if value.is_initializer():
                 del graph.initializers[name]
             else:  # its node stays if another of its outputs is read
-                value.name = fresh_name(model, f"{name}_cut")
+                value.name = take(names(model), f"{name}_cut")
             value = new
         kept.append(value)
     graph.inputs.clear()

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ... import RequantError
-from ...system.ending import BROKEN_PIPE, interrupted_by, interruption
+from ...system.ending import BROKEN_PIPE, interrupt_behind, interrupted_by, interruption
 from ...system.notes import also_written, forget, note
 from ...system.printable import sentence
 from .talk import emit, print_error, printable_streams, say
@@ -117,18 +117,22 @@ class Commands(click.Group):
         forget()
         try:
             return super().invoke(ctx)
-        except (RequantError, OSError, MemoryError) as error:
+        except click.UsageError as error:
+            raise _refused(error) from error
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if (interrupt := interrupt_behind(error)) is not None:
+                asked = interrupted_by()
+                say("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
+                ctx.exit(128 + asked)  # the convention of shells; 1 means a missed goal
             if isinstance(error, BrokenPipeError):  # nobody reads the output
                 raise SystemExit(BROKEN_PIPE) from None
+            if not isinstance(error, (RequantError, OSError, MemoryError)):
+                raise
             if ctx.meta.get(VERBOSE):
                 print_error(type(error), error, error.__traceback__)
             raise Refusal(f"{_reason(error)}{also_written()}") from error
-        except click.UsageError as error:
-            raise _refused(error) from error
-        except KeyboardInterrupt as interrupt:
-            asked = interrupted_by()
-            say("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
-            ctx.exit(128 + asked)  # the convention of shells; 1 means a missed goal
 
 
 @click.command(cls=Talking)

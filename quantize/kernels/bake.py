@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import add_initializer, constant, fresh_name, remove_unread, sets_pads, sole_reader, take_place
+from ...transforms.graph import (
+    add_initializer,
+    constant,
+    names,
+    remove_unread,
+    sets_pads,
+    sole_reader,
+    take,
+    take_place,
+)
 from .calls import CONVOLUTION
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .library import VERSION
@@ -31,9 +40,12 @@ def bake_tables(model: ir.Model) -> int:
             chains[node.outputs[0]] = chain
     ends = [value for value, chain in chains.items() if _is_end(value, chain, chains)]
     tables = [table_of(model, chains[value]) for value in ends]  # before any tensor is replaced
+    taken = names(model)
     for value, table in zip(ends, tables, strict=True):
-        constants = [add_initializer(model.graph, fresh_name(model, f"{value.name}_table"), table)]
-        _compute(model, value, "Table", [chains[value].root, *constants], {})
+        constants = [add_initializer(model.graph, take(taken, f"{value.name}_table"), table)]
+        _compute(value, ir.node("Table", [chains[value].root, *constants], domain=NATIVE_DOMAIN), taken)
+    if ends:
+        model.opset_imports[NATIVE_DOMAIN] = VERSION
     return len(ends)
 
 
@@ -48,7 +60,7 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
         model: The model.
         wanted: Whether to replace a convolution.
     """
-    count = 0
+    count, taken = 0, names(model)
     for node in [node for node in model.graph if _is_convolution(node) and wanted(node)]:
         inputs = [*node.inputs, *[None] * (len(CONVOLUTION) - len(node.inputs))]
         result = node.outputs[0]
@@ -56,9 +68,11 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
         if reader is not None and (reader.op_type, reader.domain) == ("Table", NATIVE_DOMAIN):
             inputs[CONVOLUTION.index("table")] = reader.inputs[1]
             result = reader.outputs[0]
-        kept = ("dilations", "group", "pads", "strides")
-        _compute(model, result, "Convolution", inputs, {k: v for k, v in node.attributes.items() if k in kept})
+        kept = {k: v for k, v in node.attributes.items() if k in ("dilations", "group", "pads", "strides")}
+        _compute(result, ir.node("Convolution", inputs, kept, domain=NATIVE_DOMAIN), taken)
         count += 1
+    if count:
+        model.opset_imports[NATIVE_DOMAIN] = VERSION
     return count
 
 
@@ -99,19 +113,12 @@ def _is_convolution(node: ir.Node) -> bool:
 # ------------------------------------------------------------------------------------------------------------ graph
 
 
-def _compute(
-    model: ir.Model,
-    value: ir.Value,
-    operator: str,
-    inputs: Iterable[ir.Value | None],
-    attributes: Mapping[str, ir.Attr],
-) -> None:
-    """Compute a tensor by a native operator instead, and remove the nodes that nothing reads then."""
+def _compute(value: ir.Value, node: ir.Node, taken: set[str]) -> None:
+    """Compute a uint8 tensor by `node` instead, and remove the nodes that nothing reads then."""
     old = value.producer()
     assert old is not None
     before = [each.producer() for each in old.inputs if each is not None]
-    name = fresh_name(model, f"{value.name}_native")
+    node.name = take(taken, f"{value.name}_native")
     value.type = ir.TensorType(ir.DataType.UINT8)
-    take_place(old, ir.node(operator, list(inputs), dict(attributes), domain=NATIVE_DOMAIN, name=name))
+    take_place(old, node)
     remove_unread(before)
-    model.opset_imports[NATIVE_DOMAIN] = VERSION

@@ -320,6 +320,23 @@ def test_workers_end_with_the_command(tmp_path: Path, sent: int, code: int) -> N
     wait_for(lambda: not any(map(running, family)), 10.0)
 
 
+def test_an_interrupt_waits_until_the_workers_have_started(start: Callable[[str], subprocess.Popen[str]]) -> None:
+    process = start("""
+    import concurrent.futures.process as library
+    from requant.calibration.executors import executor_named
+    begin = library._ExecutorManagerThread.start
+    def interrupted(thread):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)  # the interpreter runs the handler here
+        begin(thread)
+    library._ExecutorManagerThread.start = interrupted
+    with executor_named("processes", 1) as make, make() as pool:
+        pool.submit(len, "abc")
+    """)
+    output, error = process.communicate(timeout=60)
+    assert (process.returncode, output, error) == (130, "", "requant: interrupted\n")
+
+
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that these have."""
     found = []

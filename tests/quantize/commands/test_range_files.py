@@ -517,6 +517,20 @@ def test_an_interruption_before_there_is_anything_to_go_on_with(
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "requant: interrupted\n")
 
 
+def test_an_interruption_that_makes_a_library_fail(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("cannot join thread before it is started")
+
+    monkeypatch.setattr("requant.quantize.steps.calibrate.prepare", interrupt)
+    result = invoke("calibrate", model, "--data", data, "-o", tmp_path / "out")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "requant: interrupted\n")
+
+
 @pytest.mark.parametrize("limit", ["2GB", "1.5 GiB", "900000000"])
 def test_how_the_model_is_run_does_not_change_the_file(tmp_path: Path, model: Path, data: Path, limit: str) -> None:
     succeed("calibrate", model, "--data", data, "-o", tmp_path / "a.json")
