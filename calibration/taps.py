@@ -248,7 +248,8 @@ def infer_types(copy: ir.Model, names: Iterable[str], *, bodies: bool = False) -
     logger.setLevel(logging.ERROR)
     inferred_copy = copy.clone()
     try:
-        ShapeInferencePass(check_type=False, strict_mode=False)(inferred_copy)
+        # values are not propagated: they decide no type and no rank, and a few nodes can make gigabytes of them
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(inferred_copy)
     finally:
         logger.setLevel(level)
     pairs = [(named, tensors_of(inferred_copy.graph))]
