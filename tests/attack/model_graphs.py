@@ -121,8 +121,8 @@ def crash_reshape(random: Random) -> Model:
 
 
 def many_nodes(random: Random) -> Model:
-    """Return a chain, a fan or a comb of many nodes."""
-    count, kind = random.choice((2_000, 20_000, 100_000)), random.randrange(3)
+    """Return a chain, a fan or a comb of many nodes, or layers whose factors belong into their weights."""
+    count, kind = random.choice((2_000, 20_000, 100_000)), random.randrange(4)
     if kind == 0:
         op = random.choice(("Relu", "Identity", "Neg"))
         nodes = [_node(op, ["x" if i == 0 else f"t{i}"], [f"t{i + 1}"], f"n{i}") for i in range(count)]
@@ -130,6 +130,13 @@ def many_nodes(random: Random) -> Model:
     if kind == 1:
         nodes = [_node("Relu", ["x"], [f"t{i}"]) for i in range(count // 10)]
         return _with([*nodes, _node("Sum", [f"t{i}" for i in range(count // 10)], ["t"])], [], "t")
+    if kind == 2:
+        nodes = []
+        for i in range(count // 20):
+            nodes.append(_node("Gemm", ["x" if i == 0 else f"t{i}", f"w{i}"], [f"s{i}"]))
+            nodes.append(_node("Mul", [f"s{i}", "k"], [f"t{i + 1}"]))
+        layers = [weights(f"w{i}", 16, 16) for i in range(count // 20)]
+        return _with(nodes, [*layers, weights("k", 16)], f"t{count // 20}")
     nodes = [_node("Constant", [], [f"c{i}"], value_float=float(i)) for i in range(count // 10)]
     nodes += [_node("Add", ["x" if i == 0 else f"t{i}", f"c{i}"], [f"t{i + 1}"]) for i in range(count // 10)]
     return _with(nodes, [], f"t{count // 10}")
