@@ -1,17 +1,90 @@
-"""The noise of a unit in integers, estimated from its weights."""
+"""The noise that a plan adds to the outputs: measured for each tensor alone, else estimated from weights."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from ...transforms.graph import constant
 from ...transforms.ops import OPS
-from ...transforms.plan import Unit
+from ...transforms.plan import Impl, Plan, Unit
+from .joins import unrounded
 
 ACTIVATION = 12 * 255.0**2 / 36  # a uniform error of 1/255 of a range of six standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Noises:
+    """The measured noise of tensors, as powers relative to the outputs. Independent errors add up.
+
+    Attributes:
+        tensors: The noise of each tensor in uint8 alone.
+        forms: By form of matrix products from float to float, the noise of each input tensor.
+        moved: By result of an operator that only moves values, its input: they have the same noise.
+        joins: The convolution that may absorb each function or sum, by the name of the latter; see `joins_of`.
+        readers: How many products read a tensor; they share its noise.
+    """
+
+    tensors: Mapping[str, float] = field(default_factory=dict)
+    forms: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
+    joins: Mapping[str, Unit] = field(default_factory=dict)
+    readers: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        tensors: Mapping[str, float],
+        forms: Mapping[Impl, Mapping[str, float]],
+        joins: Mapping[str, Unit],
+    ) -> Noises:
+        """Return the noises of a model, of which any plan has the units."""
+        moving = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "same"]
+        moved = {output: unit.inputs[0] for unit in moving for output in unit.outputs}
+        products = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "compute"]
+        readers = Counter(unit.inputs[0] for unit in products if unit.inputs)
+        return cls(tensors, forms, moved, joins, readers)
+
+    def of_tensor(self, tensor: str) -> float:
+        """Return the noise of a tensor that is rounded to uint8."""
+        while tensor not in self.tensors and tensor in self.moved:
+            tensor = self.moved[tensor]
+        return self.tensors.get(tensor, 0.0)
+
+    def of_unit(self, unit: Unit, impl: Impl) -> float:
+        """Return the noise that an implementation of a unit adds wherever its inputs come from.
+
+        A tensor is rounded by the unit that writes it in uint8, or by a QuantizeLinear (`of_tensor`). Between a native
+        convolution and what it absorbs nothing is rounded. Whether both are native is not known here: the tensor counts
+        for another implementation of the latter, and for a DequantizeLinear (`of_dequantize`).
+        """
+        if impl in self.forms:
+            return self.forms[impl].get(unit.inputs[0], 0.0) / max(self.readers.get(unit.inputs[0], 0), 1)
+        found = 0.0
+        if impl.writes_u8:
+            between = {each.outputs[0] for each in self.joins.values()}
+            written = (each for each in unit.outputs if each not in self.moved and each not in between)
+            found += math.fsum(map(self.of_tensor, written))
+        if impl.reads_u8 and impl is not Impl.U8_NATIVE and unit.name in self.joins:
+            found += self.of_tensor(self.joins[unit.name].outputs[0])
+        return found
+
+    def of_dequantize(self, tensor: str) -> float:
+        """Return the noise that a tensor has only because it is dequantized, see `of_unit`."""
+        between = any(tensor == each.outputs[0] for each in self.joins.values())
+        return self.of_tensor(tensor) if between else 0.0
+
+    def of_plan(self, plan: Plan) -> float:
+        """Return the noise of a plan: that of all tensors that it rounds, and of its products from float to float."""
+        rounded = set(plan.observed) - unrounded(plan, self.joins)
+        products = (self.of_unit(unit, plan.impl(unit)) for unit in plan.units if plan.impl(unit) in self.forms)
+        return math.fsum((*map(self.of_tensor, sorted(rounded)), *products))
 
 
 def noise(unit: Unit, nodes: Mapping[str, ir.Node]) -> float:

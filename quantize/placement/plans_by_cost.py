@@ -15,6 +15,7 @@ from .pricing import (
     dequantize_cost,
     float_time,
     measured,
+    noise_around,
     noise_cost,
     quantize_cost,
     unit_cost,
@@ -57,8 +58,9 @@ def _problem(prices: Prices, factor: float) -> Problem:
     units = space.rules.units
     tensors = {tensor for unit in units for tensor in (*unit.inputs, *unit.outputs)}
     stretch = factor * prices.stretch
-    quantize = {tensor: stretch * quantize_cost(prices, tensor) for tensor in tensors}
-    dequantize = {tensor: stretch * dequantize_cost(prices, tensor) for tensor in tensors}
+    price, noises = prices.noise_price, prices.noises
+    quantize = {t: stretch * quantize_cost(prices, t) + price * noises.of_tensor(t) for t in tensors}
+    dequantize = {t: stretch * dequantize_cost(prices, t) + price * noises.of_dequantize(t) for t in tensors}
     for unit in units:  # behind an integer kernel, a unit that float absorbs has a kernel of its own
         if unit.name in prices.absorbed:
             dequantize[unit.inputs[0]] += estimate(unit, space.facts.nodes, prices.sizes, Impl.FLOAT)
@@ -87,7 +89,7 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
     if in_float <= in_int8:
         return Choice(Impl.FLOAT, FLOAT_FASTER.about(in_float, in_int8))
     gain = in_float - in_int8
-    reason = NOISE_COSTS_MORE if noise_cost(prices, unit) > gain else CONVERSIONS_COST_MORE
+    reason = NOISE_COSTS_MORE if noise_around(prices, unit) > gain else CONVERSIONS_COST_MORE
     return Choice(Impl.FLOAT, reason.about(gain))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,7 @@ from .estimates import IMAGE, conversion, estimate
 from .facts import Facts
 from .joins import joins_of
 from .layouts import LayoutCosts
-from .noise import noise
+from .noise import Noises, noise
 from .rules import able
 
 Shape = tuple[int, ...]
@@ -66,8 +65,7 @@ class Prices:
         space: The units.
         costs: Measured costs.
         sizes: Elements by tensor.
-        noise: The noise at the outputs that each unit in integers adds; empty: estimated from the weights.
-        noise_of: The same by form, as far as known, for forms that have noise of their own.
+        noises: The noise at the outputs that tensors in uint8 add; without any it is estimated from the weights.
         noise_price: Microseconds per unit of noise.
         stretch: Measured over estimated time of conversions.
         absorbed: Units without a kernel of their own in float: the runtime fuses each into the unit before.
@@ -79,8 +77,7 @@ class Prices:
     space: Space
     costs: Costs
     sizes: Mapping[str, int]
-    noise: Mapping[str, float] = field(default_factory=dict)
-    noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
+    noises: Noises = field(default_factory=Noises)
     noise_price: float = 0.0
     stretch: float = 1.0
     absorbed: frozenset[str] = frozenset()
@@ -97,21 +94,8 @@ class Prices:
             noise: The noise at the outputs that each uint8 tensor adds, as far as known.
         """
         sizes = {name: math.prod(shape) for name, shape in space.shapes.items()}
-        unrounded = {unit.outputs[0] for unit in space.joins.values()}
-        of_tensors = {**space.facts.noise_of, Impl.U8_NATIVE: {t: n for t, n in noise.items() if t not in unrounded}}
-        of_forms = {form: _noise_by_unit(space, known) for form, known in of_tensors.items() if known}
-        return cls(space, costs, sizes, _noise_by_unit(space, noise), of_forms)
-
-
-def _noise_by_unit(space: Space, noise: Mapping[str, float]) -> dict[str, float]:
-    """Return the noise that each unit with a choice adds: the noise of its inputs, shared among their readers."""
-    free = [unit for unit in space.rules.units if unit.name in space.keys]
-    readers = Counter(tensor for unit in free for tensor in {*unit.inputs})
-    return {
-        unit.name: math.fsum(noise.get(tensor, 0.0) / readers[tensor] for tensor in {*unit.inputs})
-        for unit in free
-        if noise
-    }
+        forms = {form: known for form, known in space.facts.noise_of.items() if known}
+        return cls(space, costs, sizes, Noises.of(space.rules, noise, forms, space.joins))
 
 
 def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float | None = None) -> Prices:
@@ -123,7 +107,7 @@ def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float
         microseconds: The time.
         share: The share of this time that all noise together costs; None for the exchange of the effort, see `Effort`.
     """
-    total = math.fsum(prices.noise.values())
+    total = math.fsum(prices.noises.tensors.values())
     if share is None:
         share = EFFORTS[job.options.effort].exchange * math.sqrt(min(total, 1.0))  # the sum is of noise powers
     price = job.options.noise_weight or (share * microseconds / total if total > 0 else 0.0)
@@ -187,17 +171,26 @@ def _kernel_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
 # ---------------------------------------------------------------------------------------------------------- noise
 
 
-def noise_cost(prices: Prices, unit: Unit, impl: Impl = Impl.U8) -> float:
-    """Return the price of the noise of a unit in an integer form, in microseconds; 0 in float."""
+def noise_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
+    """Return the price of the noise that an implementation of a unit adds, in microseconds; 0 in float."""
     if not prices.noise_price or not impl.int8:
         return 0.0
-    if not prices.noise:
+    if not prices.noises.tensors:
         return prices.noise_price * noise(unit, prices.space.facts.nodes)
-    return prices.noise_price * prices.noise_of.get(impl, prices.noise).get(unit.name, 0.0)
+    return prices.noise_price * prices.noises.of_unit(unit, impl)
+
+
+def noise_around(prices: Prices, unit: Unit) -> float:
+    """Return the price of the noise of a unit's tensors in uint8, in microseconds."""
+    if not prices.noise_price or not prices.noises.tensors:
+        return noise_cost(prices, unit, Impl.U8)
+    return prices.noise_price * math.fsum(map(prices.noises.of_tensor, {*unit.inputs, *unit.outputs}))
 
 
 def plan_noise_cost(prices: Prices, plan: Plan) -> float:
     """Return the price of the noise of a plan, in microseconds."""
+    if prices.noise_price and prices.noises.tensors:
+        return prices.noise_price * prices.noises.of_plan(plan)
     units = (unit for unit in plan.units if unit.name in prices.space.keys)
     return math.fsum(noise_cost(prices, unit, plan.impl(unit)) for unit in units)
 

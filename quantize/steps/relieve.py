@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...transforms.plan import Plan
 from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
-from ..placement.joins import joins_of, unrounded
+from ..placement.joins import joins_of
+from ..placement.noise import Noises
 from ..placement.rules import able
 from ..placement.search import plans_by_price
 from ..sensitivity.each_tensor import ruinous
@@ -45,11 +46,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         return trial
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
-    joins = joins_of(facts, rules, able(facts, rules))
-
-    def noise(plan: Plan) -> float:
-        return _noise(plan, evidence, unrounded(plan, joins))
-
+    noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins_of(facts, rules, able(facts, rules))).of_plan
     plan, accuracy = trial.candidate.plan, trial.accuracy
     for number in range(ROUNDS):
         excess = promised(job, accuracy).excess
@@ -88,19 +85,6 @@ def _quieter(plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], l
         else:
             least = price
     return best
-
-
-def _noise(plan: Plan, evidence: Evidence, exact: Collection[str]) -> float:
-    """Return the sum of the noises of what a plan rounds: tensors in uint8, inputs of products from float to float.
-
-    Args:
-        plan: The plan.
-        evidence: The noise of each tensor alone.
-        exact: Tensors that are not rounded.
-    """
-    tensors = (evidence.noise.get(tensor, 0.0) for tensor in plan.quantized if tensor not in exact)
-    of_form = ((unit, evidence.noise_of.get(plan.impl(unit), {})) for unit in plan.units)
-    return math.fsum((*tensors, *(known.get(unit.inputs[0], 0.0) for unit, known in of_form)))
 
 
 def _corrected(job: Job, ranges: TensorRanges, candidate: Candidate, trial: Trial, evidence: Evidence) -> Candidate:

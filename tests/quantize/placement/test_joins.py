@@ -16,10 +16,10 @@ from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.joins import joins_of, unrounded
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
-from requant.quantize.placement.pricing import Prices, Space, noise_cost
+from requant.quantize.placement.pricing import Prices, Space, noise_cost, plan_noise_cost
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan
 from requant.quantize.runtime.machine import Machine
-from requant.transforms.plan import Impl, Plan
+from requant.transforms.plan import Choice, Impl, Plan
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1,8,16,16] x) => (float[1,8,16,16] y) {
@@ -108,7 +108,9 @@ def test_nothing_is_rounded_between_a_convolution_and_what_it_absorbs() -> None:
     assert unrounded(wide, space.joins) == set()
     assert unrounded(native, space.joins) == {"a", "c"}
     (gate,) = (unit for unit in wide.units if unit.name == "gate")
-    (total,) = (unit for unit in wide.units if unit.name == "sum")
-    assert noise_cost(known, gate, Impl.U8) == pytest.approx(0.01)
-    assert noise_cost(known, gate, Impl.U8_NATIVE) == 0
-    assert noise_cost(known, total, Impl.U8_NATIVE) < noise_cost(known, total, Impl.U8)
+    rounding = noise_cost(known, gate, Impl.U8) - noise_cost(known, gate, Impl.U8_NATIVE)
+    assert rounding == pytest.approx(0.01)  # of a; both round b
+    assert plan_noise_cost(known, wide) == pytest.approx(0.05)
+    assert plan_noise_cost(known, native) == pytest.approx(0.03)  # x, b and y
+    half = native.with_choices({"gate": Choice(Impl.FLOAT)})
+    assert plan_noise_cost(known, half) == pytest.approx(0.04)  # a is rounded, to be read in float
