@@ -274,7 +274,7 @@ def _closed(items: Iterable[object]) -> Iterator[object]:
             yield item
     finally:
         if isinstance(iterator, GeneratorType):
-            with suppress(Exception, SystemExit, GeneratorExit):
+            with suppress(BaseException):  # of the user's code, while Python frees the generator
                 iterator.close()
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from .printable import sentence
+
 STDERR = 2
 
 
@@ -37,7 +39,10 @@ def keep_in(file: BinaryIO) -> None:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Keep what libraries write to stderr within the block, and write it afterwards; a crash leaves it in the file."""
+    """Keep what libraries write to stderr within the block, and print it afterwards; a crash leaves it in the file.
+
+    It is printed as notes: printable lines of bounded length.
+    """
     streams = _streams
     if streams is None:
         yield
@@ -49,7 +54,9 @@ def aside() -> Iterator[None]:
         os.dup2(streams.real, STDERR)
         size = os.lseek(streams.aside, 0, os.SEEK_CUR)
         if size:
-            os.write(STDERR, os.pread(streams.aside, size, 0))
+            written = os.pread(streams.aside, size, 0).decode(errors="replace")
+            notes = "".join(f"{sentence(f'note: {line}')}\n" for line in written.splitlines() if line.strip())
+            os.write(STDERR, notes.encode())
             os.lseek(streams.aside, 0, os.SEEK_SET)
             os.ftruncate(streams.aside, 0)
 

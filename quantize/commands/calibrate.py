@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ... import RequantError
 from ..options.declared import BATCH, SYMMETRIC, WORKERS
 from .app import PATH, Talking, flag, is_given, shown_progress
 from .options import (
@@ -166,13 +167,17 @@ def _merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) ->
 
 @contextmanager
 def _resumable(checkpoint: Path) -> Iterator[None]:
-    """Tell the user how to resume an interrupted run; checkpoints of other runs with the same output do not count."""
-    before = _written(checkpoint)
+    """Tell the user how to resume a run that did not end; checkpoints of other runs of this output do not count."""
+    before, advice = _written(checkpoint), "the same command goes on where it stopped"
     try:
         yield
     except KeyboardInterrupt:
         if _written(checkpoint) - before:
-            raise KeyboardInterrupt("the same command goes on where it stopped") from None
+            raise KeyboardInterrupt(advice) from None
+        raise
+    except RequantError as error:  # the disk is full
+        if _written(checkpoint) - before:
+            raise RequantError(f"{error}; {advice}") from error
         raise
 
 

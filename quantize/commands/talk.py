@@ -72,7 +72,7 @@ def _warn(
     line: str | None = None,
 ) -> None:
     """Print a warning as one line; the arguments are those of `warnings.showwarning`."""
-    say(sentence(f"{filename}:{lineno}: {category.__name__}: {message}"), err=True)
+    say(sentence(f"warning: {message} ({category.__name__})"), err=True)
 
 
 class _LastResort(logging.Handler):

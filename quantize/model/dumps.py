@@ -6,11 +6,13 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ... import RequantError
+from ...system.notes import note_written
 from ...transforms import REGISTRY, Pipeline, StepResult
 from .files import PathLike, check_output
 from .writing import save_model
@@ -24,7 +26,7 @@ def begin_dumps(
     """Return a function that writes the model after each step to a folder; `transforms.run` calls it.
 
     A step with an ignored error keeps its number and writes nothing. Weights that exceed one ONNX message go to a file
-    beside each model.
+    beside each model. The message of a later error names the folder: the last dump is what the failing step was given.
 
     Args:
         folder: The folder; it is created if its parent exists.
@@ -38,7 +40,7 @@ def begin_dumps(
             overwrite the input or the output.
     """
     place = Path(folder)
-    _make(place)
+    made = _make(place)
     paths = [place / f"{number:02}_{step.name}.onnx" for number, step in enumerate(pipeline.steps, 1)]
     for path in paths:
         if path.absolute() == Path(target).absolute():
@@ -55,18 +57,27 @@ def begin_dumps(
 
     def write(result: StepResult, model: ir.Model) -> None:
         path = next(rest)
-        if result.error is None:
+        if result.error is not None:
+            return
+        try:
             save_model(model, path)
+        except RequantError:
+            if made:
+                with suppress(OSError):  # it holds other dumps
+                    place.rmdir()
+            raise
+        note_written(folder)
 
     return write
 
 
-def _make(folder: Path) -> None:
-    """Create a folder if it does not exist, and check that files can be written to it."""
+def _make(folder: Path) -> bool:
+    """Create a folder if it does not exist, and check that files can be written to it; return whether it is new."""
     try:
+        new = not folder.is_dir()
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            pass
+            return new
     except FileExistsError as error:
         raise RequantError(f"{folder}: is a file; give a folder for the dumps") from error
     except OSError as error:

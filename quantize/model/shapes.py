@@ -322,9 +322,10 @@ def _steps(model: ir.Model) -> dict[ir.Node, int | None]:
 def _scanned(node: ir.Node) -> int | None:
     """Return the length of the axis over which a Scan of opset 9 or later iterates."""
     count = node.attributes.get_int("num_scan_inputs", 0)
-    value = node.inputs[len(node.inputs) - count] if count else None
+    value = node.inputs[len(node.inputs) - count] if 0 < count <= len(node.inputs) else None
     axis = next(iter(node.attributes.get_ints("scan_input_axes", [0])))
-    length = value.shape[axis] if value is not None and value.shape is not None else None
+    lengths = value.shape.dims if value is not None and value.shape is not None else ()
+    length = lengths[axis] if -len(lengths) <= axis < len(lengths) else None
     return length if isinstance(length, int) else None
 
 

@@ -75,7 +75,7 @@ def _parsed(data: bytes) -> Any:
     """Return the value of JSON, or of the last line of a file with a JSON value in each line."""
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):  # of an earlier damage
         return None
 
 

@@ -69,5 +69,6 @@ DATA = Family(
     {
         **{name: read_by("mlp", damage) for name, damage in ARRAYS.items()},
         **{name: read_by(model, damage) for name, (model, damage) in MEDIA.items()},
-    }
+    },
+    hungry=frozenset({"reader-lengths"}),
 )

@@ -101,11 +101,15 @@ def left(before: Listing, after: Listing, code: int, folder: Path) -> Iterator[s
 
 
 def _told(folder: Path) -> set[str]:
-    """Return the outputs that the last line on stderr calls written: what failed after them does not hide them."""
+    """Return what the last line on stderr calls written, or will go on from: what failed after them does not hide them."""
     stderr = folder / "out" / "stderr"
     lines = stderr.read_text(errors="replace").splitlines() if stderr.exists() else []
-    told = lines[-1].partition("; written: ")[2].split(", ") if lines else []
-    return {f"work/{path}" for path in told}
+    last = lines[-1] if lines else ""
+    told = [folder / "work" / path for path in last.partition("; written: ")[2].split(", ") if path]
+    if "; the same command goes on where it stopped" in last:
+        told += (folder / "work").glob(".*.checkpoint-*")
+    inner = [each for path in told for each in (path, *path.rglob("*"))]
+    return {str(path.relative_to(folder)) for path in inner}
 
 
 def _is_input(path: str) -> bool:

@@ -135,7 +135,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             2,
             r"requant: the process crashed: SIGABRT \(Assertion failed\);",
         ),
-        ("with stderr.aside(): os.write(2, b'a warning\\n')", 0, "a warning\n$"),
+        ("with stderr.aside(): os.write(2, b'\\x1b[31ma warning\\n')", 0, r"note: \\x1b\[31ma warning\n$"),
         ("import atexit; atexit.register(os.abort); sys.exit(1)", 1, "$"),
         ("raise KeyboardInterrupt", 130, "requant: interrupted\n$"),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143, "requant: interrupted by SIGTERM\n$"),

@@ -100,7 +100,7 @@ def _role(value: ir.Value, tensor: ir.TensorProtocol) -> Role:
     if uses and all(_is_scale(op, index) for op, index in uses):
         return "quantization"
     dtype = ir.DataType(tensor.dtype)
-    if not tensor.shape.dims:
+    if not tensor.shape.dims or dtype is ir.DataType.STRING:
         return "other"
     if dtype.is_floating_point() or (dtype.bitwidth <= 8 and dtype is not ir.DataType.BOOL):
         return "parameter"
