@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .. import NATIVE_DOMAIN, RequantError
 from ..system.regular import check_regular
-from ..system.stderr import aside
+from ..system.stderr import aside, is_moved
 from .newer import is_newer, lower_message
 
 if TYPE_CHECKING:
@@ -220,10 +220,19 @@ def _create_session(model: ModelSource, options: SessionOptions) -> InferenceSes
     weights = dict(model.weights) if isinstance(model, Serialized) else {}
     if weights:
         options.add_external_initializers(list(weights), list(map(ort.OrtValue.ortvalue_from_numpy, weights.values())))
-    with aside():
-        session = ort.InferenceSession(_loadable(model), options, providers=PROVIDERS, enable_fallback=0)
+    session = start_session(_loadable(model), options)
     weakref.finalize(session, weights.clear)  # the session needs them while it lives
     return session
+
+
+def start_session(model: str | bytes, options: SessionOptions) -> InferenceSession:
+    """Return a session of the runtime; a command does not print what the runtime logs, which arrives as exceptions."""
+    import onnxruntime as ort
+
+    if is_moved():  # the logger of the process: a program that imports requant keeps its own
+        ort.set_default_logger_severity(4)
+    with aside():
+        return ort.InferenceSession(model, options, providers=PROVIDERS, enable_fallback=0)
 
 
 def _session_options(

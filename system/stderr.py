@@ -37,6 +37,11 @@ def keep_in(file: BinaryIO) -> None:
     sys.stderr = os.fdopen(_streams.real, "w", 1, sys.stderr.encoding, sys.stderr.errors, closefd=False)
 
 
+def is_moved() -> bool:
+    """Return whether Python writes to stderr by a descriptor of its own, as in the process of a command."""
+    return _streams is not None
+
+
 @contextmanager
 def aside() -> Iterator[None]:
     """Keep what libraries write to stderr within the block, and print it afterwards; a crash leaves it in the file.

@@ -10,9 +10,8 @@ from typing import TypeAlias
 from onnxruntime import InferenceSession, SessionOptions
 
 from ... import RequantError
-from ...calibration.session import LOAD_HINTS, PROVIDERS, Array, runtime_message
+from ...calibration.session import LOAD_HINTS, Array, runtime_message, start_session
 from ...system.printable import quoted
-from ...system.stderr import aside
 from .session import Runner
 
 Value: TypeAlias = int | bool | str
@@ -84,11 +83,8 @@ def create_session(model: str | bytes, options: SessionOptions, name: str) -> In
     Raises:
         RequantError: The runtime cannot load it.
     """
-    import onnxruntime as ort
-
     try:
-        with aside():
-            return ort.InferenceSession(model, options, providers=PROVIDERS, enable_fallback=0)
+        return start_session(model, options)
     except Exception as error:  # the runtime's exceptions share no base class of their own
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
