@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -9,6 +10,7 @@ from itertools import product
 import numpy as np
 
 from ... import RequantError
+from ...calibration.execution import quarter_of_memory
 from ...calibration.objects import python_object
 from ...calibration.session import Array, InputSpec, ModelSource
 from ...calibration.sources import Source
@@ -25,7 +27,7 @@ def generated_source(model: ModelSource) -> Source | None:
     Booleans are true.
 
     Raises:
-        RequantError: The runtime cannot load the model.
+        RequantError: The runtime cannot load the model, or an input is too large.
     """
     run = Runner(model, lean=True)
     try:
@@ -51,7 +53,7 @@ def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) 
     """Return random feeds of given shapes, drawn as by `generated_source`; None if the model refuses them.
 
     Raises:
-        RequantError: The runtime cannot load the model, or an input cannot be fed from arrays.
+        RequantError: The runtime cannot load the model, or an input is too large, or cannot be fed from arrays.
     """
     run = Runner(model, lean=True)
     specs = [replace(spec, shape=shapes[spec.name]) for spec in run.inputs]
@@ -67,14 +69,20 @@ def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def _feeds(specs: Sequence[InputSpec], length: int, below: int) -> list[dict[str, Array]]:
-    """Return random feeds: free axes after the first have `length`, integers are below `below`."""
+    """Return random feeds: free axes after the first have `length`, integers are below `below`; see `_array`."""
     random = np.random.default_rng(0)
     return [{spec.name: _array(spec, length, below, random) for spec in specs} for _ in range(FEEDS)]
 
 
 def _array(spec: InputSpec, length: int, below: int, random: np.random.Generator) -> Array:
-    """Return a random array for one input."""
+    """Return a random array for one input.
+
+    Raises:
+        RequantError: The arrays of all feeds would take more than a quarter of the memory.
+    """
     shape = [axis if isinstance(axis, int) else 1 if place == 0 else length for place, axis in enumerate(spec.shape)]
+    if FEEDS * math.prod(shape) * np.dtype(np.float64).itemsize > quarter_of_memory():
+        raise RequantError(f"input {spec.name!r} of shape {shape} is too large for random inputs; give data")
     if spec.dtype.kind == "f":
         return random.standard_normal(shape).astype(spec.dtype)
     if spec.dtype.kind == "b":
