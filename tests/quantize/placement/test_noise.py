@@ -1,0 +1,49 @@
+"""The noise of plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from requant.quantize import Options, quantize_model
+from requant.quantize.placement.noise import Noises
+from requant.transforms.plan import Choice, Impl, Plan, Unit
+
+def unit(name: str, op: str, inputs: tuple[str, ...], output: str) -> Unit:
+    return Unit(name=name, op=op, nodes=(name,), inputs=inputs, outputs=(output,))
+
+
+LOOKUP = unit("lookup", "Gather", (), "e")
+PRODUCT = unit("product", "MatMul", ("e",), "y")
+SHAPE = unit("shape", "Reshape", ("y",), "z")
+NOISE = {"e": 0.1, "y": 0.2}
+
+
+def test_a_lookup_by_index_has_no_input_whose_noise_it_moves() -> None:
+    plan = Plan((LOOKUP, PRODUCT, SHAPE), dict.fromkeys(("lookup", "product", "shape"), Choice(Impl.U8)))
+    noises = Noises.of(plan, NOISE, {}, {})
+    assert [noises.of_tensor(name) for name in ("e", "y", "z")] == [0.1, 0.2, 0.2]
+    assert [noises.of_unit(unit, Impl.U8) for unit in plan.units] == [0.1, 0.2, 0.0]
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_a_model_with_embeddings_is_placed(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    net (int64[1,6] ids) => (float[1,6,16] y) {
+      e = Gather(table, ids)
+      h = MatMul(e, v)
+      y = MatMul(h, w)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    for name, shape in (("table", (32, 64)), ("v", (64, 64)), ("w", (64, 16))):
+        proto.graph.initializer.append(numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    data = [{"ids": random.integers(0, 32, (1, 6))} for _ in range(8)]
+    result = quantize_model(tmp_path / "m.onnx", data, tmp_path / "q.onnx", Options())
+    assert result.int8_nodes >= 2
+    assert result.accuracy.worst_sqnr_db > 20
