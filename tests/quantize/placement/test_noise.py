@@ -13,6 +13,7 @@ from requant.quantize import Options, quantize_model
 from requant.quantize.placement.noise import Noises
 from requant.transforms.plan import Choice, Impl, Plan, Unit
 
+
 def unit(name: str, op: str, inputs: tuple[str, ...], output: str) -> Unit:
     return Unit(name=name, op=op, nodes=(name,), inputs=inputs, outputs=(output,))
 
