@@ -18,35 +18,35 @@ INTEGER_LEVEL = 4
 Shape = tuple[int, ...]
 
 
-def _convolution(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+def _convolution(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Each output needs one product per weight of its channel; weights are (M, C/group, *kernel)."""
     return math.prod(output) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
 
 
-def _transposed(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+def _transposed(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Each input takes part in one product per weight of its channel; weights are (C, M/group, *kernel)."""
     return math.prod(inputs[0]) * math.prod(_weight_shape(node, inputs, rank=len(output))[1:])
 
 
-def _product(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+def _product(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Each output needs one product per element of the common axis."""
     transposed = node.attributes.get_int("transA", 0) and len(inputs[0]) > 1
     return math.prod(output) * inputs[0][-2 if transposed else -1]
 
 
-def _recurrent(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+def _recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Each step of (T, N, ...) uses every weight of W and R once; both have three dimensions."""
     weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
     return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
 
 
-def _attention(node: ir.Node, inputs: list[Shape], output: Shape) -> int:
+def _attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each."""
     weights = _constant_shape(node, rank=2)
     return math.prod(inputs[0]) * weights[1] + 2 * math.prod(output) * inputs[0][1]
 
 
-MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
+MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger Convolution".split(), _convolution),
     "ConvTranspose": _transposed,
     **dict.fromkeys(
@@ -60,7 +60,7 @@ MACS: dict[str, Callable[[ir.Node, list[Shape], Shape], int]] = {
 """Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""
 
 
-def multiply_accumulates(op: str, node: ir.Node | None, inputs: list[Shape], outputs: Sequence[Shape]) -> int:
+def multiply_accumulates(op: str, node: ir.Node | None, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Return the multiply-accumulates of one run of a node; 0 for operators that are not in `MACS`.
 
     Args:
@@ -89,7 +89,7 @@ def multiplies_integers(op: str, level: int) -> bool:
     return op in INTEGER or (op == "MatMulNBits" and level == INTEGER_LEVEL)
 
 
-def _weight_shape(node: ir.Node, inputs: list[Shape], rank: int) -> Shape:
+def _weight_shape(node: ir.Node, inputs: Sequence[Shape], rank: int) -> Shape:
     """Return the shape of the weight of a convolution: a constant, or the computed second input."""
     shape = _constant_shape(node, rank)
     if any(shape) or len(inputs) < 2 or len(inputs[1]) != rank:

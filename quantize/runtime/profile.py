@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
@@ -21,6 +21,23 @@ from .session import Runner
 
 RUNS = 3
 NUMBER = re.compile(r"_[0-9]+$")  # of the names of a native operator
+
+
+class _Arguments(msgspec.Struct, frozen=True, gc=False):
+    """What the profile says of a kernel: the operator, and the type and shape of each tensor, ``{"float": [1, 3]}``."""
+
+    op_name: str = ""
+    input_type_shape: tuple[dict[str, tuple[int, ...]], ...] = ()
+    output_type_shape: tuple[dict[str, tuple[int, ...]], ...] = ()
+
+
+class _Event(msgspec.Struct, frozen=True, gc=False):
+    """An entry of the profile; `dur` is in microseconds. The other fields would take most of the memory."""
+
+    name: str
+    cat: str = ""
+    dur: float = 0.0
+    args: _Arguments = _Arguments()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +124,17 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
         for _ in range(times):
             run(feed)
         try:
-            events = json.loads(Path(session.end_profiling()).read_text())
+            events = msgspec.json.decode(Path(session.end_profiling()).read_bytes(), type=tuple[_Event, ...])
             graph = ir.load(optimised).graph
         except (OSError, ValueError, DecodeError) as error:  # the runtime says nothing where it cannot write
             raise RequantError(f"{folder}: the runtime's profile is cut; is the disk full?") from error
         _name_as_profiled(graph, events)
         nodes = {node.name: node for node in graph.all_nodes() if node.name}
-        whole = min(float(event["dur"]) for event in events if event["name"] == "model_run")
+        whole = min(event.dur for event in events if event.name == "model_run")
         return Profile(tuple(_runs(events, nodes, times)), graph, whole)
 
 
-def _name_as_profiled(graph: ir.Graph, events: Iterable[Mapping[str, Any]]) -> None:
+def _name_as_profiled(graph: ir.Graph, events: Iterable[_Event]) -> None:
     """Give nameless nodes the names that the profile uses for them.
 
     The runtime makes nameless nodes when it inlines functions. Their name in the profile is the operator and a number
@@ -129,9 +146,9 @@ def _name_as_profiled(graph: ir.Graph, events: Iterable[Mapping[str, Any]]) -> N
             unnamed[node.op_type].append(node)
     invented: dict[str, dict[str, None]] = defaultdict(dict)
     for event in events:
-        name = event["name"].removesuffix("_kernel_time")
-        if event.get("cat") == "Node" and re.fullmatch(rf"{event['args']['op_name']}_\d+", name):
-            invented[event["args"]["op_name"]][name] = None
+        name = event.name.removesuffix("_kernel_time")
+        if event.cat == "Node" and re.fullmatch(rf"{event.args.op_name}_\d+", name):
+            invented[event.args.op_name][name] = None
     for op, nodes in unnamed.items():
         if len(nodes) == len(invented[op]):
             for node, name in zip(
@@ -140,34 +157,33 @@ def _name_as_profiled(graph: ir.Graph, events: Iterable[Mapping[str, Any]]) -> N
                 node.name = name
 
 
-def _runs(events: Iterable[Mapping[str, Any]], nodes: Mapping[str, ir.Node], runs: int) -> Iterable[KernelRun]:
+def _runs(events: Iterable[_Event], nodes: Mapping[str, ir.Node], runs: int) -> Iterable[KernelRun]:
     """Join the profile's kernel events with the nodes of the optimised graph."""
     times: dict[str, list[float]] = defaultdict(list)
-    last: dict[str, Mapping[str, Any]] = {}
+    last: dict[str, _Arguments] = {}
     for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            name = event["name"].removesuffix("_kernel_time")
-            times[name].append(float(event["dur"]))
-            last[name] = event["args"]
+        if event.cat == "Node" and event.name.endswith("_kernel_time"):
+            name = event.name.removesuffix("_kernel_time")
+            times[name].append(event.dur)
+            last[name] = event.args
     for name, args in last.items():
         node = nodes.get(name)
-        outputs = tuple(_shape(entry) for entry in args.get("output_type_shape", ()))
-        inputs = [_shape(entry) for entry in args.get("input_type_shape", ())]
-        reads, writes = (tuple(map(_type, args.get(f"{end}_type_shape", ()))) for end in ("input", "output"))
+        inputs, outputs = (tuple(map(_shape, ends)) for ends in (args.input_type_shape, args.output_type_shape))
+        reads, writes = (tuple(map(_type, ends)) for ends in (args.input_type_shape, args.output_type_shape))
         steps = max(1, len(times[name]) // runs)  # a node in the body of a Loop runs many times
         domain = node.domain if node is not None else ""
-        op = NUMBER.sub("", args["op_name"]) if domain == NATIVE_DOMAIN else args["op_name"]
+        op = NUMBER.sub("", args.op_name) if domain == NATIVE_DOMAIN else args.op_name
         macs = steps * multiply_accumulates(op, node, inputs, outputs)
         spent = steps * min(times[name])
-        yield KernelRun(name, domain, op, spent, macs, outputs, tuple(inputs), reads, writes, accuracy_level(node))
+        yield KernelRun(name, domain, op, spent, macs, outputs, inputs, reads, writes, accuracy_level(node))
 
 
-def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
+def _shape(entry: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape in a profile's ``{"float": [1, 3]}``."""
-    return tuple(next(iter(entry.values()), ()))
+    return next(iter(entry.values()), ())
 
 
-def _type(entry: Mapping[str, Any]) -> str:
+def _type(entry: Mapping[str, tuple[int, ...]]) -> str:
     """Return the element type in a profile's ``{"float": [1, 3]}``."""
     return next(iter(entry), "")
 
