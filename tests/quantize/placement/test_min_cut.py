@@ -98,6 +98,27 @@ def test_no_placement_is_cheaper(problem: Problem) -> None:
     assert total(problem, found) == min(total(problem, chosen) for chosen in every(problem))
 
 
+@pytest.mark.parametrize(("units", "seed"), [(6, 298), (8, 38), (8, 227)])
+def test_no_placement_is_cheaper_where_sums_of_costs_are_rounded(units: int, seed: int) -> None:
+    """Costs as they are measured, of all magnitudes. With rounded sums, a solver of flows misses the minimum of these."""
+    random = np.random.default_rng(seed)
+    tensors, items = ["t"], []
+    for index in range(units):
+        count = min(len(tensors), random.integers(1, 3))
+        inputs = tuple(random.choice(tensors[-4:], count, replace=False).tolist())
+        costs = {Impl.FLOAT: 10 ** random.uniform(0, 3)}
+        costs[Impl.U8] = costs[Impl.FLOAT] * random.uniform(0.2, 1.2)
+        if random.random() < 0.3:
+            costs[Impl.U8_FLOAT] = costs[Impl.U8] + random.uniform(0, 10)
+        items.append(Item(f"u{index}", inputs, (f"t{index}",), costs))
+        tensors.append(f"t{index}")
+    quantize = {tensor: 10 ** random.uniform(-1, 5) for tensor in tensors}
+    dequantize = {tensor: 10 ** random.uniform(-1, 3) for tensor in tensors}
+    problem = Problem(items, quantize, dequantize, frozenset({tensors[-1]}))
+    least = min(total(problem, chosen) for chosen in every(problem))
+    assert total(problem, cheapest(problem)) == pytest.approx(least, rel=1e-12)
+
+
 def chain(*costs: dict[Impl, float], price: float) -> Problem:
     """Units one after the other."""
     items = [Item(f"u{i}", (f"t{i}",), (f"t{i + 1}",), each) for i, each in enumerate(costs)]
