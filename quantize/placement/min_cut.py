@@ -94,11 +94,7 @@ def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
 
 def cheapest(problem: Problem) -> dict[str, Impl]:
     """Return the implementation of each unit in a placement with the least cost."""
-    import networkx
-    from networkx.algorithms.flow import boykov_kolmogorov
-
-    graph = networkx.DiGraph()
-    graph.add_nodes_from((SOURCE, SINK))
+    graph = _Cut()
     for item in problem.items:
         _add_item(graph, item)
     written = {tensor: _output(item) for item in problem.items for tensor in item.outputs}
@@ -110,8 +106,37 @@ def cheapest(problem: Problem) -> dict[str, Impl]:
         readers[tensor].append(None)
     for tensor, variables in readers.items():
         _add_tensor(graph, problem, tensor, written.get(tensor), variables)
-    _, (ones, _) = networkx.minimum_cut(graph, SOURCE, SINK, flow_func=boykov_kolmogorov)
+    ones = graph.source_side()
     return {item.name: _read_off(item, ones) for item in problem.items}
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A directed graph whose edges have costs that count if their start is 1 (at the source) and their end is 0.
+
+    Attributes:
+        costs: By start and end; infinite where the pair (1, 0) is forbidden.
+    """
+
+    costs: dict[tuple[Any, Any], float] = field(default_factory=dict)
+
+    def add(self, start: Any, end: Any, cost: float) -> None:
+        """Add a cost to an edge."""
+        self.costs[start, end] = self.costs.get((start, end), 0.0) + cost
+
+    def source_side(self) -> set[Any]:
+        """Return the nodes on the side of the source of a minimum cut, found by push-relabel.
+
+        An infinite cost becomes one that is greater than the sum of all others: no minimum cut contains its edge.
+        """
+        import igraph
+
+        nodes = list(dict.fromkeys([SOURCE, SINK, *(node for edge in self.costs for node in edge)]))
+        numbers = {node: number for number, node in enumerate(nodes)}
+        forbidden = 1.0 + math.fsum(cost for cost in self.costs.values() if cost < math.inf)
+        graph = igraph.Graph(len(nodes), [(numbers[a], numbers[b]) for a, b in self.costs], directed=True)
+        cut = graph.mincut(numbers[SOURCE], numbers[SINK], [min(cost, forbidden) for cost in self.costs.values()])
+        return {nodes[number] for number in cut.partition[0]}
 
 
 def _domains(impl: Impl) -> tuple[int, int]:
@@ -138,35 +163,28 @@ def _least(item: Item, domains: tuple[int, int]) -> float:
     return min((cost for impl, cost in item.costs.items() if _domains(impl) == domains), default=math.inf)
 
 
-def _add_item(graph: Any, item: Item) -> None:
+def _add_item(graph: _Cut, item: Item) -> None:
     """Add the cost of a unit: c00 + (c10 - c00) reads + (c11 - c10) writes, where writes implies reads."""
     reads, writes = _input(item), _output(item)
     float_, mixed, u8 = (_least(item, domains) for domains in ((0, 0), (1, 0), (1, 1)))
     if isinstance(writes, tuple) and writes != reads:
         if isinstance(reads, tuple):
             _add_unary(graph, reads, mixed - float_)
-            graph.add_edge(writes, reads)
+            graph.add(writes, reads, math.inf)
         _add_unary(graph, writes, u8 - mixed)
     elif isinstance(reads, tuple):
         _add_unary(graph, reads, (u8 if writes == reads else mixed) - float_)
 
 
-def _add_unary(graph: Any, variable: Any, extra: float) -> None:
+def _add_unary(graph: _Cut, variable: Any, extra: float) -> None:
     """Add the extra cost of the value 1 over the value 0."""
     if extra > 0:
-        _add(graph, variable, SINK, extra)
+        graph.add(variable, SINK, extra)
     else:
-        _add(graph, SOURCE, variable, -extra)
+        graph.add(SOURCE, variable, -extra)
 
 
-def _add(graph: Any, start: Any, end: Any, cost: float) -> None:
-    """Add a cost that counts if `start` is 1 and `end` is 0."""
-    before = graph.get_edge_data(start, end, {"capacity": 0.0})
-    if "capacity" in before:  # an edge without a capacity is infinite
-        graph.add_edge(start, end, capacity=before["capacity"] + cost)
-
-
-def _add_tensor(graph: Any, problem: Problem, tensor: str, written: Any, readers: list[Any]) -> None:
+def _add_tensor(graph: _Cut, problem: Problem, tensor: str, written: Any, readers: list[Any]) -> None:
     """Add the cost of the conversions of a tensor; the reader None is the output of the model, in float."""
     writer: Any = {None: SINK, False: SINK, True: SOURCE}.get(written, written)  # a constant is an end of the cut
     u8_readers = [
@@ -174,15 +192,15 @@ def _add_tensor(graph: Any, problem: Problem, tensor: str, written: Any, readers
     ]
     if u8_readers and writer != SOURCE:
         quantized = ("quantized", tensor)
-        _add(graph, quantized, writer, problem.quantize[tensor])
+        graph.add(quantized, writer, problem.quantize[tensor])
         for reader in u8_readers:
-            graph.add_edge(reader, quantized)
+            graph.add(reader, quantized, math.inf)
     float_readers = [SINK if not isinstance(reader, tuple) else reader for reader in readers if reader is not True]
     if float_readers and writer != SINK:
         only_u8 = ("integers alone", tensor)
-        _add(graph, writer, only_u8, problem.dequantize[tensor])
+        graph.add(writer, only_u8, problem.dequantize[tensor])
         for reader in float_readers:
-            graph.add_edge(only_u8, reader)
+            graph.add(only_u8, reader, math.inf)
 
 
 def _read_off(item: Item, ones: set[Any]) -> Impl:
