@@ -113,7 +113,7 @@ const Charts = (() => {
     }
   };
   const points = (group, row, chart, at) => {
-    const size = row.values.length > 60 ? 3 : 5;
+    const size = (at.right - at.left) / ((chart.along.names || []).length || 1) < 14 ? 3 : 5;
     if (row.kind === "line") add(group, "path", { class: "line", d: row.values.map((point, index) => `${index ? "L" : "M"}${at.a(point.at)} ${at.u(point.value)}`).join(""), stroke: `var(--${row.paint})` });
     else for (const point of row.values) add(group, "path", { class: "point", d: SHAPES[row.look % SHAPES.length](at.a(point.at), at.u(point.value), size), fill: `var(--${row.paint})`, stroke: `var(--${row.paint})` });
   };

@@ -150,10 +150,10 @@ def render_view(graph: Graph, name: str, path: str) -> str:
         ],
         "facts": [("path", path), *graph.facts.items()],
     }
-    largest = max(graph.nodes, key=lambda node: node.parameters, default=None)
+    first = next((node.name for node in graph.nodes if node.parameters), "")
     sections = [("summary", "Summary"), ("graph", "Graph"), ("ends", "Inputs and outputs")]
     sections += [("operators", "Operators"), ("file", "File")]
-    data = {"graph": asdict(graph), "links": _links(picture), "chosen": largest.name if largest else ""}
+    data = {"graph": asdict(graph), "links": _links(picture), "chosen": first or next((node.name for node in graph.nodes), "")}
     return _page("view.html.j2", shown, data, sections=sections)
 
 

@@ -382,10 +382,7 @@
       boxes[0].setAttribute("tabindex", "0");
       home();
       const first = boxes.findIndex((box) => box.dataset.kind === "node" && box.dataset.name === data.chosen);
-      if (first >= 0) {
-        select(first, false);
-        if (view.y > 0) { view.y = Math.max(-12, place(boxes[first]).y - 150 * view.scale); apply(); } // in sight above the fold
-      }
+      if (first >= 0) select(first, false);
     }
   }
 
