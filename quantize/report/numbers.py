@@ -22,9 +22,9 @@ def points(value: float) -> str:
     return f"{_minus('0.00' if float(text) == 0 else text)} points"
 
 
-def times(value: float | None, places: int = 2) -> str:
+def times(value: float | None) -> str:
     """Return ``2.41`` and a multiplication cross."""
-    return NONE if value is None else f"{value:.{places if value < 100 else 0}f}{CROSS}"
+    return NONE if value is None else f"{value:.2f}{CROSS}" if value < 100 else f"{value:.0f}{CROSS}"
 
 
 def microseconds(value: float | None) -> str:

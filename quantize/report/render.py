@@ -150,10 +150,10 @@ def render_view(graph: Graph, name: str, path: str) -> str:
         ],
         "facts": [("path", path), *graph.facts.items()],
     }
-    first = next((node.name for node in graph.nodes if node.parameters), "")
+    chosen = [*(node for node in graph.nodes if node.parameters), *graph.nodes][:1]
     sections = [("summary", "Summary"), ("graph", "Graph"), ("ends", "Inputs and outputs")]
     sections += [("operators", "Operators"), ("file", "File")]
-    data = {"graph": asdict(graph), "links": _links(picture), "chosen": first or next((node.name for node in graph.nodes), "")}
+    data = {"graph": asdict(graph), "links": _links(picture), "chosen": chosen[0].name if chosen else ""}
     return _page("view.html.j2", shown, data, sections=sections)
 
 

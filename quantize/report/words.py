@@ -16,6 +16,8 @@ from .record import Headline, Judged, Record
 
 T = TypeVar("T", bound=float)
 
+NOISE = 0.02  # relative: a smaller difference of times or sizes is no reason to prefer a run
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -42,7 +44,7 @@ def verdict_told(record: Record) -> str:
     parts = [_faster(head.speedup)]
     if head.int8_bytes:
         smaller = head.float_bytes / head.int8_bytes
-        parts.append(f"{times(smaller, 1)} smaller" if smaller >= 1 else f"{times(1 / smaller, 1)} larger")
+        parts.append(f"{smaller:.1f}x smaller" if smaller >= 1 else f"{1 / smaller:.1f}x larger")
     return ", ".join((*parts, _changed(head)))
 
 
@@ -53,7 +55,7 @@ def _faster(speedup: float | None) -> str:
     if abs(speedup - 1) < 0.01:
         return "as fast as float"
     factor, word = (speedup, "faster") if speedup > 1 else (1 / speedup, "slower")
-    return f"{times(factor, 2 if factor < 1.1 else 1)} {word}"
+    return f"{factor:.{2 if factor < 1.1 else 1}f}x {word}"
 
 
 def _changed(head: Headline) -> str:
@@ -271,11 +273,11 @@ def run_rows(records: Sequence[Record]) -> list[Row]:
     right = [None if each is None else each.int8_correct / each.items for each in labelled]
     conversions = [sum(row.int8_us for row in r.times if not row.units) if r.times else None for r in records]
     rows = [
-        _better("speed", [head.speedup for head in heads], times),
+        _better("speed", [head.speedup for head in heads], times, within=NOISE),
         _plain("float, one run", (milliseconds(head.float_ms) for head in heads)),
-        _better("INT8, one run", [head.int8_ms for head in heads], milliseconds, least=True),
+        _better("INT8, one run", [head.int8_ms for head in heads], milliseconds, least=True, within=NOISE),
         _plain("float file", (size_text(head.float_bytes) for head in heads)),
-        _better("INT8 file", [head.int8_bytes for head in heads], size_text, least=True),
+        _better("INT8 file", [head.int8_bytes for head in heads], size_text, least=True, within=NOISE),
         _plain("right before", (NONE if row is None else percent(row.float_correct / row.items) for row in labelled)),
         _better("right after", right, percent),
         _plain("broken, fixed", (NONE if each is None else f"{each.broken}, {each.fixed}" for each in labelled)),
@@ -284,7 +286,7 @@ def run_rows(records: Sequence[Record]) -> list[Row]:
         _better("SQNR of the worst output", [head.sqnr_db for head in heads], decibels),
         _plain("products in integers", (percent(head.mac_share_int8, 1) for head in heads)),
         _plain("nodes in integers", (f"{h.int8_nodes} of {h.int8_nodes + h.float_nodes}" for h in heads)),
-        _better("conversions and layout, one run", conversions, microseconds, least=True),
+        _better("conversions and layout, one run", conversions, microseconds, least=True, within=NOISE),
         _plain("model", (os.path.basename(record.model) for record in records)),
         _plain("effort", (head.effort or NONE for head in heads)),
         _plain("ranges", (head.calibration or NONE for head in heads)),
@@ -299,14 +301,25 @@ def _plain(name: str, cells: Iterable[str]) -> Row:
     return Row(name, tuple(cells))
 
 
-def _better(name: str, values: Sequence[T | None], text: Callable[[T], str], *, least: bool = False) -> Row:
-    """Return a row that marks the best value, as it is shown: values with equal texts are equal."""
+def _better(
+    name: str, values: Sequence[T | None], text: Callable[[T], str], *, least: bool = False, within: float = 0.0
+) -> Row:
+    """Return a row that marks the best value, and values that are as good.
+
+    Args:
+        name: What is compared.
+        values: The value of each run; None where it is unknown.
+        text: Returns a value as text; values with equal texts are equal.
+        least: Whether the least value is the best.
+        within: The relative difference from the best value up to which a value is as good.
+    """
     cells = tuple(NONE if value is None else text(value) for value in values)
-    known = [value for value in values if value is not None]
-    if len({cell for cell in cells if cell != NONE}) < 2:
+    known = {index: value for index, value in enumerate(values) if value is not None}
+    if not known:
         return Row(name, cells)
-    best = text((min if least else max)(known))
-    return Row(name, cells, frozenset(index for index, cell in enumerate(cells) if cell == best))
+    best = (min if least else max)(known.values())
+    good = {index for index, value in known.items() if text(value) == text(best) or abs(value - best) <= within * best}
+    return Row(name, cells, frozenset(good if len(good) < len(known) else ()))
 
 
 def short_places(places: Sequence[str]) -> list[str]:

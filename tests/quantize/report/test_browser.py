@@ -196,7 +196,7 @@ def test_the_first_screen_answers(
     head, found = record.headline, record.judged and record.judged.labelled
     assert head.speedup is not None
     assert found
-    assert page.inner_text(".verdict").startswith(f"{head.speedup:.1f}\u00d7 faster, ")
+    assert page.inner_text(".verdict").startswith(f"{head.speedup:.1f}x faster, ")
     assert page.inner_text(".verdict").endswith(f" of {head.predictions} answers changed")
     assert f"{100 * found.float_correct / found.items:.2f} % → " in page.inner_text(".cards").replace("\n", " ")
     told = page.locator(".costs li").all_inner_texts()

@@ -261,12 +261,12 @@ def test_the_losses_of_a_rejected_model_are_its_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({}, "2.0× faster, 4.0× smaller, 40.0 dB SQNR at the worst output"),
-        ({"agreement": 0.75, "predictions": 8}, "2.0× faster, 4.0× smaller, 2 of 8 answers changed"),
-        ({"int8_ms": 1.99, "samples": 0}, "as fast as float, 4.0× smaller, accuracy not measured"),
-        ({"int8_ms": 2.1, "int8_bytes": 8000}, "1.05× slower, 2.0× larger, 40.0 dB SQNR at the worst output"),
+        ({}, "2.0x faster, 4.0x smaller, 40.0 dB SQNR at the worst output"),
+        ({"agreement": 0.75, "predictions": 8}, "2.0x faster, 4.0x smaller, 2 of 8 answers changed"),
+        ({"int8_ms": 1.99, "samples": 0}, "as fast as float, 4.0x smaller, accuracy not measured"),
+        ({"int8_ms": 2.1, "int8_bytes": 8000}, "1.05x slower, 2.0x larger, 40.0 dB SQNR at the worst output"),
         ({"verdict": "int8 gains too little here"}, "NOT INT8: int8 gains too little here"),
-        ({"float_ms": None}, "speed not measured, 4.0× smaller, 40.0 dB SQNR at the worst output"),
+        ({"float_ms": None}, "speed not measured, 4.0x smaller, 40.0 dB SQNR at the worst output"),
     ],
     ids=["noise", "answers", "equal", "slower", "float", "untimed"],
 )
@@ -276,11 +276,16 @@ def test_the_verdict_is_one_sentence(changes: dict[str, Any], wanted: str) -> No
 
 
 def test_the_better_value_is_marked_where_one_is_better() -> None:
-    heads = [replace(RECORD.headline, int8_ms=value, sqnr_db=40.0) for value in (1.0, 0.5, 0.5)]
+    heads = [replace(RECORD.headline, int8_ms=value, sqnr_db=40.0) for value in (1.0, 0.5, 0.505)]
     rows = {row.name: row for row in run_rows([replace(RECORD, headline=head) for head in heads])}
     assert rows["speed"].best == rows["INT8, one run"].best == {1, 2}
     assert rows["INT8 file"].best == rows["SQNR of the worst output"].best == set()
     assert rows["float, one run"].best == set()
+    heads = [replace(RECORD.headline, sqnr_db=value) for value in (40.0, 40.1, None)]
+    (row,) = (
+        row for row in run_rows([replace(RECORD, headline=head) for head in heads]) if row.name.startswith("SQNR")
+    )
+    assert row.best == {1}
 
 
 @pytest.mark.parametrize(
