@@ -53,12 +53,14 @@ def main(folder: Path) -> None:
                 page.wait_for_selector("html[data-ready=yes]")
                 page.screenshot(path=folder / f"{name}-{look}.png")
         charts = opened(browser, pages["report"], "dark")
-        charts.set_viewport_size({"width": 1280, "height": 1180})
+        charts.set_viewport_size({"width": 1280, "height": 1330})
         charts.evaluate("scrollTo(0, document.getElementById('noise').offsetTop - 20)")
         charts.wait_for_selector("#chart-histogram .bar")
         charts.screenshot(path=folder / "report-charts.png")
         for look, path in make_terminals(work):
-            opened(browser, path, look).screenshot(path=folder / f"check-{look}.png", full_page=True)
+            page = opened(browser, path, look)
+            page.set_viewport_size({"width": 390 if look == "phone" else 860, "height": 40})
+            page.screenshot(path=folder / f"check-{look}.png", full_page=True)
         browser.close()
 
 
@@ -106,7 +108,7 @@ def run(work: Path, *arguments: str) -> None:
 
 
 def on_terminal(work: Path, columns: int, *arguments: str) -> str:
-    """Run a command on a terminal, and return what it prints there; what it prints on stderr if it prints nothing else."""
+    """Run a command on a terminal; return what it prints there, or what it prints on stderr if there is nothing else."""
     controller, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     child = subprocess.Popen(
