@@ -108,7 +108,7 @@ def run(work: Path, *arguments: str) -> None:
 
 
 def on_terminal(work: Path, columns: int, *arguments: str) -> str:
-    """Run a command on a terminal; return what it prints there, or what it prints on stderr if there is nothing else."""
+    """Run a command on a terminal; return what it prints there, else what it prints on stderr."""
     controller, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     child = subprocess.Popen(
