@@ -11,6 +11,8 @@ from ...transforms.plan import Impl
 from .record import CONVERSIONS, LAYOUT, Record, Unit
 
 SHOWN = 3
+LONGEST = 40
+"""The greatest number of characters of a name in a reason."""
 _FIGURES = re.compile(r"[0-9.]+")
 ADDED = {
     CONVERSIONS: "conversions between operators in integers and operators in float",
@@ -74,7 +76,8 @@ def _why(units: Sequence[Unit]) -> str:
         why = f"{len(most)} of them: " if len(most) < len(units) else ""
         why += f"{before:.3g} µs in float, {after:.3g} µs in integers"
     else:
-        why = _reason(first) + (f" ({first.name})" if len({_reason(unit) for unit in most}) > 1 else "")
+        name = first.name if len(first.name) <= LONGEST else f"…{first.name[1 - LONGEST :]}"
+        why = _reason(first) + (f" ({name})" if len({_reason(unit) for unit in most}) > 1 else "")
     others = len(alike) - 1
     return f"{why}; {others} other reason{'s' if others > 1 else ''}" if others else why
 

@@ -88,7 +88,7 @@ def render_report(record: Record) -> str:
         "idle_steps": [_step_row(row) for row in record.pipeline if not (row.applied or row.error)],
         "stages": _stages(record.stages),
         "data_told": data_told(record),
-        "environment": [("float model", record.model), ("output", record.output), *record.environment.items()],
+        "environment": _facts(record),
     }
     worst = next((row.unit for row in losses(record) if row.unit), "")
     data = {
@@ -188,7 +188,7 @@ def _page(template: str, shown: Mapping[str, Any], data: Mapping[str, Any], *, s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"db": decibels, "day": lambda text: text.replace("T", " ").replace("+00:00", " UTC")}
+    environment.filters |= {"db": decibels, "day": _day}
     return environment.get_template(template).render(
         **shown,
         sections=sections,
@@ -353,6 +353,21 @@ def _stages(stages: Mapping[str, float]) -> list[tuple[str, str]]:
         name = stage.partition(":")[0]
         joined[name] = joined.get(name, 0.0) + seconds
     return [(name, f"{seconds:.2f}") for name, seconds in joined.items() if seconds >= 0.005]
+
+
+def _facts(record: Record) -> list[tuple[str, str]]:
+    """Return when and of what the output was made, with versions, the machine and the options."""
+    return [
+        ("made", _day(record.created)),
+        ("float model", record.model),
+        ("output", record.output),
+        *record.environment.items(),
+    ]
+
+
+def _day(text: str) -> str:
+    """Return a time in UTC, as people read it."""
+    return text.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _points(record: Record) -> list[tuple[str, ...]]:

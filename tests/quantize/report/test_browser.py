@@ -207,6 +207,13 @@ def test_the_first_screen_answers(
     tops = page.eval_on_selector_all(".cards .card", "cards => cards.map(card => card.getBoundingClientRect().top)")
     assert len(set(tops)) == (1 if window is DESK else 2)
 
+    why = "int8 gains too little here: 1.01x the speed of float, 1.01x the speed of simplified float"
+    kept = replace(head, verdict=f"{why}: the output is the simplified float model", rejected_speedup=1.01)
+    write_reports(replace(record, headline=kept), [tmp_path / "kept.html"])
+    float_ = open_page(tmp_path / "kept.html", window=window)
+    in_first_screen(float_, [".verdict", ".cards .card", ".costs", ".costs li"])
+    assert float_.inner_text(".verdict").startswith(f"NOT INT8: {why}")
+
     view_model(SAMPLES / "digits_mobile.onnx", tmp_path / "view.html")
     viewed = open_page(tmp_path / "view.html", window=window)
     in_first_screen(viewed, [".cards .card", "#graph-svg .box.on"])
