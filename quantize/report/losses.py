@@ -91,8 +91,8 @@ def _added(record: Record) -> Iterator[Loss]:
 
 
 def _spent(unit: Unit) -> float | None:
-    """Return the time of a unit in the INT8 model, written or rejected."""
-    return unit.int8_us if unit.tried_us is None else unit.tried_us
+    """Return the time of a unit in the INT8 model, written or rejected; None without a kernel of its own."""
+    return unit.int8_us if unit.tried is None else unit.tried_us
 
 
 def _gains_nothing(unit: Unit) -> bool:
