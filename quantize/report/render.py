@@ -35,6 +35,7 @@ from .words import (
 KINDS: Mapping[str, tuple[str, str, str]] = {
     "u8->u8": ("u8", "INT8", "in integers, from and to 8 bits"),
     "u8->u8 gemm": ("u8", "INT8", "in integers, as a matrix product"),
+    "u8->u8 native": ("u8", "NATIVE", "in integers, in an operator of requant"),
     "u8->float": ("u8f", "INT8→F", "integer products, float result"),
     "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
     "block": ("w8", "BLOCK", "weights in blocks of integers, float to float"),

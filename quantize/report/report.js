@@ -348,7 +348,7 @@
       }
       return rows;
     };
-    const kinds = { "u8->u8": "INT8, from and to 8-bit integers", "u8->u8 gemm": "INT8, as a matrix product", "u8->float": "INT8 products, float result", dynamic: "INT8 products, ranges found at run time", "weight-only": "INT8 weights, computed in float", float: "float" };
+    const kinds = { "u8->u8": "INT8, from and to 8-bit integers", "u8->u8 gemm": "INT8, as a matrix product", "u8->u8 native": "INT8, in an operator of requant", "u8->float": "INT8 products, float result", block: "weights in blocks of integers, float to float", dynamic: "INT8 products, ranges found at run time", "weight-only": "INT8 weights, computed in float", float: "float" };
     const tell = (box) => {
       const name = box.dataset.name, node = box.dataset.kind === "node" ? nodes.get(name) : null, parts = [];
       if (!node) {

@@ -50,7 +50,7 @@ from requant.quantize.report.record import (
     Unit,
     Weights,
 )
-from requant.quantize.report.render import render_comparison, render_report
+from requant.quantize.report.render import KINDS, render_comparison, render_report
 from requant.quantize.report.samples import picture, png
 from requant.quantize.report.tensors import BINS, CHANNELS, bins_of, weights_of
 from requant.quantize.report.words import run_rows, short_places, verdict_told
@@ -181,6 +181,14 @@ def test_a_page_holds_what_the_record_says_and_fetches_nothing() -> None:
     addresses = re.findall(r"\S*//\S+", page)
     assert addresses == ['"http://www.w3.org/2000/svg";']  # the name of SVG, which nothing fetches
     assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("impl", Impl)
+def test_each_implementation_has_a_mark(impl: Impl) -> None:
+    page = render_report(replace(RECORD, units=(replace(RECORD.units[0], implementation=impl),)))
+    mark = KINDS[impl][1]
+    assert len(re.findall(f'<text class="tag"[^>]*>{mark}</text>', page)) == 2  # at both nodes of the unit
+    assert f"<strong>{mark}</strong>" in page
 
 
 def test_markup_in_a_record_stays_text() -> None:
