@@ -34,7 +34,7 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again attack chromium clean coverage demo format help kills lint lock mutants native sanitize test test-all test-matrix wheel
+.PHONY: again attack chromium clean coverage demo format help kills lint lock mutants native sanitize screenshots test test-all test-matrix wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -85,6 +85,9 @@ lint: $(DEV) $(PACKAGE)  ## ruff, formatting, mypy strict
 chromium:  ## install Chromium for the browser tests, if there is none
 	@rm -f $(CHROMIUM)
 	@$(MAKE) --no-print-directory $(CHROMIUM)
+
+screenshots: $(DEV) $(PACKAGE) $(CHROMIUM)  ## take the pictures of docs/images again
+	$(BIN)/python -m benchmarks.screenshots
 
 format: $(DEV)  ## format the source and fix what ruff can fix
 	$(BIN)/ruff check --fix-only

@@ -6,16 +6,19 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...calibration.session import ModelSource
 from ...transforms.plan import Plan
 from ..accuracy.outputs import finite
 from ..job import Job
+from ..placement.reasons import FLOAT_FASTER
 from ..result import Result
 from ..runtime.attribution import CONVERSIONS as TYPES
 from ..runtime.attribution import COUNTED, LAYOUTS, Owners, Spent
@@ -25,12 +28,11 @@ from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun, executed
 from ..steps.deliver import Run, profiled_runs
 from .graph import graph_of
-from .record import Headline, OpTime, Point, Record, Search, Step, Unit
+from .record import CONVERSIONS, LAYOUT, REST, Headline, OpTime, Point, Record, Search, Step, Unit
 from .samples import judged_of
 from .tensors import alone_of, tensors_of, weights_of
 
 LIBRARIES = ("requant", "onnxruntime", "onnx", "onnx-ir", "numpy")
-CONVERSIONS, LAYOUT, REST = "quantize and dequantize", "changes of layout", "other"
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ def collect(run: Run, command: str = "") -> Record:
 
     if job.weights.large:
         remarks.append("the model is large: the report has no kernels, tensors and histograms")
-    no_kernels: tuple[Runs, Runs] = ((), ())
+    no_kernels = Kernels()
     none: tuple[Any, ...] = ()
     unknown: dict[str, float] = {}
     kernels = tried("kernels", lambda: _profiles(run), no_kernels)
@@ -71,7 +73,7 @@ def collect(run: Run, command: str = "") -> Record:
         command=command,
         headline=headline_of(result, job.options.threads),
         graph=graph_of(job.simple),
-        units=tried("units", lambda: _units(job, plan, kernels, result.relieved), none),
+        units=tried("units", lambda: _units(run, kernels), none),
         tensors=tensors,
         weights=tried("weights", lambda: weights_of(job.simple), none) if not job.weights.large else (),
         times=tried("times", lambda: _times(job, plan, kernels), none),
@@ -163,40 +165,73 @@ def _search(result: Result) -> Search | None:
 Runs = Sequence[KernelRun]
 
 
-def _profiles(run: Run) -> tuple[Runs, Runs]:
-    """Profile the simplified float model; return its kernels and the kernels of the output.
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels that ran: in the simplified float model, in the output, in the INT8 model that was rejected."""
+
+    before: Runs = ()
+    after: Runs = ()
+    tried: Runs = ()
+
+
+def _profiles(run: Run) -> Kernels:
+    """Profile the simplified float model, and the rejected INT8 model if there is one.
 
     Raises:
-        RequantError: The float model cannot be run.
+        RequantError: A model cannot be run.
     """
-    job, latency = run.job, run.trial.latency
-    if job.feed is None or job.weights.large:
-        return (), ()
-    times = profiled_runs(None if latency is None else latency.float_ms)
-    return executed(job.float_source, job.feed, threads=job.options.threads, times=times), run.kernels
+    job, feed = run.job, run.job.feed
+    if feed is None or job.weights.large:
+        return Kernels()
+
+    def profile(model: ModelSource, milliseconds: float | None) -> Runs:
+        return executed(model, feed, threads=job.options.threads, times=profiled_runs(milliseconds))
+
+    latency, rejected = run.trial.latency, run.rejected
+    before = profile(job.float_source, None if latency is None else latency.float_ms)
+    if rejected is None or rejected.latency is None:
+        return Kernels(before, run.kernels)
+    return Kernels(before, run.kernels, profile(rejected.candidate.source, rejected.latency.int8_ms))
 
 
-def _units(job: Job, plan: Plan, runs: tuple[Runs, Runs], relieved: Mapping[str, int]) -> tuple[Unit, ...]:
+def _units(run: Run, kernels: Kernels) -> tuple[Unit, ...]:
     """Return the implementation, the kernels and the times of each unit."""
+    job, plan = run.job, run.trial.candidate.plan
     owners = Owners(job.simple, plan.units)
-    before, after = (owners.spent(part).units for part in runs)
-    first, second = (_kernels(owners, part) for part in runs)
-    return tuple(
-        Unit(
-            name=unit.name,
+    before, after, tried = (owners.spent(part).units for part in (kernels.before, kernels.after, kernels.tried))
+    first, second = (_kernels(owners, part) for part in (kernels.before, kernels.after))
+    choices = {} if run.rejected is None else run.rejected.candidate.plan.choices
+    units = []
+    for unit in plan.units:
+        name, choice = unit.name, choices.get(unit.name)
+        row = Unit(
+            name=name,
             op=unit.op,
             nodes=unit.nodes,
             outputs=unit.outputs,
             implementation=plan.impl(unit),
-            reason=plan.choices[unit.name].reason.text,
-            float_us=before.get(unit.name),
-            int8_us=after.get(unit.name),
-            float_kernels=tuple(first.get(unit.name, ())),
-            int8_kernels=tuple(second.get(unit.name, ())),
-            relieved=relieved.get(unit.name, 0),
+            reason=plan.choices[name].reason.text,
+            float_us=before.get(name),
+            int8_us=after.get(name),
+            float_kernels=tuple(first.get(name, ())),
+            int8_kernels=tuple(second.get(name, ())),
+            relieved=run.result.relieved.get(name, 0),
+            tried=None if choice is None else choice.impl,
+            tried_us=tried.get(name),
         )
-        for unit in plan.units
-    )
+        rejected = choice is not None and choice.impl.int8
+        units.append(replace(row, reason=_rejected(row, run.result.verdict)) if rejected else row)
+    return tuple(units)
+
+
+def _rejected(unit: Unit, verdict: str) -> str:
+    """Return why a unit is in float that was in integers in the rejected model: its times there, if they are known."""
+    cause = re.split("[:,]", verdict, maxsplit=1)[0]
+    if unit.float_us is None or unit.tried_us is None:
+        return f"the INT8 model was rejected as a whole: {cause}"
+    if unit.tried_us >= unit.float_us:
+        return FLOAT_FASTER.about(unit.float_us, unit.tried_us).text
+    return f"int8 saves {unit.float_us - unit.tried_us:.0f} us, but the whole model was rejected: {cause}"
 
 
 def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
@@ -212,28 +247,31 @@ def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
     return found
 
 
-def _times(job: Job, plan: Plan, runs: tuple[Runs, Runs]) -> tuple[OpTime, ...]:
+def _times(job: Job, plan: Plan, kernels: Kernels) -> tuple[OpTime, ...]:
     """Return the total time of each operator, the slowest first, then the time that belongs to no operator."""
-    if not any(runs):
-        return ()
     owners = Owners(job.simple, plan.units)
-    before, after = (owners.spent(part) for part in runs)
-    ops = dict.fromkeys(unit.op for unit in plan.units)
+    before, after = owners.spent(kernels.before), owners.spent(kernels.after)
+    tried = owners.spent(kernels.tried) if kernels.tried else None
     rows = []
-    for op in ops:
+    for op in dict.fromkeys(unit.op for unit in plan.units):
         units = [unit for unit in plan.units if unit.op == op]
-        spent = [math.fsum(part.units.get(unit.name, 0.0) for unit in units) for part in (before, after)]
-        int8 = sum(plan.impl(unit).int8 for unit in units)
-        rows.append(OpTime(op=op, float_us=spent[0], int8_us=spent[1], units=len(units), int8=int8))
+        spent = [_total(part, [unit.name for unit in units]) for part in (before, after, tried)]
+        rows.append(_row(op, spent, len(units), sum(plan.impl(unit).int8 for unit in units)))
     rows.sort(key=lambda row: -max(row.float_us, row.int8_us))
-    rest = [_rest(CONVERSIONS, "conversions"), _rest(LAYOUT, "layouts"), _rest(REST, "rest")]
-    rows += [row for made in rest if (row := made(before, after)).float_us or row.int8_us]
-    return tuple(row for row in rows if row.float_us or row.int8_us)
+    for name, part in ((CONVERSIONS, "conversions"), (LAYOUT, "layouts"), (REST, "rest")):
+        rows.append(_row(name, [None if spent is None else getattr(spent, part) for spent in (before, after, tried)]))
+    return tuple(row for row in rows if row.float_us or row.int8_us or row.tried_us)
 
 
-def _rest(name: str, part: str) -> Callable[[Spent, Spent], OpTime]:
-    """Return a function that adds up one kind of time that belongs to no operator."""
-    return lambda before, after: OpTime(op=name, float_us=getattr(before, part), int8_us=getattr(after, part))
+def _total(spent: Spent | None, units: Sequence[str]) -> float | None:
+    """Return the time of some units."""
+    return None if spent is None else math.fsum(spent.units.get(name, 0.0) for name in units)
+
+
+def _row(op: str, spent: Sequence[float | None], units: int = 0, int8: int = 0) -> OpTime:
+    """Return the times of one kind of work in the float model, in the output and in the rejected model."""
+    before, after, tried = spent
+    return OpTime(op=op, float_us=before or 0.0, int8_us=after or 0.0, units=units, int8=int8, tried_us=tried)
 
 
 # ----------------------------------------------------------------------------------------- transforms and environment

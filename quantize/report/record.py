@@ -15,6 +15,8 @@ from ..accuracy.outputs import Labelled
 KIND = "requant run record"
 SCHEMA = 1
 """The version of records that this program writes, and the newest version that it reads."""
+CONVERSIONS, LAYOUT, REST = "quantize and dequantize", "changes of layout", "other"
+"""Names of kinds of work that belong to no operator of the model, see `OpTime`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class Unit:
         float_kernels: The kernels that ran in the float model.
         int8_kernels: The kernels that ran in the output.
         relieved: Output channels with a smaller weight range, so that 16-bit sums cannot saturate.
+        tried: How it computed in the rejected INT8 model; None without one.
+        tried_us: The time of its kernels in the rejected INT8 model.
     """
 
     name: str
@@ -94,6 +98,8 @@ class Unit:
     float_kernels: tuple[str, ...] = ()
     int8_kernels: tuple[str, ...] = ()
     relieved: int = 0
+    tried: Impl | None = None
+    tried_us: Finite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +183,7 @@ class OpTime:
         int8_us: In the output.
         units: Units of this operator.
         int8: How many of these units are in int8.
+        tried_us: In the rejected INT8 model; None without one.
     """
 
     op: str
@@ -184,6 +191,7 @@ class OpTime:
     int8_us: Finite
     units: int = 0
     int8: int = 0
+    tried_us: Finite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

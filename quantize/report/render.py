@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -14,13 +14,28 @@ from typing import Any
 from ...system.printable import printable, printable_values
 from ..model.files import size_text
 from .layout import HEIGHT, WIDTH, Picture, picture_of
+from .losses import losses
 from .numbers import NONE, decibels, microseconds, percent, times
 from .record import Graph, OpTime, Record, Unit
-from .words import accuracy_rows, cards, data_told, items_told, run_rows, search_told
+from .words import (
+    Card,
+    accuracy_rows,
+    cards,
+    costs,
+    costs_told,
+    data_told,
+    items_told,
+    measured_told,
+    run_rows,
+    search_told,
+    short_places,
+    verdict_told,
+)
 
 KINDS: Mapping[str, tuple[str, str, str]] = {
     "u8->u8": ("u8", "INT8", "in integers, from and to 8 bits"),
     "u8->u8 gemm": ("u8", "INT8", "in integers, as a matrix product"),
+    "u8->u8 native": ("u8", "NATIVE", "in integers, in an operator of requant"),
     "u8->float": ("u8f", "INT8→F", "integer products, float result"),
     "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
     "block": ("w8", "BLOCK", "weights in blocks of integers, float to float"),
@@ -51,7 +66,13 @@ def render_report(record: Record) -> str:
     used = {unit.implementation for unit in record.units}
     shown: dict[str, Any] = {
         "run": record,
+        "model": os.path.basename(record.model),
+        "output": os.path.basename(record.output),
+        "verdict": verdict_told(record),
+        "measured": measured_told(record),
         "cards": cards(record),
+        "costs": costs(record),
+        "costs_told": costs_told(record),
         "accuracy": accuracy_rows(record),
         "picture": picture,
         "drawn": _boxes(picture, record.graph, units),
@@ -62,17 +83,22 @@ def render_report(record: Record) -> str:
         "times": [_time_row(row) for row in record.times],
         "items_told": items_told(record),
         "search_told": search_told(record),
+        "places": short_places([item.where for item in record.judged.items]) if record.judged else [],
         "points": _points(record),
-        "steps": [_step_row(row) for row in record.pipeline],
+        "steps": [_step_row(row) for row in record.pipeline if row.applied or row.error],
+        "idle_steps": [_step_row(row) for row in record.pipeline if not (row.applied or row.error)],
         "stages": _stages(record.stages),
         "data_told": data_told(record),
-        "environment": list(record.environment.items()),
+        "environment": _facts(record),
     }
+    worst = next((row.unit for row in losses(record) if row.unit), "")
     data = {
+        "chosen": worst or next((node.name for node in record.graph.nodes), ""),
+        "kept_float": bool(record.headline.verdict),
         **{key: asdict(record)[key] for key in ("graph", "units", "tensors", "weights", "times", "search")},
         "links": _links(picture),
     }
-    return _page("report.html.j2", shown, data, sections=_sections(record, shown), charts=True)
+    return _page("report.html.j2", shown, data, sections=_sections(record, shown))
 
 
 def render_comparison(records: Sequence[Record]) -> str:
@@ -86,6 +112,7 @@ def render_comparison(records: Sequence[Record]) -> str:
     shown: dict[str, Any] = {
         "runs": records,
         "names": names,
+        "verdicts": [verdict_told(record) for record in records],
         "headline": run_rows(records),
         "has_sqnr": bool(tensors),
         "sqnr": [(name, *(decibels(row.get(name)) for row in noise)) for name in tensors],
@@ -101,7 +128,7 @@ def render_comparison(records: Sequence[Record]) -> str:
     sections = [("summary", "Summary")]
     sections += [("noise", "Signal over noise")] if tensors else []
     sections += [("time", "Time")] if ops else []
-    return _page("compare.html.j2", shown, data, sections=[*sections, ("environment", "Environment")], charts=True)
+    return _page("compare.html.j2", shown, data, sections=[*sections, ("environment", "Environment")])
 
 
 def render_view(graph: Graph, name: str, path: str) -> str:
@@ -111,7 +138,8 @@ def render_view(graph: Graph, name: str, path: str) -> str:
     sums = {op: [node for node in graph.nodes if node.op == op] for op in counts}
     shown: dict[str, Any] = {
         "name": name,
-        "path": path,
+        "told": " · ".join(f"{key} {graph.facts[key]}" for key in ("opset", "producer") if graph.facts.get(key)),
+        "cards": _view_cards(graph, counts),
         "picture": picture,
         "drawn": _boxes(picture, graph, {}),
         "legend": [_entry(kind, *row) for kind, row in STYLES.items()],
@@ -121,20 +149,36 @@ def render_view(graph: Graph, name: str, path: str) -> str:
             (op, count, f"{sum(n.parameters for n in sums[op]):,}", size_text(sum(n.bytes for n in sums[op])))
             for op, count in counts.most_common()
         ],
-        "facts": list(graph.facts.items()),
+        "facts": [("path", path), *graph.facts.items()],
     }
-    sections = [("graph", "Graph"), ("ends", "Inputs and outputs"), ("operators", "Operators"), ("file", "File")]
-    data = {"graph": asdict(graph), "links": _links(picture)}
-    return _page("view.html.j2", shown, data, sections=sections, charts=False)
+    chosen = [*(node for node in graph.nodes if node.parameters), *graph.nodes][:1]
+    sections = [("summary", "Summary"), ("graph", "Graph"), ("ends", "Inputs and outputs")]
+    sections += [("operators", "Operators"), ("file", "File")]
+    data = {"graph": asdict(graph), "links": _links(picture), "chosen": chosen[0].name if chosen else ""}
+    return _page("view.html.j2", shown, data, sections=sections)
+
+
+def _view_cards(graph: Graph, counts: Counter[str]) -> list[Card]:
+    """Return the summary of a model: nodes, parameters, inputs and outputs."""
+    bytes_ = sum(node.bytes for node in graph.nodes)
+    often = ", ".join(f"{count} {op}" for op, count in counts.most_common(2))
+    integer = sum(_style(node.op)[0] == "u8" for node in graph.nodes)
+    nodes = Card("Nodes", f"{len(graph.nodes):,}", "", (often, f"{integer or 'none'} in 8-bit integers"))
+    parameters = sum(node.parameters for node in graph.nodes)
+    sizes = Card("Parameters", f"{parameters:,}", "", (size_text(bytes_), f"{len(counts)} operators"))
+    ends = [
+        Card(title if len(names) == 1 else f"{title}s", names[0] if len(names) == 1 else str(len(names)), "", lines)
+        for title, names in (("Input", graph.inputs), ("Output", graph.outputs))
+        if (lines := tuple(graph.values.get(name, "?") for name in names[:2])) or not names
+    ]
+    return [nodes, sizes, *ends]
 
 
 # --------------------------------------------------------------------------------------------------------------- page
 
 
-def _page(
-    template: str, shown: Mapping[str, Any], data: Mapping[str, Any], *, sections: Sequence[object], charts: bool
-) -> str:
-    """Fill a template; all text is printable and escaped, except the CSS and scripts of this package and of plotly."""
+def _page(template: str, shown: Mapping[str, Any], data: Mapping[str, Any], *, sections: Sequence[object]) -> str:
+    """Fill a template; all text is printable and escaped, except the CSS and scripts of this package."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
@@ -145,14 +189,13 @@ def _page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"db": decibels, "day": lambda text: text.replace("T", " ").replace("+00:00", " UTC")}
+    environment.filters |= {"db": decibels, "day": _day}
     return environment.get_template(template).render(
         **shown,
         sections=sections,
         version=version("requant"),
         css=_asset("report.css"),
-        js=_asset("report.js"),
-        plotly=_plotly() if charts else "",
+        js=_asset("charts.js") + _asset("report.js"),
         data=_script_json(data),
     )
 
@@ -160,13 +203,6 @@ def _page(
 def _asset(name: str) -> str:
     """Return a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _plotly() -> str:
-    """Return plotly.js, escaped for a script element of a page."""
-    text = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    return text.replace("</script", "<\\/script")
 
 
 def _script_json(data: Mapping[str, Any]) -> str:
@@ -318,6 +354,21 @@ def _stages(stages: Mapping[str, float]) -> list[tuple[str, str]]:
         name = stage.partition(":")[0]
         joined[name] = joined.get(name, 0.0) + seconds
     return [(name, f"{seconds:.2f}") for name, seconds in joined.items() if seconds >= 0.005]
+
+
+def _facts(record: Record) -> list[tuple[str, str]]:
+    """Return when and of what the output was made, with versions, the machine and the options."""
+    return [
+        ("made", _day(record.created)),
+        ("float model", record.model),
+        ("output", record.output),
+        *record.environment.items(),
+    ]
+
+
+def _day(text: str) -> str:
+    """Return a time in UTC, as people read it."""
+    return text.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _points(record: Record) -> list[tuple[str, ...]]:

@@ -18,8 +18,6 @@
   const share = (value) => !known(value) ? "–" : value === 0 ? "none" : value < 1e-4 ? "less than 0.01 %" : `${(100 * value).toFixed(2)} %`;
   const bytes = (value) => value >= 1e6 ? `${(value / 1e6).toFixed(2)} MB` : value >= 1e3 ? `${(value / 1e3).toFixed(1)} kB` : `${value} B`;
   const short = (text, most) => text.length <= most ? text : `…${text.slice(1 - most)}`;
-  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-
   // ----------------------------------------------------------------------------------------------------------- theme
   const system = matchMedia("(prefers-color-scheme: dark)");
   let chosen = null;
@@ -27,9 +25,7 @@
     const dark = (chosen || (system.matches ? "dark" : "light")) === "dark";
     root.dataset.theme = dark ? "dark" : "light";
     $("theme").textContent = dark ? "Light mode" : "Dark mode";
-    for (const chart of charts.values()) if (chart.drawn) chart.draw();
   };
-  const charts = new Map();
   $("theme").addEventListener("click", () => {
     chosen = root.dataset.theme === "dark" ? "light" : "dark";
     themed();
@@ -37,27 +33,8 @@
   system.addEventListener("change", themed);
 
   // ---------------------------------------------------------------------------------------------------------- charts
-  const layout = (extra) => {
-    const ink = colour("ink"), line = colour("line"), soft = colour("soft");
-    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: soft }, title: { font: { color: soft, size: 13 } } };
-    const made = {
-      paper_bgcolor: colour("card"), plot_bgcolor: colour("card"), font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
-      margin: { l: 68, r: 18, t: 38, b: 62 }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink } },
-      hoverlabel: { font: { color: "#fff" }, bgcolor: "#23282f", bordercolor: "#23282f" }, bargap: 0.25, dragmode: "zoom",
-    };
-    const { xaxis = {}, yaxis = {}, ...rest } = extra;
-    const title = (own) => typeof own.title === "string" ? { ...own, title: { ...axis.title, text: own.title } } : own;
-    return { ...made, ...rest, xaxis: { ...axis, ...title(xaxis) }, yaxis: { ...axis, ...title(yaxis) } };
-  };
-  const config = { displayModeBar: false, responsive: true, scrollZoom: false };
-  const library = () => { // plotly has 5 MB: load it when the first chart becomes visible, so that the page opens fast
-    if (window.Plotly) return window.Plotly;
-    const script = document.createElement("script");
-    script.textContent = $("plotly").textContent;
-    document.head.append(script);
-    return window.Plotly;
-  };
-  const plot = (id, traces, extra) => library().react($(id), traces, layout(extra), config);
+  const charts = new Map();
+  const plot = (id, chart) => Charts.draw($(id), chart);
   const chart = (id, draw) => {
     if ($(id)) charts.set(id, { drawn: false, draw() { this.drawn = true; draw(); } });
   };
@@ -70,10 +47,19 @@
       }
     }, { rootMargin: "300px" });
     for (const id of charts.keys()) seen.observe($(id));
+    let width = innerWidth;
+    addEventListener("resize", () => {
+      if (innerWidth === width) return; // a phone hides its address bar
+      width = innerWidth;
+      for (const made of charts.values()) if (made.drawn) made.draw();
+    });
     addEventListener("beforeprint", () => { for (const made of charts.values()) if (!made.drawn) made.draw(); });
   };
-  const series = ["after", "third", "fourth", "u8f-line", "dyn-line", "w8-line"];
-  const patterns = ["", "/", "x", ".", "\\", "+"];
+  const paints = ["after", "third", "fourth", "dyn-line", "w8-line", "before"];
+  const most = (values, start = 0) => values.reduce((one, other) => known(other) ? Math.max(one, other) : one, start);
+  const bar = (index, value, room = 0.72, part = 0, parts = 1) => // a bar of several at one place of a category
+    ({ from: index - room / 2 + room * part / parts, to: index - room / 2 + room * (part + 1) / parts, low: 0, high: value });
+  const column = (index, tip, pick) => ({ from: index - 0.5, to: index + 0.5, tip, pick });
 
   const tensors = data.tensors || [];
   const byTensor = new Map(tensors.map((row) => [row.name, row]));
@@ -81,15 +67,12 @@
   chart("chart-sqnr", () => {
     let rows = tensors.filter((row) => known(row.sqnr_db) || known(row.own_db));
     if ($("sqnr-order").value === "worst") rows = [...rows].sort((a, b) => (a.sqnr_db ?? a.own_db) - (b.sqnr_db ?? b.own_db)).slice(0, 40);
-    const few = rows.length <= 24, x = rows.map((_, index) => index), names = rows.map((row) => row.name);
-    const traces = [{ type: "bar", name: "in the INT8 model", x, y: rows.map((row) => row.sqnr_db), text: names, textposition: "none",
-      marker: { color: colour("after"), line: { width: 0 } }, hovertemplate: "%{text}<br>%{y:.1f} dB<extra></extra>" },
-    { type: "scatter", mode: "markers", name: "its own range alone", x, y: rows.map((row) => row.own_db), text: names,
-      marker: { color: colour("third"), symbol: "diamond", size: few ? 9 : 6 }, hovertemplate: "%{text}<br>%{y:.1f} dB alone<extra></extra>" }];
-    const ticks = few ? { tickvals: x, ticktext: names.map((name) => short(name, 18)), tickangle: -40, automargin: true } : { showticklabels: false, title: "tensors, in order of execution" };
-    plot("chart-sqnr", traces, { xaxis: { ...ticks, showgrid: false }, yaxis: { title: "SQNR, dB", rangemode: "tozero" } });
-    $("chart-sqnr").removeAllListeners("plotly_click");
-    $("chart-sqnr").on("plotly_click", (event) => choose(names[event.points[0].x]));
+    plot("chart-sqnr", {
+      along: { names: rows.map((row) => row.name), title: "tensors, in order of execution" }, up: { title: "SQNR, dB", lo: 0, hi: 1.05 * most(rows.flatMap((row) => [row.sqnr_db, row.own_db]), 1) },
+      series: [{ name: "in the INT8 model", kind: "bars", paint: "after", values: rows.flatMap((row, index) => known(row.sqnr_db) ? [bar(index, Math.max(0, row.sqnr_db))] : []) },
+        { name: "its own range alone", kind: "points", paint: "third", look: 1, values: rows.flatMap((row, index) => known(row.own_db) ? [{ at: index, value: row.own_db }] : []) }],
+      hits: rows.map((row, index) => column(index, `${row.name}\n${decibels(row.sqnr_db)} in the INT8 model\n${decibels(row.own_db)} by its own range alone`, () => choose(row.name))),
+    });
   });
   if ($("sqnr-order")) $("sqnr-order").addEventListener("change", () => refresh("chart-sqnr"));
 
@@ -120,17 +103,17 @@
   };
   chart("chart-histogram", () => {
     if (!shown) return;
-    const { start, width, counts } = shown.bins, lo = shown.lo, hi = shown.hi;
-    const middles = counts.map((_, index) => start + (index + 0.5) * width);
-    const colours = middles.map((at) => known(lo) && (at < Math.min(lo, 0) || at > Math.max(hi, 0)) ? colour("clip") : colour("after"));
-    const traces = [{ type: "bar", x: middles, y: counts, width, marker: { color: colours, line: { width: 0 } }, showlegend: false,
-      hovertemplate: "%{x:.4g}<br>%{y:,} values<extra></extra>" }];
-    const mark = (at) => ({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: colour("clip"), width: 2, dash: "dash" } });
-    const note = (at, text, anchor) => ({ x: at, y: 1, yref: "paper", yanchor: "bottom", xanchor: anchor, text, showarrow: false, font: { color: colour("clip"), size: 12 } });
-    const given = known(lo);
-    plot("chart-histogram", traces, {
-      bargap: 0, xaxis: { title: "value" }, yaxis: { title: "values", type: $("tensor-log").checked ? "log" : "linear", exponentformat: "power", dtick: $("tensor-log").checked ? 1 : undefined },
-      shapes: given ? [mark(lo), mark(hi)] : [], annotations: given ? [note(lo, "range from", "left"), note(hi, "to", "right")] : [],
+    const row = shown, { start, width, counts } = row.bins, { lo, hi } = row;
+    const log = $("tensor-log").checked, top = most(counts, 1), least = log ? 0.5 : 0, end = start + counts.length * width;
+    const outside = (at) => row.clipped > 0 && (at < Math.min(lo, 0) || at > Math.max(hi, 0)); // nothing is marked where nothing is clipped
+    const given = known(lo), edges = given ? [start, end, lo, hi] : [start, end], values = counts.map((count, index) => ({
+      from: start + index * width, to: start + (index + 1) * width, low: least, high: Math.max(count, least), paint: given && outside(start + (index + 0.5) * width) ? "clip" : "after",
+    }));
+    plot("chart-histogram", {
+      along: { title: "value", lo: Math.min(...edges), hi: Math.max(...edges) }, up: { title: "values", log, lo: least, hi: log ? top * 1.6 : top * 1.05 },
+      series: [{ name: "values", kind: "bars", paint: "after", values }],
+      marks: given ? [{ at: lo, text: `range from ${digits(lo)}`, side: "start" }, { at: hi, text: `to ${digits(hi)}`, side: "end" }] : [],
+      hits: values.map((each, index) => ({ ...each, tip: `${digits(each.from)} to ${digits(each.to)}\n${counts[index].toLocaleString("en")} values${each.paint === "clip" ? ", clipped" : ""}` })),
     });
   });
   if ($("tensor")) {
@@ -151,11 +134,12 @@
   const weights = new Map((data.weights || []).map((row) => [row.node, row]));
   chart("chart-weights", () => {
     const row = weights.get($("layer").value);
-    const x = row.lo.map((_, index) => index * row.group);
-    plot("chart-weights", [{ type: "bar", x, base: row.lo, y: row.hi.map((hi, index) => hi - row.lo[index]), width: row.group * 0.85,
-      marker: { color: colour("after"), line: { width: 0 } }, showlegend: false, customdata: row.hi.map((hi, index) => [row.lo[index], hi]),
-      hovertemplate: "channel %{x}<br>%{customdata[0]:.4g} to %{customdata[1]:.4g}<extra></extra>" }],
-    { xaxis: { title: "output channel", showgrid: false }, yaxis: { title: "weight" } });
+    const values = row.lo.map((lo, index) => ({ from: (index + 0.08) * row.group, to: (index + 0.92) * row.group, low: lo, high: row.hi[index] }));
+    plot("chart-weights", {
+      along: { title: "output channel", lo: 0, hi: row.lo.length * row.group }, up: { title: "weight", lo: 1.05 * Math.min(0, ...row.lo), hi: 1.05 * most(row.hi) || 1 },
+      series: [{ name: "weights", kind: "bars", paint: "after", values }],
+      hits: row.lo.map((lo, index) => ({ from: index * row.group, to: (index + 1) * row.group, tip: `channel ${index * row.group}\n${digits(lo)} to ${digits(row.hi[index])}` })),
+    });
     const widths = row.lo.map((lo, index) => Math.max(-lo, row.hi[index])).sort((a, b) => a - b);
     const widest = widths[widths.length - 1], middle = widths[Math.floor(widths.length / 2)];
     $("layer-told").textContent = `${row.tensor}: ${row.channels} output channels of ${row.op}`
@@ -168,35 +152,48 @@
   });
   if ($("layer")) $("layer").addEventListener("change", () => charts.get("chart-weights").draw());
 
+  const lying = (id, names, series) => { // groups of lying bars, a group for each name
+    const few = names.slice(0, 20);
+    plot(id, {
+      flat: true, along: { names: few }, up: { title: "µs per run", lo: 0, hi: 1.03 * most(series.flatMap((row) => row.values.slice(0, 20)), 1) },
+      series: series.map((row, part) => ({ ...row, kind: "bars", values: few.flatMap((_, index) => known(row.values[index]) ? [bar(index, row.values[index], 0.76, part, series.length)] : []) })),
+      hits: few.map((name, index) => column(index, [name, ...series.map((row) => `${micro(row.values[index])} ${row.name}`)].join("\n"))),
+      height: 110 + few.length * Math.max(26, 11 * series.length + 8),
+    });
+  };
   chart("chart-time", () => {
-    const rows = data.times.slice(0, 20).reverse(), y = rows.map((row) => row.op);
-    const bar = (name, values, paint, shape) => ({ type: "bar", orientation: "h", name, y, x: values, marker: { color: colour(paint), line: { width: 0 }, pattern: { shape } },
-      hovertemplate: `%{y}<br>%{x:,.4g} µs ${name}<extra></extra>` });
-    plot("chart-time", [bar("INT8", rows.map((row) => row.int8_us), "after", ""), bar("float", rows.map((row) => row.float_us), "before", "")],
-      { barmode: "group", xaxis: { title: "µs per run" }, yaxis: { automargin: true, tickmode: "array", tickvals: y }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "reversed", font: { color: colour("ink") } } });
+    const series = [{ name: "float", paint: "before", look: 1, values: data.times.map((row) => row.float_us) }, { name: data.kept_float ? "output (float)" : "INT8", paint: "after", values: data.times.map((row) => row.int8_us) }];
+    if (data.times.some((row) => known(row.tried_us))) series.push({ name: "INT8, rejected", paint: "third", look: 2, values: data.times.map((row) => row.tried_us) });
+    lying("chart-time", data.times.map((row) => row.op), series);
   });
 
   chart("chart-search", () => {
-    const found = data.search;
-    const points = (rows, name, symbol, paint) => ({ type: "scatter", mode: "markers", name, x: rows.map((row) => row.speedup), y: rows.map((row) => row.value),
-      marker: { size: 11, symbol, color: colour(paint) }, hovertemplate: "%{x:.2f}×<br>%{y:.5g}<extra></extra>" });
-    const front = { type: "scatter", mode: "lines", name: "frontier", x: found.frontier.map((row) => row.speedup), y: found.frontier.map((row) => row.value), line: { color: colour("soft"), dash: "dot" }, hoverinfo: "skip" };
-    const traces = [front, points(found.points.filter((row) => row.kept), "keeps the bar", "circle", "after"), points(found.points.filter((row) => !row.kept), "misses the bar", "x", "third")];
-    if (known(found.before)) traces.push(points([{ speedup: 1, value: found.before }], "float", "square", "before"));
-    plot("chart-search", traces, { xaxis: { title: "times as fast as float" }, yaxis: { title: found.metric },
-      shapes: known(found.bar) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: found.bar, y1: found.bar, line: { color: colour("clip"), dash: "dash" } }] : [] });
+    const found = data.search, scored = [...found.points, ...found.frontier].filter((row) => known(row.value));
+    const at = (rows) => rows.filter((row) => known(row.value)).map((row) => ({ at: row.speedup, value: row.value }));
+    const series = [{ name: "frontier", kind: "line", paint: "soft", values: at(found.frontier) }, { name: "keeps the bar", kind: "points", paint: "after", look: 0, values: at(found.points.filter((row) => row.kept)) },
+      { name: "misses the bar", kind: "points", paint: "third", look: 4, values: at(found.points.filter((row) => !row.kept)) }];
+    if (known(found.before)) series.push({ name: "float", kind: "points", paint: "before", look: 2, values: at([{ speedup: 1, value: found.before }]) });
+    const speeds = [1, ...scored.map((row) => row.speedup)], scores = [...scored.map((row) => row.value), ...[found.before, found.bar].filter(known)];
+    const room = (values) => { const lo = Math.min(...values), hi = Math.max(...values), more = 0.08 * (hi - lo) || 0.05 * Math.abs(hi) || 1; return { lo: lo - more, hi: hi + more }; };
+    const near = room(speeds), wide = 0.015 * (near.hi - near.lo);
+    plot("chart-search", {
+      along: { title: "times as fast as float", ...near }, up: { title: found.metric, ...room(scores) }, series,
+      levels: known(found.bar) ? [{ value: found.bar, text: "the bar" }] : [],
+      hits: scored.map((row) => ({ from: row.speedup - wide, to: row.speedup + wide, tip: `${row.speedup.toFixed(2)}×\n${digits(row.value, 5)}` })),
+    });
   });
 
   // several runs side by side
-  const grouped = (id, names, rows, title, extra = {}) => {
-    const few = names.length <= 24, x = few ? names.map((name) => short(name, 18)) : names.map((_, index) => index);
-    const traces = rows.map((row, index) => ({ type: "bar", name: row.name, x, y: row.values, text: names, textposition: "none",
-      marker: { color: colour(series[index % series.length]), line: { width: 0 }, pattern: { shape: patterns[index % patterns.length], fillmode: "overlay", fgcolor: colour("card"), fgopacity: 0.6, size: 7, solidity: 0.25 } },
-      hovertemplate: "%{text}<br>%{y:.4g}<extra>%{fullData.name}</extra>" }));
-    plot(id, traces, { barmode: "group", xaxis: { showgrid: false, showticklabels: few, tickangle: -40, automargin: true, title: few ? undefined : "in order of execution" }, yaxis: { title, rangemode: "tozero" }, ...extra });
-  };
-  chart("chart-runs-sqnr", () => grouped("chart-runs-sqnr", data.sqnr.names, data.sqnr.runs, "SQNR, dB"));
-  chart("chart-runs-time", () => grouped("chart-runs-time", data.time.names, data.time.runs, "µs per run"));
+  chart("chart-runs-sqnr", () => {
+    const { names, runs } = data.sqnr, many = names.length * runs.length > 60;
+    const values = (row, part) => names.flatMap((_, index) => !known(row.values[index]) ? [] : [many ? { at: index, value: row.values[index] } : bar(index, Math.max(0, row.values[index]), 0.76, part, runs.length)]);
+    plot("chart-runs-sqnr", {
+      along: { names, title: "tensors, in order of execution" }, up: { title: "SQNR, dB", lo: 0, hi: 1.05 * most(runs.flatMap((row) => row.values), 1) },
+      series: runs.map((row, index) => ({ name: row.name, kind: many ? "points" : "bars", paint: paints[index % paints.length], look: index, values: values(row, index) })),
+      hits: names.map((name, index) => column(index, [name, ...runs.map((row) => `${decibels(row.values[index])} ${row.name}`)].join("\n"))),
+    });
+  });
+  chart("chart-runs-time", () => lying("chart-runs-time", data.time.names, data.time.runs.map((row, index) => ({ ...row, paint: paints[index % paints.length], look: index }))));
 
   // ----------------------------------------------------------------------------------------------------------- graph
   const svg = $("graph-svg");
@@ -351,7 +348,7 @@
       }
       return rows;
     };
-    const kinds = { "u8->u8": "INT8, from and to 8-bit integers", "u8->u8 gemm": "INT8, as a matrix product", "u8->float": "INT8 products, float result", dynamic: "INT8 products, ranges found at run time", "weight-only": "INT8 weights, computed in float", float: "float" };
+    const kinds = { "u8->u8": "INT8, from and to 8-bit integers", "u8->u8 gemm": "INT8, as a matrix product", "u8->u8 native": "INT8, in an operator of requant", "u8->float": "INT8 products, float result", block: "weights in blocks of integers, float to float", dynamic: "INT8 products, ranges found at run time", "weight-only": "INT8 weights, computed in float", float: "float" };
     const tell = (box) => {
       const name = box.dataset.name, node = box.dataset.kind === "node" ? nodes.get(name) : null, parts = [];
       if (!node) {
@@ -381,7 +378,12 @@
       }
       panel.replaceChildren(...parts);
     };
-    if (boxes.length) { boxes[0].setAttribute("tabindex", "0"); home(); }
+    if (boxes.length) {
+      boxes[0].setAttribute("tabindex", "0");
+      home();
+      const first = boxes.findIndex((box) => box.dataset.kind === "node" && box.dataset.name === data.chosen);
+      if (first >= 0) select(first, false);
+    }
   }
 
   themed();

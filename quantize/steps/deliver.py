@@ -56,6 +56,7 @@ class Run:
         trial: The written model with its plan, accuracy and latency.
         kernels: The kernels that ran in the written model; empty where it was not run.
         result: The result so far.
+        rejected: The INT8 model that was not worth writing; None without one.
     """
 
     job: Job
@@ -63,6 +64,7 @@ class Run:
     trial: Trial
     kernels: tuple[KernelRun, ...]
     result: Result
+    rejected: Trial | None = None
 
 
 def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Run:
@@ -216,7 +218,7 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
         return replace(run, result=replace(run.result, verdict=verdict))
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
     result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
-    return replace(run, result=result)
+    return replace(run, result=result, rejected=trial if measured else None)
 
 
 def _in_float(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:

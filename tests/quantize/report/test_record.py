@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -28,9 +29,12 @@ from requant.quantize.model.files import load_model, size_text
 from requant.quantize.report import Record, load_record, report_runs, view_model, write_reports
 from requant.quantize.report.graph import graph_of
 from requant.quantize.report.layout import HEIGHT, WIDTH, picture_of
+from requant.quantize.report.losses import losses
 from requant.quantize.report.numbers import decibels, microseconds, percent, points, times
 from requant.quantize.report.record import (
+    CONVERSIONS,
     KIND,
+    LAYOUT,
     SCHEMA,
     Bins,
     Graph,
@@ -46,9 +50,10 @@ from requant.quantize.report.record import (
     Unit,
     Weights,
 )
-from requant.quantize.report.render import render_comparison, render_report
+from requant.quantize.report.render import KINDS, render_comparison, render_report
 from requant.quantize.report.samples import picture, png
 from requant.quantize.report.tensors import BINS, CHANNELS, bins_of, weights_of
+from requant.quantize.report.words import run_rows, short_places, verdict_told
 from requant.transforms.plan import Impl
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
@@ -171,11 +176,19 @@ def test_what_is_no_record_is_refused(text: str | None, message: str, tmp_path: 
 
 def test_a_page_holds_what_the_record_says_and_fetches_nothing() -> None:
     page = render_report(RECORD)
-    own = page[: page.index('<script type="text/plain"')] + page[page.rindex("<script>") :]
     for text in ("2.00", "4.00 kB → 1.00 kB", "broken by INT8", "fold_constants", "1 too-large", "only 8 samples"):
-        assert text in own
-    assert "//" not in own.replace(" // ", "")  # no address: of the two slashes of a comment one side is a space
-    assert "default-src 'none'" in own
+        assert text in page
+    addresses = re.findall(r"\S*//\S+", page)
+    assert addresses == ['"http://www.w3.org/2000/svg";']  # the name of SVG, which nothing fetches
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("impl", Impl)
+def test_each_implementation_has_a_mark(impl: Impl) -> None:
+    page = render_report(replace(RECORD, units=(replace(RECORD.units[0], implementation=impl),)))
+    mark = KINDS[impl][1]
+    assert len(re.findall(f'<text class="tag"[^>]*>{mark}</text>', page)) == 2  # at both nodes of the unit
+    assert f"<strong>{mark}</strong>" in page
 
 
 def test_markup_in_a_record_stays_text() -> None:
@@ -198,6 +211,104 @@ def test_runs_of_one_name_are_told_apart() -> None:
     assert "run (1)" in page
     assert "run (2)" in page
     assert "Python (differs)" in page
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+def unit(op: str, before: float, after: float, reason: str = "", impl: Impl = Impl.FLOAT, **more: Any) -> Unit:
+    """Return a unit with its times in the float model and in the output."""
+    name = f"{op}_{before:g}_{after:g}"
+    return Unit(
+        name=name,
+        op=op,
+        nodes=(),
+        outputs=(),
+        implementation=impl,
+        reason=reason,
+        float_us=before,
+        int8_us=after,
+        **more,
+    )
+
+
+def test_the_greatest_losses_come_with_their_reasons() -> None:
+    units = (
+        unit("Conv", 90.0, 30.0, impl=Impl.U8),  # gains
+        unit("Gemm", 4.0, 5.0, impl=Impl.U8),
+        unit("Add", 8.0, 8.0, "its ranges differ 20-fold"),
+        unit("Add", 9.0, 9.0, "its ranges differ 36-fold"),
+        unit("Add", 1.0, 1.0, "its inputs come in float"),
+        unit("Softmax", 7.0, 7.0, "slow"),
+    )
+    times_ = (
+        OpTime(op="Conv", float_us=90.0, int8_us=30.0, units=1, int8=1),
+        OpTime(op=CONVERSIONS, float_us=2.0, int8_us=15.0),
+        OpTime(op=LAYOUT, float_us=9.0, int8_us=8.0),  # less than in float: no loss
+    )
+    found = losses(replace(RECORD, units=units, times=times_))
+    assert [(row.what, row.nodes, row.microseconds) for row in found] == [
+        ("Add", 3, 18.0),
+        (CONVERSIONS, 0, 13.0),
+        ("Softmax", 1, 7.0),
+    ]
+    assert found[0].why == "its ranges differ 36-fold (Add_9_9); 1 other reason"
+    assert found[2].why == "slow"
+
+
+def test_the_losses_of_a_rejected_model_are_its_own() -> None:
+    units = (
+        unit("Conv", 9.0, 9.0, "float takes 9 us here, int8 11 us", tried=Impl.U8, tried_us=11.0),
+        unit("Conv", 8.0, 8.0, "float takes 8 us here, int8 9 us", tried=Impl.U8, tried_us=9.0),
+        unit("Gemm", 8.0, 8.0, "int8 saves 6 us", tried=Impl.U8, tried_us=2.0),
+    )
+    (conv,) = losses(replace(RECORD, units=units, times=()))
+    assert (conv.what, conv.microseconds, conv.why) == ("Conv", 20.0, "17 µs in float, 20 µs in integers")
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, "2.0x faster, 4.0x smaller, 40.0 dB SQNR at the worst output"),
+        ({"agreement": 0.75, "predictions": 8}, "2.0x faster, 4.0x smaller, 2 of 8 answers changed"),
+        ({"int8_ms": 1.99, "samples": 0}, "as fast as float, 4.0x smaller, accuracy not measured"),
+        ({"int8_ms": 2.1, "int8_bytes": 8000}, "1.05x slower, 2.0x larger, 40.0 dB SQNR at the worst output"),
+        ({"verdict": "int8 gains too little here"}, "NOT INT8: int8 gains too little here"),
+        ({"float_ms": None}, "speed not measured, 4.0x smaller, 40.0 dB SQNR at the worst output"),
+    ],
+    ids=["noise", "answers", "equal", "slower", "float", "untimed"],
+)
+def test_the_verdict_is_one_sentence(changes: dict[str, Any], wanted: str) -> None:
+    head = replace(RECORD.headline, **{"sqnr_db": 40.0, **changes})
+    assert verdict_told(replace(RECORD, headline=head)) == wanted
+
+
+def test_the_better_value_is_marked_where_one_is_better() -> None:
+    heads = [replace(RECORD.headline, int8_ms=value, sqnr_db=40.0) for value in (1.0, 0.5, 0.505)]
+    rows = {row.name: row for row in run_rows([replace(RECORD, headline=head) for head in heads])}
+    assert rows["speed"].best == rows["INT8, one run"].best == {1, 2}
+    assert rows["INT8 file"].best == rows["SQNR of the worst output"].best == set()
+    assert rows["float, one run"].best == set()
+    heads = [replace(RECORD.headline, sqnr_db=value) for value in (40.0, 40.1, None)]
+    (row,) = (
+        row for row in run_rows([replace(RECORD, headline=head) for head in heads]) if row.name.startswith("SQNR")
+    )
+    assert row.best == {1}
+
+
+@pytest.mark.parametrize(
+    ("places", "wanted"),
+    [
+        (["/data/c.npz, sample 8", "/data/c.npz, sample 84"], ["sample 8", "sample 84"]),
+        (["/data/c.npz, sample 8"], ["sample 8"]),
+        (["/i/cat/1.png", "/i/dog/1.png"], ["cat/1.png", "dog/1.png"]),
+        (["a, sample 1", "a, sample 1"], ["sample 1", "sample 1"]),
+        ([], []),
+    ],
+    ids=["samples", "one", "files", "equal", "none"],
+)
+def test_places_are_told_by_what_differs(places: list[str], wanted: list[str]) -> None:
+    assert short_places(places) == wanted
 
 
 # -------------------------------------------------------------------------------------------------------------- picture
