@@ -53,7 +53,7 @@ def talk_options() -> list[click.Parameter]:
     """Return the switches of every command: --quiet and --verbose."""
     settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember}
     return [
-        click.Option(["-q", "--quiet"], help="Print only errors on stderr.", **settings),
+        click.Option(["-q", "--quiet"], help="Print only errors, and the JSON of --json.", **settings),
         click.Option(["-v", "--verbose"], help="Print each stage, and the traceback of an error.", **settings),
     ]
 
@@ -72,6 +72,11 @@ class Talking(click.Command):
             return super().invoke(ctx)
         with open(os.devnull, "w", encoding="utf-8") as silence, redirect_stderr(silence):
             return super().invoke(ctx)
+
+
+def shows_tables() -> bool:
+    """Return whether the running command prints tables: not with --quiet."""
+    return not click.get_current_context().meta.get(QUIET)
 
 
 def _reason(error: RequantError | OSError | MemoryError) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..options.declared import CHECK, JSON
-from .app import PATH, Talking, shown_progress
+from .app import PATH, Talking, shown_progress, shows_tables
 from .options import force_option, given_options, json_option
 from .talk import emit, print_json, say
 
@@ -44,7 +44,8 @@ def check(
     as_json = as_json or requested.check.get("json", False)
     with shown_progress() as progress:
         result = check_project(requested, update=update, progress=progress)
-    print_check(result)
+    if shows_tables():
+        print_check(result, err=as_json)
     write_outputs(result, requested.file("junit"), requested.file("markdown"), os.environ)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github_lines(result):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
-from .app import PATH, TYPED, Commands, Talking, shown_progress
+from .app import PATH, TYPED, Commands, Talking, shown_progress, shows_tables
 from .options import (
     click_option,
     force_option,
@@ -61,11 +61,11 @@ def quantize(model: Path, output: Path, values: dict[str, Any], as_json: bool) -
         result = request.run(progress)
     if as_json:
         print_json(result.to_json())
-    else:
+    elif shows_tables():
         from ..console.quantized import print_quantized
 
         print_quantized(result)
-    if result.verdict and not values.get("force_int8"):
+    if result.why_not and not values.get("force_int8"):
         click.get_current_context().exit(1)
 
 
@@ -125,7 +125,7 @@ def compare(
         )
     if as_json:
         print_json(comparison.to_json())
-    else:
+    elif shows_tables():
         from ..console.quantized import print_comparison
 
         print_comparison(comparison)
@@ -147,7 +147,7 @@ def ops(name: str | None, as_json: bool) -> None:
     rows = operators(name)
     if as_json:
         print_json({facts.name: facts.to_json() for facts in rows})
-    else:
+    elif shows_tables():
         from ..console.quantized import print_operators
 
         print_operators(rows)
@@ -177,7 +177,7 @@ def show_costs(as_json: bool) -> None:
     cached = kept()
     if as_json:
         print_json({"costs": [each.to_json() for each in cached]})
-    else:
+    elif shows_tables():
         from ..console.quantized import print_costs
 
         print_costs(cached)
@@ -291,7 +291,7 @@ def sensitivity(
         say(f"{output}: {len(result.units)} units, {len(result.tensors)} tensors", err=True)
     if as_json:
         print_json(result.to_json())
-    else:
+    elif shows_tables():
         from ..console.sensitivity import print_sensitivity
 
         print_sensitivity(result, everything=everything)

@@ -9,7 +9,7 @@ import click
 
 from ... import RequantError
 from ..options.declared import BATCH, SOURCES
-from .app import PATH, Talking, is_given, shown_progress
+from .app import PATH, Talking, is_given, shown_progress, shows_tables
 from .options import click_option, force_option, json_option, lengths_options, source_options, threads_option
 from .talk import print_json, say
 
@@ -74,7 +74,7 @@ def inspect(
     elif structure or dot:
         for line in structure_lines(inspection) if structure else dot_lines(inspection):
             say(line)
-    else:
+    elif shows_tables():
         print_inspection(inspection, nodes=nodes)
 
 
@@ -154,7 +154,7 @@ def compile_(
         compiled = compile_model(model, output, data, threads=threads, kernels=kernels, force=force, progress=progress)
     if as_json:
         print_json(compiled.to_json())
-    else:
+    elif shows_tables():
         from ..console.timed import print_compiled
 
         print_compiled(compiled)
@@ -233,7 +233,7 @@ def bench(
         result = bench_model(model, data, load, other=other, search=search, progress=progress)
     if as_json:
         print_json(result.to_json())
-    else:
+    elif shows_tables():
         from ..console.timed import print_bench
 
         print_bench(result)
@@ -261,7 +261,7 @@ def explain(model: Path, data: str | DataSpec | None, threads: int, everything: 
         found = explain_model(model, data, threads=threads, progress=progress)
     if as_json:
         print_json(found.to_json())
-    else:
+    elif shows_tables():
         from ..console.explained import print_explanation
 
         print_explanation(found, everything=everything)

@@ -1,20 +1,27 @@
-"""The console of all tables and progress bars: a text is never markup, and always printable."""
+"""The console of all tables and progress bars: a text is never markup, always printable, and broken only at spaces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ...system.printable import CELL, LINE, one_line, printable, printable_lines
+from ...system.printable import CELL, LINE, WORD, one_line, printable, printable_lines
+
+UNBROKEN = 100_000
+"""The columns of a stream that is no terminal: no line is folded there."""
 
 
 class Terminal(Console):
     """A console that prints each `str` as one plain line; `styled` gives a line with styles.
+
+    A terminal folds lines between words. Elsewhere, in a file or a pipe, lines are not folded. No line of a table ends
+    with spaces.
 
     Args:
         err: Whether to print on stderr instead of stdout.
@@ -23,6 +30,13 @@ class Terminal(Console):
     def __init__(self, *, err: bool = False) -> None:
         """Take the stream that is the standard one now."""
         super().__init__(stderr=err, markup=False, emoji=False, highlight=False)
+        if not self.file.isatty():
+            self.width = UNBROKEN
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Print texts and tables; the arguments are those of `Console.print`."""
+        whole = (_Table(each) if isinstance(each, Table) else each for each in objects)
+        super().print(*whole, **{"crop": False, "overflow": "ignore", **settings})
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """Return a `str`, also a cell of a table, as a printable line."""
@@ -42,6 +56,35 @@ class Terminal(Console):
         """Print code so that it can be copied: no line is folded or shortened."""
         for line in code.split("\n"):
             self.print(Text(printable(line)), soft_wrap=True)
+
+
+class _Table:
+    """A table whose columns are as wide as their words, and whose lines do not end with spaces."""
+
+    def __init__(self, table: Table) -> None:
+        """Widen the columns: rich breaks a word that is longer than its column. It still breaks words over `WORD`."""
+        self._table = table
+        for column in table.columns:
+            lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+            whole = lines if column.no_wrap else [word for line in lines for word in line.split()]
+            longest = max((cell_len(one_line(text, CELL)) for text in whole), default=0)
+            column.min_width = longest if column.no_wrap else min(longest, WORD)
+            column.overflow = "fold"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of the table."""
+        for line in Segment.split_lines(console.render(self._table, options)):
+            yield from _trimmed(line)
+            yield Segment.line()
+
+
+def _trimmed(line: list[Segment]) -> Iterator[Segment]:
+    """Yield the segments of a line without the spaces at its end."""
+    while line and not line[-1].text.strip():
+        line = line[:-1]
+    yield from line[:-1]
+    for last in line[-1:]:
+        yield Segment(last.text.rstrip(), last.style, last.control)
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
@@ -64,9 +107,15 @@ def stacked(lines: Iterable[str]) -> Text:
     return Text("\n".join(map(one_line, lines)))
 
 
-def headless() -> Table:
-    """Return a table of two columns without lines and titles: names in bold, and values."""
+def headless(rows: Iterable[tuple[str, str]] = ()) -> Table:
+    """Return a table of two columns without lines and titles: names in bold, and values.
+
+    Args:
+        rows: The first rows.
+    """
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, value)
     return table

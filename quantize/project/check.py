@@ -105,8 +105,8 @@ def _quantized(project: Project) -> Result:
 
 def _verdict(result: Result) -> Iterator[Line]:
     """Yield a line that fails if the output is not the requested INT8 model."""
-    if result.verdict:
-        yield Line(name="quantize", status=Status.FAIL, baseline="int8", measured="other", reason=result.verdict)
+    if result.why_not:
+        yield Line(name="quantize", status=Status.FAIL, baseline="int8", measured="other", reason=result.why_not)
 
 
 def quantize_arguments(project: Project) -> list[str]:

@@ -381,7 +381,7 @@ def test_the_verdict_is_over_all_batch_sizes(
     pretend(monkeypatch, dict(zip(BATCHES, speedups, strict=True)))
     options = Options(batch=BATCHES, place="rules", isa="vnni", effort="low")
     found = quantize_model(model, str(model.with_name("d.npz")), model.parent / "q.onnx", options)
-    assert found.verdict.partition(": the output")[0] == verdict
+    assert found.why_not.partition(": the output")[0] == verdict
     assert bool(found.int8_nodes) is not bool(verdict)
     rejected = found.to_json()["rejected"]
     assert [each["batch"] for each in rejected["latencies"]] == [*BATCHES] if verdict else rejected is None

@@ -1,0 +1,61 @@
+"""A verdict and its table as plain text, and as HTML for a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ...system.printable import one_line
+from ..runtime.timing import Latency
+from .verdict import Row
+
+CELL = 2000  # characters of a value
+BAR, HEIGHT, TITLE = 320, 18, 150  # pixels of the longest bar, of a bar with its gap, and of the names
+COLOURS = {"float": "#8a8f98", "INT8": "#2f7d5d"}
+
+
+def as_text(verdict: str, rows: Sequence[Row]) -> str:
+    """Return the verdict and the table, without trailing spaces."""
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = (f"{one_line(name):{width}}  {one_line(value, CELL)}".rstrip() for name, value in rows)
+    return "\n".join((one_line(verdict, CELL), *lines))
+
+
+def as_html(verdict: str, rows: Sequence[Row], latencies: Sequence[Latency]) -> str:
+    """Return the verdict, the table and bars of the latencies; the text of models is escaped."""
+    cells = "".join(
+        f'<tr><th style="text-align:left;white-space:nowrap">{_safe(name)}</th>'
+        f'<td style="text-align:left">{_safe(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f"<p><strong>{_safe(verdict)}</strong></p>{_bars(latencies)}<table>{cells}</table>"
+
+
+def _safe(text: str) -> str:
+    """Return a printable text for HTML."""
+    return escape(one_line(text, CELL))
+
+
+def _bars(latencies: Sequence[Latency]) -> str:
+    """Return an SVG with a bar for each model at each batch size; empty without latencies."""
+    rows = [
+        (f"{model}, {timed.name}", model, milliseconds)
+        for timed in latencies
+        for model, milliseconds in (("float", timed.float_ms), ("INT8", timed.int8_ms))
+    ]
+    longest = max((milliseconds for *_, milliseconds in rows), default=0.0)
+    if not longest:
+        return ""
+    parts = []
+    for place, (name, model, milliseconds) in enumerate(rows):
+        top, width = place * HEIGHT, BAR * milliseconds / longest
+        parts.append(
+            f'<text x="0" y="{top + 13}">{_safe(name)}</text>'
+            f'<rect x="{TITLE}" y="{top + 2}" width="{width:.1f}" height="{HEIGHT - 4}" fill="{COLOURS[model]}"/>'
+            f'<text x="{TITLE + width + 6:.1f}" y="{top + 13}">{milliseconds:.3g} ms</text>'
+        )
+    size = f'width="{TITLE + BAR + 90}" height="{len(rows) * HEIGHT}"'
+    return (
+        f'<svg {size} role="img" aria-label="milliseconds of one run" font-family="sans-serif" font-size="12" '
+        f'fill="currentColor">{"".join(parts)}</svg>'
+    )
