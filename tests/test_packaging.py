@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import requant
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = ("calibration", "system", "quantize", "transforms")
@@ -94,7 +96,18 @@ def test_type_checkers_see_the_whole_package() -> None:
 
 
 def test_importing_the_root_loads_no_library(tmp_path: Path) -> None:
-    assert libraries_loaded_by("import requant", tmp_path) == set()
+    code = "import requant, requant.quantize; assert {'Options', 'quantize_model'} <= set(dir(requant))"
+    assert libraries_loaded_by(code, tmp_path) == set()
+
+
+def test_the_root_gives_the_names_of_its_packages() -> None:
+    assert {name for names in requant.HOMES.values() for name in names} <= set(requant.__all__)
+    for package, names in requant.HOMES.items():
+        module = importlib.import_module(f"requant.{package}")
+        assert [name for name in names if getattr(requant, name) is not getattr(module, name)] == []
+    assert requant.__version__ == PROJECT["project"]["version"]
+    with pytest.raises(AttributeError, match="no attribute 'quantise_model'"):
+        requant.quantise_model  # noqa: B018
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

@@ -139,8 +139,8 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
     if labelled is not None and shown != "top1":
         yield "top-1", f"{labelled.float_accuracy:.2%} -> {labelled.int8_accuracy:.2%} ({where})"
         drop, (low, high) = labelled.float_accuracy - labelled.int8_accuracy, labelled.drop_interval
-        yield "drop", f"{points(drop)} points, 95 % interval {points(low)} to {points(high)}"
-        yield _items_row(labelled)
+        yield "drop", f"{points(drop)} points ({where}), 95 % interval {points(low)} to {points(high)}"
+        yield _items_row(labelled, where)
     if labelled is not None or is_sure(accuracy):  # near chance, an agreement says nothing: it may be an embedding
         yield from _class_rows(accuracy, where, shown)
     single = len(accuracy.sqnr_db) == 1
@@ -149,10 +149,10 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
             yield "SQNR", f"{decibels_text(value)} at {name} ({where})"
 
 
-def _items_row(found: Labelled | Versus) -> Row:
+def _items_row(found: Labelled | Versus, where: str) -> Row:
     """Return the number of items that only one of the models gets right."""
-    counted = f"{found.broken} broken, {found.fixed} fixed of {found.items}"
-    return "items", f"{counted} (exact binomial p = {found.p_value:.3g})"
+    counted = f"{found.broken} broken, {found.fixed} fixed of {found.items} ({where})"
+    return "items", f"{counted}, exact binomial p = {found.p_value:.3g}"
 
 
 def _class_rows(accuracy: Accuracy, where: str, shown: str) -> Iterator[Row]:
@@ -200,9 +200,9 @@ def metric_rows(found: Versus, where: str) -> Iterator[Row]:
         if found.interval is None
         else f"95 % interval {told(found.interval[0])} to {told(found.interval[1])}"
     )
-    yield "drop", f"{told(found.drop)}{unit}{relative}; {within} ({found.method})"
+    yield "drop", f"{told(found.drop)}{unit}{relative} ({where}); {within} ({found.method})"
     if found.broken is not None:
-        yield _items_row(found)
+        yield _items_row(found, where)
     for note in found.notes:
         yield "note", note
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import click
@@ -53,40 +52,22 @@ def transform(
     requant transform in.onnx out.onnx --transforms 'strip_unused_nodes' --outputs features
     requant transform in.onnx out.onnx --group simplify --dump-dir steps
     """
-    from ...transforms import load_plugins, parse, parse_groups, run
-    from ..model.dumps import begin_dumps
-    from ..model.files import about, check_output, load_model
-    from ..model.writing import save_model
+    from ...transforms import load_plugins, parse_groups
+    from ..tools.transform import TransformOptions, transform_model
 
     load_plugins()
     if (pipeline is None) == (group is None):
         raise click.UsageError("give --transforms '...' or --group NAME" + (", not both" if pipeline else ""))
-    steps = parse(pipeline) if pipeline is not None else parse_groups(group or "")
-    external_data = external_data or any(step.name == "externalize_weights" for step in steps.steps)
-    check_output(target, source, force=force, external=external_data)
-    model = load_model(source, in_place=True)
-    keep = None if dump_dir is None else begin_dumps(dump_dir, steps, source, target, force=force)
-    count = itertools.count()
-    with shown_progress() as progress, about(source):
-        result = run(
-            steps,
-            model,
-            inputs=inputs,
-            outputs=outputs,
-            progress=lambda step: progress(f"{source.name}: {step.name}", next(count), len(steps.steps)),
-            keep=keep,
-        )
-    save_model(result.model, target, external=external_data)
-    for step in result.applied:
-        for notice in step.notices:
-            say(f"note: {notice}", err=True)
-        say(f"{step.step}: {step.error or step.change}", err=True)
+    asked = pipeline if pipeline is not None else parse_groups(group or "")
+    options = TransformOptions(
+        inputs=inputs, outputs=outputs, dump_dir=dump_dir, external_data=external_data, force=force
+    )
+    with shown_progress() as progress:
+        result = transform_model(source, target, asked, options, progress)
+    for line in result.lines():
+        say(line, err=True)
     if as_json:
-        steps_json = [
-            {"step": str(s.step), "applied": s.change.applied, "skipped": dict(s.change.skipped), "error": s.error}
-            for s in result.applied
-        ]
-        print_json({"output": str(target), "pipeline": str(steps), "steps": steps_json})
+        print_json(result.to_json())
 
 
 @click.command(cls=Talking)

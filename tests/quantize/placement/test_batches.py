@@ -430,7 +430,7 @@ def test_the_table_has_a_row_for_each_batch_size(model: Path, monkeypatch: pytes
     result = invoke(*base, "--batch", "1,16", "--costs", costs)
     assert result.exit_code == 0, result.stderr
     for text in ("latency, batch 1 ", "1.50x", "latency, batch 16 ", "2.50x", "placement, batch 1 ", "of 3 plans"):
-        assert text in result.stderr
+        assert text in result.stdout
     result = invoke(*base, "--batch", "16", "--costs", costs, "--force", "--json")
     found = json.loads(result.stdout)
     assert found["latency"]["batch"] == 16
