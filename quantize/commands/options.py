@@ -21,9 +21,8 @@ from ..options.declared import (
     READING,
     SAMPLES,
     THREADS,
-    Kind,
-    Option,
 )
+from ..options.option import Kind, Option
 from ..options.tables import check_value
 from .app import is_given
 

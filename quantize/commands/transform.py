@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..options.declared import Kind, Option
+from ..options.option import Kind, Option
 from .app import PATH, Talking, shown_progress
 from .options import click_option, external_option, force_option, json_option
 from .talk import print_json, say, say_lines

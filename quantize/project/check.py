@@ -14,7 +14,8 @@ from ...calibration import DataSpec
 from ..gate.judge import Line, Status
 from ..gate.run import Check, CheckOptions, judged, ready
 from ..options.build import build_data
-from ..options.declared import CHECK, QUANTIZE, Kind
+from ..options.declared import CHECK, QUANTIZE
+from ..options.option import Kind
 from ..runtime.progress import Progress, silent
 from .file import Project, requested_project
 
