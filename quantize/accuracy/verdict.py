@@ -99,9 +99,8 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
         found = accuracy.labelled
         return f"top-1 accuracy {found.float_accuracy:.2%} -> {found.int8_accuracy:.2%} ({where})"
     if accuracy.agreement is not None and is_sure(accuracy):
-        changed = accuracy.predictions - round(accuracy.agreement * accuracy.predictions)
         noun = "answers" if accuracy.predictions == accuracy.items else "predictions"
-        return f"{changed} of {accuracy.predictions} {noun} changed ({where})"
+        return f"{accuracy.changed} of {accuracy.predictions} {noun} changed ({where})"
     if accuracy.worst_sqnr_db == math.inf:
         return f"the same outputs ({where})"
     return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at the worst output ({where})"

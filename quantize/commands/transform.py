@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..options.option import Kind, Option
-from .app import PATH, Talking, shown_progress
+from .app import PATH, Talking, option, shown_progress
 from .options import click_option, external_option, force_option, json_option
 from .talk import print_json, say, say_lines
 
@@ -17,18 +17,16 @@ CUTS = (
 )
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="rewrite models")
 @click.argument("source", metavar="IN", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
-@click.option("--transforms", "pipeline", metavar="'...'", help="The transforms, in order.")
-@click.option(
+@option("--transforms", "pipeline", metavar="'...'", help="The transforms, in order.")
+@option(
     "--group", "group", metavar="'...'", help="Groups of them instead: simplify, 'freeze(min_max_log_file=a.log) fuse'."
 )
 @click_option(CUTS[0], show_default=False)
 @click_option(CUTS[1], show_default=False)
-@click.option(
-    "--dump-dir", type=PATH, metavar="DIR", help="Write the model after each step: DIR/01_fold_constants.onnx."
-)
+@option("--dump-dir", type=PATH, metavar="DIR", help="Write the model after each step: DIR/01_fold_constants.onnx.")
 @external_option
 @json_option
 @force_option
@@ -44,13 +42,12 @@ def transform(
     as_json: bool,
     force: bool,
 ) -> None:
-    """Apply transforms, or groups of them, to the model IN and write the result to OUT.
+    """Apply transforms to the model IN and write OUT.
 
     \b
-    requant transform in.onnx out.onnx --transforms 'fold_constants fold_batch_norms'
-    requant transform in.onnx out.onnx --transforms 'remove_nodes(op=Identity, op=Dropout)'
-    requant transform in.onnx out.onnx --transforms 'strip_unused_nodes' --outputs features
-    requant transform in.onnx out.onnx --group simplify --dump-dir steps
+    requant transform in.onnx out.onnx --transforms 'fold_constants remove_nodes(op=Identity)'
+
+    'requant transforms' lists them.
     """
     from ...transforms import load_plugins, parse_groups
     from ..tools.transform import TransformOptions, transform_model
@@ -70,19 +67,16 @@ def transform(
         print_json(result.to_json())
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="rewrite models")
 @click.argument("name", required=False)
-@click.option("--groups", is_flag=True, help="List the groups with their pipelines.")
-@click.option("--markdown", is_flag=True, help="Print all pages as one Markdown document: docs/transforms.md.")
+@option("--groups", is_flag=True, help="List the groups with their pipelines.")
+@option("--markdown", is_flag=True, help="Print all pages as one Markdown document: docs/transforms.md.")
 @json_option
 def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) -> None:
     """List the transforms, or describe the one called NAME.
 
     \b
-    requant transforms
     requant transforms fold_batch_norms
-    requant transforms --groups
-    requant transforms --json
     """
     from ...transforms import GROUPS, REGISTRY, load_plugins, lookup, parse_groups
     from ...transforms.describe import describe, describe_group, page, reference

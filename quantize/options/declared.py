@@ -241,7 +241,14 @@ SEARCH = (
         sample="0.5%",
         help="Search the fastest model that loses at most D of --metric: 0.003 or 0.5%.",
     ),
-    Option("metric", Kind.TEXT, "The metric of --max-drop.", "accuracy", metavar="M", more=METRICS, sample="top1"),
+    Option(
+        "metric",
+        Kind.TEXT,
+        "The metric of --max-drop, such as top1, map or psnr; see docs/metrics.md.",
+        "accuracy",
+        metavar="M",
+        sample="top1",
+    ),
     LOWER,
     Option(
         "eval_data",
@@ -334,7 +341,7 @@ CHECK: tuple[Option, ...] = (
         metavar="M",
         sample=["top1"],
         help="Metrics, such as top1, map or cosine; see docs/metrics.md.",
-        more=f"May be repeated: {METRICS} [default: those of the baseline]",
+        more="May be repeated. [default: those of the baseline]",
     ),
     LOWER,
     Option(
