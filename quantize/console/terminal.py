@@ -35,8 +35,8 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """Print texts and tables; the arguments are those of `Console.print`."""
-        whole = (_Table(each) if isinstance(each, Table) else each for each in objects)
-        super().print(*whole, **{"crop": False, "overflow": "ignore", **settings})
+        whole = objects if settings.get("soft_wrap") else map(_whole, objects)
+        super().print(*whole, **{"crop": False, **settings})
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """Return a `str`, also a cell of a table, as a printable line."""
@@ -56,6 +56,15 @@ class Terminal(Console):
         """Print code so that it can be copied: no line is folded or shortened."""
         for line in code.split("\n"):
             self.print(Text(printable(line)), soft_wrap=True)
+
+
+def _whole(renderable: Any) -> Any:
+    """Return what prints a text or a table with whole words; other renderables as they are."""
+    if isinstance(renderable, str | Text):
+        table = Table.grid()
+        table.add_row(renderable)
+        return _Table(table)
+    return _Table(renderable) if isinstance(renderable, Table) else renderable
 
 
 class _Table:

@@ -100,6 +100,7 @@ def headline_of(result: Result, threads: int) -> Headline:
     """Return the main numbers of a run."""
     latency, rejected = result.latency, result.rejected
     return Headline(
+        sentence=result.verdict,
         verdict=result.why_not,
         notes=result.notes,
         float_ms=latency.float_ms if latency else None,
