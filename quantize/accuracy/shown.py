@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from html import escape
 
-from ...system.printable import one_line
+from ...system.printable import CELL, one_line
 from ..runtime.timing import Latency
 from .verdict import Row
 
-CELL = 2000  # characters of a value
 BAR, HEIGHT, TITLE = 320, 18, 150  # pixels of the longest bar, of a bar with its gap, and of the names
 COLOURS = {"float": "#8a8f98", "INT8": "#2f7d5d"}
 
@@ -33,7 +32,7 @@ def as_html(verdict: str, rows: Sequence[Row], latencies: Sequence[Latency]) -> 
 
 def _safe(text: str) -> str:
     """Return a printable text for HTML."""
-    return escape(one_line(text, CELL))
+    return html.escape(one_line(text, CELL))
 
 
 def _bars(latencies: Sequence[Latency]) -> str:

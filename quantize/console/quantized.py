@@ -15,7 +15,7 @@ from ..accuracy.verdict import Row
 from ..placement.costs import Costs
 from ..result import Frontier, Result
 from ..tools.inspect.operators import OperatorFacts
-from .terminal import Terminal, headless, stacked, styled
+from .terminal import Terminal, headless, styled
 
 ROWS = 30  # units whose costs are shown
 
@@ -87,12 +87,13 @@ def print_costs(found: Sequence[Costs]) -> None:
 def print_operators(found: Sequence[OperatorFacts]) -> None:
     """Print operators with their kernels, on stdout."""
     table = Table(box=None, pad_edge=False)
-    for column in ("operator", "domain", "becomes", "kernels", "why"):
+    for column in ("operator", "becomes", "why"):
         table.add_column(column)
     for facts in found:
         kernels = [*dict.fromkeys(facts.kernels.values()), *(f"{name} (not installed)" for name in facts.missing)]
         short = [name.removeprefix(f"{MS}.") for name in kernels]  # omit the runtime's own domain
-        table.add_row(facts.operator, facts.domain, facts.does, stacked(short), facts.why)
+        name = f"{facts.operator} ({facts.domain})" if facts.domain else facts.operator
+        table.add_row(name, ": ".join(filter(None, (facts.does, ", ".join(short)))), facts.why)
     Terminal().print(table)
 
 

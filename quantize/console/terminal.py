@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from ...system.printable import CELL, LINE, WORD, one_line, printable, printable_lines
+from ...system.printable import CELL, LINE, one_line, printable, printable_lines
 
 UNBROKEN = 100_000
 """The columns of a stream that is no terminal: no line is folded there."""
+LEAST = 30  # the least width of the last column of a table
+GAP = 2  # spaces between two columns
+WORDS = re.compile(r"\s*(\S+)")
 
 
 class Terminal(Console):
@@ -68,23 +72,71 @@ def _whole(renderable: Any) -> Any:
 
 
 class _Table:
-    """A table whose columns are as wide as their words, and whose lines do not end with spaces."""
+    """A table without lines that is folded between words, and whose lines do not end with spaces."""
 
     def __init__(self, table: Table) -> None:
-        """Widen the columns: rich breaks a word that is longer than its column. It still breaks words over `WORD`."""
+        """Take a table without lines."""
         self._table = table
-        for column in table.columns:
-            lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
-            whole = lines if column.no_wrap else [word for line in lines for word in line.split()]
-            longest = max((cell_len(one_line(text, CELL)) for text in whole), default=0)
-            column.min_width = longest if column.no_wrap else min(longest, WORD)
-            column.overflow = "fold"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines of the table."""
-        for line in Segment.split_lines(console.render(self._table, options)):
+        columns = [[_text(console, cell) for cell in column.cells] for column in self._table.columns]
+        widths = _widths(self._table.columns, columns, options.max_width - GAP * (len(columns) - 1))
+        folded = ([_folded(cell, width) for cell in cells] for cells, width in zip(columns, widths, strict=True))
+        table = Table(box=None, pad_edge=False, show_header=self._table.show_header, header_style="bold")
+        for column in self._table.columns:
+            table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
+        for row in zip(*folded, strict=True):
+            table.add_row(*row)
+        for line in Segment.split_lines(console.render(table, options.update(width=UNBROKEN))):
             yield from _trimmed(line)
             yield Segment.line()
+
+
+def _text(console: Console, cell: Any) -> Text:
+    """Return a cell as printable text."""
+    return cell if isinstance(cell, Text) else console.render_str(cell)
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int) -> list[int]:
+    """Return the widths of the columns: the widest ones are narrowed, but not below their longest word.
+
+    A long word of the last column, such as a path, may exceed the width of the terminal.
+
+    Args:
+        columns: The columns.
+        cells: The texts of each column.
+        width: The sum of the widths.
+    """
+    wanted, least = [], []
+    for column, texts in zip(columns, cells, strict=True):
+        lines = [str(column.header), *(line for text in texts for line in text.plain.split("\n"))]
+        wanted.append(max(map(cell_len, lines), default=0))
+        words = lines if column.no_wrap else [word for line in lines for word in line.split()]
+        least.append(max(map(cell_len, words), default=0))
+    least[-1] = min(least[-1], LEAST)
+    for most in range(max(wanted, default=0), 0, -1):
+        widths = [max(low, min(high, most)) for low, high in zip(least, wanted, strict=True)]
+        if sum(widths) <= width:
+            return widths
+    return least
+
+
+def _folded(text: Text, width: int) -> Text:
+    """Return a text with line ends between words; a word that is wider has a line of its own."""
+    folded: list[Text] = []
+    for line in text.split("\n"):
+        starts, column = [], 0
+        for match in WORDS.finditer(line.plain):
+            column += cell_len(match[0])
+            if column > width and column > cell_len(match[0]):
+                starts.append(match.start(1))
+                column = cell_len(match[1])
+        parts = line.divide(starts)
+        for part in parts:
+            part.rstrip()
+        folded += parts
+    return Text("\n").join(folded)
 
 
 def _trimmed(line: list[Segment]) -> Iterator[Segment]:
@@ -109,11 +161,6 @@ def _short(parts: Iterable[str | tuple[str, str]]) -> Iterator[str | tuple[str, 
         text = one_line(text, max(left, 20))
         left -= len(text)
         yield text, style
-
-
-def stacked(lines: Iterable[str]) -> Text:
-    """Return a cell of several lines."""
-    return Text("\n".join(map(one_line, lines)))
 
 
 def headless(rows: Iterable[tuple[str, str]] = ()) -> Table:
