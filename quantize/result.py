@@ -147,7 +147,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the verdict, a plot of the latencies and the table, for a notebook."""
-        return as_html(self.verdict, self.rows(), self.latencies)
+        second = "INT8" if self.int8_nodes else "output"
+        return as_html(self.verdict, self.rows(), self.latencies, second)
 
     @property
     def latency(self) -> Latency | None:

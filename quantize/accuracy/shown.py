@@ -10,7 +10,7 @@ from ..runtime.timing import Latency
 from .verdict import Row
 
 BAR, HEIGHT, TITLE = 320, 18, 150  # pixels of the longest bar, of a bar with its gap, and of the names
-COLOURS = {"float": "#8a8f98", "INT8": "#2f7d5d"}
+GREY, GREEN = "#8a8f98", "#2f7d5d"
 
 
 def as_text(verdict: str, rows: Sequence[Row]) -> str:
@@ -20,14 +20,21 @@ def as_text(verdict: str, rows: Sequence[Row]) -> str:
     return "\n".join((one_line(verdict, CELL), *lines))
 
 
-def as_html(verdict: str, rows: Sequence[Row], latencies: Sequence[Latency]) -> str:
-    """Return the verdict, the table and bars of the latencies; the text of models is escaped."""
+def as_html(verdict: str, rows: Sequence[Row], latencies: Sequence[Latency], second: str = "INT8") -> str:
+    """Return the verdict, the table and bars of the latencies; the text of models is escaped.
+
+    Args:
+        verdict: The sentence.
+        rows: The table.
+        latencies: The latencies.
+        second: What the second model of the latencies is.
+    """
     cells = "".join(
         f'<tr><th style="text-align:left;white-space:nowrap">{_safe(name)}</th>'
         f'<td style="text-align:left">{_safe(value)}</td></tr>'
         for name, value in rows
     )
-    return f"<p><strong>{_safe(verdict)}</strong></p>{_bars(latencies)}<table>{cells}</table>"
+    return f"<p><strong>{_safe(verdict)}</strong></p>{_bars(latencies, second)}<table>{cells}</table>"
 
 
 def _safe(text: str) -> str:
@@ -35,22 +42,22 @@ def _safe(text: str) -> str:
     return html.escape(one_line(text, CELL))
 
 
-def _bars(latencies: Sequence[Latency]) -> str:
+def _bars(latencies: Sequence[Latency], second: str) -> str:
     """Return an SVG with a bar for each model at each batch size; empty without latencies."""
     rows = [
-        (f"{model}, {timed.name}", model, milliseconds)
+        (f"{model}, {timed.name}", colour, milliseconds)
         for timed in latencies
-        for model, milliseconds in (("float", timed.float_ms), ("INT8", timed.int8_ms))
+        for model, colour, milliseconds in (("float", GREY, timed.float_ms), (second, GREEN, timed.int8_ms))
     ]
     longest = max((milliseconds for *_, milliseconds in rows), default=0.0)
     if not longest:
         return ""
     parts = []
-    for place, (name, model, milliseconds) in enumerate(rows):
+    for place, (name, colour, milliseconds) in enumerate(rows):
         top, width = place * HEIGHT, BAR * milliseconds / longest
         parts.append(
             f'<text x="0" y="{top + 13}">{_safe(name)}</text>'
-            f'<rect x="{TITLE}" y="{top + 2}" width="{width:.1f}" height="{HEIGHT - 4}" fill="{COLOURS[model]}"/>'
+            f'<rect x="{TITLE}" y="{top + 2}" width="{width:.1f}" height="{HEIGHT - 4}" fill="{colour}"/>'
             f'<text x="{TITLE + width + 6:.1f}" y="{top + 13}">{milliseconds:.3g} ms</text>'
         )
     size = f'width="{TITLE + BAR + 90}" height="{len(rows) * HEIGHT}"'
