@@ -56,9 +56,8 @@ def print_frontier(found: Frontier) -> None:
         table.add_row(*row, ", ".join(marks))
     console.print(table)
     more = "" if found.done else "; the time is up: repeat the command with --force to continue"
-    console.print(
-        f"bar: {found.metric} {found.bar:.6g} on the evaluation data, {len(found.points)} models in {found.seconds:.0f} s{more}"
-    )
+    bar = f"bar: {found.metric} {found.bar:.6g} on the evaluation data"
+    console.print(f"{bar}, {len(found.points)} models in {found.seconds:.0f} s{more}")
     if found.same_data:
         console.print(
             f"note: {found.same_data:.0%} of the evaluation data are calibration data too: the metric is too optimistic"
