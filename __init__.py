@@ -1,12 +1,48 @@
 """requant: a float ONNX model and a sample of its data in, a measured INT8 model out.
 
-Only errors, one name and two settings of the process live here; everything else is imported from its own package
-(`requant.transforms`, `requant.calibration`, `requant.quantize`), so that `import requant` costs nothing.
+    from requant import Options, quantize_model
+
+    result = quantize_model("model.onnx", "calib.npz", "model_int8.onnx", Options(effort="high"))
+    print(result)
+
+Errors live here. The names of `HOMES` are imported from their packages when they are used first, so that
+`import requant` costs nothing; `requant.transforms`, `requant.calibration` and `requant.quantize` have all names.
 """
 
 import os
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from requant.calibration import Calibrator
+    from requant.quantize import (
+        Comparison,
+        Options,
+        Result,
+        TransformOptions,
+        compare_models,
+        quantize_model,
+        transform_model,
+    )
+
+    __version__: str
+
+__all__ = [
+    "NATIVE_DOMAIN",
+    "Calibrator",
+    "Comparison",
+    "Options",
+    "RequantError",
+    "Result",
+    "TransformOptions",
+    "UnknownNameError",
+    "__version__",
+    "compare_models",
+    "near",
+    "quantize_model",
+    "transform_model",
+]
 
 # ONNX Runtime reads this when it is imported, which is later. A user who sets it to 0 keeps it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -19,6 +55,39 @@ if _RUN.partition(".")[0] == __name__ and not sys.flags.safe_path and sys.path[0
 
 NATIVE_DOMAIN = "ai.requant"
 """The domain of the native operators."""
+
+HOMES = {
+    "calibration": ("Calibrator",),
+    "quantize": (
+        "Comparison",
+        "Options",
+        "Result",
+        "TransformOptions",
+        "compare_models",
+        "quantize_model",
+        "transform_model",
+    ),
+}
+"""The package of each name that is imported when it is used first."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `HOMES`, or read the version of the installed package."""
+    home = next((package for package, names in HOMES.items() if name in names), None)
+    if home is not None:
+        from importlib import import_module
+
+        return globals().setdefault(name, getattr(import_module(f"{__name__}.{home}"), name))
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return globals().setdefault(name, version("requant"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names, imported or not."""
+    return sorted({*globals(), *__all__})
 
 
 class RequantError(Exception):

@@ -9,7 +9,7 @@ import click
 from requant.quantize.commands.app import Commands
 
 MODULES = {
-    "app": ("completion",),
+    "app": ("completion", "help"),
     "calibrate": ("calibrate",),
     "check": ("check", "init"),
     "quantize": ("compare", "costs", "ops", "quantize", "report", "sensitivity"),

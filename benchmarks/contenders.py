@@ -370,8 +370,8 @@ def ours(
     )
     result = quantize_model(model, load_feeds(feeds), output, options)
     report = result.to_json()
-    kept = ("latency", "verdict", "mac_share_int8")
-    return {"predicted_ms": getattr(result, "predicted_ms", None), **{name: report[name] for name in kept}}
+    kept = {name: report[name] for name in ("latency", "mac_share_int8")}
+    return {"predicted_ms": getattr(result, "predicted_ms", None), "verdict": report["why_not"], **kept}
 
 
 def configured(model: str, feeds: str, output: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,7 +380,7 @@ def configured(model: str, feeds: str, output: str, options: Mapping[str, Any]) 
 
     values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
     report = quantize_model(model, load_feeds(feeds), output, Options(force=True, **values)).to_json()
-    return {name: report[name] for name in ("verdict", "mac_share_int8", "float_nodes")}
+    return {"verdict": report["why_not"], **{name: report[name] for name in ("mac_share_int8", "float_nodes")}}
 
 
 def clocked(what: str, **arguments: Any) -> dict[str, Any]:

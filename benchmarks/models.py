@@ -214,20 +214,20 @@ def requant(*arguments: str, accepted: Sequence[int] = (0,)) -> str:
 
 
 def by_default(job: Job, output: Path) -> str:
-    """Quantize with the data of the task; return the verdict."""
+    """Quantize with the data of the task; return why the output is not INT8."""
     return quantized(job, output, "--data", job.data)
 
 
 def dynamically(job: Job, output: Path) -> str:
-    """Quantize without data; return the verdict."""
+    """Quantize without data; return why the output is not INT8."""
     return quantized(job, output, "--dynamic")
 
 
 def quantized(job: Job, output: Path, *options: str) -> str:
-    """Run ``requant quantize`` and return the verdict. With exit code 1 the output is a float model."""
+    """Run ``requant quantize`` and return why the output is not INT8. With exit code 1 the output is a float model."""
     command = ["quantize", str(job.model), "-o", str(output), "--json", "--force", *options, *job.options]
     printed = json.loads(requant(*command, accepted=(0, 1)))
-    return str(printed.get("verdict") or "")
+    return str(printed.get("why_not") or "")
 
 
 def with_runtime(function: str) -> Callable[[Job, Path], str]:

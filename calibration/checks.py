@@ -207,7 +207,9 @@ def _dead_channels(seen: Observations) -> list[Finding]:
     if not worst:
         return []
     shown = ", ".join(f"{dead[name]} of {seen.channels[name].lo.size} of {name!r}" for name in worst[:SHOWN])
-    more = f", and {sum(dead[name] for name in worst[SHOWN:])} of {len(worst) - SHOWN} more" if worst[SHOWN:] else ""
+    rest = len(worst) - SHOWN
+    count = sum(dead[name] for name in worst[SHOWN:])
+    more = f", and {count} channels of {rest} more tensor{'s' if rest > 1 else ''}" if rest > 0 else ""
     return [Finding("constant", worst[0], f"channels that are constant in all samples: {shown}{more}", "note")]
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .tools.inspect.diff_graphs import Ignored
     from .tools.inspect.inspect import Inspection, inspect_model
     from .tools.sensitivity import measure_sensitivity
+    from .tools.transform import Transformed, TransformOptions, transform_model
 
 __all__ = [
     "Accuracy",
@@ -56,6 +57,8 @@ __all__ = [
     "Sensitivity",
     "Strategy",
     "TensorRow",
+    "TransformOptions",
+    "Transformed",
     "UnitRow",
     "bench_model",
     "calibrate_model",
@@ -72,6 +75,7 @@ __all__ = [
     "merge_ranges",
     "quantize_model",
     "search_model",
+    "transform_model",
 ]
 
 HOMES = {
@@ -97,6 +101,7 @@ HOMES = {
     ".sensitivity.result": ("Sensitivity", "TensorRow", "UnitRow"),
     ".tools.sensitivity": ("measure_sensitivity",),
     ".model.shapes": ("Lengths",),
+    ".tools.transform": ("TransformOptions", "Transformed", "transform_model"),
 }
 """The module of each name, imported when the name is wanted first: of a part, the rest is not paid for."""
 

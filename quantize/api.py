@@ -43,7 +43,7 @@ def quantize_model(
     The steps: simplify the model, observe ranges on the data, decide which units become int8, emit the INT8 model, and
     compare it with the original on samples that gave no ranges. Where INT8 misses the promise of accuracy (`promise`),
     units become float until it keeps it. Where INT8 still misses it, or is not faster on this machine (`WORTHWHILE`),
-    the simplified float model is written and the result has a verdict, unless ``force_int8`` is set.
+    the simplified float model is written and `Result.why_not` says why, unless ``force_int8`` is set.
 
     Args:
         model: Path of the float model.
@@ -88,8 +88,8 @@ def search_model(
     """Find the fastest INT8 model that keeps a metric, and write it.
 
     A model is always written. Where no model keeps the metric, it is the model with the best score. Where the fastest
-    model that keeps it is not faster than float (`WORTHWHILE`), it is the simplified float model. Both have a verdict.
-    `Result.search` lists all models that were tried. The same call continues an interrupted search.
+    model that keeps it is not faster than float (`WORTHWHILE`), it is the simplified float model. `Result.why_not` then
+    says why, and `Result.search` lists all models that were tried. The same call continues an interrupted search.
 
     Args:
         model: Path of the float model.
@@ -124,8 +124,8 @@ def search_model(
         state.unlink(missing_ok=True)
     if frontier.best is None and frontier.most_accurate is not None:
         best, bar = frontier.most_accurate.value, frontier.bar
-        verdict = f"no int8 model keeps {frontier.metric} at {bar:.6g}: the output has {best:.6g}"
-        return replace(result, verdict=verdict)
+        why_not = f"no int8 model keeps {frontier.metric} at {bar:.6g}: the output has {best:.6g}"
+        return replace(result, why_not=why_not)
     return result
 
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..calibration.checks import Finding
 from .accuracy.outputs import Accuracy, accuracy_json
 from .accuracy.promise import Promise
+from .accuracy.shown import as_html, as_text
+from .accuracy.verdict import (
+    MISSED,
+    NOT_INT8,
+    Row,
+    accuracy_rows,
+    answers_lost,
+    data_row,
+    decibels_text,
+    latency_rows,
+    promise_row,
+    score_lost,
+    size_row,
+    verdict,
+)
 from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
 from .runtime.timing import Latency, latency_json
@@ -46,7 +62,7 @@ class Result:
         int8_bytes: Size of the output with its external data.
         pipeline: The transforms in order, in canonical form, and ``insert_qdq``, which applies the plan.
         notes: Deviations from the request or the plan, a sentence each.
-        verdict: Why the output is not the requested INT8 model; empty otherwise.
+        why_not: Why the output is not the requested INT8 model; empty otherwise.
         rejected: Accuracy of the rejected INT8 model, if any, and its latency at the first batch size.
         rejected_latencies: Latency of the rejected INT8 model at each batch size; empty without one.
         findings: Warnings and notes about the calibration data, warnings first.
@@ -76,7 +92,7 @@ class Result:
     int8_bytes: int
     pipeline: str
     notes: tuple[str, ...] = ()
-    verdict: str = ""
+    why_not: str = ""
     rejected: tuple[Accuracy, Latency] | None = None
     rejected_latencies: tuple[Latency, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -87,6 +103,52 @@ class Result:
     seconds: Mapping[str, float] = field(default_factory=dict)
     native: NativeUse | None = None
     promise: Promise | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence; it begins with ``NOT INT8`` where the float model was written."""
+        if self.why_not:
+            return f"{MISSED if self.missed_goal else NOT_INT8}: {self.why_not}"
+        if self.search is not None and self.search.best is not None:
+            scores = f"{self.search.before:.6g}", f"{self.search.best.value:.6g}"
+            lost = score_lost(self.search.metric, scores, "evaluation data")
+        elif self.random:
+            lost = "accuracy not measured"
+        else:
+            lost = answers_lost(self.accuracy, self.measured_on)
+        return verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost)
+
+    @property
+    def missed_goal(self) -> bool:
+        """Whether the output is the best INT8 model of a search in which no model kept the metric."""
+        return bool(self.why_not and self.search is not None and self.search.best is None and self.search.points)
+
+    @property
+    def random(self) -> bool:
+        """Whether the models were run on random inputs, which say nothing about accuracy."""
+        return self.samples > 0 and self.promise is None
+
+    @property
+    def measured_on(self) -> str:
+        """The data of the accuracy, in words."""
+        if not self.samples or self.random:
+            return "random inputs" if self.samples else "no data"
+        if self.ranges:
+            return "data that gave no ranges"
+        return "held-out calibration data" if self.promise is not None and self.promise.apart else "calibration data"
+
+    def rows(self) -> list[Row]:
+        """Return the table: a name and a value in each row."""
+        return list(_rows(self))
+
+    def __str__(self) -> str:
+        """Return the verdict and the table, as plain text."""
+        return as_text(self.verdict, self.rows())
+
+    def _repr_html_(self) -> str:
+        """Return the verdict, a plot of the latencies and the table, for a notebook."""
+        second = "INT8" if self.int8_nodes else "output"
+        return as_html(self.verdict, self.rows(), self.latencies, second)
 
     @property
     def latency(self) -> Latency | None:
@@ -114,6 +176,7 @@ class Result:
             "output": self.output,
             "format": self.format,
             "verdict": self.verdict,
+            "why_not": self.why_not,
             "notes": list(self.notes),
             "findings": [finding.to_json() for finding in self.findings],
             "int8_nodes": self.int8_nodes,
@@ -148,6 +211,127 @@ class Result:
                 **_latencies_json(self.rejected_latencies),
             },
         }
+
+
+SLOWEST = 3  # stages whose time is shown
+REASONS = 12  # rows about float nodes; the other nodes are counted
+
+
+def _rows(result: Result) -> Iterator[Row]:
+    """Yield the rows of the table of a result; each fact once."""
+    yield "output", result.output + _form(result)
+    forms = ", ".join(f"{count} {form}" for form, count in result.forms.items())
+    total = result.int8_nodes + len(result.float_nodes)
+    yield "int8 nodes", f"{result.int8_nodes} of {total}" + (f" (units: {forms})" if forms else "")
+    kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
+    listed = f" ({kernels})" if kernels else ""
+    yield "integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates{listed}"
+    if result.ranges:
+        yield "ranges", result.ranges
+    yield from _accuracy(result)
+    for timed in result.latencies:
+        yield from latency_rows(timed)
+    yield from _native(result)
+    yield from _placement(result)
+    yield from _effort(result)
+    if result.relieved:
+        channels = sum(result.relieved.values())
+        yield "16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range"
+    yield size_row(result.float_bytes, result.int8_bytes)
+    yield from _rejected(result)
+    yield from _in_float(result)
+    for note in result.notes:
+        yield "note", note
+
+
+def _form(result: Result) -> str:
+    """Return what the output is, in parentheses."""
+    if result.why_not and not result.missed_goal:
+        return "" if result.int8_nodes else " (float)"
+    return f" ({result.format})"
+
+
+def _accuracy(result: Result) -> Iterator[Row]:
+    """Yield the accuracy, each number with its data; of random inputs only the SQNR."""
+    where = result.measured_on
+    if not result.samples:
+        return
+    if result.random:
+        for name, value in result.accuracy.sqnr_db.items():
+            yield "SQNR", f"{decibels_text(value)} at {name} ({where})"
+        return
+    yield data_row(result.samples, result.data)
+    if result.promise is not None:
+        yield promise_row(result.promise, where)
+    yield from accuracy_rows(result.accuracy, where, result.promise.judge if result.promise is not None else "")
+
+
+def _rejected(result: Result) -> Iterator[Row]:
+    """Yield the accuracy and the latency of the INT8 model that was not written."""
+    if result.rejected is None:
+        return
+    rows = list(accuracy_rows(result.rejected[0], result.measured_on))
+    rows += (row for timed in result.rejected_latencies for row in latency_rows(timed))
+    yield from ((f"rejected {name}" if name else "", value) for name, value in rows)
+
+
+def _native(result: Result) -> Iterator[Row]:
+    """Yield the native operators, the library that they need, and the time without it."""
+    native = result.native
+    if native is None:
+        return
+    joined = f", {native.joined} of them in one operator with a convolution" if native.joined else ""
+    library = f"register {native.library}" if native.library else "their library is not here"
+    yield "native", f"{native.units} units{joined}; {library}, see 'requant kernels'"
+    if native.stock_ms is not None and result.latency is not None:
+        ratio = result.latency.float_ms / native.stock_ms
+        yield "", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x"
+
+
+def _placement(result: Result) -> Iterator[Row]:
+    """Yield the method of placement, its trials, and the predicted time."""
+    placement = result.placement
+    tried = ", ".join(f"{name} {ms:.2f} ms" for name, ms in placement.tried.items())
+    predicted = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
+    if not placement.served:
+        relieved = "; then units to float for accuracy" if placement.relieved else ""
+        yield "placement", placement.how + (f" ({tried})" if tried else "") + predicted + relieved
+        return
+    first = placement.served[0]
+    yield "placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans"
+    for each in placement.served:
+        other = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
+        yield f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{other}"
+
+
+def _effort(result: Result) -> Iterator[Row]:
+    """Yield the effort, its corrections, and the slowest stages."""
+    if not result.seconds:
+        return
+    spent = sorted(((took, stage) for stage, took in result.seconds.items() if took >= 1), reverse=True)
+    most = f" ({', '.join(f'{stage} {took:.0f}' for took, stage in spent[:SLOWEST])})" if spent else ""
+    done = f": {', '.join(result.corrections)}" if result.corrections else ""
+    yield "effort", f"{result.effort}{done}; {sum(result.seconds.values()):.0f} s{most}"
+
+
+def _in_float(result: Result) -> Iterator[Row]:
+    """Yield the nodes that stayed float, grouped by operator and reason; a reason in the verdict is not repeated."""
+
+    def group_of(node: FloatNode) -> tuple[str, str]:
+        told = bool(node.reason) and result.why_not.startswith(node.reason)
+        return ("nodes", "see the first line") if told else (node.operator, node.reason)
+
+    groups = Counter(map(group_of, result.float_nodes))
+    example = {group_of(node): node.name for node in reversed(result.float_nodes)}
+    title = "float nodes"
+    for group, count in groups.most_common(REASONS):
+        operator, reason = group
+        named = f"({example[group]})" if count == 1 else f"(such as {example[group]})"
+        yield title, f"{count} {operator} {named}: {reason}"
+        title = ""
+    rest = sum(count for _, count in groups.most_common()[REASONS:])
+    if rest:
+        yield "", f"{rest} for other reasons; --json lists all"
 
 
 def _latencies_json(latencies: Sequence[Latency]) -> dict[str, Any]:

@@ -484,7 +484,7 @@ def test_an_int8_model_that_does_not_run_leaves_the_float_one(tmp_path: Path, mo
     monkeypatch.setattr("requant.quantize.steps.judge.judge_pair", broken)
     model = written(tmp_path, STACK, **WEIGHTS)
     result = quantize_model(model, images(1, 16, 8, 8), tmp_path / "out.onnx", Options(effort="low"))
-    assert result.verdict.startswith("the int8 model does not run: the model: the model fails: of itself")
+    assert result.why_not.startswith("the int8 model does not run: the model: the model fails: of itself")
     assert not result.forms
     assert {p.key for p in onnx.load(tmp_path / "out.onnx").metadata_props} >= {"requant.version", "requant.options"}
 

@@ -60,7 +60,7 @@ def test_a_written_model_stays_as_it_is(model: str, form: str, tmp_path: Path) -
     assert content(simple) == content(int8)
 
     result = quantize_model(int8, data, again, Options(**quick))
-    assert not result.verdict
+    assert not result.why_not
     assert result.notes[0].startswith("nothing left to quantize")
     assert content(again) == content(int8)
 

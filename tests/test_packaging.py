@@ -1,6 +1,7 @@
 """The wheel contains the files of the tree, imports are fast, and the locks agree with the project file."""
 
 import ast
+import dataclasses
 import importlib
 import json
 import os
@@ -13,10 +14,15 @@ import zipfile
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import requant
+from requant.calibration import DataSpec, Execution
+from requant.quantize import Options, Scheme, Selection, TransformOptions
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -94,7 +100,18 @@ def test_type_checkers_see_the_whole_package() -> None:
 
 
 def test_importing_the_root_loads_no_library(tmp_path: Path) -> None:
-    assert libraries_loaded_by("import requant", tmp_path) == set()
+    code = "import requant, requant.quantize; assert {'Options', 'quantize_model'} <= set(dir(requant))"
+    assert libraries_loaded_by(code, tmp_path) == set()
+
+
+def test_the_root_gives_the_names_of_its_packages() -> None:
+    assert {name for names in requant.HOMES.values() for name in names} <= set(requant.__all__)
+    for package, names in requant.HOMES.items():
+        module = importlib.import_module(f"requant.{package}")
+        assert [name for name in names if getattr(requant, name) is not getattr(module, name)] == []
+    assert requant.__version__ == PROJECT["project"]["version"]
+    with pytest.raises(AttributeError, match="no attribute 'quantise_model'"):
+        requant.quantise_model  # noqa: B018
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
@@ -128,6 +145,13 @@ def test_all_is_complete_and_importable(name: str) -> None:
         for alias in node.names
     }
     assert {entry for entry in bound if not entry.startswith("_")} <= set(exported)
+
+
+@pytest.mark.parametrize("options", [Options, Selection, Scheme, Execution, DataSpec, TransformOptions])
+def test_the_docstring_of_options_describes_each(options: Any) -> None:
+    _, _, attributes = (options.__doc__ or "").partition("Attributes:")
+    described = re.findall(r"^\s+(\w+): \S", attributes, flags=re.MULTILINE)
+    assert [field.name for field in dataclasses.fields(options) if field.name not in described] == []
 
 
 def test_importing_the_package_registers_every_transform(tmp_path: Path) -> None:

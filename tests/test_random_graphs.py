@@ -771,7 +771,7 @@ def check(case: Case, allowed_error: Allowed) -> Result:
         allowed = allowed_error(case.model, case.feeds, isa=case.options.isa)
         assume(computed_rightly(before, case.feeds, exact, allowed))
         result = quantize_model(before, case.feeds, after, case.options)
-        assert not result.verdict
+        assert not result.why_not
         onnx.checker.check_model(onnx.load(after), full_check=True)
         assert ends(before) == ends(after)
         fused, plain = run(after, case.feeds), run(after, case.feeds, optimize=False)

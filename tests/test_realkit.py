@@ -125,11 +125,11 @@ def test_a_model_with_default_settings_is_as_accurate_and_fast_as_promised(
     output = tmp_path / "int8.onnx"
     result = quantize(task, output, Options())
     before, after = evaluate(task, path_of(task), output)
-    print(f"{task}: {before:.4f} -> {after:.4f}, {result.speedup:.2f}x {result.verdict}")
+    print(f"{task}: {before:.4f} -> {after:.4f}, {result.speedup:.2f}x {result.why_not}")
     if bound.least is not None:
         assert after >= bound.least
     if bound.loss is not None:
         assert after <= before * (1 + bound.loss) if bound.lower else after >= before - bound.loss
     # if int8 is not faster, the result is float with a verdict
-    assert result.verdict or result.speedup > 1.0
+    assert result.why_not or result.speedup > 1.0
     assert result.speedup >= bound.speedup

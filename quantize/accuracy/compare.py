@@ -13,8 +13,8 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
-from ...calibration.state import Link
-from ..model.files import Weights, load_model
+from ...calibration.state import Link, summary
+from ..model.files import Weights, load_model, size_on_disk
 from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.timing import Latency, latency_json, load_name
@@ -23,6 +23,18 @@ from .drop import Versus, versus
 from .metrics import Metric, Scorer, fitted, metric_named, of_reference, score
 from .outputs import Accuracy, accuracy_json
 from .pair import judge_pair, time_models
+from .shown import as_html, as_text
+from .verdict import (
+    Row,
+    accuracy_rows,
+    answers_lost,
+    data_row,
+    latency_rows,
+    metric_rows,
+    size_row,
+    verdict,
+    versus_lost,
+)
 
 Model = str | os.PathLike[str]
 
@@ -36,20 +48,60 @@ class Comparison:
         latencies: At batch 1 and, if requested, at a larger batch; of a decoder, in both regimes.
         metric: The comparison in the requested metric; None without one.
         state: The state that each model carried from sample to sample.
+        data: A description of the data.
+        float_bytes: Size of the float model with its external data.
+        int8_bytes: Size of the INT8 model with its external data.
     """
 
     accuracy: Accuracy
     latencies: tuple[Latency, ...]
     metric: Versus | None = None
     state: tuple[Link, ...] = ()
+    data: str = ""
+    float_bytes: int = 0
+    int8_bytes: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """The comparison in one sentence."""
+        where = self.measured_on
+        lost = answers_lost(self.accuracy, where) if self.metric is None else versus_lost(self.metric, where)
+        return verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost)
+
+    @property
+    def measured_on(self) -> str:
+        """The data in a few words, without their folder."""
+        return self.data.rpartition("/")[2] or self.data
+
+    def rows(self) -> list[Row]:
+        """Return the table: a name and a value in each row."""
+        where = self.measured_on
+        metric = () if self.metric is None else metric_rows(self.metric, where)
+        shown = "" if self.metric is None else self.metric.metric.name
+        rows = [data_row(self.accuracy.samples, self.data), *metric]
+        rows += accuracy_rows(self.accuracy, where, shown)
+        rows += (row for timed in self.latencies for row in latency_rows(timed))
+        rows.append(size_row(self.float_bytes, self.int8_bytes))
+        return rows + ([("state", ", ".join(summary(self.state)))] if self.state else [])
+
+    def __str__(self) -> str:
+        """Return the verdict and the table, as plain text."""
+        return as_text(self.verdict, self.rows())
+
+    def _repr_html_(self) -> str:
+        """Return the verdict, a plot of the latencies and the table, for a notebook."""
+        return as_html(self.verdict, self.rows(), self.latencies)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; values that need labels are null without labels."""
         return {
+            "verdict": self.verdict,
+            "data": self.data,
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
             "state": list(map(str, self.state)),
             "metric": self.metric and self.metric.to_json(),
+            "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
             "latency": latency_json(self.latencies[0]),
             "latency_at_batch": next((latency_json(each) for each in self.latencies if each.batch > 1), None),
             **(
@@ -102,7 +154,8 @@ def compare_models(
         progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
         timed = time_models(models, load.feed, weights=weights, threads=threads, batch=load.batch)
         latencies.append(replace(timed, regime=load.regime))
-    return Comparison(accuracy, tuple(latencies), compared, source.links)
+    sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
+    return Comparison(accuracy, tuple(latencies), compared, source.links, source.description, **sizes)
 
 
 def _report(progress: Progress, source: Source, done: int) -> None:

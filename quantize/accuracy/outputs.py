@@ -104,6 +104,11 @@ class Accuracy:
     class_output: str = ""
 
     @property
+    def changed(self) -> int:
+        """The number of predictions that differ."""
+        return 0 if self.agreement is None else self.predictions - round(self.agreement * self.predictions)
+
+    @property
     def agreement_interval(self) -> Interval | None:
         """The 95 % confidence interval of the agreement; predictions count as independent of each other."""
         return None if self.agreement is None else score_interval(self.agreement, self.predictions)

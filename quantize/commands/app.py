@@ -7,20 +7,27 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ... import RequantError
+from ... import RequantError, UnknownNameError
 from ...system.ending import BROKEN_PIPE, interrupt_behind, interrupted_by, interruption
 from ...system.notes import also_written, forget, note
 from ...system.printable import sentence
+from ..options.option import GROUPS
 from .talk import emit, print_error, printable_streams, say
 
 PATH = click.Path(path_type=Path)
+OTHER = "other"
+SECTIONS = ("quantize", "measure", "look at models", "rewrite models", "continuous integration", OTHER)
+"""The sections of commands in the help of the program."""
+FEW = 12  # options that the help shows without groups
+SENTENCE = 200  # characters of the first sentence of a command's help
+NAMES = 24  # columns of names in the help; a longer name has a line of its own
 TYPED, QUIET, VERBOSE = "requant.typed", "requant.quiet", "requant.verbose"
 """Keys of the context for the command line and for the two switches."""
 
@@ -43,28 +50,75 @@ def _refused(error: click.UsageError) -> click.ClickException:
     return Refusal(f"{error.format_message()} (see '{command} --help')")
 
 
+def _write_sections(formatter: click.HelpFormatter, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Write tables of names and texts below their titles."""
+    for title, records in rows.items():
+        if records:
+            with formatter.section(title.capitalize()):
+                formatter.write_dl(records, col_max=NAMES)
+
+
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     """Store a switch for the whole command line; it may stand before or after the command."""
     key = f"requant.{param.name}"
     ctx.meta[key] = ctx.meta.get(key, False) or value
 
 
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+
+class Grouped(click.Option):
+    """An option with a group in the help of its command, one of `GROUPS`."""
+
+    def __init__(self, *names: Any, group: str = "output", **settings: Any) -> None:
+        """Store the group; the other arguments are those of `click.Option`."""
+        super().__init__(*names, **settings)
+        self.group = group
+
+
+def option(*names: str, group: str = "output", **settings: Any) -> Decorator:
+    """Return `click.option` with the group of the option in the help."""
+    decorator: Decorator = click.option(*names, cls=Grouped, group=group, **settings)
+    return decorator
+
+
 def talk_options() -> list[click.Parameter]:
     """Return the switches of every command: --quiet and --verbose."""
     settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember}
     return [
-        click.Option(["-q", "--quiet"], help="Print only errors on stderr.", **settings),
+        click.Option(["-q", "--quiet"], help="Print only errors, and the JSON of --json.", **settings),
         click.Option(["-v", "--verbose"], help="Print each stage, and the traceback of an error.", **settings),
     ]
 
 
 class Talking(click.Command):
-    """A command with `talk_options`."""
+    """A command with `talk_options`, whose help shows many options in groups.
+
+    Attributes:
+        section: The section of the command in the help of the program, one of `SECTIONS`.
+    """
+
+    def __init__(self, *arguments: Any, section: str = OTHER, **settings: Any) -> None:
+        """Store the section; the other arguments are those of `click.Command`."""
+        super().__init__(*arguments, **settings)
+        self.section = section
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, those of every command among them."""
         *own, helping = super().get_params(ctx)
         return [*own, *talk_options(), helping]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options: in groups if there are many."""
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                rows[getattr(parameter, "group", "output")].append(record)
+        if sum(map(len, rows.values())) <= FEW:
+            rows = {"options": [record for group in rows.values() for record in group]}
+        _write_sections(formatter, rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. With --quiet stderr is closed; an error is printed afterwards."""
@@ -72,6 +126,11 @@ class Talking(click.Command):
             return super().invoke(ctx)
         with open(os.devnull, "w", encoding="utf-8") as silence, redirect_stderr(silence):
             return super().invoke(ctx)
+
+
+def shows_tables() -> bool:
+    """Return whether the running command prints tables: not with --quiet."""
+    return not click.get_current_context().meta.get(QUIET)
 
 
 def _reason(error: RequantError | OSError | MemoryError) -> str:
@@ -86,6 +145,22 @@ class Commands(click.Group):
     """A group whose commands turn a `RequantError` or a wrong command line into a `Refusal`."""
 
     command_class = Talking
+
+    def __init__(self, *arguments: Any, section: str = OTHER, **settings: Any) -> None:
+        """Store the section, see `Talking`; the other arguments are those of `click.Group`."""
+        super().__init__(*arguments, **settings)
+        self.section = section
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in sections, each with the whole first sentence of its help."""
+        rows: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None:
+                rows[getattr(command, "section", OTHER)].append((name, command.get_short_help_str(SENTENCE)))
+        if not any(rows[section] for section in SECTIONS[:-1]):
+            rows = {"commands": rows[OTHER]}
+        _write_sections(formatter, rows)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, those of every command among them."""
@@ -138,7 +213,7 @@ class Commands(click.Group):
 @click.command(cls=Talking)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of SHELL for commands and options.
+    """Print the completion script of SHELL.
 
     \b
     eval "$(requant completion bash)"       # in ~/.bashrc
@@ -150,6 +225,25 @@ def completion(shell: str) -> None:
     completion_class = get_completion_class(shell)
     assert completion_class is not None
     emit(completion_class(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source())
+
+
+@click.command("help", cls=Talking)
+@click.argument("names", metavar="[COMMAND]...", nargs=-1)
+def help_(names: tuple[str, ...]) -> None:
+    """Show the help of COMMAND, or of the program.
+
+    \b
+    requant help quantize
+    """
+    context = click.get_current_context().find_root()
+    for name in names:
+        group = context.command
+        known = group.list_commands(context) if isinstance(group, click.Group) else []
+        command = group.get_command(context, name) if isinstance(group, click.Group) else None
+        if command is None:
+            raise UnknownNameError("command", name, known)
+        context = click.Context(command, info_name=name, parent=context)
+    emit(context.get_help())
 
 
 def is_given(name: str) -> bool:

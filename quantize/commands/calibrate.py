@@ -12,7 +12,7 @@ import click
 
 from ... import RequantError
 from ..options.declared import BATCH, SYMMETRIC, WORKERS
-from .app import PATH, Talking, flag, is_given, shown_progress
+from .app import PATH, Talking, flag, is_given, option, shown_progress
 from .options import (
     click_option,
     force_option,
@@ -34,19 +34,24 @@ UNUSED = ("calibration", "symmetric", "overrides", "batch", "shard", *(row.name 
 """Options without effect on a logging model and on a merge."""
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="quantize")
 @click.argument("files", metavar="MODEL", type=PATH, nargs=-1)
 @source_options()
-@click.option("-o", "--output", type=PATH, help="The range file to write.")
-@click.option("--log", type=PATH, help="The min/max log to write, of a float model or one made by insert_logging.")
-@click.option("--merge", is_flag=True, help="Merge range files, given instead of MODEL; no model is run.")
+@option("-o", "--output", type=PATH, help="The range file to write.")
+@option("--log", type=PATH, help="The min/max log to write, of a float model or one made by insert_logging.")
+@option("--merge", group="data", is_flag=True, help="Merge range files, given instead of MODEL; no model is run.")
 @rule_option
 @click_option(SYMMETRIC)
 @overrides_option
 @samples_option
-@click_option(BATCH, help="Samples per run.")
-@click.option(
-    "--shard", default="1/1", callback=parse_shard, metavar="I/N", help="Run only part I of N of the data; see --merge."
+@click_option(BATCH, group="data", help="Samples per run.")
+@option(
+    "--shard",
+    group="data",
+    default="1/1",
+    callback=parse_shard,
+    metavar="I/N",
+    help="Run only part I of N of the data; see --merge.",
 )
 @given_options(WORKERS, into="workers")
 @json_option
@@ -71,12 +76,8 @@ def calibrate(
 
     \b
     requant calibrate model.onnx --data calib.npz -o ranges.json
-    requant calibrate model.onnx --data calib.npz -o ranges.json --log min_max.log
-    requant calibrate model.onnx --data calib.npz -o a.json --shard 1/2
-    requant calibrate --merge a.json b.json -o ranges.json
-    requant calibrate model.onnx --data calib.npz -o ranges.json --executor dask --scheduler tcp://host:8786
 
-    To resume an interrupted run, give the same command again.
+    To resume an interrupted run, give the same command again. See docs/calibration.md.
     """
     from .. import Options, Scheme
     from ..model.files import check_output

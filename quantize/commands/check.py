@@ -9,30 +9,28 @@ from typing import Any
 import click
 
 from ..options.declared import CHECK, JSON
-from .app import PATH, Talking, shown_progress
+from .app import PATH, Talking, option, shown_progress, shows_tables
 from .options import force_option, given_options, json_option
 from .talk import emit, print_json, say
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="continuous integration")
 @click.argument("project", type=PATH, required=False)
-@click.option("--float", "float", metavar="FLOAT", help="The float model.")
-@click.option("--model", metavar="INT8", help="The INT8 model that was made from it.")
-@click.option("--update", is_flag=True, help="Write the baseline instead of comparing with it.")
+@option("--float", "float", group="data", metavar="FLOAT", help="The float model.")
+@option("--model", group="data", metavar="INT8", help="The INT8 model that was made from it.")
+@option("--update", is_flag=True, help="Write the baseline instead of comparing with it.")
 @given_options((row for row in CHECK if row is not JSON), into="values")
 @json_option
 def check(
     project: Path | None, float: str | None, model: str | None, update: bool, values: dict[str, Any], as_json: bool
 ) -> None:
-    """Compare an INT8 model with its baseline: accuracy, speed, integer share, size. Exit code 1: worse.
-
-    PROJECT is a requant.toml, see 'requant init'; with it the model is quantized first. See docs/ci.md.
+    """Check an INT8 model against its baseline; exit code 1: worse.
 
     \b
     requant check --float model.onnx --model model_int8.onnx --data test.npz --update
-    requant check --float model.onnx --model model_int8.onnx --data test.npz
-    requant check --float model.onnx --model model_int8.onnx --data test.npz --metric top1 --tolerance top1=0.3%
-    requant check requant.toml --junit requant.xml --json
+
+    Accuracy, speed, the share of integer kernels and size are compared. PROJECT is a requant.toml, see 'requant init';
+    with it the model is quantized first. See docs/ci.md.
     """
     from ..console.checked import print_check
     from ..gate.outputs import github_lines, write_outputs
@@ -44,7 +42,8 @@ def check(
     as_json = as_json or requested.check.get("json", False)
     with shown_progress() as progress:
         result = check_project(requested, update=update, progress=progress)
-    print_check(result)
+    if shows_tables():
+        print_check(result, err=as_json)
     write_outputs(result, requested.file("junit"), requested.file("markdown"), os.environ)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github_lines(result):
@@ -55,16 +54,15 @@ def check(
         click.get_current_context().exit(1)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="continuous integration")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, default="requant.toml", show_default=True, help="The project to write.")
+@option("-o", "--output", type=PATH, default="requant.toml", show_default=True, help="The project to write.")
 @force_option
 def init(model: Path, output: Path, force: bool) -> None:
-    """Write a commented requant.toml for MODEL: the project of 'requant check requant.toml'.
+    """Write a commented requant.toml for MODEL, for 'requant check'.
 
     \b
     requant init model.onnx
-    requant init models/model.onnx -o models/requant.toml --force
     """
     from ...calibration.files import write_atomically
     from ..model.files import check_output

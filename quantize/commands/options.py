@@ -21,14 +21,10 @@ from ..options.declared import (
     READING,
     SAMPLES,
     THREADS,
-    Kind,
-    Option,
 )
+from ..options.option import Kind, Option
 from ..options.tables import check_value
-from .app import is_given
-
-Command = Callable[..., Any]
-Decorator = Callable[[Command], Command]
+from .app import Command, Decorator, is_given, option
 
 
 def _type(option: Option) -> click.ParamType[Any] | None:
@@ -71,28 +67,28 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return values_by_name
 
 
-def click_option(option: Option, **settings: Any) -> Decorator:
+def click_option(declared: Option, **settings: Any) -> Decorator:
     """Return the click decorator of a declared option.
 
     Args:
-        option: The option.
+        declared: The option.
         settings: Arguments of `click.option` that replace those of the declaration.
     """
-    text = option.help if option.help.endswith(".") else f"{option.help}."
-    unset = f"[default: {option.unset}]" if option.unset else ""
-    plain: dict[str, Any] = {"help": " ".join(filter(None, (text, option.more, unset)))}
-    if option.kind is Kind.FLAG:
+    text = declared.help if declared.help.endswith(".") else f"{declared.help}."
+    unset = f"[default: {declared.unset}]" if declared.unset else ""
+    plain: dict[str, Any] = {"help": " ".join(filter(None, (text, declared.more, unset)))}
+    if declared.kind is Kind.FLAG:
         plain["is_flag"] = True
     else:
         plain |= {
-            "type": _type(option),
-            "metavar": option.metavar,
-            "default": option.default,
-            "show_default": option.default is not None,
-            "multiple": option.kind in (Kind.EACH, Kind.TABLE),
-            "callback": pairs if option.kind is Kind.TABLE else _read(option),
+            "type": _type(declared),
+            "metavar": declared.metavar,
+            "default": declared.default,
+            "show_default": declared.default is not None,
+            "multiple": declared.kind in (Kind.EACH, Kind.TABLE),
+            "callback": pairs if declared.kind is Kind.TABLE else _read(declared),
         }
-    return click.option(option.flag, option.name, **{**plain, **settings})
+    return option(declared.flag, declared.name, **{"group": declared.group, **plain, **settings})
 
 
 def given_options(options: Iterable[Option], into: str) -> Decorator:
@@ -148,8 +144,15 @@ def parse_shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple
 def lengths_options(command: Command) -> Command:
     """Declare the lengths of the free axes of inputs; the command gets `Lengths` as `lengths`."""
 
-    @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,224,224", help="Shape of an input. Repeatable.")
-    @click.option("--dim", "dims", multiple=True, metavar="AXIS=1", help="Length of a named axis. Repeatable.")
+    @option(
+        "--shape",
+        "shapes",
+        group="data",
+        multiple=True,
+        metavar="NAME=1,3,224,224",
+        help="Shape of an input. Repeatable.",
+    )
+    @option("--dim", "dims", group="data", multiple=True, metavar="AXIS=1", help="Length of a named axis. Repeatable.")
     @functools.wraps(command)
     def measured(*, shapes: tuple[str, ...], dims: tuple[str, ...], **others: Any) -> Any:
         from ..model.shapes import parse_lengths
@@ -159,7 +162,7 @@ def lengths_options(command: Command) -> Command:
     return measured
 
 
-json_option = click.option(JSON.flag, "as_json", is_flag=True, help=JSON.help)
+json_option = option(JSON.flag, "as_json", group=JSON.group, is_flag=True, help=JSON.help)
 force_option = click_option(FORCE)
 external_option = click_option(EXTERNAL_DATA)
 rule_option = click_option(CALIBRATION, help=f"{CALIBRATION.help} [default: auto]")

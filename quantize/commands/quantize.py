@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
-from .app import PATH, TYPED, Commands, Talking, shown_progress
+from .app import PATH, TYPED, Commands, Talking, option, shown_progress, shows_tables
 from .options import (
     click_option,
     force_option,
@@ -27,27 +27,16 @@ if TYPE_CHECKING:
     from ...calibration import DataSpec
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="quantize")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
+@option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
 @given_options(QUANTIZE, into="values")
 @json_option
 def quantize(model: Path, output: Path, values: dict[str, Any], as_json: bool) -> None:
-    """Quantize MODEL with ranges from sample data, measure the result, and write it.
+    """Quantize MODEL, measure the result, and write it.
 
     \b
-    requant quantize resnet.onnx --data calib.npz -o resnet_int8.onnx
-    requant quantize model.onnx --data folder/ -o out.onnx --exclude-ops Add --samples 200
-    requant quantize model.onnx --data reader.py:feeds -o out.onnx --calibration 'percentile(99.99)' --json
-    requant quantize model.onnx --ranges ranges.json -o out.onnx --overrides mine.toml
-    requant quantize bert.onnx --dynamic -o bert_int8.onnx
-    requant quantize model.onnx --data reader.py:feeds -o out.onnx --executor processes --workers 8
-    requant quantize model.onnx --data calib.npz -o out.onnx --effort high
-    requant quantize model.onnx --data calib.npz -o out.onnx --report out.html --report out.json
-    requant quantize model.onnx --data calib.npz -o out.onnx --max-drop 0.5% --metric top1 --eval-data test.npz
-    requant quantize model.onnx --data calib.npz -o out.onnx --batch 1,16
-    requant quantize model.onnx --data calib.npz -o out.onnx --plan edited.plan.json --force
-    requant quantize model.onnx --data calib.npz -o out.onnx --strategy static-float,/head/MatMul=weight-only
+    requant quantize model.onnx --data calib.npz -o model_int8.onnx
 
     If INT8 is not faster on this machine, or ruins the outputs, the simplified float model is written and the exit
     code is 1.
@@ -61,24 +50,25 @@ def quantize(model: Path, output: Path, values: dict[str, Any], as_json: bool) -
         result = request.run(progress)
     if as_json:
         print_json(result.to_json())
-    else:
+    elif shows_tables():
         from ..console.quantized import print_quantized
 
         print_quantized(result)
-    if result.verdict and not values.get("force_int8"):
+    if result.why_not and not values.get("force_int8"):
         click.get_current_context().exit(1)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="look at models")
 @click.argument("records", type=PATH, nargs=-1, required=True)
-@click.option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
+@option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
 @force_option
 def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
-    """Make a page from RECORDS, which 'requant quantize --report RUN.json' writes; several are shown side by side.
+    """Make a page of RECORDS that 'quantize --report' wrote.
 
     \b
-    requant report run.json -o run.html
-    requant report minmax.json auto.json high.json -o compared.html --force
+    requant report minmax.json auto.json -o compared.html
+
+    Several records are shown side by side.
     """
     from ..report import report_runs
 
@@ -86,11 +76,11 @@ def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
     say(f"{output}: {', '.join(record.name for record in runs)}", err=True)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="measure")
 @click.argument("float_model", metavar="FLOAT", type=PATH)
 @click.argument("int8_model", metavar="INT8", type=PATH)
 @source_options(required=True)
-@click.option("--metric", metavar="M", help=METRICS)
+@option("--metric", group="accuracy", metavar="M", help=METRICS)
 @lower_option
 @click_option(BATCH, help="Also time runs of N items.")
 @threads_option
@@ -105,13 +95,10 @@ def compare(
     threads: int,
     as_json: bool,
 ) -> None:
-    """Compare INT8 with FLOAT: agreement, broken and fixed items, SQNR, latency.
+    """Compare INT8 with FLOAT: accuracy, noise and latency.
 
     \b
-    requant compare model.onnx model_int8.onnx --data test.npz --batch 128
-    requant compare model.onnx model_int8.onnx --data test.py:samples --json
-    requant compare model.onnx model_int8.onnx --data test.npz --metric perplexity
-    requant compare model.onnx model_int8.onnx --data test.npz --metric mine.py:error --lower
+    requant compare model.onnx model_int8.onnx --data test.npz
     """
     from .. import compare_models
     from ..accuracy.metrics import metric_named
@@ -125,35 +112,35 @@ def compare(
         )
     if as_json:
         print_json(comparison.to_json())
-    else:
+    elif shows_tables():
         from ..console.quantized import print_comparison
 
         print_comparison(comparison)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="look at models")
 @click.argument("name", required=False)
 @json_option
 def ops(name: str | None, as_json: bool) -> None:
-    """Show the int8 forms of each operator, or of NAME, on the installed runtime, with reasons.
+    """Show what each operator becomes in int8, and why.
 
     \b
-    requant ops
     requant ops MatMul
-    requant ops --json
+
+    Without NAME all operators are listed. The kernels are those of the installed runtime.
     """
     from ..tools.inspect.operators import operators
 
     rows = operators(name)
     if as_json:
         print_json({facts.name: facts.to_json() for facts in rows})
-    else:
+    elif shows_tables():
         from ..console.quantized import print_operators
 
         print_operators(rows)
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, section="quantize")
 def costs() -> None:
     """Show, measure or remove the costs of units on this machine.
 
@@ -177,7 +164,7 @@ def show_costs(as_json: bool) -> None:
     cached = kept()
     if as_json:
         print_json({"costs": [each.to_json() for each in cached]})
-    else:
+    elif shows_tables():
         from ..console.quantized import print_costs
 
         print_costs(cached)
@@ -198,7 +185,7 @@ def clear_costs() -> None:
 @costs.command("measure")
 @click.argument("model", type=PATH)
 @source_options(required=True)
-@click.option("-o", "--output", type=PATH, required=True, help="The file of costs to write.")
+@option("-o", "--output", type=PATH, required=True, help="The file of costs to write.")
 @samples_option
 @click_option(BATCHES, help="Items per run; costs of several sizes go into one file.")
 @threads_option
@@ -229,21 +216,31 @@ def measure_costs(
     say(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="quantize")
 @click.argument("model", type=PATH)
 @source_options(required=True)
-@click.option(
-    "--samples", type=click.IntRange(1), default=4, show_default=True, help="Samples of each trial, evenly spaced."
+@option(
+    "--samples",
+    group="data",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Samples of each trial, evenly spaced.",
 )
-@click.option(
-    "--calibration-samples", type=click.IntRange(1), metavar="N", help="Samples for the ranges. [default: all]"
+@option(
+    "--calibration-samples",
+    group="data",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Samples for the ranges. [default: all]",
 )
 @rule_option
-@click.option("--units", "only_units", is_flag=True, help="Try units only.")
-@click.option("--tensors", "only_tensors", is_flag=True, help="Try tensors only.")
-@click.option("--all", "everything", is_flag=True, help="Show all rows, not only the worst.")
-@click.option("--fresh", is_flag=True, help="Ignore cached trials.")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="A JSON file to write.")
+@option("--units", "only_units", group="advanced", is_flag=True, help="Try units only.")
+@option("--tensors", "only_tensors", group="advanced", is_flag=True, help="Try tensors only.")
+@option("--all", "everything", is_flag=True, help="Show all rows, not only the worst.")
+@option("--fresh", group="advanced", is_flag=True, help="Ignore cached trials.")
+@option("-o", "--output", type=PATH, metavar="FILE", help="A JSON file to write.")
 @json_option
 @force_option
 def sensitivity(
@@ -260,14 +257,13 @@ def sensitivity(
     as_json: bool,
     force: bool,
 ) -> None:
-    """Show which units and tensors of MODEL lose most accuracy in integers, each tried alone, and why.
+    """Show which units and tensors lose most accuracy in int8.
 
     \b
     requant sensitivity model.onnx --data calib.npz
-    requant sensitivity model.onnx --data folder/ --samples 8 --tensors --all
-    requant sensitivity model.onnx --data calib.npz -o evidence.json --json
 
-    Trials are cached in the user's cache folder, so an interrupted run can be resumed; see docs/sensitivity.md.
+    Each is tried alone. Trials are cached in the user's cache folder, so an interrupted run can be resumed; see
+    docs/sensitivity.md.
     """
     from .. import Options, measure_sensitivity
     from ..model.files import check_output
@@ -291,7 +287,7 @@ def sensitivity(
         say(f"{output}: {len(result.units)} units, {len(result.tensors)} tensors", err=True)
     if as_json:
         print_json(result.to_json())
-    else:
+    elif shows_tables():
         from ..console.sensitivity import print_sensitivity
 
         print_sensitivity(result, everything=everything)

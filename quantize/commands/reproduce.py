@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..options.declared import DATA
-from .app import PATH, Talking, shown_progress
+from .app import PATH, Talking, option, shown_progress
 from .options import force_option, json_option, source_options
 from .talk import print_json, say
 
@@ -16,16 +16,21 @@ if TYPE_CHECKING:
     from ...calibration import DataSpec
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="continuous integration")
 @click.argument("model", type=PATH)
-@click.option(
-    "--model", "source", type=PATH, metavar="FLOAT", help="The float model. [default: the recorded name, beside MODEL]"
+@option(
+    "--model",
+    "source",
+    group="data",
+    type=PATH,
+    metavar="FLOAT",
+    help="The float model. [default: the recorded name, beside MODEL]",
 )
 @source_options(f"The data that MODEL was made with. {DATA.help}")
-@click.option("--ranges", type=PATH, metavar="FILE", help="The range file or log that MODEL was made with.")
-@click.option("--plan", type=PATH, metavar="FILE", help="The plan of MODEL. [default: the plan file beside it]")
-@click.option("-o", "--output", type=PATH, help="Where to write the remade model.")
-@click.option("--all", "everything", is_flag=True, help="Show every difference, not only the first of each kind.")
+@option("--ranges", group="data", type=PATH, metavar="FILE", help="The range file or log that MODEL was made with.")
+@option("--plan", group="data", type=PATH, metavar="FILE", help="The plan of MODEL. [default: the plan file beside it]")
+@option("-o", "--output", type=PATH, help="Where to write the remade model.")
+@option("--all", "everything", is_flag=True, help="Show every difference, not only the first of each kind.")
 @json_option
 @force_option
 def reproduce(
@@ -39,15 +44,13 @@ def reproduce(
     as_json: bool,
     force: bool,
 ) -> None:
-    """Make MODEL again from its metadata and plan, and compare the bytes. Exit code 0: equal; 1: different.
+    """Make MODEL again, and compare the bytes.
 
     \b
     requant reproduce model_int8.onnx --data calib.npz
-    requant reproduce model_int8.onnx --model model.onnx --data calib.npz --json
-    requant reproduce bert_int8.onnx --model bert.onnx
-    requant reproduce out.onnx --model in.onnx -o again.onnx
 
-    MODEL was written by 'requant quantize' or 'requant transform'. Nothing is timed; see docs/tools.md.
+    Exit code 0: equal; 1: different. MODEL was written by 'requant quantize' or 'requant transform'; its metadata and
+    plan say how. Nothing is timed; see docs/tools.md.
     """
     from ..console.differences import difference_lines
     from ..tools.reproduce import Inputs, reproduce_model

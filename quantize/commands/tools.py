@@ -9,7 +9,7 @@ import click
 
 from ... import RequantError
 from ..options.declared import BATCH, SOURCES
-from .app import PATH, Talking, is_given, shown_progress
+from .app import PATH, Talking, is_given, option, shown_progress, shows_tables
 from .options import click_option, force_option, json_option, lengths_options, source_options, threads_option
 from .talk import print_json, say
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from ..model.shapes import Lengths
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="look at models")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
-@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+@option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
+@option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @force_option
 def view(model: Path, output: Path, opened: bool, force: bool) -> None:
-    """Write a page with the graph of MODEL, which may be any ONNX model.
+    """Write a page with the graph of MODEL.
 
     \b
-    requant view model.onnx -o model.html
-    requant view model_int8.onnx -o graph.html --force --open
+    requant view model.onnx -o model.html --open
     """
     from ..report import view_model
 
@@ -38,25 +37,21 @@ def view(model: Path, output: Path, opened: bool, force: bool) -> None:
         click.launch(output.resolve().as_uri())
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="look at models")
 @click.argument("model", type=PATH)
 @lengths_options
 @source_options(f"The first sample gives the lengths of free axes. {SOURCES}")
-@click.option("--nodes", is_flag=True, help="List all nodes with multiply-accumulates and bytes. Needs all lengths.")
-@click.option("--print-structure", "structure", is_flag=True, help="List all nodes with inputs and outputs instead.")
-@click.option("--dot", is_flag=True, help="Print the graph in the DOT language of Graphviz instead.")
+@option("--nodes", is_flag=True, help="List all nodes with multiply-accumulates and bytes. Needs all lengths.")
+@option("--print-structure", "structure", is_flag=True, help="List all nodes with inputs and outputs instead.")
+@option("--dot", is_flag=True, help="Print the graph in the DOT language of Graphviz instead.")
 @json_option
 def inspect(
     model: Path, lengths: Lengths, data: str | DataSpec | None, nodes: bool, structure: bool, dot: bool, as_json: bool
 ) -> None:
-    """Show inputs, operators, parameters, multiply-accumulates, memory and int8 share of MODEL.
+    """Show inputs, operators, size, cost and int8 share of MODEL.
 
     \b
-    requant inspect model.onnx
-    requant inspect model.onnx --dim batch=1 --nodes
-    requant inspect bert.onnx --shape input_ids=1,128 --json
-    requant inspect model_int8.onnx --print-structure
-    requant inspect model_int8.onnx --dot > model.dot
+    requant inspect model.onnx --nodes
 
     The model is not run. Counts that depend on free axes need their lengths: --shape, --dim or --data.
     """
@@ -74,18 +69,18 @@ def inspect(
     elif structure or dot:
         for line in structure_lines(inspection) if structure else dot_lines(inspection):
             say(line)
-    else:
+    elif shows_tables():
         print_inspection(inspection, nodes=nodes)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="look at models")
 @click.argument("first", metavar="A", type=PATH)
 @click.argument("second", metavar="B", type=PATH)
-@click.option("--ignore-names", is_flag=True, help="Ignore names of nodes, inner tensors and free axes.")
-@click.option("--ignore-order", is_flag=True, help="Ignore the order of nodes.")
-@click.option("--ignore-metadata", is_flag=True, help="Ignore metadata, producer and documentation.")
-@click.option("--ignore-versions", is_flag=True, help="Ignore versions of the format and of operator sets.")
-@click.option("--all", "everything", is_flag=True, help="Show every difference, not only the first of each kind.")
+@option("--ignore-names", is_flag=True, help="Ignore names of nodes, inner tensors and free axes.")
+@option("--ignore-order", is_flag=True, help="Ignore the order of nodes.")
+@option("--ignore-metadata", is_flag=True, help="Ignore metadata, producer and documentation.")
+@option("--ignore-versions", is_flag=True, help="Ignore versions of the format and of operator sets.")
+@option("--all", "everything", is_flag=True, help="Show every difference, not only the first of each kind.")
 @json_option
 def diff(
     first: Path,
@@ -97,14 +92,13 @@ def diff(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Show the differences of the models A and B. Exit code 0: equal; 1: different; 2: one is not a model.
+    """Show the differences of the models A and B.
 
     \b
-    requant diff before.onnx after.onnx
-    requant diff before.onnx after.onnx --ignore-names --ignore-order --ignore-metadata
-    requant diff model.onnx model.onnx --json
+    requant diff before.onnx after.onnx --ignore-names
 
-    A line begins with - if only A has the part, with + if only B has it, and with ~ if the part differs.
+    Exit code 0: equal; 1: different; 2: one is not a model. A line begins with - if only A has the part, with + if
+    only B has it, and with ~ if the part differs.
     """
     from ..console.differences import difference_lines
     from ..tools.inspect.diff import diff_models
@@ -123,13 +117,14 @@ def diff(
         click.get_current_context().exit(1)
 
 
-@click.command("compile", cls=Talking)
+@click.command("compile", cls=Talking, section="measure")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="The model to write: .onnx, or .ort for ORT format.")
+@option("-o", "--output", type=PATH, required=True, help="The model to write: .onnx, or .ort for ORT format.")
 @source_options(f"Outputs are compared on these data. {SOURCES} [default: random inputs]")
 @threads_option
-@click.option(
+@option(
     "--kernels",
+    group="speed",
     type=click.Choice(("auto", "native", "stock")),
     default="auto",
     show_default=True,
@@ -140,13 +135,12 @@ def diff(
 def compile_(
     model: Path, output: Path, data: str | DataSpec | None, threads: int, kernels: str, as_json: bool, force: bool
 ) -> None:
-    """Write MODEL as ONNX Runtime optimizes it on this CPU. It loads faster and computes the same.
+    """Write MODEL as ONNX Runtime optimizes it on this CPU.
 
     \b
     requant compile model_int8.onnx -o model_here.onnx
-    requant compile model_int8.onnx -o model_here.ort --data test.npz --json
 
-    Another kind of machine refuses to load the output; see docs/deploy.md.
+    The output loads faster and computes the same. Another kind of machine refuses to load it; see docs/deploy.md.
     """
     from .. import compile_model
 
@@ -154,21 +148,21 @@ def compile_(
         compiled = compile_model(model, output, data, threads=threads, kernels=kernels, force=force, progress=progress)
     if as_json:
         print_json(compiled.to_json())
-    else:
+    elif shows_tables():
         from ..console.timed import print_compiled
 
         print_compiled(compiled)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="measure")
 @json_option
 def kernels(as_json: bool) -> None:
-    """Show the native operators of this machine, and the lines that load them.
+    """Show the native operators of this machine.
 
     \b
     requant kernels
-    requant kernels --json
-    REQUANT_KERNELS_ISA=portable requant kernels
+
+    The lines that load them into a program are shown too.
     """
     from ..kernels.library import Kernels
     from ..kernels.library import kernels as installed
@@ -184,19 +178,30 @@ def kernels(as_json: bool) -> None:
     print_kernels(found)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="measure")
 @click.argument("model", type=PATH)
-@click.option(
-    "--compare", "other", type=PATH, metavar="OTHER", help="A second model, run alternately on the same inputs."
+@option(
+    "--compare",
+    "other",
+    group="data",
+    type=PATH,
+    metavar="OTHER",
+    help="A second model, run alternately on the same inputs.",
 )
 @source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
 @lengths_options
 @click_option(BATCH, help="Items per run.")
 @threads_option
-@click.option("--no-profile", is_flag=True, help="Do not profile the nodes.")
-@click.option("--settings", is_flag=True, help="Search the fastest session options.")
-@click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Time for --settings."
+@option("--no-profile", group="speed", is_flag=True, help="Do not profile the nodes.")
+@option("--settings", group="speed", is_flag=True, help="Search the fastest session options.")
+@option(
+    "--seconds",
+    group="speed",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Time for --settings.",
 )
 @json_option
 def bench(
@@ -214,11 +219,7 @@ def bench(
     """Time MODEL on this machine, then profile its nodes.
 
     \b
-    requant bench model.onnx --data test.npz --batch 16
-    requant bench model_int8.onnx --compare model.onnx --threads 2
-    requant bench bert.onnx --dim sequence=128 --batch 4
-    requant bench model.onnx --settings --json
-    requant bench model.onnx --settings --threads 1
+    requant bench model_int8.onnx --compare model.onnx
 
     Free axes other than the batch need lengths: --shape, --dim or --data. With --settings, --threads fixes the number
     of threads; without it, the number of threads is one of the settings.
@@ -233,27 +234,25 @@ def bench(
         result = bench_model(model, data, load, other=other, search=search, progress=progress)
     if as_json:
         print_json(result.to_json())
-    else:
+    elif shows_tables():
         from ..console.timed import print_bench
 
         print_bench(result)
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="measure")
 @click.argument("model", type=PATH)
 @source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
 @threads_option
-@click.option("--all", "everything", is_flag=True, help="Show every kernel, not only the slowest ones.")
+@option("--all", "everything", is_flag=True, help="Show every kernel, not only the slowest ones.")
 @json_option
 def explain(model: Path, data: str | DataSpec | None, threads: int, everything: bool, as_json: bool) -> None:
-    """Show which kernels MODEL runs on this machine, the time of each, and why it is not faster.
-
-    MODEL may be float, or quantized by any tool; see docs/explain.md.
+    """Show the kernels that MODEL runs here, and why it is slow.
 
     \b
     requant explain model_int8.onnx --data test.npz
-    requant explain theirs.onnx --threads 2 --all
-    requant explain model_int8.onnx --json
+
+    MODEL may be float, or quantized by any tool; see docs/explain.md.
     """
     from ..tools.explain.explain import explain_model
 
@@ -261,7 +260,7 @@ def explain(model: Path, data: str | DataSpec | None, threads: int, everything: 
         found = explain_model(model, data, threads=threads, progress=progress)
     if as_json:
         print_json(found.to_json())
-    else:
+    elif shows_tables():
         from ..console.explained import print_explanation
 
         print_explanation(found, everything=everything)

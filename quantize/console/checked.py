@@ -15,12 +15,17 @@ from .terminal import Terminal, styled
 STYLES: Mapping[Status, str] = {Status.OK: "green", Status.FAIL: "bold red", Status.SKIP: "dim"}
 
 
-def print_check(check: Check) -> None:
-    """Print a table of the lines of a check on stderr, then the reasons."""
-    console = Terminal(err=True)
+def print_check(check: Check, *, err: bool = False) -> None:
+    """Print a table of the lines of a check, then the reasons.
+
+    Args:
+        check: The result of a check.
+        err: Whether to print on stderr instead of stdout.
+    """
+    console = Terminal(err=err)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
-        table.add_column(column, overflow="fold", justify="right" if column in COLUMNS[2:] else "left")
+        table.add_column(column, justify="right" if column in COLUMNS[2:] else "left")
     for line in check.lines:
         mark = styled((MARKS[line.status], STYLES[line.status]))
         table.add_row(mark, line.name, line.baseline, line.measured, line.tolerance)

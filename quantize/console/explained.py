@@ -35,10 +35,10 @@ def _print_kernels(console: Terminal, found: Explanation, rows: int) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for column in ("µs", "share", "MMAC"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("kernel", overflow="fold", min_width=12)
+    table.add_column("kernel")
     table.add_column("precision", no_wrap=True)
     table.add_column("layout", no_wrap=True)
-    table.add_column("node", overflow="fold")
+    table.add_column("node")
     shown = sorted(found.kernels, key=lambda kernel: -kernel.run.microseconds)[:rows]
     for kernel in shown:
         spent = kernel.run.microseconds
@@ -106,10 +106,11 @@ def _print_reasons(console: Terminal, found: Explanation, most: int | None) -> N
         return  # the model is not quantized: one cause below covers all products
     console.print()
     plural = "s" if len(nodes) > 1 else ""
-    table = Table(title=f"{len(nodes)} product{plural} in float", box=None, title_justify="left", pad_edge=False)
+    console.print(f"{len(nodes)} product{plural} in float")
+    table = Table(box=None, pad_edge=False)
     table.add_column("µs", justify="right")
-    table.add_column("node", overflow="fold")
-    table.add_column("why", overflow="fold")
+    table.add_column("node")
+    table.add_column("why")
     for node in nodes[:most]:
         table.add_row(f"{node.microseconds:.0f}", f"{node.op} {node.name}", "; ".join(node.reasons))
     console.print(table)
@@ -122,9 +123,10 @@ def _print_causes(console: Terminal, found: Explanation, most: int | None) -> No
     if not found.causes:
         return
     console.print()
-    table = Table(title="why it is slow", box=None, title_justify="left", pad_edge=False)
+    console.print("why it is slow")
+    table = Table(box=None, pad_edge=False)
     table.add_column("µs", justify="right")
-    table.add_column("cause", overflow="fold")
+    table.add_column("cause")
     for cause in found.causes[:most]:
         table.add_row(f"{cause.microseconds:.0f}", cause.text)
     console.print(table)

@@ -94,7 +94,7 @@ def _node_table(found: Inspection) -> Table:
     table.add_column("runs", justify="right", no_wrap=True)
     for column in ("precision", "operator"):
         table.add_column(column, no_wrap=True)
-    table.add_column("node", overflow="fold")
+    table.add_column("node")
     for node in found.nodes:
         table.add_row(
             f"{node.macs / 1e6:.3f}" if node.macs else "",

@@ -10,7 +10,6 @@ from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
 from .terminal import Terminal
 
 ROWS = 20  # units and tensors in a table without --all
-WIDTH = 80
 
 
 def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
@@ -21,7 +20,6 @@ def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
         everything: Whether to print all rows.
     """
     console = Terminal()
-    console.width = min(console.width, WIDTH)
     console.print(
         f"all in integers: {decibels_text(found.sqnr_db)} dB at the worst of {len(found.outputs)} outputs; "
         f"ranges by {found.calibration} on {found.calibrated} samples, each trial on {found.samples}"
@@ -49,12 +47,13 @@ def decibels_text(value: float | None) -> str:
 
 def _print_units(console: Terminal, found: Sensitivity, rows: int) -> None:
     """Print the table of units."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), title="units, dB", title_justify="left")
+    console.print("units, dB")
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
     for column in ("alone", "gain"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("unit", overflow="fold", max_width=26)
-    table.add_column("operator", no_wrap=True, max_width=12, overflow="ellipsis")
-    table.add_column("evidence", overflow="fold")
+    table.add_column("unit")
+    table.add_column("operator", no_wrap=True)
+    table.add_column("evidence")
     for row in found.units[:rows]:
         table.add_row(decibels_text(row.sqnr_db), _gain(found, row), row.name, row.operator, row.verdict)
     console.print(table)
@@ -63,12 +62,13 @@ def _print_units(console: Terminal, found: Sensitivity, rows: int) -> None:
 
 def _print_tensors(console: Terminal, found: Sensitivity, rows: int) -> None:
     """Print the table of tensors."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), title="tensors, dB", title_justify="left")
+    console.print("tensors, dB")
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
     for column in ("alone", "own"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("tensor", overflow="fold", max_width=26)
+    table.add_column("tensor")
     table.add_column("range", no_wrap=True)
-    table.add_column("evidence", overflow="fold")
+    table.add_column("evidence")
     for row in found.tensors[:rows]:
         table.add_row(
             decibels_text(row.sqnr_db),

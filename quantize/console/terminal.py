@@ -1,20 +1,31 @@
-"""The console of all tables and progress bars: a text is never markup, and always printable."""
+"""The console of all tables and progress bars: a text is never markup, always printable, and broken only at spaces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ...system.printable import CELL, LINE, one_line, printable, printable_lines
 
+UNBROKEN = 100_000
+"""The columns of a stream that is no terminal: no line is folded there."""
+LEAST = 30  # the least width of the last column of a table
+GAP = 2  # spaces between two columns
+WORDS = re.compile(r"\s*(\S+)")
+
 
 class Terminal(Console):
     """A console that prints each `str` as one plain line; `styled` gives a line with styles.
+
+    A terminal folds lines between words. Elsewhere, in a file or a pipe, lines are not folded. No line of a table ends
+    with spaces.
 
     Args:
         err: Whether to print on stderr instead of stdout.
@@ -23,6 +34,13 @@ class Terminal(Console):
     def __init__(self, *, err: bool = False) -> None:
         """Take the stream that is the standard one now."""
         super().__init__(stderr=err, markup=False, emoji=False, highlight=False)
+        if not self.file.isatty():
+            self.width = UNBROKEN
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Print texts and tables; the arguments are those of `Console.print`."""
+        whole = objects if settings.get("soft_wrap") else map(_whole, objects)
+        super().print(*whole, **{"crop": False, **settings})
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """Return a `str`, also a cell of a table, as a printable line."""
@@ -44,6 +62,92 @@ class Terminal(Console):
             self.print(Text(printable(line)), soft_wrap=True)
 
 
+def _whole(renderable: Any) -> Any:
+    """Return what prints a text or a table with whole words; other renderables as they are."""
+    if isinstance(renderable, str | Text):
+        table = Table.grid()
+        table.add_row(renderable)
+        return _Table(table)
+    return _Table(renderable) if isinstance(renderable, Table) else renderable
+
+
+class _Table:
+    """A table without lines that is folded between words, and whose lines do not end with spaces."""
+
+    def __init__(self, table: Table) -> None:
+        """Take a table without lines."""
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of the table."""
+        columns = [[_text(console, cell) for cell in column.cells] for column in self._table.columns]
+        widths = _widths(self._table.columns, columns, options.max_width - GAP * (len(columns) - 1))
+        folded = ([_folded(cell, width) for cell in cells] for cells, width in zip(columns, widths, strict=True))
+        table = Table(box=None, pad_edge=False, show_header=self._table.show_header, header_style="bold")
+        for column in self._table.columns:
+            table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
+        for row in zip(*folded, strict=True):
+            table.add_row(*row)
+        for line in Segment.split_lines(console.render(table, options.update(width=UNBROKEN))):
+            yield from _trimmed(line)
+            yield Segment.line()
+
+
+def _text(console: Console, cell: Any) -> Text:
+    """Return a cell as printable text."""
+    return cell if isinstance(cell, Text) else console.render_str(cell)
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int) -> list[int]:
+    """Return the widths of the columns: the widest ones are narrowed, but not below their longest word.
+
+    A long word of the last column, such as a path, may exceed the width of the terminal.
+
+    Args:
+        columns: The columns.
+        cells: The texts of each column.
+        width: The sum of the widths.
+    """
+    wanted, least = [], []
+    for column, texts in zip(columns, cells, strict=True):
+        lines = [str(column.header), *(line for text in texts for line in text.plain.split("\n"))]
+        wanted.append(max(map(cell_len, lines), default=0))
+        words = lines if column.no_wrap else [word for line in lines for word in line.split()]
+        least.append(max(map(cell_len, words), default=0))
+    least[-1] = min(least[-1], LEAST)
+    for most in range(max(wanted, default=0), 0, -1):
+        widths = [max(low, min(high, most)) for low, high in zip(least, wanted, strict=True)]
+        if sum(widths) <= width:
+            return widths
+    return least
+
+
+def _folded(text: Text, width: int) -> Text:
+    """Return a text with line ends between words; a word that is wider has a line of its own."""
+    folded: list[Text] = []
+    for line in text.split("\n"):
+        starts, column = [], 0
+        for match in WORDS.finditer(line.plain):
+            column += cell_len(match[0])
+            if column > width and column > cell_len(match[0]):
+                starts.append(match.start(1))
+                column = cell_len(match[1])
+        parts = line.divide(starts)
+        for part in parts:
+            part.rstrip()
+        folded += parts
+    return Text("\n").join(folded)
+
+
+def _trimmed(line: list[Segment]) -> Iterator[Segment]:
+    """Yield the segments of a line without the spaces at its end."""
+    while line and not line[-1].text.strip():
+        line = line[:-1]
+    yield from line[:-1]
+    for last in line[-1:]:
+        yield Segment(last.text.rstrip(), last.style, last.control)
+
+
 def styled(*parts: str | tuple[str, str]) -> Text:
     """Return one line made of texts, and of pairs of a text and its style."""
     return Text.assemble(*_short(parts))
@@ -59,14 +163,15 @@ def _short(parts: Iterable[str | tuple[str, str]]) -> Iterator[str | tuple[str, 
         yield text, style
 
 
-def stacked(lines: Iterable[str]) -> Text:
-    """Return a cell of several lines."""
-    return Text("\n".join(map(one_line, lines)))
+def headless(rows: Iterable[tuple[str, str]] = ()) -> Table:
+    """Return a table of two columns without lines and titles: names in bold, and values.
 
-
-def headless() -> Table:
-    """Return a table of two columns without lines and titles: names in bold, and values."""
+    Args:
+        rows: The first rows.
+    """
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, value)
     return table

@@ -16,7 +16,7 @@ from .terminal import Terminal, headless
 
 def print_compiled(found: Compiled) -> None:
     """Print the result of `compile_model`."""
-    console = Terminal(err=True)
+    console = Terminal()
     table = headless()
     target = found.target
     table.add_row("output", f"{found.output} ({found.format})")
@@ -64,7 +64,7 @@ def print_kernels(found: Kernels) -> None:
 
 def print_bench(found: Bench) -> None:
     """Print the result of `bench_model`."""
-    console = Terminal(err=True)
+    console = Terminal()
     threads = "the runtime's threads" if found.threads == 0 else f"{found.threads} thread(s)"
     timed, other = found.timed, found.other
     lines = [f"{timed.model}, batch {found.batch}, {threads}, {found.data}:", _times(timed)]
@@ -108,7 +108,7 @@ def _print_profile(console: Terminal, found: BenchProfile) -> None:
         console.print(title)
         table = _right_aligned("us", "share")
         for column in ("kernel", "node", "problem"):
-            table.add_column(column, overflow="fold")
+            table.add_column(column)
         for one in nodes:
             kernel = one.kernel.removeprefix("com.microsoft.")
             table.add_row(f"{one.microseconds:.0f}", f"{one.share:.1%}", kernel, one.node, one.problem)

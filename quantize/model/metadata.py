@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ... import RequantError
+from ... import RequantError, __version__
 from ...calibration.decoding import convert
 from ...system.values import decode_json
 from ...transforms import METADATA_KEY
@@ -91,7 +91,7 @@ def describe_origin(
     """
     props = model.metadata_props
     props[METADATA_KEY] = " ".join([props.get(METADATA_KEY, ""), *steps]).strip()
-    props[VERSION_KEY] = version("requant")
+    props[VERSION_KEY] = __version__
     props[OPTIONS_KEY] = json.dumps(asked, sort_keys=True)
     props.pop(MADE_KEY, None)
     if qparams:

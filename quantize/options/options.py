@@ -12,8 +12,9 @@ from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
 from ...transforms.qparams import BlockForm, Scheme
-from .declared import FORMATS, KERNELS, PLACES, TARGETS, Strategy, check_batches
+from .declared import FORMATS, KERNELS, PLACES, TARGETS, Strategy
 from .efforts import EFFORTS, chosen
+from .option import check_batches
 from .selection import Selection
 
 

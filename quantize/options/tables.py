@@ -7,7 +7,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from ... import RequantError, UnknownNameError
-from .declared import Kind, Option
+from .option import Kind, Option
 
 
 def check_values(table: str, values: Mapping[str, Any], keys: Iterable[Option]) -> Mapping[str, Any]:

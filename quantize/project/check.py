@@ -14,7 +14,8 @@ from ...calibration import DataSpec
 from ..gate.judge import Line, Status
 from ..gate.run import Check, CheckOptions, judged, ready
 from ..options.build import build_data
-from ..options.declared import CHECK, QUANTIZE, Kind
+from ..options.declared import CHECK, QUANTIZE
+from ..options.option import Kind
 from ..runtime.progress import Progress, silent
 from .file import Project, requested_project
 
@@ -105,8 +106,8 @@ def _quantized(project: Project) -> Result:
 
 def _verdict(result: Result) -> Iterator[Line]:
     """Yield a line that fails if the output is not the requested INT8 model."""
-    if result.verdict:
-        yield Line(name="quantize", status=Status.FAIL, baseline="int8", measured="other", reason=result.verdict)
+    if result.why_not:
+        yield Line(name="quantize", status=Status.FAIL, baseline="int8", measured="other", reason=result.why_not)
 
 
 def quantize_arguments(project: Project) -> list[str]:

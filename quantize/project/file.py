@@ -11,7 +11,8 @@ from typing import Any
 from ... import RequantError
 from ...calibration.decoding import load_toml
 from ..gate.lock import check_writable
-from ..options.declared import BASELINE, CHECK, QUANTIZE, Kind, Option
+from ..options.declared import BASELINE, CHECK, QUANTIZE
+from ..options.option import Kind, Option
 from ..options.tables import check_values
 
 NAME = "requant.toml"

@@ -11,7 +11,8 @@ from ...calibration.session import InputSpec, input_specs, open_session
 from ...system.printable import CELL, is_utf8, one_line, printable, quoted
 from ..gate.baseline import Tolerances
 from ..model.files import load_model
-from ..options.declared import CHECK, QUANTIZE, Kind, Option
+from ..options.declared import CHECK, QUANTIZE
+from ..options.option import Kind, Option
 from .file import NAME
 
 

@@ -77,7 +77,7 @@ def collect(run: Run, command: str = "") -> Record:
         tensors=tensors,
         weights=tried("weights", lambda: weights_of(job.simple), none) if not job.weights.large else (),
         times=tried("times", lambda: _times(job, plan, kernels), none),
-        judged=tried("samples", lambda: judged_of(job, run.trial.candidate), None),
+        judged=tried("samples", lambda: judged_of(job, run.trial), None),
         pipeline=tried("transforms", lambda: _steps(job, result), none),
         environment=tried("environment", lambda: _environment(job), no_facts),
         remarks=tuple(remarks),
@@ -102,7 +102,8 @@ def headline_of(result: Result, threads: int) -> Headline:
     """Return the main numbers of a run."""
     latency, rejected = result.latency, result.rejected
     return Headline(
-        verdict=result.verdict,
+        sentence=result.verdict,
+        verdict=result.why_not,
         notes=result.notes,
         float_ms=latency.float_ms if latency else None,
         int8_ms=latency.int8_ms if latency else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..accuracy.verdict import points as rounded
+
 NONE = "\u2013"
 CROSS = "\u00d7"
 
@@ -18,8 +20,8 @@ def percent(value: float | None, places: int = 2) -> str:
 
 def points(value: float) -> str:
     """Return a difference of shares as ``-0.50 points``, with a true minus sign."""
-    text = f"{100 * value:+.2f}"
-    return f"{_minus('0.00' if float(text) == 0 else text)} points"
+    text = rounded(value)
+    return f"{_minus(text if value <= 0 or float(text) == 0 else f'+{text}')} points"
 
 
 def times(value: float | None) -> str:

@@ -305,6 +305,7 @@ class Headline:
     """The main numbers of a run.
 
     Attributes:
+        sentence: The result in one sentence, `Result.verdict`; empty in records of older versions.
         verdict: Why the output is not the requested INT8 model; empty otherwise.
         notes: Deviations from the request or from the plan.
         float_ms: Least time of the float model, in milliseconds; None where it was not timed.
@@ -336,6 +337,7 @@ class Headline:
         rejected_speedup: How many times faster than float the rejected model was.
     """
 
+    sentence: str = ""
     verdict: str = ""
     notes: tuple[str, ...] = ()
     float_ms: Finite | None = None

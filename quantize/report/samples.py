@@ -13,32 +13,34 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...calibration.samples import Sample
-from ...calibration.session import FEW, Array
+from ...calibration.session import Array
 from ..accuracy.classes import Outputs, Tally, is_float
 from ..accuracy.outputs import Accuracy, decibels, finite, powers
 from ..accuracy.pair import judge_pair
-from ..job import Candidate, Job
+from ..job import Job, Trial
 from ..runtime.session import Sessions
-from ..steps.judge import with_selected_outputs
+from ..steps.judge import judging_samples, with_selected_outputs
 from .record import Item, Judged
 
-JUDGED = 256  # samples at most
 SECONDS = 20.0  # time limit of the comparison
 WORST = 12  # samples in the report
 LARGEST = 96  # pixels of a side
 LEAST = 4  # pixels of a side: a narrower array is no image
 
 
-def judged_of(job: Job, candidate: Candidate) -> Judged | None:
-    """Compare the float model with the output, sample by sample; None if the user gave no data.
+def judged_of(job: Job, trial: Trial) -> Judged | None:
+    """Return the accuracy of the output, with the worst of the samples that it was measured on.
 
     Args:
         job: The job.
-        candidate: The model that was written.
+        trial: The model that was written, with its accuracy.
+
+    Returns:
+        The accuracy and the samples; None if the user gave no data.
     """
     if job.judging is None or not job.judged:
         return None
-    samples = job.judging.stretches(FEW if job.weights.large else JUDGED)
+    samples = judging_samples(job.judging, large=job.weights.large)
     worst = _Worst()
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
@@ -46,12 +48,13 @@ def judged_of(job: Job, candidate: Candidate) -> Judged | None:
         worst = _Worst()
         return judge_pair(before, after, _in_time(samples), weights=job.weights, watch=worst.add)
 
-    accuracy = with_selected_outputs(job, candidate, compare)
+    with_selected_outputs(job, trial.candidate, compare)
+    accuracy = trial.accuracy
     return Judged(
         data=job.judging.description,
         samples=accuracy.samples,
         predictions=accuracy.predictions,
-        differing=worst.differing,
+        differing=accuracy.changed,
         predicted_drop=None if accuracy.predicted_drop is None else finite(accuracy.predicted_drop),
         labelled=accuracy.labelled,
         items=tuple(_item(row) for row in worst.rows),
@@ -89,14 +92,12 @@ class _Worst:
     """The worst samples so far."""
 
     rows: list[_Row] = field(default_factory=list)
-    differing: int = 0
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
         """Add a sample."""
         sums = [powers(value, candidate[name]) for name, value in reference.items() if is_float(value)]
         before, after = Tally().add(reference, candidate, sample) or (None, None)
         differs = _unequal(before, after)
-        self.differing += int(differs.sum())
         labels = None if sample.label is None else np.asarray(sample.label).reshape(-1)
         broken = False
         if labels is not None and before is not None and labels.size == before.size and labels.dtype.kind in "iub":

@@ -194,7 +194,7 @@ def _over_batches(job: Job, trial: Trial) -> list[str]:
 
 
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
-    """Write the simplified float model instead of the INT8 model, with the reason as the verdict.
+    """Write the simplified float model instead of the INT8 model, with the reason as `Result.why_not`.
 
     Where the user's model computes its ranges at run time, its operators stay so if float is not faster and they do
     not ruin the outputs.
@@ -212,12 +212,12 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
         else:
             job, plan, judged, written = given, given.all_int8_plan, tried, "given"
     before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
-    verdict = f"{reason}: the output is the simplified {'' if before else 'float '}model"
+    why_not = f"{reason}: the output is the simplified {'' if before else 'float '}model"
     run = _finish(job, ranges, judged, output, written)
     if untried:
-        return replace(run, result=replace(run.result, verdict=verdict))
+        return replace(run, result=replace(run.result, why_not=why_not))
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
-    result = replace(run.result, verdict=verdict, rejected=measured, rejected_latencies=trial.latencies)
+    result = replace(run.result, why_not=why_not, rejected=measured, rejected_latencies=trial.latencies)
     return replace(run, result=result, rejected=trial if measured else None)
 
 

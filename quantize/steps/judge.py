@@ -8,6 +8,7 @@ from functools import partial
 
 from ...calibration.samples import Sample
 from ...calibration.session import FEW
+from ...calibration.sources import Source
 from ..accuracy.classes import Outputs
 from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import Model, judge_pair, time_models
@@ -33,15 +34,24 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     """Compare the outputs of a candidate with the outputs of the float model on the samples that judge."""
     if job.judging is None:
         return UNMEASURED
-    most = FEW if job.weights.large else JUDGED_STEPS if job.judging.links else JUDGED
-    total = min(most, job.judging.length or most)
-    samples = job.judging.stretches(most)
+    samples = judging_samples(job.judging, large=job.weights.large)
+    total = samples.length or JUDGED
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)
         return judge_pair(before, after, samples, told, weights=job.weights, watch=_ignore_labels)
 
     return with_selected_outputs(job, candidate, compare)
+
+
+def judging_samples(source: Source, *, large: bool) -> Source:
+    """Return the samples of a source that judge a model.
+
+    Args:
+        source: The data.
+        large: Whether the model has large weights, so that few samples must do.
+    """
+    return source.stretches(FEW if large else JUDGED_STEPS if source.links else JUDGED)
 
 
 def promised(job: Job, accuracy: Accuracy) -> Promise:

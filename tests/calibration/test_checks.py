@@ -390,7 +390,7 @@ def test_dead_channels() -> None:
     channels = {name: Channels.of(values, 1) for name in "abcd"} | {"live": Channels.of(values[:, ::3], 1)}
     (told,) = findings(Observations(channels=channels, samples=64))
     assert told.severity == "note"
-    expected = "channels that are constant in all samples: 2 of 4 of 'a', 2 of 4 of 'b', 2 of 4 of 'c', and 2 of 1 more"
+    expected = "channels that are constant in all samples: 2 of 4 of 'a', 2 of 4 of 'b', 2 of 4 of 'c', and 2 channels of 1 more tensor"
     assert told.message == expected
 
 

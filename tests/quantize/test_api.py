@@ -134,7 +134,7 @@ def test_a_sample_model_comes_out_valid_with_the_same_inputs_and_outputs(
     assert ends(output) == ends(SAMPLE_MODELS / f"{name}.onnx")
     assert output.stat().st_size < (SAMPLE_MODELS / f"{name}.onnx").stat().st_size
     assert result.int8_nodes > 0
-    assert result.verdict == ""
+    assert result.why_not == ""
 
 
 @pytest.mark.parametrize(("name", "format_"), SAMPLES)
@@ -377,8 +377,8 @@ def test_where_int8_loses_the_simplified_float_model_comes_out(
     output = tmp_path / "out.onnx"
     result = quantize_model(product, feeds(x=(1, 64)), output)
     assert operators(output) == {"MatMul"}
-    assert result.verdict.endswith("speed of float: the output is the simplified float model")
-    assert "0.50x the speed" in result.verdict
+    assert result.why_not.endswith("speed of float: the output is the simplified float model")
+    assert "0.50x the speed" in result.why_not
     assert result.int8_nodes == result.mac_share_int8 == 0
     assert {node.name for node in result.float_nodes} == {"first", "last"}
     assert all("0.50x" in node.reason for node in result.float_nodes)
@@ -396,7 +396,7 @@ def test_a_model_with_nothing_to_quantize(tmp_path: Path, int8_wins: None) -> No
     for format_ in ("qdq", "qoperator"):
         output = tmp_path / f"{format_}.onnx"
         result = quantize_model(model, feeds(x=(1, 4)), output, Options(format=format_))
-        assert result.verdict == "nothing in this model can become int8: the output is the simplified float model"
+        assert result.why_not == "nothing in this model can become int8: the output is the simplified float model"
         assert result.rejected is None
         assert [(node.name, node.operator) for node in result.float_nodes] == [("tanh", "Tanh")]
         assert operators(output) == {"Tanh"}
@@ -656,7 +656,7 @@ def test_a_model_that_is_quantized_already_says_so(tmp_path: Path, product: Path
     again = quantize_model(first, feeds(x=(1, 64)), tmp_path / "again.onnx", Options(seconds=0))
     reasons = {node.name: node.reason for node in again.float_nodes}
     assert reasons["first"] == reasons["last"] == "its weights are quantized already"
-    assert not again.verdict
+    assert not again.why_not
     (note,) = again.notes  # that the runtime computes them in integers is no deviation from the plan
     assert note.startswith("nothing left to quantize: requant wrote this model")
 

@@ -942,7 +942,7 @@ def check(made: Made, allowed_error: Allowed, **asked: str) -> None:
     The runtime's fused kernels round on their own, once where the graph as it is written rounds: the same holds for
     the two ways to run the output.
     """
-    assert not made.result.verdict
+    assert not made.result.why_not
     if all(known(node) for node in made.model.graph.node):
         onnx.checker.check_model(onnx.load(made.output), full_check=True)
     exact = outputs(made.output.with_name("float.onnx"), made.feeds, optimize=False)
@@ -1091,7 +1091,7 @@ def test_a_transformer_in_blocks(tmp_path: Path) -> None:
     found = invoke("inspect", first, "--json")
     assert json.loads(found.stdout)["products"] == {"int8": 25, "weight-only": 0, "float": 9}
     left = quantize_model(first, None, third, replace(options, force_int8=False))
-    assert left.verdict.startswith("nothing more in this model can become int8")
+    assert left.why_not.startswith("nothing more in this model can become int8")
     reasons = [node.reason for node in left.float_nodes if node.operator == "MatMulNBits"]
     assert reasons == ["its weights are integers in blocks already"] * 25
 

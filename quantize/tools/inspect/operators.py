@@ -39,20 +39,31 @@ class OperatorFacts:
     absorbs: tuple[str, ...]
     why: str
 
+    @property
+    def operator(self) -> str:
+        """The name without the domain."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def domain(self) -> str:
+        """The domain; empty for the standard domain."""
+        return self.name.rpartition(".")[0]
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
 
 
 def operators(name: str | None = None) -> list[OperatorFacts]:
-    """Return the facts about all operators in alphabetic order, or about the operator `name`.
+    """Return the facts about all operators, in alphabetic order without their domains, or about the operator `name`.
 
     Raises:
         UnknownNameError: No row has this name.
     """
     if name is not None and name not in OPS:
         raise UnknownNameError("operator in the table", name, OPS)
-    return [_facts(key, OPS[key]) for key in ([name] if name else sorted(OPS, key=str.lower))]
+    rows = [_facts(key, OPS[key]) for key in ([name] if name else OPS)]
+    return sorted(rows, key=lambda row: (row.operator.lower(), row.domain))
 
 
 def _facts(name: str, row: Op) -> OperatorFacts:

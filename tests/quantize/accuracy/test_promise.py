@@ -160,7 +160,7 @@ def test_units_become_float_until_the_promise_is_kept(
     found = quantize(tmp_path, "digits_transformer", effort="low", force=True)
     assert found.accuracy.worst_sqnr_db >= least
     assert found.promise.kept
-    assert (found.placement.relieved, found.verdict) == (True, "")
+    assert (found.placement.relieved, found.why_not) == (True, "")
     assert 0 < found.int8_nodes < free.int8_nodes
 
 
@@ -173,7 +173,7 @@ def test_float_is_written_if_no_plan_keeps_the_promise(
     found = quantize(tmp_path, force_int8=force_int8)
     reason = "int8 loses too much accuracy, judged by SQNR"
     assert (found.int8_nodes > 0) is force_int8
-    assert reason in (found.notes[-1] if force_int8 else found.verdict)
+    assert reason in (found.notes[-1] if force_int8 else found.why_not)
     assert not found.promise.kept  # the simplified float model has not 200 dB either
 
 

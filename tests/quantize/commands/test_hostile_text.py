@@ -131,7 +131,7 @@ def test_paths_are_shown_printable_and_written_so_that_they_are_read_back(name: 
     assert_inert((folder / "m.html").read_text(encoding="utf-8"))
     invoke("init", model, "-o", tmp_path / "requant.toml")
     assert tomllib.loads((tmp_path / "requant.toml").read_text())["model"] == f"{name}/m.onnx"
-    timed = invoke("bench", model, "--dim", "N=1", "--no-profile", "--settings", "--seconds", "0.01").stderr
+    timed = invoke("bench", model, "--dim", "N=1", "--no-profile", "--settings", "--seconds", "0.01").stdout
     code = timed[timed.index("import onnxruntime") :]
     session = re.search(r"InferenceSession\((\".*\"), options", code)
     assert session is not None
@@ -159,7 +159,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reports = ("--report", folder / "r.html", "--report", folder / "r.json")
     fast = ("--effort", "low", "--place", "estimated", "--force-int8")
     shown = invoke("quantize", model, "--data", folder / "d.npz", "-o", folder / "q.onnx", *fast, *reports, "-v")
-    assert "\\x1b]0;owned" in shown.stderr
+    assert "\\x1b]0;owned" in shown.stdout
     return folder
 
 

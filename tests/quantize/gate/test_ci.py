@@ -138,7 +138,7 @@ def test_the_action_fails_with_annotations_for_a_pair_that_is_worse(project: Pat
     pair = {"float": "model.onnx", "model": "older.onnx", "data": "digits.npz", "baseline": "requant.lock.json"}
     done = run_action(project, tools(project), **pair, arguments="--seconds\n0")
     assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith("::error title=requant check%3A opset::17 -> 13;")
+    assert "\n::error title=requant check%3A opset::17 -> 13;" in done.stdout
     assert (project / "github_output").read_text() == "ok=false\n"
 
 

@@ -381,7 +381,7 @@ def test_the_verdict_is_over_all_batch_sizes(
     pretend(monkeypatch, dict(zip(BATCHES, speedups, strict=True)))
     options = Options(batch=BATCHES, place="rules", isa="vnni", effort="low")
     found = quantize_model(model, str(model.with_name("d.npz")), model.parent / "q.onnx", options)
-    assert found.verdict.partition(": the output")[0] == verdict
+    assert found.why_not.partition(": the output")[0] == verdict
     assert bool(found.int8_nodes) is not bool(verdict)
     rejected = found.to_json()["rejected"]
     assert [each["batch"] for each in rejected["latencies"]] == [*BATCHES] if verdict else rejected is None
@@ -430,7 +430,7 @@ def test_the_table_has_a_row_for_each_batch_size(model: Path, monkeypatch: pytes
     result = invoke(*base, "--batch", "1,16", "--costs", costs)
     assert result.exit_code == 0, result.stderr
     for text in ("latency, batch 1 ", "1.50x", "latency, batch 16 ", "2.50x", "placement, batch 1 ", "of 3 plans"):
-        assert text in result.stderr
+        assert text in result.stdout
     result = invoke(*base, "--batch", "16", "--costs", costs, "--force", "--json")
     found = json.loads(result.stdout)
     assert found["latency"]["batch"] == 16

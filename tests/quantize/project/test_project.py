@@ -20,7 +20,8 @@ from requant.calibration.executors import EXECUTORS
 from requant.cli import main
 from requant.quantize import check_project
 from requant.quantize.options.build import build_options
-from requant.quantize.options.declared import CHECK, QUANTIZE, Kind
+from requant.quantize.options.declared import CHECK, QUANTIZE
+from requant.quantize.options.option import Kind
 from requant.quantize.options.options import Options
 from requant.quantize.project.check import quantize_arguments
 from requant.quantize.project.file import Project, load_project, parse_project, requested_project

@@ -145,10 +145,28 @@ def test_what_cannot_be_shown_is_refused(arguments: tuple[str, ...], message: st
 
 
 def run(folder: Path, model: Path, data: Any, options: Options) -> Record:
-    """Quantize, and return the record as a page is made of it."""
+    """Quantize, and return the record as a page is made of it; its numbers are those of the result."""
     recorder = Recorder([folder / "run.json", folder / "run.html"])
-    recorder.write(quantize_model(model, data, folder / "out.onnx", options, look=recorder.look))
-    return load_record(folder / "run.json")
+    result = quantize_model(model, data, folder / "out.onnx", options, look=recorder.look)
+    recorder.write(result)
+    record, accuracy = load_record(folder / "run.json"), result.accuracy
+    assert record.headline.sentence == result.verdict
+    if record.judged is not None:
+        assert (record.judged.samples, record.judged.predictions) == (accuracy.samples, accuracy.predictions)
+        assert record.judged.predicted_drop == accuracy.predicted_drop
+        assert (record.judged.labelled, record.judged.differing) == (accuracy.labelled, accuracy.changed)
+    return record
+
+
+@pytest.mark.usefixtures("_no_clock")
+def test_the_worst_samples_are_among_those_that_judge(tmp_path: Path) -> None:
+    arrays = np.load(DATA.partition(":")[0])
+    images = arrays["image"][: 2 * JUDGED].astype(np.float32)
+    feeds = [{"image": image[None]} for image in images]
+    record = run(tmp_path, DIGITS, lambda: iter(feeds), Options(effort="low", place="rules", seconds=0.05))
+    assert record.judged is not None
+    assert record.judged.samples == JUDGED
+    assert record.judged.items
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])

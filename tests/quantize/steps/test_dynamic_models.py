@@ -53,7 +53,7 @@ def test_a_dynamic_model_is_quantized_statically(dynamic: Path, tmp_path: Path) 
 def test_other_strategies_leave_it_as_it_is(strategy: Strategy, dynamic: Path, tmp_path: Path) -> None:
     result, found = quantized(dynamic, tmp_path / "q.onnx", selection=Selection(strategy=strategy))
     assert found["MatMulInteger"] == found["ConvInteger"] == 2
-    assert "nothing more in this model can become int8" in result.verdict
+    assert "nothing more in this model can become int8" in result.why_not
 
 
 @pytest.mark.usefixtures("int8_wins")
@@ -79,8 +79,8 @@ def test_it_stays_dynamic_where_neither_int8_nor_float_is_faster(
     set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
     result, found = quantized(dynamic, tmp_path / "q.onnx")
     assert found["MatMulInteger"] == found["ConvInteger"] == 2
-    assert result.verdict.startswith("int8 gains too little here: 1.00x the speed of the dynamically quantized model")
-    assert result.verdict.endswith("the output is the simplified model")
+    assert result.why_not.startswith("int8 gains too little here: 1.00x the speed of the dynamically quantized model")
+    assert result.why_not.endswith("the output is the simplified model")
     assert not any("float weights" in note for note in result.notes)
     assert 20 < result.accuracy.worst_sqnr_db < 100  # against the float weights
 
@@ -93,7 +93,7 @@ def test_it_becomes_float_where_its_ranges_ruin_the_outputs(
     result, found = quantized(dynamic, tmp_path / "q.onnx")
     assert not AT_RUN_TIME & found.keys()
     assert result.int8_nodes == 0
-    assert "; the given model leaves only " in result.verdict
+    assert "; the given model leaves only " in result.why_not
 
 
 def test_a_report_of_it_is_written(

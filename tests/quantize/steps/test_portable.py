@@ -107,7 +107,7 @@ def test_what_is_joined_has_the_scale_of_the_result(tmp_path: Path) -> None:
 def test_the_speed_of_this_runtime_decides_nothing(tmp_path: Path) -> None:
     result, _ = quantized(tmp_path)
     assert result.latency is not None
-    assert (result.verdict, result.placement.how) == ("", "rules")
+    assert (result.why_not, result.placement.how) == ("", "rules")
     assert result.accuracy.worst_sqnr_db > 20  # layers of 8 bits have about 40 dB each
     assert not result.notes  # of products that this runtime computes in float
 

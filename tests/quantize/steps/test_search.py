@@ -87,7 +87,7 @@ def test_a_bar_that_everything_keeps_gives_the_fastest_model(tmp_path: Path) -> 
     assert result.search is not None
     assert result.search.best is not None
     assert result.search.best == result.search.points[0]
-    assert result.verdict == ""
+    assert result.why_not == ""
     assert not (tmp_path / "out.onnx.search.json").exists()
     onnx.checker.check_model(tmp_path / "out.onnx")
 
@@ -279,7 +279,7 @@ def test_where_float_is_as_fast_it_keeps_the_bar_better(
     assert result.search is not None
     assert result.search.best is not None
     assert bool(result.int8_nodes) is force
-    assert ("gains too little here: 1.00x" in result.verdict) is not force
+    assert ("gains too little here: 1.00x" in result.why_not) is not force
 
 
 def test_a_part_of_the_data_may_have_no_label_that_counts(tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ def test_json_tells_latency_and_rate() -> None:
     assert found["runs"] >= 5
 
 
-def test_people_get_a_line_on_stderr_of_random_inputs() -> None:
+def test_people_get_a_line_on_stdout_of_random_inputs() -> None:
     result = invoke("bench", DIGITS)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert f"{DIGITS}, batch 1, 1 thread(s), random inputs" in result.stderr
-    assert "items/s" in result.stderr
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"{DIGITS}, batch 1, 1 thread(s), random inputs" in result.stdout
+    assert "items/s" in result.stdout
 
 
 FOUND = Settings(
@@ -84,7 +84,7 @@ def test_settings_are_looked_for_with_the_threads_that_were_asked_for(
     assert found["speedup"] == 2.0
     assert [trial["speedup"] for trial in found["trials"]] == [2.0, None]
     assert "options.intra_op_num_threads = 1" in found["snippet"]
-    table = invoke("bench", DIGITS, "--settings", *arguments).stderr
+    table = invoke("bench", DIGITS, "--settings", *arguments).stdout
     for word in ("2.00x", "taken", "no time was left", "all together", "import onnxruntime as ort"):
         assert word in table
 
@@ -205,7 +205,7 @@ def test_two_models_in_turns() -> None:
     assert compared["runs"] == found["runs"]
     assert min(found["load_ms"], found["first_ms"], compared["load_ms"], compared["first_ms"]) > 0
     assert found["profile"] is None
-    told = invoke("bench", DIGITS, "--compare", DIGITS, "--data", DATA, "--no-profile").stderr
+    told = invoke("bench", DIGITS, "--compare", DIGITS, "--data", DATA, "--no-profile").stdout
     assert "x as fast by minimum times, " in told
 
 
@@ -244,7 +244,7 @@ def test_where_the_time_goes() -> None:
 
 
 def test_the_profile_is_printed_and_in_the_json() -> None:
-    table = invoke("bench", DIGITS, "--batch", "2").stderr
+    table = invoke("bench", DIGITS, "--batch", "2").stdout
     assert "with the profiler on" in table
     assert "slowest nodes" in table
     assert "convolutions, in order of execution" in table

@@ -1,0 +1,221 @@
+"""The verdict on an INT8 model in one sentence, and the rows of the table below it.
+
+This is the only place that writes a speed-up, a change of size, a change of answers or a drop as text. The terminal,
+`str` of a result, notebooks and reports show the same words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from ..model.files import size_text
+from ..runtime.timing import Latency
+from .drop import Versus
+from .outputs import Accuracy, Labelled
+from .promise import Promise, is_sure
+
+Row: TypeAlias = tuple[str, str]
+"""A name and a value; the name is empty where a row continues the row above."""
+
+NOT_INT8 = "NOT INT8"
+MISSED = "GOAL MISSED"
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+
+
+def points(share: float, *, digits: int = 2) -> str:
+    """Return a share of 1 in points, without a minus sign in front of zero.
+
+    >>> points(0.0123), points(-1e-9)
+    ('1.23', '0.00')
+    """
+    text = f"{100 * share:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def factor(value: float) -> str:
+    """Return a factor with as many digits as it is worth.
+
+    >>> factor(12.3), factor(2.87), factor(1.042)
+    ('12x', '2.9x', '1.04x')
+    """
+    return f"{value:.{0 if value >= 9.95 else 1 if value >= 1.095 else 2}f}x"
+
+
+def decibels_text(value: float) -> str:
+    """Return an SQNR: ``45.5 dB``, or words for an infinite one."""
+    if math.isfinite(value):
+        return f"{value:.1f} dB"
+    return "no difference" if value > 0 else "nothing in common"
+
+
+def _ratio(before: float, after: float, less: str, more: str, same: str) -> str:
+    """Return the factor between two numbers with the word for its direction."""
+    if not (before > 0 and after > 0):
+        return ""
+    ratio = before / after
+    if f"{max(ratio, 1 / ratio):.2f}" == "1.00":
+        return same
+    return f"{factor(ratio)} {less}" if ratio > 1 else f"{factor(1 / ratio)} {more}"
+
+
+# ----------------------------------------------------------------------------------------------------------- sentence
+
+
+def verdict(latencies: Sequence[Latency], sizes: tuple[int, int], answers: str) -> str:
+    """Return the sentence: ``"2.9x faster, 3.9x smaller, 0 of 64 answers changed (calibration data)"``.
+
+    Args:
+        latencies: Float against INT8 at each batch size.
+        sizes: Bytes of the float model and of the INT8 model.
+        answers: What the answers of the model lose, and on which data; see `answers_lost` and `score_lost`.
+    """
+    smaller = _ratio(*sizes, "smaller", "larger", "the same size")
+    return ", ".join(filter(None, (_speed(latencies), smaller, answers)))
+
+
+def _speed(latencies: Sequence[Latency]) -> str:
+    """Return the speed-up at each batch size."""
+    if not latencies:
+        return "not timed"
+    texts = [_ratio(each.float_ms, each.int8_ms, "faster", "slower", "as fast as float") for each in latencies]
+    if len(texts) == 1:
+        return texts[0]
+    return ", ".join(f"{text} at {each.name}" for text, each in zip(texts, latencies, strict=True))
+
+
+def answers_lost(accuracy: Accuracy, where: str) -> str:
+    """Return what the answers lose: accuracy by labels, else the number of changed classes, else the worst SQNR.
+
+    Args:
+        accuracy: Float against INT8; with 0 samples if it was not measured.
+        where: The data, in words.
+    """
+    if not accuracy.samples:
+        return "accuracy not measured"
+    if accuracy.labelled is not None:
+        found = accuracy.labelled
+        return f"top-1 accuracy {found.float_accuracy:.2%} -> {found.int8_accuracy:.2%} ({where})"
+    if accuracy.agreement is not None and is_sure(accuracy):
+        noun = "answers" if accuracy.predictions == accuracy.items else "predictions"
+        return f"{accuracy.changed} of {accuracy.predictions} {noun} changed ({where})"
+    if accuracy.worst_sqnr_db == math.inf:
+        return f"the same outputs ({where})"
+    return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at the worst output ({where})"
+
+
+def score_lost(name: str, scores: tuple[str, str], where: str) -> str:
+    """Return the change of a metric: ``"top1 99.37% -> 99.50% (test.npz)"``."""
+    return f"{name} {scores[0]} -> {scores[1]} ({where})"
+
+
+def versus_lost(found: Versus, where: str) -> str:
+    """Return the change of a measured metric."""
+    return score_lost(found.metric.name, _scores(found), where)
+
+
+def _scores(found: Versus) -> tuple[str, str]:
+    """Return both scores as text."""
+    share = found.metric.unit == "share"
+    before, after = (f"{value:.2%}" if share else f"{value:.4f}" for value in (found.before, found.after))
+    return before, after
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[Row]:
+    """Yield counts against labels, agreement, predicted drop and SQNR, each with its data.
+
+    Args:
+        accuracy: Float against INT8.
+        where: The data, in words.
+        shown: What other rows show: the name of a metric, or the judge of a promise.
+    """
+    labelled = accuracy.labelled
+    if labelled is not None and shown != "top1":
+        yield "top-1", f"{labelled.float_accuracy:.2%} -> {labelled.int8_accuracy:.2%} ({where})"
+        drop, (low, high) = labelled.float_accuracy - labelled.int8_accuracy, labelled.drop_interval
+        yield "drop", f"{points(drop)} points ({where}), 95 % interval {points(low)} to {points(high)}"
+        yield _items_row(labelled, where)
+    if labelled is not None or is_sure(accuracy):  # near chance, an agreement says nothing: it may be an embedding
+        yield from _class_rows(accuracy, where, shown)
+    single = len(accuracy.sqnr_db) == 1
+    for name, value in accuracy.sqnr_db.items():
+        if not (single and shown in ("sqnr", "SQNR")):
+            yield "SQNR", f"{decibels_text(value)} at {name} ({where})"
+
+
+def _items_row(found: Labelled | Versus, where: str) -> Row:
+    """Return the number of items that only one of the models gets right."""
+    counted = f"{found.broken} broken, {found.fixed} fixed of {found.items} ({where})"
+    return "items", f"{counted}, exact binomial p = {found.p_value:.3g}"
+
+
+def _class_rows(accuracy: Accuracy, where: str, shown: str) -> Iterator[Row]:
+    """Yield the rows about classes that need no labels."""
+    agreed = accuracy.agreement_interval
+    if accuracy.agreement is not None and agreed is not None and shown != "agreement":
+        yield "top-1 agreement", f"{accuracy.agreement:.2%} ({where}), 95 % interval from {agreed[0]:.2%}"
+    if accuracy.predicted_drop and shown != "class scores":
+        yield "predicted drop", f"{points(accuracy.predicted_drop)} points, without labels ({where}){_whole(accuracy)}"
+
+
+def _whole(accuracy: Accuracy) -> str:
+    """Return the predicted drop of whole items with its interval; empty if nothing is known of it."""
+    if accuracy.whole_drop is None or accuracy.whole_interval is None:
+        return ""
+    low, high = accuracy.whole_interval
+    of_items = "" if accuracy.items == accuracy.predictions else f" {points(accuracy.whole_drop)} of whole items,"
+    return f";{of_items} 95 % interval {points(low)} to {points(high)}"
+
+
+def data_row(samples: int, data: str) -> Row:
+    """Return the data of the accuracy, with the number of samples."""
+    counted = f"{samples} samples"
+    return "measured on", data if counted in data else f"{counted} of {data}"
+
+
+def promise_row(found: Promise, where: str) -> Row:
+    """Return whether the promise of accuracy is kept, by what, and on which data."""
+    return "accuracy", f"{'kept' if found.kept else 'MISSED'}, judged by {found} ({where})"
+
+
+def metric_rows(found: Versus, where: str) -> Iterator[Row]:
+    """Yield the scores in a metric, the drop with its interval, and the items behind it."""
+    share = found.metric.unit == "share"
+
+    def told(value: float) -> str:
+        return points(value) if share else f"{value:.4f}"
+
+    before, after = _scores(found)
+    yield found.metric.name, f"{before} -> {after} ({where})"
+    unit = " points" if share else " dB" if found.metric.unit == "dB" else ""
+    relative = "" if found.relative_drop is None else f" ({found.relative_drop:.2%} of the float model's)"
+    within = (
+        "no interval"
+        if found.interval is None
+        else f"95 % interval {told(found.interval[0])} to {told(found.interval[1])}"
+    )
+    yield "drop", f"{told(found.drop)}{unit}{relative} ({where}); {within} ({found.method})"
+    if found.broken is not None:
+        yield _items_row(found, where)
+    for note in found.notes:
+        yield "note", note
+
+
+def latency_rows(timed: Latency) -> Iterator[Row]:
+    """Yield a latency with its speed-up and throughput."""
+    median = f"median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms"
+    rate = f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s"
+    least = f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x"
+    yield f"latency, {timed.name}", f"{least} ({median}; {rate})"
+    if timed.simple_ms is not None:
+        yield "", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"
+
+
+def size_row(float_bytes: int, int8_bytes: int) -> Row:
+    """Return the sizes of both models."""
+    return "size", f"{size_text(float_bytes)} -> {size_text(int8_bytes)}"

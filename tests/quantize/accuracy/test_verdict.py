@@ -1,0 +1,170 @@
+"""The verdict in one sentence, and the rows below it: each number with its data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from requant.quantize import Comparison, FloatNode, Frontier, Latency, Point, Result
+from requant.quantize.accuracy.drop import Versus
+from requant.quantize.accuracy.metrics import metric_named
+from requant.quantize.accuracy.outputs import Accuracy, Labelled
+from requant.quantize.accuracy.promise import promise
+from requant.quantize.runtime.timing import Regime
+
+CLASSES = Accuracy(
+    64, 63 / 64, {"logits": 45.5}, None, 0.001, 64, 0.001, (0.0, 0.002), 64, 0.99, 10, class_output="logits"
+)
+EMBEDDING = replace(CLASSES, confidence=0.11)
+FAST = Latency(2.9, 1.0, 2.9, 1.0, runs=5)
+RESULT = Result(
+    output="out.onnx",
+    format="qdq",
+    calibration="auto",
+    ranges="",
+    data="calib.npz (64 samples)",
+    int8_nodes=7,
+    forms={"u8->u8": 4},
+    mac_share_int8=0.943,
+    kernels={"QGemm": 2},
+    float_nodes=(FloatNode("conv1", "Conv", "too few products"), FloatNode("conv2", "Conv", "too few products")),
+    relieved={},
+    accuracy=CLASSES,
+    latencies=(FAST,),
+    float_bytes=3900,
+    int8_bytes=1000,
+    pipeline="",
+    promise=promise(CLASSES, apart=False),
+)
+POINT = Point(0.1, 0.95, 2.0, 3, True, "")
+SEARCH = Frontier("top1", True, 0.96, 0.94, (POINT,), POINT)
+
+
+def with_accuracy(accuracy: Accuracy, *, apart: bool = False) -> dict[str, Any]:
+    return {"accuracy": accuracy, "promise": promise(accuracy, apart=apart)}
+
+
+VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
+    "classes": ({}, "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data)"),
+    "held out": (
+        with_accuracy(CLASSES, apart=True),
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (held-out calibration data)",
+    ),
+    "given ranges": (
+        {"ranges": "ranges.json"},
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (data that gave no ranges)",
+    ),
+    "labels": (
+        with_accuracy(replace(CLASSES, labelled=Labelled(64, 63, 62, 1, 0))),
+        "2.9x faster, 3.9x smaller, top-1 accuracy 98.44% -> 96.88% (calibration data)",
+    ),
+    "pixels": (
+        with_accuracy(replace(CLASSES, predictions=6400, maps=True)),
+        "2.9x faster, 3.9x smaller, 100 of 6400 predictions changed (calibration data)",
+    ),
+    "no classes": (
+        with_accuracy(EMBEDDING),
+        "2.9x faster, 3.9x smaller, SQNR 45.5 dB at the worst output (calibration data)",
+    ),
+    "equal": (
+        with_accuracy(replace(EMBEDDING, sqnr_db={"y": math.inf})),
+        "2.9x faster, 3.9x smaller, the same outputs (calibration data)",
+    ),
+    "random inputs": ({"promise": None}, "2.9x faster, 3.9x smaller, accuracy not measured"),
+    "not run": (
+        {"promise": None, "accuracy": Accuracy(0, None, {}), "latencies": ()},
+        "not timed, 3.9x smaller, accuracy not measured",
+    ),
+    "slower and larger": (
+        {"latencies": (replace(FAST, float_ms=1.0, int8_ms=1.3),), "float_bytes": 1000, "int8_bytes": 1040},
+        "1.3x slower, 1.04x larger, 1 of 64 answers changed (calibration data)",
+    ),
+    "as fast": (
+        {"latencies": (replace(FAST, float_ms=1.004),), "float_bytes": 1000},
+        "as fast as float, the same size, 1 of 64 answers changed (calibration data)",
+    ),
+    "batches": (
+        {"latencies": (FAST, replace(FAST, float_ms=12.3, batch=16))},
+        "2.9x faster at batch 1, 12x faster at batch 16, 3.9x smaller, 1 of 64 answers changed (calibration data)",
+    ),
+    "decoder": (
+        {"latencies": (FAST, replace(FAST, float_ms=1.05, regime=Regime("step", 1, 8)))},
+        "2.9x faster at batch 1, 1.05x faster at step after 8 tokens, 3.9x smaller, "
+        + "1 of 64 answers changed (calibration data)",
+    ),
+    "searched": ({"search": SEARCH}, "2.9x faster, 3.9x smaller, top1 0.96 -> 0.95 (evaluation data)"),
+    "float": ({"why_not": "int8 gains too little"}, "NOT INT8: int8 gains too little"),
+    "goal missed": (
+        {"why_not": "no int8 model keeps top1", "search": replace(SEARCH, best=None)},
+        "GOAL MISSED: no int8 model keeps top1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), VERDICTS.values(), ids=VERDICTS)
+def test_the_verdict_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    result = replace(RESULT, **changes)
+    assert result.verdict == str(result).splitlines()[0] == result.to_json()["verdict"] == sentence
+
+
+def test_a_comparison_names_its_data() -> None:
+    found = Comparison(CLASSES, (FAST,), data="/home/test.npz", float_bytes=3900, int8_bytes=1000)
+    assert found.verdict == "2.9x faster, 3.9x smaller, 1 of 64 answers changed (test.npz)"
+    assert "measured on       64 samples of /home/test.npz" in str(found)
+    top1 = Versus(metric_named("top1"), 1.0, 0.75, 0.25, 0.25, (0.1, 0.4), "paired", 40, 10, 0, 0.002)
+    scored = replace(found, metric=top1, accuracy=replace(CLASSES, labelled=Labelled(40, 40, 30, 10, 0)))
+    assert scored.verdict == "2.9x faster, 3.9x smaller, top1 100.00% -> 75.00% (test.npz)"
+    assert [name for name, _ in scored.rows() if name in ("top1", "top-1", "items")] == ["top1", "items"]
+
+
+ACCURACY = ("accuracy", "top-1", "drop", "items", "top-1 agreement", "predicted drop", "SQNR")
+
+
+@pytest.mark.parametrize("labelled", [None, Labelled(64, 63, 62, 1, 0)], ids=["scores", "labels"])
+def test_each_number_of_accuracy_says_on_which_data(labelled: Labelled | None) -> None:
+    result = replace(RESULT, **with_accuracy(replace(CLASSES, labelled=labelled)))
+    rows = [text for name, text in result.rows() if name in ACCURACY]
+    assert len(rows) >= 3
+    assert [text for text in rows if "(calibration data)" not in text] == []
+    random = replace(result, promise=None, data="random inputs (x [1, 4])")
+    assert [row for row in random.rows() if row[0] in ACCURACY] == [("SQNR", "45.5 dB at logits (random inputs)")]
+
+
+def test_a_float_output_is_not_called_qdq() -> None:
+    rejected = (CLASSES, FAST)
+    reason = "int8 gains too little"
+    nodes = tuple(FloatNode(f"n{index}", "Conv", reason) for index in range(3))
+    result = replace(
+        RESULT, why_not=f"{reason}: the output", int8_nodes=0, float_nodes=nodes, rejected=rejected,
+        rejected_latencies=(FAST,),
+    )  # fmt: skip
+    rows = dict(result.rows())
+    assert rows["output"] == "out.onnx (float)"
+    assert rows["rejected latency, batch 1"].startswith("2.900 -> 1.000 ms: 2.90x ")
+    assert rows["float nodes"] == "3 nodes (such as n0): see the first line"
+    assert dict(RESULT.rows())["output"] == "out.onnx (qdq)"
+    assert dict(RESULT.rows())["float nodes"] == "2 Conv (such as conv1): too few products"
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: RESULT, lambda: Comparison(CLASSES, (FAST,), data="d")], ids=["result", "comparison"]
+)
+def test_a_notebook_shows_verdict_table_and_plot(make: Callable[[], Any]) -> None:
+    shown = make()
+    page = ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")
+    assert page.findtext("p/strong") == shown.verdict
+    assert [row.findtext("th") for row in page.iter("tr")] == [name for name, _ in shown.rows()]
+    float_bar, int8_bar = (float(bar.attrib["width"]) for bar in page.iter("rect"))
+    assert float_bar / int8_bar == pytest.approx(2.9, rel=0.01)
+
+
+def test_names_are_text_in_a_notebook_and_on_a_line() -> None:
+    evil = replace(RESULT, output="<script>alert(1)</script>\x1b[31m\n", float_nodes=())
+    assert "<script" not in evil._repr_html_()
+    assert "\x1b" not in evil._repr_html_() + str(evil)
+    assert len(str(evil).splitlines()) == 1 + len(evil.rows())
