@@ -46,7 +46,7 @@ class Noises:
     ) -> Noises:
         """Return the noises of a model, of which any plan has the units."""
         moving = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "same"]
-        moved = {output: unit.inputs[0] for unit in moving for output in unit.outputs}
+        moved = {output: unit.inputs[0] for unit in moving if unit.inputs for output in unit.outputs}
         products = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "compute"]
         readers = Counter(unit.inputs[0] for unit in products if unit.inputs)
         return cls(tensors, forms, moved, joins, readers)
