@@ -21,7 +21,7 @@ from urllib.parse import unquote
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CONFIGURATION = ROOT / "zensical.toml"
-STYLE = ROOT / "website" / "site.css"
+STYLE = [ROOT / "website" / name for name in ("site.css", "site.js")]
 PAGES = ROOT / "build" / "pages"
 FROM_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(?<=\]\()([^()\s]+)(?=\))")
@@ -113,7 +113,8 @@ def write(folder: Path) -> None:
     for name, path in sources().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(page(name, path), encoding="utf-8")
-    shutil.copy(STYLE, folder)
+    for path in STYLE:
+        shutil.copy(path, folder)
 
 
 def main() -> None:

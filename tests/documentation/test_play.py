@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -19,10 +18,11 @@ import pytest
 
 from requant.cli import main
 
+from ..installed import PIP, install_wheel, settings
 from .folder import PLAN, known, lay_out, make_all
 from .steps import REASONS, ROOT, Step, pages, steps
 
-OUTPUTS = {"output", "target", "report", "junit", "markdown", "dump_dir", "log"}
+OUTPUTS = {"output", "target", "folder", "report", "junit", "markdown", "dump_dir", "log"}
 """The parameters of commands that name files to write."""
 VERDICTS = {"quantize", "check", "diff"}
 """Commands whose exit code 1 is an answer, which the clock of a busy machine may give."""
@@ -112,21 +112,7 @@ def test_steps_are_found_in_blocks_and_in_indented_lines() -> None:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel of this tree into a new environment; libraries are those of this one. Return its programs."""
-    folder = tmp_path_factory.mktemp("wheel")
-    skip = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, folder / "source", ignore=skip)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    options = ["--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "wheel", *options, "--wheel-dir", folder, folder / "source"], check=True, env=environment())
-    (wheel,) = folder.glob("requant-*.whl")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    python = folder / "venv" / "bin" / "python"
-    subprocess.run(
-        [*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True, env=environment()
-    )
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    (site / "libraries.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
-    return python.parent
+    return install_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +123,10 @@ def store(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def environment(program: Path | None = None, **more: str) -> dict[str, str]:
-    """Return the environment of a user: no settings of this run of the tests."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "REQUANT", "PYTEST"))}
-    path = kept["PATH"] if program is None else f"{program}{os.pathsep}{kept['PATH']}"
-    return {**kept, "PATH": path, "D": "sample_models/digits.npz", **more}
+def environment(program: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a user of the installed program."""
+    own = settings()
+    return {**own, "PATH": f"{program}{os.pathsep}{own['PATH']}", "D": "sample_models/digits.npz", **more}
 
 
 @pytest.mark.slow
@@ -172,8 +157,8 @@ def plugin(played: list[Step], folder: Path) -> Path:
     for step in played:
         if step.text.startswith("pip install ./"):
             copy = shutil.copytree(ROOT / step.words[2], folder / "source")
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
-            subprocess.run([*pip, "--no-build-isolation", "--target", target, copy], check=True, env=environment())
+            install = ["install", "--no-deps", "--no-build-isolation", "--target", str(target), str(copy)]
+            subprocess.run([*PIP, *install], check=True, env=settings())
     return target
 
 

@@ -77,5 +77,5 @@ def test_figures_are_drawn_and_named() -> None:
 def test_the_site_asks_no_other_host() -> None:
     project = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
     assert project["theme"]["font"] is False
-    assert "://" not in (ROOT / "website" / "site.css").read_text(encoding="utf-8")
+    assert not [path for path in pages.STYLE if "://" in path.read_text(encoding="utf-8")]
     assert not any("://" in str(project.get(key, "")) for key in ("extra_css", "extra_javascript"))
