@@ -144,9 +144,8 @@ OVERRIDES = '[tensors."relu2_out"]\nrange = [0.0, 6.0]\n'
 METRIC = "def error(outputs, labels):\n    return [float(o['logits'].argmax() != l) for o, l in zip(outputs, labels)]\n"
 METRIC += "\n\nerror.higher_is_better = False\n"
 FILES: dict[str, Callable[[Path], object]] = {
-    **dict.fromkeys(("model.onnx", "a.onnx", "before.onnx", "digits.onnx"), _copy("digits.onnx")),
+    **dict.fromkeys(("model.onnx", "m.onnx", "a.onnx", "before.onnx", "digits.onnx"), _copy("digits.onnx")),
     **dict.fromkeys(("after.onnx", "b.onnx", "other.onnx"), _simplified),
-    "m.onnx": _model(models.head),
     "in.onnx": _model(models.relus),
     "digits.npz": _copy("digits.npz"),
     "bert.onnx": _model(models.text),
