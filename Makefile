@@ -22,6 +22,7 @@ COMPILE := $(UV) --quiet pip compile --universal --python-version 3.11 --fork-st
 RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 PACKAGE := $(VENV)/.package
+SITE := $(VENV)/.site
 CHROMIUM := $(VENV)/.chromium
 NATIVE := $(VENV)/.native
 
@@ -34,7 +35,8 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again attack chromium clean coverage demo format help kills lint lock mutants native sanitize screenshots test test-all test-matrix wheel
+.PHONY: again attack chromium clean coverage demo docs format help kills lint lock mutants native reference sanitize \
+	screenshots test test-all test-matrix wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +79,15 @@ native: $(DEV) $(PACKAGE)  ## build the native operators for this machine
 sanitize: $(DEV) $(PACKAGE)  ## compare the native kernels with their definition, and stop at undefined behaviour
 	$(BIN)/python -m requant.quantize.kernels.build --check 500 --sanitize
 
+docs: $(RUN) $(PACKAGE) $(SITE)  ## build the documentation site into build/site; fails at a broken link
+	@$(BIN)/python -m website.pages
+	@rm -rf build/site
+	$(VENV)/site/bin/zensical build --clean --strict
+
+reference: $(RUN) $(PACKAGE)  ## write the pages of docs/ again that are made of the program: commands, options, Python, transforms
+	$(BIN)/python -m website.reference
+	$(BIN)/python -m website.figures
+
 lint: $(DEV) $(PACKAGE)  ## ruff, formatting, mypy strict
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -97,6 +108,7 @@ lock:  ## write requirements/*.txt again (needs uv; LOCK_ARGS=--upgrade for the 
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: put it on the PATH or set UV=" >&2; exit 2; }
 	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build -o requirements/run.txt
 	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build --group dev -c requirements/run.txt -o requirements/dev.txt
+	$(COMPILE) $(LOCK_ARGS) --group docs -o requirements/docs.txt
 
 # Each wheel has the native operators of one machine; without a compiler there is one wheel for any machine, without them.
 wheel: $(DEV) $(PACKAGE)  ## build dist/requant-*.whl for this machine (MACHINES="x86_64 aarch64"), with the locked build backend
@@ -112,7 +124,7 @@ wheel: $(DEV) $(PACKAGE)  ## build dist/requant-*.whl for this machine (MACHINES
 	done; rm -rf build/tree; ls dist
 
 clean:  ## remove everything that was made, the environment too
-	rm -rf $(VENV) build dist quantize/kernels/lib *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist quantize/kernels/lib *.egg-info .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN): requirements/run.txt
@@ -130,6 +142,15 @@ $(DEV): requirements/dev.txt $(RUN)
 	@mv $(RUN) $(RUN).aside
 	@$(INSTALL) -r $<
 	@mv $(RUN).aside $(RUN)
+	@touch $@
+
+# The site generator has an environment of its own: nothing of it is needed to use or to test the package.
+$(SITE): requirements/docs.txt $(RUN)
+	@echo "setting up $(VENV)/site for the documentation" >&2
+	@rm -f $@
+	@$(BIN)/python -m venv --clear $(VENV)/site
+	@$(VENV)/site/bin/python -m pip --disable-pip-version-check --no-input --quiet install \
+		--require-hashes --no-deps --only-binary :all: -r $<
 	@touch $@
 
 # The browser of the tests of reports. Where it cannot be had these tests are skipped, but not where CI is set: they fail.

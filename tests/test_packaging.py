@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = ("calibration", "system", "quantize", "transforms")
 PUBLIC = [f"requant.{folder}" for folder in FOLDERS if folder != "system"]
-LOCKS = ("run", "dev")
+LOCKS = ("run", "dev", "docs")
 
 each_lock = pytest.mark.parametrize("lock", LOCKS)
 
@@ -193,8 +193,9 @@ def test_the_development_lock_extends_the_run_time_lock() -> None:
         ("run", PROJECT["project"]["dependencies"]),
         ("run", PROJECT["build-system"]["requires"]),
         ("dev", PROJECT["dependency-groups"]["dev"]),
+        ("docs", PROJECT["dependency-groups"]["docs"]),
     ],
-    ids=["dependencies", "build", "dev"],
+    ids=["dependencies", "build", "dev", "docs"],
 )
 def test_what_the_project_asks_for_is_locked(lock: str, requirements: list[str]) -> None:
     versions = locked(lock)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import RequantError
@@ -103,9 +104,15 @@ def build_goal(values: Mapping[str, Any]) -> Goal | None:
 
 
 def _eval_data(values: Mapping[str, Any]) -> str | DataSpec:
-    """Return the data of a search, with the state of the data that give the ranges."""
-    text, state = values["eval_data"], values.get("state")
-    return text if state is None else DataSpec(text, state=state)
+    """Return the data of a search, with the state of the data that give the ranges.
+
+    Data of the same kind, folders or tables, are also read with the same preprocessing and tokenizer.
+    """
+    text = values["eval_data"]
+    same = "data" in values and Path(values["data"]).suffix == Path(text).suffix
+    names = ("state", "preprocess", "tokenizer") if same else ("state",)
+    given = {name: values[name] for name in names if values.get(name) is not None}
+    return DataSpec(text, **given) if given else text
 
 
 def _check_data(data: str | DataSpec | None, options: Options, goal: Goal | None) -> None:

@@ -23,6 +23,8 @@ from requant.quantize import check_project
 from requant.quantize.gate.lock import load_baseline
 from requant.quantize.project.file import load_project, parse_project
 
+from ...installed import install_wheel
+
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "ci"
 SAMPLES = ROOT / "sample_models"
@@ -280,24 +282,11 @@ def test_the_steps_of_the_worked_project_run(project: Path) -> None:
 @needs_bash
 def test_the_worked_project_passes_as_it_is_where_the_wheel_is_installed(tmp_path: Path) -> None:
     """A new environment, the wheel, and its entry points; libraries are those of this environment."""
-    copy = tmp_path / "source"
-    skip = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=skip)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(tmp_path)]
-    subprocess.run([*pip, "wheel", *options, str(copy)], check=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("requant-*.whl")
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    python = venv / "bin" / "python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True)
-    (site,) = venv.glob("lib/python*/site-packages")
-    libraries = Path(pytest.__file__).parents[1]
-    (site / "libraries.pth").write_text(f"{libraries}\n")
+    programs = install_wheel(tmp_path)
     folder = lay_out(tmp_path / "project")
-    environment = {"PATH": f"{venv / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     where = bash("python -c 'import requant; print(requant.__file__)'", folder, environment).stdout
-    assert where.startswith(str(site))
+    assert where.startswith(str(programs.parent))
     run_workflow(folder, environment)
 
 

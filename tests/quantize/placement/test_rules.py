@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from requant import UnknownNameError
 from requant.quantize import Selection, Strategy, choose
 from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.noise import Noises
 from requant.quantize.placement.rules import FLOAT_FORMS, able, choose_by
 from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
@@ -668,3 +669,12 @@ def test_what_moves_values_into_a_body_stays_uint8() -> None:
         shape=np.array([4, 32]),
     )
     assert impls(choose(model)) == {"m": U8, "r": U8, "p": FLOAT, "q": FLOAT, "y": FLOAT}
+
+
+def test_an_embedding_moves_no_tensor_that_has_noise() -> None:
+    model = build(
+        "embedding (int64[N, 4] ids) => (float[N, 4, 2] y) { x = Gather(table, ids) y = MatMul(x, w) }",
+        table=(8, 16),
+        w=(16, 2),
+    )
+    assert Noises.of(choose(model), {"x": 0.5}, {}, {}).of_tensor("x") == 0.5

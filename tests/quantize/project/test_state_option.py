@@ -46,6 +46,17 @@ def test_the_data_of_a_search_have_the_same_state() -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "evaluated", "same"),
+    [("photos", "other/", True), ("a.csv", "b.csv", True), ("photos", "b.npz", False), ("a.npz:calib", "b.csv", False)],
+)
+def test_data_of_the_same_kind_are_read_in_the_same_way(data: str, evaluated: str, same: bool) -> None:
+    reading: Any = {"preprocess": "scale=255", "tokenizer": "tok.py:encode"}
+    goal = build_goal({"max_drop": "1%", "metric": "sqnr", "eval_data": evaluated, "data": data, **reading})
+    assert goal is not None
+    assert goal.data == (DataSpec(evaluated, **reading) if same else evaluated)
+
+
+@pytest.mark.parametrize(
     ("state", "message"),
     [
         ([], "no array named 'memory' for the input"),
