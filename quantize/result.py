@@ -240,7 +240,7 @@ def _rows(result: Result) -> Iterator[Row]:
     yield size_row(result.float_bytes, result.int8_bytes)
     yield from _rejected(result)
     yield from _in_float(result)
-    for note in result.notes:
+    for note in (*result.placement.doubts, *result.notes):
         yield "note", note
 
 

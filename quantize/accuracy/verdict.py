@@ -80,10 +80,18 @@ def _speed(latencies: Sequence[Latency]) -> str:
     """Return the speed-up at each batch size."""
     if not latencies:
         return "not timed"
-    texts = [_ratio(each.float_ms, each.int8_ms, "faster", "slower", "as fast as float") for each in latencies]
+    texts = [
+        _ratio(each.float_ms, each.int8_ms, "faster", "slower", "as fast as float") + _in_doubt(each)
+        for each in latencies
+    ]
     if len(texts) == 1:
         return texts[0]
     return ", ".join(f"{text} at {each.name}" for text, each in zip(texts, latencies, strict=True))
+
+
+def _in_doubt(timed: Latency) -> str:
+    """Return how unsure a speed-up is, in parentheses; empty if it is sure."""
+    return f" ({timed.doubt})" if timed.doubt else ""
 
 
 def answers_lost(accuracy: Accuracy, where: str) -> str:
@@ -210,7 +218,7 @@ def latency_rows(timed: Latency) -> Iterator[Row]:
     """Yield a latency with its speed-up and throughput."""
     median = f"median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms"
     rate = f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s"
-    least = f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x"
+    least = f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x{_in_doubt(timed)}"
     yield f"latency, {timed.name}", f"{least} ({median}; {rate})"
     if timed.simple_ms is not None:
         yield "", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"

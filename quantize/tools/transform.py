@@ -111,7 +111,7 @@ def transform_model(
             loaded,
             inputs=options.inputs,
             outputs=options.outputs,
-            progress=lambda step: progress(f"{source.name}: {step.name}", next(count), len(pipeline.steps)),
+            progress=lambda step: progress(f"transform {source.name}: {step.name}", next(count), len(pipeline.steps)),
             keep=keep,
         )
     save_model(result.model, output, external=external)
