@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULTS: Mapping[str, Any] = {row.name: row.project for row in QUANTIZE if row.project is not None}
 """The options of `requant quantize` that have another default in a project."""
 PLACING = frozenset({"costs", "lambda", "max_drop", "place", "plan", "portable"})
-"""The options of `requant quantize` that decide what becomes int8, each of which replaces the plan beside the output."""
+"""The options of `requant quantize` that decide what becomes int8; each of them replaces the plan beside the output."""
 
 
 def check_project(
