@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
+
+from requant.quantize import Options
+from requant.quantize.options.efforts import EFFORTS
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,6 +36,26 @@ def test_the_flow_runs_as_written(tmp_path: Path) -> None:
     assert fused.count("QGemm") == 2
     assert "Requantize" not in fused
     assert "100.00%" in done.stderr  # the top-1 agreement that the last command prints
+
+
+def test_the_documented_default_of_the_range_rule_is_the_default() -> None:
+    text = (ROOT / "docs" / "calibration.md").read_text()
+    (default,) = re.findall(r"^\| `(\w+)` \|.*; the default \|$", text, flags=re.MULTILINE)
+    (low,) = re.findall(r"^\| `(\w+)` \|.*; the default of `--effort low` \|$", text, flags=re.MULTILINE)
+    assert (default, low) == (EFFORTS["medium"].rule, EFFORTS["low"].rule)
+    assert Options().effort == "medium"
+
+
+def test_the_program_with_processes_runs_as_written(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "calibration.md").read_text(), flags=re.DOTALL)
+    (program,) = (block for block in blocks if 'executor_named("processes"' in block)
+    (tmp_path / "program.py").write_text(program.replace("workers=8", "workers=2"))
+    shutil.copy(ROOT / "sample_models" / "digits.onnx", tmp_path / "model.onnx")
+    with np.load(ROOT / "sample_models" / "digits.npz") as data:
+        np.savez(tmp_path / "calib.npz", image=data["calib/image"][:8])
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_transform_is_in_the_changelog() -> None:

@@ -297,6 +297,8 @@ def test_the_worked_project_is_what_its_readme_says() -> None:
     project = load_project(EXAMPLE / "requant.toml")
     baseline = load_baseline(EXAMPLE / "requant.lock.json")
     assert list(baseline.measured.scores) == project.check["metric"]
+    assert baseline.measured.speed is not None
+    assert re.fullmatch(r".+ \([a-z0-9_ ]+\)", baseline.measured.speed.machine.cpu)  # as `Machine.here` writes it
 
 
 @needs_bash
