@@ -110,10 +110,11 @@ wheel: $(DEV) $(PACKAGE)  ## build dist/requant-*.whl for this machine (MACHINES
 	done; rm -rf build/tree; ls dist
 
 sdist: $(DEV) $(PACKAGE)  ## build dist/requant-*.tar.gz, with the locked build backend
-	@mkdir -p build dist
-	@$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >build/sdist.log 2>&1 || \
-		{ cat build/sdist.log >&2; exit 1; }
-	@ls dist/*.tar.gz
+	@rm -rf build/tree; mkdir -p build/tree dist
+	@tar -c --exclude=./.venv --exclude=./.git --exclude=./build --exclude=./dist --exclude=./quantize/kernels/lib . | tar -x -C build/tree
+	@cd build/tree && ../../$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("../../dist")' \
+		>../sdist.log 2>&1 || { cat ../sdist.log >&2; exit 1; }
+	@rm -rf build/tree; ls dist
 
 release:  ## wheels and source distribution, checked in clean environments; uploads nothing (MACHINES)
 	@.ci/release
