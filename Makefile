@@ -35,8 +35,8 @@ endif
 endif
 
 .NOTPARALLEL:
-.PHONY: again attack chromium clean coverage demo docs format help kills lint lock mutants native reference sanitize \
-	screenshots test test-all test-matrix wheel
+.PHONY: again attack chromium clean coverage demo docs format help kills lint lock mutants native reference release sanitize \
+	screenshots sdist test test-all test-matrix wheel
 
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -109,6 +109,7 @@ lock:  ## write requirements/*.txt again (needs uv; LOCK_ARGS=--upgrade for the 
 	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build -o requirements/run.txt
 	$(COMPILE) $(LOCK_ARGS) pyproject.toml --group build --group dev -c requirements/run.txt -o requirements/dev.txt
 	$(COMPILE) $(LOCK_ARGS) --group docs -o requirements/docs.txt
+	$(COMPILE) $(LOCK_ARGS) --group release -c requirements/dev.txt -o requirements/release.txt
 
 # Each wheel has the native operators of one machine; without a compiler there is one wheel for any machine, without them.
 wheel: $(DEV) $(PACKAGE)  ## build dist/requant-*.whl for this machine (MACHINES="x86_64 aarch64"), with the locked build backend
@@ -122,6 +123,16 @@ wheel: $(DEV) $(PACKAGE)  ## build dist/requant-*.whl for this machine (MACHINES
 		$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist \
 			--config-settings=--build-option=--plat-name=$$platform ./build/tree; \
 	done; rm -rf build/tree; ls dist
+
+sdist: $(DEV) $(PACKAGE)  ## build dist/requant-*.tar.gz, with the locked build backend
+	@rm -rf build/tree; mkdir -p build/tree dist
+	@tar -c --exclude=./.venv --exclude=./.git --exclude=./build --exclude=./dist --exclude=./quantize/kernels/lib . | tar -x -C build/tree
+	@cd build/tree && ../../$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("../../dist")' \
+		>../sdist.log 2>&1 || { cat ../sdist.log >&2; exit 1; }
+	@rm -rf build/tree; ls dist
+
+release:  ## wheels and source distribution, checked in clean environments; uploads nothing (MACHINES)
+	@.ci/release
 
 clean:  ## remove everything that was made, the environment too
 	rm -rf $(VENV) build dist quantize/kernels/lib *.egg-info .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ MODULES = {
     "app": ("completion", "help"),
     "calibrate": ("calibrate",),
     "check": ("check", "init"),
+    "demo": ("demo",),
     "quantize": ("compare", "costs", "ops", "quantize", "report", "sensitivity"),
     "reproduce": ("reproduce",),
     "tools": ("bench", "compile", "diff", "explain", "inspect", "kernels", "view"),

@@ -62,7 +62,8 @@ def quantize_model(
     options = options or Options()
     check_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)
-    if options.plan is not None and os.path.realpath(options.plan) == os.path.realpath(plan_path(output)):
+    own = options.plan is not None and os.path.realpath(options.plan) == os.path.realpath(plan_path(output))
+    if own and not options.force_int8:  # a float model would overwrite it
         raise RequantError(f"{options.plan}: the plan of {output} is written to this path; rename the edited plan")
     if data is None:
         _check_without_data(model, options)

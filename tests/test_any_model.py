@@ -266,7 +266,10 @@ def test_dynamic_needs_no_data(tmp_path: Path) -> None:
     result = quantized(written(tmp_path, DENSE, **DENSE_WEIGHTS), None, selection=Selection(strategy=Strategy.DYNAMIC))
     assert result.forms == {"dynamic": 2}
     assert result.kernels == {"DynamicQuantizeMatMul": 2}
-    assert result.notes == (f"measured on {result.data}: give data to judge the model by",)
+    assert result.notes == (
+        f"timed on {result.data}; the accuracy is not measured, since random inputs cannot judge it: give data",
+    )
+    assert result.accuracy.samples == 0
     assert result.data == "random inputs (x [1, 64])"
 
 

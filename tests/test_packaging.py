@@ -9,8 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from datetime import date
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = ("calibration", "system", "quantize", "transforms")
 PUBLIC = [f"requant.{folder}" for folder in FOLDERS if folder != "system"]
-LOCKS = ("run", "dev", "docs")
+LOCKS = ("run", "dev", "docs", "release")
 
 each_lock = pytest.mark.parametrize("lock", LOCKS)
 
@@ -126,6 +128,16 @@ def test_the_version_is_one(tmp_path: Path) -> None:
     assert version in run("-m", "requant.cli", "--version", cwd=tmp_path).split()
 
 
+def test_the_changelog_dates_the_version() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    versions = [re.fullmatch(r"([\d.]+) - (\d{4}-\d\d-\d\d)", heading) for heading in headings[1:]]
+    assert all(versions)
+    dated = {found[1]: date.fromisoformat(found[2]) for found in versions if found is not None}
+    assert next(iter(dated)) == PROJECT["project"]["version"]
+    assert sorted(dated.values(), reverse=True) == [*dated.values()]
+
+
 def test_the_script_is_installed() -> None:
     (script,) = metadata.entry_points(group="console_scripts", name="requant")
     assert callable(script.load())
@@ -194,8 +206,9 @@ def test_the_development_lock_extends_the_run_time_lock() -> None:
         ("run", PROJECT["build-system"]["requires"]),
         ("dev", PROJECT["dependency-groups"]["dev"]),
         ("docs", PROJECT["dependency-groups"]["docs"]),
+        ("release", PROJECT["dependency-groups"]["release"]),
     ],
-    ids=["dependencies", "build", "dev", "docs"],
+    ids=["dependencies", "build", "dev", "docs", "release"],
 )
 def test_what_the_project_asks_for_is_locked(lock: str, requirements: list[str]) -> None:
     versions = locked(lock)
@@ -216,6 +229,21 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     sources = [path for folder in folders_with_source() for path in folder.glob("*.py")]
     data = [path for path in map(Path, _declared_data()) if path.is_file()]
     assert held == {f"requant/{path.relative_to(ROOT).as_posix()}" for path in [*sources, *data]}
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_every_file(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    own = {".venv", ".git", ".import", "build", "dist"}  # the links are for checkers in a clone
+    skip = shutil.ignore_patterns(*own, "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".coverage*", "*.so")
+    shutil.copytree(ROOT, copy, ignore=skip)
+    run("-c", f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})", cwd=copy)
+    (archive,) = tmp_path.glob("requant-*.tar.gz")
+    with tarfile.open(archive) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    ours = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    ours = {name for name in ours if "requant.egg-info/" not in name}
+    assert ours - held == set()
 
 
 def _declared_data() -> list[str]:

@@ -40,6 +40,9 @@ def check(
     models = {name: path for name, path in (("float", float), ("model", model)) if path is not None}
     requested = requested_project(project, {**models, **values})
     as_json = as_json or requested.check.get("json", False)
+    made = requested.folder / requested.output
+    if requested.quantize is not None and made.exists():
+        say(f"{made}: written again; without the table [quantize] the file is checked as it is", err=True)
     with shown_progress() as progress:
         result = check_project(requested, update=update, progress=progress)
     if shows_tables():

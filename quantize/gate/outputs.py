@@ -25,9 +25,11 @@ def verdict(check: Check) -> str:
     if check.updated:
         return f"{check.baseline}: written"
     count = len(check.findings)
+    skipped = [line.name for line in check.lines if line.status is Status.SKIP]
+    also = f"; not compared: {', '.join(skipped)}" if skipped else ""
     if not count:
-        return f"{check.int8_model}: nothing is worse than in {check.baseline}"
-    return f"{check.int8_model}: {count} of {len(check.lines)} checks fail against {check.baseline}"
+        return f"{check.int8_model}: nothing is worse than in {check.baseline}{also}"
+    return f"{check.int8_model}: {count} of {len(check.lines)} checks fail against {check.baseline}{also}"
 
 
 def junit(check: Check) -> bytes:
@@ -93,10 +95,14 @@ _SYNTAX = re.compile(r"[\\`*_\[\]<>|#~$&]|^[-+](?=\s)")
 
 
 def github_lines(check: Check) -> Iterator[str]:
-    """Yield a GitHub workflow command for each finding; GitHub shows them at the top of the job."""
-    for line in check.findings:
-        message = printable_lines("; ".join((f"{line.baseline} -> {line.measured}", line.reason, *line.layers)))
-        yield f"::error title={_escaped(printable(f'requant check: {line.name}'), ':,')}::{_escaped(message)}"
+    """Yield a GitHub workflow command for each line that fails or is skipped; GitHub shows them on top of the job."""
+    for line in check.lines:
+        if line.status is Status.OK:
+            continue
+        level = "error" if line.status is Status.FAIL else "warning"
+        found = f"{line.baseline} -> {line.measured}" if line.status is Status.FAIL else "not compared"
+        message = printable_lines("; ".join((found, line.reason, *line.layers)))
+        yield f"::{level} title={_escaped(printable(f'requant check: {line.name}'), ':,')}::{_escaped(message)}"
 
 
 def _escaped(text: str, more: str = "") -> str:

@@ -14,7 +14,7 @@ from ... import RequantError, UnknownNameError
 from ...calibration.decoding import convert_rows, load_document
 from ...calibration.files import written_after
 from ...transforms.plan import Choice, Impl, Plan
-from ...transforms.reasons import NONE
+from ...transforms.reasons import NONE, other
 from .facts import Facts
 from .reasons import PLAN_FILE
 from .rules import able
@@ -31,9 +31,10 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A unit in a plan file."""
+    """A unit in a plan file; what else its row holds is for the reader of the file."""
 
     implementation: str
+    reason: str = ""
 
 
 def plan_path(output: str | os.PathLike[str]) -> Path:
@@ -72,7 +73,8 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
     """
     options, name_of_file = able(facts, rules), os.fspath(path)
     changed = {}
-    for name, wanted in implementations(path).items():
+    for name, row in _rows(path).items():
+        wanted = row.implementation
         if name not in options:
             raise UnknownNameError(f"unit of {name_of_file} in the model", name, options)
         possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
@@ -80,8 +82,8 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
             known = ", ".join(sorted(possible))
             raise RequantError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}; it can be: {known}")
         if wanted in possible - {rules.choices[name].impl.value}:
-            reason = PLAN_FILE.about(name_of_file) if wanted == Impl.FLOAT.value else NONE
-            changed[name] = Choice(Impl(wanted), reason)
+            stays = other(row.reason) or PLAN_FILE.about(name_of_file)  # so that the plan, written again, is the same
+            changed[name] = Choice(Impl(wanted), stays if wanted == Impl.FLOAT.value else NONE)
     return rules.with_choices(changed)
 
 
@@ -91,6 +93,11 @@ def implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:
     Raises:
         RequantError: The file cannot be read, or is not a plan file.
     """
+    return {name: row.implementation for name, row in _rows(path).items()}
+
+
+def _rows(path: str | os.PathLike[str]) -> Mapping[str, _Row]:
+    """Return the rows of a plan file by unit; see `implementations`."""
     units = load_document(path, _File, "plan file", SCHEMA).units
     rows = {name: row if isinstance(row, Mapping) else {"implementation": row} for name, row in units.items()}
-    return {name: row.implementation for name, row in convert_rows(rows, _Row, f"{os.fspath(path)}: unit").items()}
+    return convert_rows(rows, _Row, f"{os.fspath(path)}: unit")

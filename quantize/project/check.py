@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ... import RequantError
 from ...calibration import DataSpec
+from ...transforms.plan import Impl
 from ..gate.judge import Line, Status
 from ..gate.run import Check, CheckOptions, judged, ready
 from ..options.build import build_data
 from ..options.declared import CHECK, QUANTIZE
 from ..options.option import Kind
+from ..placement.plan_file import implementations, plan_path
 from ..runtime.progress import Progress, silent
 from .file import Project, requested_project
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULTS: Mapping[str, Any] = {row.name: row.project for row in QUANTIZE if row.project is not None}
 """The options of `requant quantize` that have another default in a project."""
+PLACING = frozenset({"costs", "lambda", "max_drop", "place", "plan", "portable"})
+"""The options of `requant quantize` that decide what becomes int8; each of them replaces the plan beside the output."""
 
 
 def check_project(
@@ -95,13 +99,33 @@ def _quantized(project: Project) -> Result:
     """
     from .request import Request  # not needed for a pair of models
 
+    project, beside = _by_plan_beside(project)
     given = {**DEFAULTS, **(project.quantize or {})}
     try:
         values = {row.name: row.read(given[row.name]) for row in QUANTIZE if row.name in given}
         command = shlex.join(["requant", *quantize_arguments(project)])
         return Request(model=project.model, output=project.output, values=values, command=command).run()
     except RequantError as error:
-        raise RequantError(f"{project.path or 'requant quantize'}: [quantize]: {error}") from error
+        hint = f"; without {beside} the model is placed anew" if beside and beside in str(error) else ""
+        raise RequantError(f"{project.path or 'requant quantize'}: [quantize]: {error}{hint}") from error
+
+
+def _by_plan_beside(project: Project) -> tuple[Project, str]:
+    """Return the project with the plan file beside its output as its plan, and the path of this file.
+
+    So every check makes the model that the first one, or `requant quantize`, has made. The path is empty and the
+    project unchanged if there is no such file, an option decides what becomes int8, or the plan is of a model that was
+    written in float.
+
+    Raises:
+        RequantError: The plan file cannot be read.
+    """
+    given, path = {**DEFAULTS, **(project.quantize or {})}, str(plan_path(project.output))
+    if not given["force_int8"] or given.keys() & PLACING or not os.path.isfile(path):
+        return project, ""
+    if set(implementations(path).values()) <= {Impl.FLOAT.value}:
+        return project, ""
+    return replace(project, quantize={**(project.quantize or {}), "plan": path}), path
 
 
 def _verdict(result: Result) -> Iterator[Line]:

@@ -33,20 +33,23 @@ def template(model: str | os.PathLike[str], target: str | os.PathLike[str] = NAM
     session = open_session(Path(model), lean=True)
     inputs, name = input_specs(session), printable(Path(target).name)
     reading = _reading(inputs)
-    place = '"estimated"  # The same plan in every run; "measured" may choose another one.'
+    output = path.with_name(f"{path.stem}_int8.onnx")
     lines = [
         f"# 'requant check {name}' quantizes {printable(path.name)}, and compares the result with the baseline,",
         f"# which 'requant check {name} --update' writes. The keys are the options of 'requant quantize' and",
         "# 'requant check'. A line that is commented out shows a default or an example.",
         "#",
+        "# Each check writes the output again. The plan file beside it decides what becomes int8. Without one, this is",
+        "# measured, and the plan file is written: keep it under version control, like the baseline.",
+        "#",
         *(one_line(f"# input {spec.name}: {spec}", CELL) for spec in inputs),
         one_line(f"# outputs: {', '.join(output.name for output in session.get_outputs())}", CELL),
         "",
         f"model = {quoted(path.as_posix())}",
-        f"output = {quoted(path.with_name(f'{path.stem}_int8.onnx').as_posix())}",
+        f"output = {quoted(output.as_posix())}",
         "",
         "[quantize]",
-        *_lines(QUANTIZE, {**reading, "data": reading["data"].format("calib"), "place": place}),
+        *_lines(QUANTIZE, {**reading, "data": reading["data"].format("calib")}),
         "",
         "[check]",
         *_lines(CHECK, {**reading, "data": reading["data"].format("test")}),

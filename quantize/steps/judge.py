@@ -31,8 +31,11 @@ def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> T
 
 
 def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
-    """Compare the outputs of a candidate with the outputs of the float model on the samples that judge."""
-    if job.judging is None:
+    """Compare the outputs of a candidate with the outputs of the float model on the samples that judge.
+
+    Random inputs judge nothing: they lie outside of the ranges, and class scores for them are near chance.
+    """
+    if job.judging is None or not job.judged:
         return UNMEASURED
     samples = judging_samples(job.judging, large=job.weights.large)
     total = samples.length or JUDGED

@@ -46,6 +46,8 @@ RESTORED = (
     "Outputs are compared with the model with float weights, time with the given model; --dynamic leaves the operators"
 )
 
+UNJUDGED = "timed on {}; the accuracy is not measured, since random inputs cannot judge it: give data"
+
 
 def prepare(
     path: str | os.PathLike[str], data: DataSource | None, options: Options, folder: Path, progress: Progress
@@ -193,7 +195,7 @@ def _unmeasured(source: Source | None, data: DataSource | None) -> list[str]:
     """Return a note if the model is not measured on the user's data."""
     if source is None:
         return ["not measured: the model runs with none of the tried lengths of the inputs' free axes; give data"]
-    return [f"measured on {source.description}: give data to judge the model by"] if data is None else []
+    return [UNJUDGED.format(source.description)] if data is None else []
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from requant.cli import main
 from requant.quantize import CheckOptions, check
 from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate import lock, measure
-from requant.quantize.gate.outputs import github_lines, junit, markdown
+from requant.quantize.gate.judge import Status
+from requant.quantize.gate.outputs import github_lines, junit, markdown, verdict
 from requant.quantize.gate.run import Check
 
 ROOT = Path(__file__).parents[3]
@@ -316,6 +317,15 @@ def test_annotations_are_escaped(broken: Check) -> None:
     line = replace(broken.findings[0], reason="100% of\nthis", layers=())
     (text,) = github_lines(replace(broken, lines=(line,)))
     assert text.endswith("100%25 of%0Athis")
+
+
+def test_what_is_not_compared_is_told(broken: Check) -> None:
+    line = replace(broken.lines[0], name="latency", status=Status.SKIP, reason="the baseline is from another CPU")
+    check = replace(broken, lines=(line,))
+    assert [*github_lines(check)] == [
+        "::warning title=requant check%3A latency::not compared; the baseline is from another CPU"
+    ]
+    assert verdict(check).endswith("; not compared: latency")
 
 
 def test_junit_has_a_case_for_each_line(broken: Check) -> None:

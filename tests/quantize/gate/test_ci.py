@@ -127,7 +127,7 @@ def test_the_action_refers_to_its_own_inputs_and_puts_none_of_them_into_a_script
 def test_the_action_checks_a_project(project: Path) -> None:
     done = run_action(project, tools(project))
     assert done.returncode == 0, done.stderr
-    assert (project / "github_output").read_text() == "ok=true\n"
+    assert (project / "github_output").read_text() == "junit=./requant-check.xml\nok=true\n"
     assert "| ✓ | top1 |" in (project / "github_step_summary").read_text()
     assert "<testsuite " in (project / ACTION["inputs"]["junit"]["default"]).read_text()
 
@@ -141,7 +141,45 @@ def test_the_action_fails_with_annotations_for_a_pair_that_is_worse(project: Pat
     done = run_action(project, tools(project), **pair, arguments="--seconds\n0")
     assert done.returncode == 1, done.stderr
     assert "\n::error title=requant check%3A opset::17 -> 13;" in done.stdout
-    assert (project / "github_output").read_text() == "ok=false\n"
+    assert (project / "github_output").read_text().endswith("ok=false\n")
+
+
+@needs_bash
+@pytest.mark.parametrize("absolute", [False, True])
+def test_the_action_names_its_junit_file_from_where_the_job_runs(project: Path, tmp_path: Path, absolute: bool) -> None:
+    junit = str(tmp_path / "a.xml") if absolute else "a.xml"
+    environment = tools(project)
+    (_, check) = ACTION["runs"]["steps"]
+    assert check["working-directory"] == "${{ inputs.working-directory }}"
+    assert ACTION["outputs"]["junit"]["value"] == "${{ steps.check.outputs.junit }}"
+    given = {"working-directory": project.name, "junit": junit}
+    done = bash(check["run"], project, {**environment, **action_environment(check, given, project)})
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in (project / "github_output").read_text().splitlines() if line.startswith("junit="))
+    named = project.parent / line.removeprefix("junit=")  # the job runs in the folder above
+    assert "<testsuite " in named.read_text()
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("given", "installed"),
+    [
+        ({}, f"{ROOT}"),
+        ({"extras": "images,dask"}, f"{ROOT}[images,dask]"),
+        ({"install": "requant[images]==0.1.0"}, "requant[images]==0.1.0"),
+        ({"install": "requant==0.1.0", "extras": "images"}, None),
+    ],
+    ids=["action", "extras", "index", "both"],
+)
+def test_the_action_installs_what_is_asked_for(tmp_path: Path, given: dict[str, str], installed: str | None) -> None:
+    environment = tools(tmp_path)
+    (tmp_path / "bin" / "python").write_text(
+        f'#!/bin/sh\nfor each; do last=$each; done; echo "$last" > "{tmp_path}/last"\n'
+    )
+    (install, _) = ACTION["runs"]["steps"]
+    done = bash(install["run"], tmp_path, {**environment, **action_environment(install, given, tmp_path)})
+    assert done.returncode == (2 if installed is None else 0)
+    assert installed == ((tmp_path / "last").read_text().strip() if (tmp_path / "last").exists() else None)
 
 
 @needs_bash
@@ -261,6 +299,8 @@ def test_the_worked_project_is_what_its_readme_says() -> None:
     project = load_project(EXAMPLE / "requant.toml")
     baseline = load_baseline(EXAMPLE / "requant.lock.json")
     assert list(baseline.measured.scores) == project.check["metric"]
+    assert baseline.measured.speed is not None
+    assert re.fullmatch(r".+ \([a-z0-9_ ]+\)", baseline.measured.speed.machine.cpu)  # as `Machine.here` writes it
 
 
 @needs_bash

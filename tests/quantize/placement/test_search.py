@@ -420,7 +420,25 @@ def test_a_plan_goes_with_every_way_of_placing(tmp_path: Path) -> None:
     again = replace(options, place="rules", plan=tmp_path / "o.plan.json")
     assert quantize_model(path, str(data), tmp_path / "p.onnx", again).forms == {"u8->u8": 3}
     with pytest.raises(RequantError, match="rename the edited plan"):
-        quantize_model(path, str(data), tmp_path / "o.onnx", again)
+        quantize_model(path, str(data), tmp_path / "o.onnx", replace(again, force_int8=False))
+
+
+def test_a_plan_is_written_as_it_was_read(tmp_path: Path) -> None:
+    path, data = saved(tmp_path)
+    plan = {
+        "first": {"operator": "Conv", "implementation": "float", "reason": "0.94x the speed of float"},
+        "silu": {"operator": "Silu", "implementation": "u8->u8"},
+        "second": {"operator": "Conv", "implementation": "u8->u8"},
+    }
+    (tmp_path / "o.plan.json").write_text(json.dumps({"schema": 1, "units": plan}))
+    options = Options(plan=tmp_path / "o.plan.json", force=True, force_int8=True, seconds=0.1)
+    found = quantize_model(path, str(data), tmp_path / "o.onnx", options)
+    written = json.loads((tmp_path / "o.plan.json").read_text())["units"]
+    assert {name: row["implementation"] for name, row in written.items()} == {
+        name: row["implementation"] for name, row in plan.items()
+    }
+    assert written["first"] == plan["first"]
+    assert found.float_nodes[0].reason == "0.94x the speed of float"
 
 
 @pytest.mark.parametrize("others", [{"place": "rules"}, {"place": "all"}, {"plan": "p.json"}], ids=str)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import onnx
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from requant.cli import main
 from requant.quantize import check_project
 from requant.quantize.options.build import build_options
 from requant.quantize.options.declared import CHECK, QUANTIZE
+from requant.quantize.options.efforts import CORRECTIONS, chosen
 from requant.quantize.options.option import Kind
 from requant.quantize.options.options import Options
 from requant.quantize.project.check import quantize_arguments
@@ -193,8 +195,6 @@ def test_init_writes_a_project_that_is_valid_as_it_is_and_with_every_line(tmp_pa
 
 
 def write_model(path: Path, inputs: str) -> Path:
-    import onnx
-
     proto = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 17]> net ({inputs}) => (float[?] y) {{ y = Cast<to = 1>(x) }}'
     )
@@ -215,7 +215,8 @@ def write_model(path: Path, inputs: str) -> Path:
 def test_init_suits_the_inputs(tmp_path: Path, inputs: str, says: str) -> None:
     text = template(write_model(tmp_path / "net.onnx", inputs), tmp_path / "requant.toml")
     assert any(line.startswith(says) for line in text.splitlines())
-    assert tomllib.loads(text)["quantize"]["place"] == "estimated"
+    assert "place" not in tomllib.loads(text)["quantize"]  # the plan beside the output decides
+    assert f"# corrections = {json.dumps(sorted(chosen('medium', None), key=list(CORRECTIONS).index))}  #" in text
 
 
 def test_init_refuses_to_overwrite_and_what_is_no_model(tmp_path: Path) -> None:
@@ -232,11 +233,11 @@ def test_init_refuses_to_overwrite_and_what_is_no_model(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the whole
 
 
-def write_project(folder: Path, *, quantize: str = "", check: str = "") -> Path:
+def write_project(folder: Path, *, quantize: str = "", check: str = "", place: str = 'place = "all"') -> Path:
     """Write a project of the digits network."""
     (folder / "requant.toml").write_text(
         f'model = "{SAMPLES / "digits.onnx"}"\noutput = "int8.onnx"\n'
-        f'[quantize]\ndata = "{SAMPLES / "digits.npz"}:calib"\nplace = "all"\neffort = "low"\nsamples = 20\n{quantize}\n'
+        f'[quantize]\ndata = "{SAMPLES / "digits.npz"}:calib"\n{place}\neffort = "low"\nsamples = 20\n{quantize}\n'
         f'[check]\ndata = "{SAMPLES / "digits.npz"}"\nseconds = 0\nsamples = 40\nmetric = "sqnr"\n{check}\n'
     )
     return folder / "requant.toml"
@@ -253,6 +254,38 @@ def test_a_project_quantizes_measures_and_judges(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found["quantize"]["mac_share_int8"] == 1.0
     assert [line["name"] for line in found["lines"]] == ["data", "sqnr", "mac_share", "size", "opset", "layers"]
+
+
+def units(folder: Path) -> dict[str, str]:
+    """Return the implementation of each unit in the plan file of a project."""
+    rows = json.loads((folder / "int8.plan.json").read_text())["units"]
+    return {name: row["implementation"] for name, row in rows.items()}
+
+
+def test_the_plan_beside_the_output_decides_and_stays_as_it_is(tmp_path: Path) -> None:
+    check_project(write_project(tmp_path, place=""), update=True)
+    by_rules, plan = units(tmp_path), tmp_path / "int8.plan.json"
+    assert by_rules["conv1"] == "float"
+    check_project(write_project(tmp_path), update=True)
+    wanted, model = plan.read_bytes(), onnx.load(tmp_path / "int8.onnx").graph
+    assert units(tmp_path)["conv1"] != "float"
+    result = invoke("check", write_project(tmp_path, place=""))
+    assert result.exit_code == 0, result.output
+    assert plan.read_bytes() == wanted
+    assert onnx.load(tmp_path / "int8.onnx").graph == model
+    assert result.stderr.startswith(f"{tmp_path / 'int8.onnx'}: written again; ")
+    plan.write_text(json.dumps({"schema": 1, "units": dict.fromkeys(by_rules, "float")}))  # of a run that kept float
+    check_project(write_project(tmp_path, place=""))
+    assert units(tmp_path) == by_rules
+
+
+def test_a_plan_beside_the_output_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "int8.plan.json").write_text('{"schema": 1, "units": {"conv9": "u8->u8"}}')
+    result = invoke("check", write_project(tmp_path, place=""), "--update")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "no unit of int8.plan.json in the model named 'conv9'" in line
+    assert line.endswith("; without int8.plan.json the model is placed anew")
 
 
 @pytest.mark.slow
