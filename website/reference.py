@@ -15,7 +15,8 @@ from pathlib import Path
 import click
 
 from requant.cli import main as requant
-from requant.quantize.options.declared import CHECK, QUANTIZE, Option
+from requant.quantize.options.declared import CHECK, QUANTIZE
+from requant.quantize.options.option import Option
 from requant.transforms import REGISTRY
 from requant.transforms.describe import reference as transforms_page
 from website.docstrings import package_page

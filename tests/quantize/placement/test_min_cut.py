@@ -104,7 +104,7 @@ def test_no_placement_is_cheaper_where_sums_of_costs_are_rounded(units: int, see
     random = np.random.default_rng(seed)
     tensors, items = ["t"], []
     for index in range(units):
-        count = min(len(tensors), random.integers(1, 3))
+        count = min(len(tensors), int(random.integers(1, 3)))
         inputs = tuple(random.choice(tensors[-4:], count, replace=False).tolist())
         costs = {Impl.FLOAT: 10 ** random.uniform(0, 3)}
         costs[Impl.U8] = costs[Impl.FLOAT] * random.uniform(0.2, 1.2)
