@@ -23,6 +23,7 @@ from .accuracy.verdict import (
     latency_rows,
     promise_row,
     score_lost,
+    score_text,
     size_row,
     verdict,
 )
@@ -109,9 +110,9 @@ class Result:
         """The result in one sentence; it begins with ``NOT INT8`` where the float model was written."""
         if self.why_not:
             return f"{MISSED if self.missed_goal else NOT_INT8}: {self.why_not}"
-        if self.search is not None and self.search.best is not None:
-            scores = f"{self.search.before:.6g}", f"{self.search.best.value:.6g}"
-            lost = score_lost(self.search.metric, scores, "evaluation data")
+        if (found := self.search) is not None and found.best is not None:
+            scores = score_text(found.before, found.unit), score_text(found.best.value, found.unit)
+            lost = score_lost(found.metric, scores, "evaluation data")
         elif self.random:
             lost = "accuracy not measured"
         else:
@@ -396,6 +397,7 @@ class Frontier:
         done: Whether the search ended before its time was up.
         same_data: The share of the evaluation data that is calibration data too, 0..1.
         interrupted: Whether the user interrupted it.
+        unit: The unit of the metric, see `Metric`.
     """
 
     metric: str
@@ -408,6 +410,7 @@ class Frontier:
     done: bool = True
     same_data: float = 0.0
     interrupted: bool = False
+    unit: str = ""
 
     @property
     def frontier(self) -> tuple[Point, ...]:

@@ -124,11 +124,14 @@ def versus_lost(found: Versus, where: str) -> str:
     return score_lost(found.metric.name, _scores(found), where)
 
 
+def score_text(value: float, unit: str) -> str:
+    """Return a score of a metric; a share of 1 in percent."""
+    return f"{value:.2%}" if unit == "share" else f"{value:.4f}"
+
+
 def _scores(found: Versus) -> tuple[str, str]:
     """Return both scores as text."""
-    share = found.metric.unit == "share"
-    before, after = (f"{value:.2%}" if share else f"{value:.4f}" for value in (found.before, found.after))
-    return before, after
+    return score_text(found.before, found.metric.unit), score_text(found.after, found.metric.unit)
 
 
 # --------------------------------------------------------------------------------------------------------------- rows

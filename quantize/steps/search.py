@@ -152,7 +152,8 @@ def search(
     before = _scored(job, job.reference, source, reference)
     bar = goal.allowance.bar(goal.metric, before)
     overlap = same_data(job.source, source) if job.source is not None else 0.0
-    frontier = Frontier(goal.metric.name, goal.metric.higher_is_better, before, bar, same_data=overlap)
+    metric = goal.metric
+    frontier = Frontier(metric.name, metric.higher_is_better, before, bar, same_data=overlap, unit=metric.unit)
     evidence = gather_evidence(job, ranges)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = plans_by_price(job, facts, rules, write, evidence.noise)

@@ -244,6 +244,12 @@ def test_quantize_prints_its_table_on_stdout(tmp_path: Path, model: Path, data: 
     assert (tmp_path / "int8.onnx").is_file()
 
 
+def test_quiet_prints_no_table_but_json(model: Path) -> None:
+    for arguments in (("-q", "ops", "Relu"), ("inspect", model, "--quiet")):
+        assert succeed(*arguments).output == ""
+        assert json.loads(succeed(*arguments, "--json").stdout)
+
+
 def test_quantize_takes_names_separated_by_commas(tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
     names = ["--exclude-nodes", "conv2, fc1", "--exclude-ops", "MaxPool"]
