@@ -40,7 +40,15 @@ def measure(folder: Path, wanted: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     (site,) = venv.glob("lib/python*/site-packages")
     before, python, requant = sizes(site), venv / "bin" / "python", venv / "bin" / "requant"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "--no-cache-dir"]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--quiet",
+        "--no-cache-dir",
+    ]
     installed = seconds([*pip, "install", wanted], folder)
     row("pip install", *installed)
     first = seconds([requant, "demo", "first", "--no-open"], folder)
