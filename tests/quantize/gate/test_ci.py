@@ -325,12 +325,15 @@ def test_the_worked_project_passes_as_it_is_where_the_wheel_is_installed(tmp_pat
     shutil.copytree(ROOT, copy, ignore=skip)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(tmp_path)]
-    subprocess.run([*pip, "wheel", *options, str(copy)], check=True, cwd=tmp_path)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}  # pip uses what is deprecated
+    subprocess.run([*pip, "wheel", *options, str(copy)], check=True, cwd=tmp_path, env=own)
     (wheel,) = tmp_path.glob("requant-*.whl")
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     python = venv / "bin" / "python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    subprocess.run(
+        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True, env=own
+    )
     (site,) = venv.glob("lib/python*/site-packages")
     libraries = Path(pytest.__file__).parents[1]
     (site / "libraries.pth").write_text(f"{libraries}\n")
