@@ -122,6 +122,19 @@ def test_the_command_line_starts_with_click_alone(tmp_path: Path, option: str) -
     assert libraries_loaded_by(code, tmp_path) <= {"click", "colorama"}
 
 
+def test_the_help_of_every_command_needs_click_alone(tmp_path: Path) -> None:
+    code = """import click, io, contextlib
+from requant.cli import main
+names = main.list_commands(click.Context(main))
+for name in names:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try: main([name, "--help"])
+        except SystemExit: pass
+    assert "Usage:" in out.getvalue()
+assert len(names) > 10"""
+    assert libraries_loaded_by(code, tmp_path) <= {"click", "colorama"}
+
+
 def test_the_version_is_one(tmp_path: Path) -> None:
     version = PROJECT["project"]["version"]
     assert metadata.version("requant") == version

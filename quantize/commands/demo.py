@@ -25,7 +25,7 @@ def demo(folder: Path, closed: bool, force: bool) -> None:
 
     \b
     requant demo
-    requant demo /tmp/digits --no-open
+    requant demo digits --no-open
     """
     from ..console.quantized import print_quantized
     from ..project.demo import run_demo

@@ -214,6 +214,7 @@ def test_a_snippet_sets_what_a_trial_has_set(tmp_path: Path, option: str, value:
 
 def test_every_option_of_the_table_has_a_default_and_words_have_names() -> None:
     assert set(CANDIDATES) <= set(DEFAULTS)
+    assert not [option for option in DEFAULTS if "denormal" in option]  # flushing them changes results
     for option, value in EVERY:
         assert value == DEFAULTS[option] or value != DEFAULTS[option]
         if isinstance(value, str) and "." not in option:
