@@ -486,20 +486,16 @@ def timed(
         For each name ``ms`` (minimum), ``median_ms``, ``runs`` and ``sqnr_db`` (of the worst output for the first feed,
         compared with the first model; None if equal), or ``error``.
     """
-    import statistics
-    import time
-
-    from requant.quantize.runtime.timing import interleave
+    from requant.quantize.runtime.clock import interleave
 
     given = load_feeds(feeds)[:count]
     results: dict[str, Any] = {case["name"]: {} for case in cases}
     for feed in given:
         good = [case for case in cases if "error" not in results[case["name"]]]
         runs = _loaded(good, feed, threads, results)
-        clock = time.thread_time if cpu else time.perf_counter
-        found = interleave(list(runs.values()), seconds=seconds / len(given), clock=clock)
+        found = interleave(list(runs.values()), seconds=seconds / len(given), threads=1 if cpu else 0)
         for name, times in zip(runs, found, strict=True):
-            more = {"ms": 1e3 * min(times), "median_ms": 1e3 * statistics.median(times), "runs": len(times)}
+            more = {"ms": 1e3 * times.least, "median_ms": 1e3 * times.median, "runs": len(times.seconds)}
             for key, value in more.items():
                 results[name][key] = results[name].get(key, 0) + value / (1 if key == "runs" else len(given))
     return {name: {"error": row["error"]} if "error" in row else row for name, row in results.items()}

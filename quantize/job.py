@@ -24,10 +24,11 @@ from .options.given_ranges import GivenRanges
 from .options.options import Options
 from .options.policy import Policy
 from .options.selection import Selection
+from .runtime.clock import doubt, ratio
 from .runtime.loads import Load
 from .runtime.progress import Progress
 from .runtime.session import Sessions
-from .runtime.timing import Latency, Regime, load_name, ratio
+from .runtime.timing import Latency, Regime, load_name
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,9 @@ class Served:
         }
 
 
+ROUGH = "machine busy: kernels waited for a processor while the costs of units were measured, so the costs are rough"
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How the plan was chosen.
@@ -221,6 +225,8 @@ class Placement:
         tried: Milliseconds of each timed plan, by name, at the first batch size.
         served: The plan at each batch size; empty if it serves only one.
         relieved: Whether more units became float later, to keep the promise of accuracy.
+        uncertainty: How far the ratios of the times of the plans may be from the truth, as a share of them.
+        sure: Whether the costs of units were measured without waiting for a processor.
     """
 
     how: str = "rules"
@@ -228,6 +234,15 @@ class Placement:
     tried: Mapping[str, float] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
     relieved: bool = False
+    uncertainty: float = 0.0
+    sure: bool = True
+
+    @property
+    def doubts(self) -> list[str]:
+        """Sentences on what a busy machine did to the choice of the plan; none if its times are sure."""
+        unsure = doubt(self.uncertainty)
+        times = [f"{unsure}, of the times by which the plan was chosen"] if unsure else []
+        return times if self.sure else [ROUGH, *times]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values; `served` only for several batch sizes."""
@@ -236,6 +251,8 @@ class Placement:
             "predicted_ms": self.predicted_ms,
             "tried_ms": dict(self.tried),
             "relieved": self.relieved,
+            "uncertainty": self.uncertainty,
+            "costs_sure": self.sure,
         }
         return {**found, "served": [each.to_json() for each in self.served]} if self.served else found
 

@@ -11,9 +11,10 @@ from typing import TypeAlias
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Array, ModelSource
 from ..model.files import Weights
+from ..runtime.clock import race
 from ..runtime.own_state import OwnState
 from ..runtime.session import Runner, Sessions
-from ..runtime.timing import Latency, interleave, latency, summary
+from ..runtime.timing import Latency, summary
 from .classes import Outputs
 from .outputs import Accuracy, Watch, compare_outputs, measure
 
@@ -109,18 +110,21 @@ def time_models(
         weights: The size of the float model.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
         batch: Items in the feed.
-        seconds: The time for two models together; a third one takes half as much more.
+        seconds: The time for two models together; a third one takes half as much more. On a busy machine they are
+            timed up to three times as long.
 
     Raises:
         RequantError: A model cannot be loaded or run.
     """
     if not weights.large:
         runs = [partial(_opened(model, threads), feed) for model in models]
-        return latency(runs, batch=batch, seconds=seconds * len(models) / 2)
+        return summary(*race(runs, seconds=seconds * len(models) / 2, threads=threads), batch=batch)
     gc.collect()
     before, after = (_source(model) for model in models[:2])
     loads = (partial(Runner, before, lean=weights.lumpy), partial(Runner, after))
-    first, second = (interleave([partial(load(threads=threads), feed)], seconds=seconds / 2)[0] for load in loads)
+    first, second = (
+        race([partial(load(threads=threads), feed)], seconds=seconds / 2, threads=threads)[0] for load in loads
+    )
     return summary(first, second, batch=batch)
 
 

@@ -21,12 +21,12 @@ from ..accuracy.drop import versus
 from ..accuracy.metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
 from ..accuracy.pair import judge_pair, time_models
 from ..model.files import Weights, serialize, size_on_disk
+from ..runtime.clock import interleave
 from ..runtime.inputs import stacked
 from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun, executed, integer_share
 from ..runtime.progress import Progress
 from ..runtime.session import Runner
-from ..runtime.timing import interleave
 from .baseline import DataSummary, Measured, Scored, Speed, Statistics
 from .layers import opset_of
 
@@ -316,8 +316,8 @@ def _rounds(pair: Pair, timing: Timing, sample: Sample) -> Callable[[], tuple[fl
     runs = [partial(Runner(path, threads=timing.threads), sample.feed) for path in paths]
 
     def together() -> tuple[float, float]:
-        first, second = interleave(runs, seconds=seconds)
-        return min(first), min(second)
+        first, second = interleave(runs, seconds=seconds, threads=timing.threads)
+        return first.least, second.least
 
     return together
 

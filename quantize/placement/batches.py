@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from ..job import Served
+from ..runtime.clock import ratio
 from ..runtime.configured import GAIN
-from ..runtime.timing import Regime, ratio
+from ..runtime.timing import Regime
 
 CLEAR = 0.99  # share of the time of the plan by rules below which another plan wins
 WITHIN = 1.02  # a plan that takes at most this many times the best time of every batch size serves them all
@@ -38,6 +39,25 @@ def fairest(times: Sequence[Times], native: Collection[str] = (), rules: str = "
         return best
     other = min(stock, key=worst.__getitem__)
     return other if worst[other] < GAIN * worst[best] and not worst[best] <= limit < worst[other] else best
+
+
+def least_noisy(
+    times: Sequence[Times], best: str, noise: Mapping[str, float], native: Collection[str], within: float
+) -> str:
+    """Return the plan with the least noise of those that are as fast as the best one, as far as the clock can tell.
+
+    So the accuracy of the model depends less on what else the machine does while plans are timed.
+
+    Args:
+        times: The times at each batch size.
+        best: The best plan. If it has no native operators, the returned plan has none.
+        noise: The noise of each plan, in any unit.
+        native: The plans with native operators.
+        within: Two times are equal if they differ by at most this share.
+    """
+    worst = worst_ratios(times)
+    equal = [n for n in worst if worst[n] <= (1 + within) * worst[best] and (best in native or n not in native)]
+    return min(equal, key=lambda name: (noise[name], name != best, worst[name]))
 
 
 def worst_ratios(times: Sequence[Times]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from ...calibration.session import Array, ModelSource
 from ...transforms.plan import Choice, Impl, Plan
 from ..job import Candidate, Job
 from ..runtime.attribution import Owners, Spent
-from ..runtime.profile import KernelRun, profiled
+from ..runtime.profile import KernelRun, Profile, profiled
 from .costs import Costs
 from .layouts import layout_costs
 from .pricing import OTHER_FORMS, Prices, conversion_costs, measured, unit_cost
@@ -21,6 +21,8 @@ from .rules import all_int8_plan
 PROFILED = 3e5  # microseconds that one profile takes, in LEAST_RUNS to MOST_RUNS runs
 LEAST_RUNS, MOST_RUNS = 3, 30
 TURNS = 2  # profiles of each model, in turns with the other models
+MORE_TURNS = 4  # further profiles of a model whose kernels had to wait for a processor
+AGREE = 1.1  # two profiles of several threads agree if their sums differ by at most this factor
 MOST_STRETCH = 3.0  # limit of the ratio of measured to estimated time of conversions, and of its inverse
 SLOWED_SHARE = 0.01  # ignore units below this share of the model's time
 SLOWED = 2.0  # a unit that takes more than this many times its cost is slowed down by its neighbours
@@ -67,11 +69,13 @@ class Measured:
         prices: The prices.
         fresh: The costs that were measured in this search; the cache keeps them.
         runs: Runs of the next profile.
+        sure: Whether all profiles had kernel times without waiting; the cache keeps no other costs.
     """
 
     prices: Prices
     fresh: Costs
     runs: int = LEAST_RUNS
+    sure: bool = True
 
     @classmethod
     def of(cls, prices: Prices) -> Measured:
@@ -84,22 +88,28 @@ def profile(
 ) -> tuple[list[Spent | None], Measured]:
     """Return the time of each model by unit, None for a model that the runtime does not run, and the new state.
 
+    A model is profiled again, up to `MORE_TURNS` times, while its kernel times are not `settled`.
+
     Args:
         bench: The bench.
         known: The state; the number of runs in it adapts to the time of the models.
         sources: The models.
         turns: Profiles of each model, in turns with the others; each kernel counts with its least time.
     """
-    kernels: list[list[tuple[KernelRun, ...]]] = [[] for _ in sources]
+    found: list[list[Profile]] = [[] for _ in sources]
     runs = known.runs
-    for _ in range(turns):
-        for index, source in enumerate(sources):
+    for turn in range(turns + MORE_TURNS):
+        for source, profiles in zip(sources, found, strict=True):
+            if turn >= turns and settled(profiles):
+                continue
             # the runtime's exceptions share no base class; another plan may run
             with suppress(Exception):
-                found = profiled(source, bench.feed, threads=bench.job.options.threads, times=runs)
-                kernels[index].append(found.runs)
-                runs = min(max(int(PROFILED / found.microseconds), LEAST_RUNS), MOST_RUNS)
-    return [bench.owners.spent(_least(each)) if each else None for each in kernels], replace(known, runs=runs)
+                profiles.append(profiled(source, bench.feed, threads=bench.job.options.threads, times=runs))
+                took = profiles[-1].cpu or profiles[-1].microseconds
+                runs = min(max(int(PROFILED / took), LEAST_RUNS), MOST_RUNS)
+    sure = known.sure and all(map(settled, found))
+    spent = [bench.owners.spent(least_kernels(each)) if each else None for each in found]
+    return spent, replace(known, runs=runs, sure=sure)
 
 
 def profile_float(bench: Bench, known: Measured) -> tuple[Spent | None, Measured]:
@@ -198,10 +208,46 @@ def _with_joined(known: Measured, spent: Spent | None) -> Measured:
     return replace(known, prices=prices, fresh=known.fresh.with_times(times))
 
 
-def _least(profiles: Sequence[tuple[KernelRun, ...]]) -> list[KernelRun]:
-    """Return the kernels of several profiles of one model, each with its least time."""
+def settled(profiles: Sequence[Profile]) -> bool:
+    """Return whether the kernel times of one model contain no waiting, as far as its profiles tell; true without any.
+
+    A kernel is timed by wall time, and waits where other processes take its processor. With one thread, the least
+    times of all kernels together are at most the CPU time of a run. With several threads, the two profiles with the
+    least sums agree.
+    """
+    if not profiles:
+        return True
+    cpu = _cpu(profiles)
+    if cpu is not None:
+        return _total(_fastest(profiles)) <= cpu
+    totals = sorted(_total(each.runs) for each in profiles)
+    return len(totals) > 1 and totals[1] <= AGREE * totals[0]
+
+
+def least_kernels(profiles: Sequence[Profile]) -> list[KernelRun]:
+    """Return the kernels of several profiles of one model, each with its least time.
+
+    If their sum is more than the CPU time of a run, the rest is waiting: all times become shorter in proportion.
+    """
+    kernels, cpu = _fastest(profiles), _cpu(profiles)
+    share = 1.0 if cpu is None else min(cpu / (_total(kernels) or cpu), 1.0)
+    return [replace(run, microseconds=share * run.microseconds) for run in kernels]
+
+
+def _fastest(profiles: Sequence[Profile]) -> list[KernelRun]:
+    """Return each kernel of several profiles with its least time."""
     by_name: dict[str, KernelRun] = {}
-    for run in (run for profile in profiles for run in profile):
+    for run in (run for profile in profiles for run in profile.runs):
         before = by_name.get(run.node, run)
         by_name[run.node] = run if run.microseconds < before.microseconds else before
     return list(by_name.values())
+
+
+def _cpu(profiles: Sequence[Profile]) -> float | None:
+    """Return the least CPU time of a run in microseconds; None with several threads."""
+    return min((each.cpu for each in profiles if each.cpu is not None), default=None)
+
+
+def _total(kernels: Sequence[KernelRun]) -> float:
+    """Return the sum of kernel times in microseconds."""
+    return math.fsum(run.microseconds for run in kernels)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ... import RequantError
 from ...transforms.plan import Choice, Impl, Plan
-from ..job import Candidate, Job, Placement
+from ..job import ROUGH, Candidate, Job, Placement
+from ..runtime.clock import SURE, race, uncertainty
 from ..runtime.machine import Machine
 from ..runtime.session import Runner
-from ..runtime.timing import Regime, interleave, load_name
+from ..runtime.timing import Regime, load_name
 from . import costs as store
-from .batches import fairest, finalists, served
+from .batches import CLEAR, fairest, finalists, least_noisy, served
 from .costs import Costs
 from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
@@ -132,7 +135,7 @@ def plans_by_price(
             _, known = profile_float(size.bench, known)
             if has_unmeasured(known.prices):
                 _, known = measure_units(size.bench, known)
-                store.keep(known.fresh)
+                _keep(known)
         prices = known.prices
         absorbed = {n for n in prices.space.keys if lacks_float(prices, n) and measured_int8(prices, n) is not None}
         every.append(replace(prices, absorbed=frozenset(absorbed)))
@@ -146,18 +149,27 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
         RequantError: There is no feed, the model does not run, or no unit can become int8.
     """
     costs = fresh = Costs(Machine.here(job.options.threads))
+    sure = True
     for load in job.loads:
         space = Space.of(job, facts, rules, load.feed)
         if not space.keys:
             raise RequantError(f"{job.path}: no unit of it can become int8")
         known = Measured(Prices.of(space, costs, {}), fresh)
         _, known = measure_units(Bench.of(job, rules, write, load.feed), known)
-        fresh = known.fresh
+        fresh, sure = known.fresh, sure and known.sure
     if not job.loads:
         raise RequantError(f"{job.path}: no data to run it on")
+    if not sure:
+        logging.getLogger("requant").warning("requant: %s", ROUGH)
     if not fresh.rows:
         raise RequantError(f"{job.path}: the runtime does not run it under its profiler")
     return fresh
+
+
+def _keep(known: Measured) -> None:
+    """Add the costs to the cache, unless kernels had to wait for a processor while they were measured."""
+    if known.sure:
+        store.keep(known.fresh)
 
 
 def _costs_decide(job: Job, facts: Facts) -> bool:
@@ -239,7 +251,7 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         plan = _untried([sizes[index].known.prices for index in long], candidates)
         candidates |= {} if plan is None else {"cut for all": bench.candidate(plan)}
     for index in long:
-        store.keep(sizes[index].known.fresh)
+        _keep(sizes[index].known)
     if bench.job.options.wants_native:
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
         candidates |= {f"{name}, native": bench.candidate(plan) for name, plan in everywhere.items()}
@@ -355,16 +367,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
 
     The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out.
     """
-    job = sizes[0].bench.job
-    runners = {}
-    for name, candidate in candidates.items():
-        try:
-            runner = Runner(candidate.source, threads=job.options.threads)
-            for size in sizes:
-                runner(size.bench.feed)
-        except RequantError:
-            continue
-        runners[name] = runner
+    job, runners = sizes[0].bench.job, _runners(sizes, candidates)
     if not runners:
         return candidates["rules"], Placement("rules")
     job.progress("compare placements", 0, None)
@@ -372,35 +375,57 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     every = [size.known.prices for size in sizes]
     plans = {name: candidates[name].plan for name in runners}
     native = {name for name in runners if candidates[name].native}
-    tried = _milliseconds(sizes, runners, seconds)
+    tried, unsure = _milliseconds(sizes, runners, seconds)
     worth = _worth(every, tried, plans)
     if len(sizes) > 1:  # more plans share the time, and several minima decide: time the best ones again
-        again = _milliseconds(sizes, {name: runners[name] for name in finalists(worth, native)}, seconds)
+        again, unsure = _milliseconds(sizes, {name: runners[name] for name in finalists(worth, native)}, seconds)
         final = [
             {name: min(ms, first[name]) for name, ms in more.items()} for first, more in zip(tried, again, strict=True)
         ]
         tried = [{**first, **more} for first, more in zip(tried, final, strict=True)]
         worth = _worth(every, final, plans)
-    best, own = fairest(worth, native), [fairest([each], native) for each in worth]
+    noise = {name: plan_noise_cost(every[0], plans[name]) for name in worth[0]}
+    within = min(max(unsure, 1 - CLEAR), SURE)
+    best, *own = (
+        least_noisy(times, fairest(times, native), noise, native, within)
+        for times in (worth, *([each] for each in worth))
+    )
     spent = [profile(size.bench, size.known, [candidates[best].source])[0][0] for size in sizes]
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
-    return candidates[best], Placement("measured", predicted[0], tried[0], rows)
+    sure = all(size.known.sure for size in sizes)
+    return candidates[best], Placement("measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure)
 
 
-def _milliseconds(sizes: Sequence[Size], runners: Mapping[str, Runner], seconds: float) -> list[dict[str, float]]:
-    """Return the least time of each model at each batch size, timed in turns.
+def _runners(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, Runner]:
+    """Return the candidates that the runtime runs, after one run at each batch size."""
+    runners = {}
+    for name, candidate in candidates.items():
+        with suppress(RequantError):
+            runner = Runner(candidate.source, threads=sizes[0].bench.job.options.threads)
+            for size in sizes:
+                runner(size.bench.feed)
+            runners[name] = runner
+    return runners
+
+
+def _milliseconds(
+    sizes: Sequence[Size], runners: Mapping[str, Runner], seconds: float
+) -> tuple[list[dict[str, float]], float]:
+    """Return the least time of each model at each batch size, timed in turns, and their greatest uncertainty.
 
     Args:
         sizes: The batch sizes.
         runners: The models by name.
         seconds: How long all models are timed at each batch size.
     """
-    found = []
+    found, unsure = [], 0.0
     for size in sizes:
-        times = interleave([partial(runner, size.bench.feed) for runner in runners.values()], seconds=seconds)
-        found.append({name: 1e3 * min(each) for name, each in zip(runners, times, strict=True)})
-    return found
+        runs = [partial(runner, size.bench.feed) for runner in runners.values()]
+        times = race(runs, seconds=seconds, threads=size.bench.job.options.threads)
+        found.append({name: 1e3 * each.least for name, each in zip(runners, times, strict=True)})
+        unsure = max(unsure, uncertainty(times))
+    return found, unsure
 
 
 def _worth(

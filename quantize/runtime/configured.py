@@ -37,6 +37,11 @@ LIBRARY = "custom_ops_library"
 GAIN = 1.02  # a value replaces the default if runs are at least this many times as fast
 
 
+def threads_of(values: Values) -> int:
+    """Return the number of threads inside one operator; 0 is the runtime's choice."""
+    return int(values.get("intra_op_num_threads", 0))
+
+
 def configured_run(model: str | os.PathLike[str], values: Values, feed: Mapping[str, Array]) -> Callable[[], object]:
     """Load a model with these settings, run it once, and return a function that runs it again.
 

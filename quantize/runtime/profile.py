@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 from ... import NATIVE_DOMAIN, RequantError
 from ...calibration.session import ModelSource, describe, open_session
 from ...system.scratch import scratch_folder
+from .clock import clock_of
 from .macs import accuracy_level, multiplies_integers, multiply_accumulates
 from .session import Runner
 
@@ -82,11 +84,13 @@ class Profile:
         runs: The executed nodes in order of execution.
         graph: The optimized graph. Files with its weights may be gone; types and shapes of the weights remain.
         microseconds: Minimum time of a whole run, with the profiler on.
+        cpu: Minimum CPU time of a whole run in microseconds, with the profiler on; None with several threads.
     """
 
     runs: tuple[KernelRun, ...]
     graph: ir.Graph
     microseconds: float
+    cpu: float | None = None
 
 
 def executed(
@@ -121,8 +125,7 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
         optimised = folder / "optimised.onnx"
         session = open_session(model, threads=threads, profile=folder / "profile", save_optimized=optimised)
         run = Runner.over(session, describe(model))
-        for _ in range(times):
-            run(feed)
+        spent = [_cpu_seconds(run, feed) for _ in range(times)]
         try:
             events = msgspec.json.decode(Path(session.end_profiling()).read_bytes(), type=tuple[_Event, ...])
             graph = ir.load(optimised).graph
@@ -131,7 +134,15 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
         _name_as_profiled(graph, events)
         nodes = {node.name: node for node in graph.all_nodes() if node.name}
         whole = min(event.dur for event in events if event.name == "model_run")
-        return Profile(tuple(_runs(events, nodes, times)), graph, whole)
+        cpu = 1e6 * min(spent) if clock_of(threads) == "cpu" else None
+        return Profile(tuple(_runs(events, nodes, times)), graph, whole, cpu)
+
+
+def _cpu_seconds(run: Runner, feed: Mapping[str, Any]) -> float:
+    """Run a feed and return the CPU seconds of this thread."""
+    before = time.thread_time()
+    run(feed)
+    return time.thread_time() - before
 
 
 def _name_as_profiled(graph: ir.Graph, events: Iterable[_Event]) -> None:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-WARM_UP = 3
-MOST_ROUNDS = 300
-SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
-LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs
-MOST_RUNS = 200  # of one block
+from .clock import Clock, Times, doubt, uncertainty
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +48,8 @@ class Latency:
         batch: Items per run.
         simple_ms: Minimum time of the simplified float model; None if it was not timed.
         regime: The regime of a decoder; None for other models.
+        uncertainty: How far the speed-up may be from the truth, as a share of it: 0.05 for 5 % more or less.
+        clock: What the times are: CPU time of one thread, or wall time.
     """
 
     float_ms: float
@@ -65,6 +60,8 @@ class Latency:
     batch: int = 1
     simple_ms: float | None = None
     regime: Regime | None = None
+    uncertainty: float = 0.0
+    clock: Clock = "wall"
 
     @property
     def name(self) -> str:
@@ -87,6 +84,11 @@ class Latency:
         return min(self.float_ms, self.simple_ms or math.inf) / self.int8_ms
 
     @property
+    def doubt(self) -> str:
+        """``"machine busy, +-8 %"``; empty if the speed-up is sure."""
+        return doubt(self.uncertainty)
+
+    @property
     def float_rate(self) -> float:
         """Items per second of the float model; of a decoder, tokens."""
         return 1e3 * self.items / self.float_ms
@@ -97,77 +99,19 @@ class Latency:
         return 1e3 * self.items / self.int8_ms
 
 
-def interleave(
-    runs: Sequence[Callable[[], object]],
-    *,
-    seconds: float = 2.0,
-    block: float = 0.0,
-    clock: Callable[[], float] | None = None,
-) -> list[list[float]]:
-    """Call each of `runs` in turn until `seconds` have passed, and return the times of each in seconds.
-
-    The order is reversed in every second round, because the second run finds caches that the first one warmed.
-
-    Args:
-        runs: The functions to time.
-        seconds: How long all of them are timed, without the runs that warm up.
-        block: The seconds for which one function is called before the next one has its turn; 0 for a single call.
-        clock: The clock of the times, ``time.perf_counter`` if None; ``time.thread_time`` counts the CPU seconds of
-            runs with one thread.
-    """
-    times: list[list[float]] = [[] for _ in runs]
-    slow = False
-    for run in runs:
-        start = time.perf_counter()
-        for _ in range(WARM_UP):
-            run()
-            slow = slow or time.perf_counter() - start > SLOW
-            if slow:
-                break
-    end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < (FEW_ROUNDS if slow else LEAST_ROUNDS) or (time.perf_counter() < end and rounds < MOST_ROUNDS):
-        order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
-        for index in order:
-            times[index] += _block(runs[index], block, clock or time.perf_counter)
-        rounds += 1
-    return times
-
-
-def _block(run: Callable[[], object], seconds: float, clock: Callable[[], float]) -> list[float]:
-    """Call a function until `seconds` have passed, at least once, and return the times in seconds."""
-    times: list[float] = []
-    begin = time.perf_counter()
-    while not times or (time.perf_counter() - begin < seconds and len(times) < MOST_RUNS):
-        start = clock()
-        run()
-        times.append(clock() - start)
-    return times
-
-
-def latency(runs: Sequence[Callable[[], object]], *, batch: int = 1, seconds: float = 2.0) -> Latency:
-    """Time a float run, an INT8 run and, if it is given, a run of the simplified float model in turn."""
-    return summary(*interleave(runs, seconds=seconds), batch=batch)
-
-
-def summary(
-    first: Sequence[float], second: Sequence[float], plain: Sequence[float] | None = None, *, batch: int
-) -> Latency:
-    """Return minima and medians of the times of a float, an INT8 and a simplified float run, given in seconds."""
+def summary(float_times: Times, int8_times: Times, simple: Times | None = None, *, batch: int) -> Latency:
+    """Return minima and medians of the times of a float, an INT8 and a simplified float run."""
     return Latency(
-        float_ms=1e3 * min(first),
-        int8_ms=1e3 * min(second),
-        float_median_ms=1e3 * statistics.median(first),
-        int8_median_ms=1e3 * statistics.median(second),
-        runs=min(len(first), len(second)),
+        float_ms=1e3 * float_times.least,
+        int8_ms=1e3 * int8_times.least,
+        float_median_ms=1e3 * float_times.median,
+        int8_median_ms=1e3 * int8_times.median,
+        runs=min(len(float_times.seconds), len(int8_times.seconds)),
         batch=batch,
-        simple_ms=None if plain is None else 1e3 * min(plain),
+        simple_ms=None if simple is None else 1e3 * simple.least,
+        uncertainty=uncertainty([each for each in (int8_times, float_times, simple) if each is not None]),
+        clock=float_times.clock,
     )
-
-
-def ratio(time: float, least: float) -> float:
-    """Return how many times a least time a time is; two times of 0 are equal."""
-    return time / least if least else math.inf if time else 1.0
 
 
 def latency_json(latency: Latency) -> dict[str, Any]:
@@ -181,6 +125,8 @@ def latency_json(latency: Latency) -> dict[str, Any]:
         "int8_median_ms": latency.int8_median_ms,
         "batch": latency.batch,
         "runs": latency.runs,
+        "clock": latency.clock,
+        "uncertainty": latency.uncertainty,
         "float_items_per_second": latency.float_rate,
         "int8_items_per_second": latency.int8_rate,
         **({} if latency.regime is None else {"regime": asdict(latency.regime)}),

@@ -168,9 +168,12 @@ def _too_slow(job: Job, trial: Trial) -> str:
 def _speeds(job: Job, latencies: Sequence[Latency]) -> str:
     """Return speed-ups as text, with the batch sizes if there are several."""
     of = f" the speed of {job.opponent}"
+    doubts = [f" ({each.doubt})" if each.doubt else "" for each in latencies]
     if len(latencies) == 1:
-        return f"{latencies[0].speedup:.2f}x{of}"
-    first, *others = (f"{each.speedup:.2f}x{{}} at {each.name}" for each in latencies)
+        return f"{latencies[0].speedup:.2f}x{of}{doubts[0]}"
+    first, *others = (
+        f"{each.speedup:.2f}x{{}} at {each.name}{told}" for each, told in zip(latencies, doubts, strict=True)
+    )
     return ", ".join([first.format(of), *(text.format("") for text in others)])
 
 

@@ -9,8 +9,8 @@ from ...transforms.plan import Impl
 from ..job import Job, Trial
 from ..kernels.wrap import native_calls
 from ..result import NativeUse
+from ..runtime.clock import race
 from ..runtime.session import Runner
-from ..runtime.timing import interleave
 
 SECONDS = 1.0  # how long the model is timed with and without the library
 
@@ -32,5 +32,6 @@ def _stock_ms(job: Job, trial: Trial) -> float | None:
     threads = job.options.threads
     stock = Runner.over(open_without_library(source, threads=threads), describe(source))
     runs = [partial(run, job.feed) for run in (trial.candidate.sessions.runner(threads), stock)]
-    with_library, without = map(min, interleave(runs, seconds=min(SECONDS, job.options.seconds)))
-    return trial.latency.int8_ms * without / with_library  # the clock may have changed since the latency was measured
+    with_library, without = race(runs, seconds=min(SECONDS, job.options.seconds), threads=threads)
+    # the clock rate may have changed since the latency was measured
+    return trial.latency.int8_ms * without.least / with_library.least

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +15,12 @@ from ....calibration.session import LARGE, Array, input_specs, open_session
 from ....calibration.sources import DataSource
 from ...model.files import load_model, size_on_disk
 from ...model.shapes import Lengths, open_axes, resolve
+from ...runtime.clock import Clock, Times, doubt, race, uncertainty
 from ...runtime.compiled_for import refuse_foreign
 from ...runtime.inputs import open_data, stacked
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import source_of_shapes
 from ...runtime.session import Runner
-from ...runtime.timing import interleave
 from .native import needed_library
 from .profile import BenchProfile, profile_model
 from .settings import Settings, recommend
@@ -38,6 +37,7 @@ class Timed:
         milliseconds: Minimum time of the timed runs, after warm-up runs.
         median_ms: Median time of the timed runs.
         runs: The number of timed runs.
+        clock: What the times of runs are: CPU time of one thread, or wall time.
     """
 
     model: str
@@ -46,6 +46,7 @@ class Timed:
     milliseconds: float
     median_ms: float
     runs: int
+    clock: Clock = "wall"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -56,6 +57,7 @@ class Timed:
             "ms": self.milliseconds,
             "median_ms": self.median_ms,
             "runs": self.runs,
+            "clock": self.clock,
         }
 
 
@@ -73,6 +75,7 @@ class Bench:
         profile: The times of its nodes; None without a profile.
         settings: The recommended session options; None without a search.
         notes: Remarks for the reader.
+        uncertainty: How far the time, or the ratio of the times of two models, may be from the truth, as a share of it.
     """
 
     timed: Timed
@@ -84,11 +87,17 @@ class Bench:
     profile: BenchProfile | None = None
     settings: Settings | None = None
     notes: tuple[str, ...] = ()
+    uncertainty: float = 0.0
 
     @property
     def rate(self) -> float:
         """Items per second at the minimum time."""
         return 1e3 * self.batch / self.timed.milliseconds
+
+    @property
+    def doubt(self) -> str:
+        """``"machine busy, +-8 %"``; empty if the time, or the ratio of the two times, is sure."""
+        return doubt(self.uncertainty)
 
     @property
     def ratio(self) -> float | None:
@@ -109,6 +118,7 @@ class Bench:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "batch": self.batch,
             "threads": self.threads,
+            "uncertainty": self.uncertainty,
             "items_per_second": self.rate,
             "compare": compared,
             "profile": self.profile and self.profile.to_json(),
@@ -180,7 +190,7 @@ def bench_model(
         _check(model)
     described, feed, batch = _feed(Path(path), data, load)
     progress("time", 0, None)
-    timed, notes = _timed(models, feed, load)
+    timed, unsure, notes = _timed(models, feed, load)
     profile = None
     if load.profile and models[0].suffix.lower() == ".ort":
         notes += ("only ONNX files can be profiled",)
@@ -196,6 +206,7 @@ def bench_model(
         other=timed[1] if other is not None else None,
         profile=profile,
         notes=notes,
+        uncertainty=unsure,
     )
     if search is None:
         return found
@@ -252,16 +263,25 @@ def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping
     return drawn.description, next(iter(drawn)).feed, batch
 
 
-def _timed(models: Sequence[Path], feed: Mapping[str, Array], load: Load) -> tuple[list[Timed], tuple[str, ...]]:
-    """Time models in turn, or one after the other if they are too large to be in memory together."""
-    apart = len(models) > 1 and sum(map(size_on_disk, models)) > LARGE
-    if not apart:
-        return _in_turns(models, feed, load, load.seconds), ()
-    found = [each for model in models for each in _in_turns([model], feed, load, load.seconds / len(models))]
-    return found, ("the models were timed one after the other, because together they are too large for the memory",)
+def _timed(models: Sequence[Path], feed: Mapping[str, Array], load: Load) -> tuple[list[Timed], float, tuple[str, ...]]:
+    """Time models in turn, or one after the other if they are too large to be in memory together.
+
+    Returns:
+        The times, the uncertainty of a single time or of their ratio, and remarks.
+    """
+    notes: tuple[str, ...] = ()
+    if len(models) > 1 and sum(map(size_on_disk, models)) > LARGE:
+        found = [each for model in models for each in _in_turns([model], feed, load, load.seconds / len(models))]
+        notes = ("the models were timed one after the other, because together they are too large for the memory",)
+    else:
+        found = _in_turns(models, feed, load, load.seconds)
+    unsure = uncertainty([times for _, times in found])
+    return [timed for timed, _ in found], unsure, notes
 
 
-def _in_turns(models: Sequence[Path], feed: Mapping[str, Array], load: Load, seconds: float) -> list[Timed]:
+def _in_turns(
+    models: Sequence[Path], feed: Mapping[str, Array], load: Load, seconds: float
+) -> list[tuple[Timed, Times]]:
     """Load models, run each once, and time them in turn."""
     runs, before = [], []
     for model in models:
@@ -269,9 +289,10 @@ def _in_turns(models: Sequence[Path], feed: Mapping[str, Array], load: Load, sec
         run = Runner(model, threads=load.threads)
         loaded = time.perf_counter()
         run(feed)
-        before.append((loaded - start, time.perf_counter() - loaded))
+        before.append((1e3 * (loaded - start), 1e3 * (time.perf_counter() - loaded)))
         runs.append(partial(run, feed))
-    return [
-        Timed(os.fspath(model), 1e3 * opened, 1e3 * first, 1e3 * min(times), 1e3 * statistics.median(times), len(times))
-        for model, (opened, first), times in zip(models, before, interleave(runs, seconds=seconds), strict=True)
-    ]
+    found = []
+    for model, took, times in zip(models, before, race(runs, seconds=seconds, threads=load.threads), strict=True):
+        count = len(times.seconds)
+        found.append((Timed(os.fspath(model), *took, 1e3 * times.least, 1e3 * times.median, count, times.clock), times))
+    return found

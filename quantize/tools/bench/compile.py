@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +33,7 @@ from ...model.files import (
     staging,
 )
 from ...model.writing import save_model
+from ...runtime.clock import Times, race, uncertainty
 from ...runtime.compiled_for import KEY, Target, this_machine
 from ...runtime.configured import (
     GAIN,
@@ -43,11 +43,11 @@ from ...runtime.configured import (
     create_session,
     open_configured,
     snippet,
+    threads_of,
 )
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
-from ...runtime.timing import interleave
 from .native import UNCHANGED, Natives, choose, native_library, with_library
 from .probes import add_probes
 
@@ -66,6 +66,7 @@ class Change:
         before_median_ms: Median time with the original.
         after_median_ms: Median time with the compiled model.
         count: The number of measurements of each.
+        uncertainty: How far the speed-up may be from the truth, as a share of it.
     """
 
     before_ms: float
@@ -73,6 +74,7 @@ class Change:
     before_median_ms: float
     after_median_ms: float
     count: int
+    uncertainty: float = 0.0
 
     @property
     def speedup(self) -> float:
@@ -349,11 +351,12 @@ def _timed_runs(
     """
     if feed is None:
         return jobs[1][1], None
+    threads = threads_of(jobs[0][1])
     if weights.large:
-        times = [interleave([configured_run(*job, feed)], seconds=seconds / len(jobs))[0] for job in jobs]
+        times = [race([configured_run(*job, feed)], seconds=seconds / len(jobs), threads=threads)[0] for job in jobs]
     else:
-        times = interleave([configured_run(*job, feed) for job in jobs], seconds=seconds)
-    best = 2 if len(jobs) > 2 and min(times[1]) >= GAIN * min(times[2]) else 1
+        times = race([configured_run(*job, feed) for job in jobs], seconds=seconds, threads=threads)
+    best = 2 if len(jobs) > 2 and times[1].least >= GAIN * times[2].least else 1
     return jobs[best][1], _change(times[0], times[best])
 
 
@@ -371,15 +374,17 @@ def _timed_loads(
             session = open_configured(*(before, after)[place])
             times[place].append(time.perf_counter() - start)
             del session
-    return _change(*times)
+    before_times, after_times = (Times(tuple(each)) for each in times)
+    return _change(before_times, after_times)
 
 
-def _change(before: Sequence[float], after: Sequence[float]) -> Change:
-    """Return minima and medians of times in seconds."""
+def _change(before: Times, after: Times) -> Change:
+    """Return minima and medians, and how sure their ratio is."""
     return Change(
-        1e3 * min(before),
-        1e3 * min(after),
-        1e3 * statistics.median(before),
-        1e3 * statistics.median(after),
-        min(len(before), len(after)),
+        1e3 * before.least,
+        1e3 * after.least,
+        1e3 * before.median,
+        1e3 * after.median,
+        min(len(before.seconds), len(after.seconds)),
+        uncertainty([after, before]),
     )

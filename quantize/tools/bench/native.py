@@ -15,8 +15,8 @@ from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
 from ...model.files import load_model
 from ...model.writing import save_model
-from ...runtime.configured import GAIN, LIBRARY, Values, configured_run
-from ...runtime.timing import interleave
+from ...runtime.clock import race
+from ...runtime.configured import GAIN, LIBRARY, Values, configured_run, threads_of
 
 KERNELS = ("auto", "native", "stock")
 STOCK = "stock"
@@ -127,8 +127,8 @@ def choose(model: ir.Model, natives: Natives | None, folder: Path, seconds: floa
     for index, form in enumerate(forms.values()):
         save_model(form, path := folder / f"form-{index}.onnx")
         runs.append(configured_run(path, values, natives.feed))
-    times = interleave(runs, seconds=seconds)
-    tried = {form: 1e3 * min(each) for form, each in zip(forms, times, strict=True)}
+    times = race(runs, seconds=seconds, threads=threads_of(values))
+    tried = {form: 1e3 * each.least for form, each in zip(forms, times, strict=True)}
     best = min((form for form in tried if form != STOCK), key=tried.__getitem__)
     if natives.asked == "auto" and tried[STOCK] < GAIN * tried[best]:
         return Chosen(model, STOCK, tried)

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 from .... import RequantError
 from ....calibration.session import Array
+from ...runtime.clock import Times, interleave, uncertainty
 from ...runtime.configured import GAIN, Value, Values, configured_run, snippet
 from ...runtime.machine import logical_cores, physical_cores
 from ...runtime.progress import Progress, silent
-from ...runtime.timing import interleave
 
 Run: TypeAlias = Callable[[], object]
 
@@ -84,6 +84,7 @@ class Settings:
         default_ms: Minimum time of a run with the defaults, and with the given number of threads, if any.
         best_ms: Minimum time of a run with `values`, measured in turn with the defaults.
         trials: Every value that was considered.
+        uncertainty: How far `speedup` may be from the truth, as a share of it.
     """
 
     model: str
@@ -91,6 +92,7 @@ class Settings:
     default_ms: float
     best_ms: float
     trials: tuple[Trial, ...]
+    uncertainty: float = 0.0
 
     @property
     def speedup(self) -> float:
@@ -109,6 +111,7 @@ class Settings:
             "default_ms": self.default_ms,
             "best_ms": self.best_ms,
             "speedup": self.speedup,
+            "uncertainty": self.uncertainty,
             "trials": [trial.to_json() for trial in self.trials],
             "snippet": self.snippet,
         }
@@ -155,22 +158,27 @@ def recommend(
             continue
         changed = {**values, option: value}
         run = configured_run(model, changed, feed)
-        before, after = fastest([best, run], seconds=(end - time.perf_counter()) / (len(candidates) - index + 1))
+        share = (end - time.perf_counter()) / (len(candidates) - index + 1)
+        before, after = (each.least for each in fastest([best, run], seconds=share, threads=threads))
         trials.append(Trial(option, value, 1e3 * before, 1e3 * after, taken=before >= GAIN * after))
         if trials[-1].taken:
             values, best = changed, run
     if values == given:
-        (before,) = fastest([default], seconds=min(end - time.perf_counter(), 1.0))
-        return Settings(os.fspath(model), given, 1e3 * before, 1e3 * before, tuple(trials))
-    before, after = fastest([default, best], seconds=end - time.perf_counter())
+        (alone,) = fastest([default], seconds=min(end - time.perf_counter(), 1.0), threads=threads)
+        return Settings(os.fspath(model), given, 1e3 * alone.least, 1e3 * alone.least, tuple(trials))
+    times = fastest([default, best], seconds=end - time.perf_counter(), threads=threads)
+    before, after = (each.least for each in times)
     if before < GAIN * after:
         values, after = given, before
-    return Settings(os.fspath(model), values, 1e3 * before, 1e3 * after, tuple(trials))
+    return Settings(os.fspath(model), values, 1e3 * before, 1e3 * after, tuple(trials), uncertainty(times))
 
 
-def fastest(runs: Sequence[Run], *, seconds: float) -> list[float]:
-    """Return the minimum time of each run in seconds; the runs alternate in blocks of `BLOCK` seconds."""
-    return [min(times) for times in interleave(runs, seconds=seconds, block=BLOCK)]
+def fastest(runs: Sequence[Run], *, seconds: float, threads: int | None = None) -> list[Times]:
+    """Return the times of each run; the runs alternate in blocks of `BLOCK` seconds.
+
+    CPU time counts only where the given number of threads is 1: times of several numbers are compared by wall time.
+    """
+    return interleave(runs, seconds=seconds, block=BLOCK, threads=threads or 0)
 
 
 def _candidates(threads: int | None) -> Iterator[tuple[str, Value]]:

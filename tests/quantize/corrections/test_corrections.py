@@ -37,6 +37,7 @@ from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space
 from requant.quantize.placement.search import Size, fastest, place
 from requant.quantize.runtime.attribution import Spent
+from requant.quantize.runtime.clock import Times
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.emit import plan_by_rules
@@ -355,7 +356,7 @@ def test_of_whole_models_the_noise_counts_too(
     job, facts, rules, write = planted(model)
     cut = rules.with_choices({"first": replace(rules.choices["first"], impl=Impl.FLOAT)})
     known = Measured.of(replace(prices(model, job, facts, rules), noises=Noises({"x": noisy}), noise_price=100 / MUCH))
-    monkeypatch.setattr(searching, "interleave", lambda *_, **__: [[1.00e-3], [1.05e-3]])
+    monkeypatch.setattr(searching, "race", lambda *_, **__: [Times((1.00e-3,)), Times((1.05e-3,))])
     candidates = {"all": write(rules), "cut": write(cut)}
     found, placement = fastest([Size(1, Bench.of(job, rules, write, feeds()[0]), known)], candidates)
     assert found is candidates[best]

@@ -26,7 +26,7 @@ from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
 from requant.quantize.placement import batches as module
 from requant.quantize.placement import costs as store
 from requant.quantize.placement import search as searching
-from requant.quantize.placement.batches import compromises, fairest, finalists, served, worst_ratios
+from requant.quantize.placement.batches import compromises, fairest, finalists, least_noisy, served, worst_ratios
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Bench, Measured, Write
@@ -34,6 +34,7 @@ from requant.quantize.placement.pricing import Prices, Space
 from requant.quantize.placement.search import Size, fastest, place, plans_by_price
 from requant.quantize.project.check import quantize_arguments
 from requant.quantize.project.file import load_project
+from requant.quantize.runtime.clock import Times
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.progress import silent
 from requant.quantize.runtime.timing import Regime
@@ -150,6 +151,19 @@ def rows(chosen: str, *tried: Mapping[str, float]) -> tuple[Served, ...]:
     return served(LOADS, chosen, own, tried, [None, None])
 
 
+def test_of_equally_fast_plans_the_one_with_the_least_noise_is_taken() -> None:
+    """How fast they are on a busy machine does not decide how accurate the model is."""
+    noise = {"all": 3.0, "cut": 1.0, "rules": 2.0, "native": 0.0}
+    for first, second in (({"all": 1.0, "cut": 1.03}, "cut"), ({"all": 1.03, "cut": 1.0}, "cut")):
+        times = [{**first, "rules": 1.5, "native": 1.0}]
+        best = min(first, key=first.__getitem__)
+        assert least_noisy(times, best, noise, {"native"}, 0.05) == second
+        assert least_noisy(times, best, noise, {"native"}, 0.01) == best
+        assert least_noisy(times, "native", noise, {"native"}, 0.05) == "native"
+    equal = dict.fromkeys(noise, 0.0)
+    assert least_noisy([{"all": 1.0, "cut": 0.99}], "all", equal, (), 0.05) == "all"
+
+
 def test_a_note_says_which_batch_size_pays_for_which() -> None:
     found = rows("a", {"a": 1.0, "b": 1.12}, {"a": 10.4, "b": 10.0})
     assert compromises(found) == [
@@ -184,7 +198,7 @@ class Clock:
     def __init__(self, *passes: Mapping[int, Mapping[str, float]]) -> None:
         self.passes, self.names, self.calls = passes, dict[int, str](), list[tuple[int, list[str]]]()
 
-    def __call__(self, runs: Sequence[Any], **_: Any) -> list[list[float]]:
+    def __call__(self, runs: Sequence[Any], **_: Any) -> list[Times]:
         if not self.names:  # the first call has all candidates, in order
             self.names = {
                 id(run.func): name for run, name in zip(runs, next(iter(self.passes[0].values())), strict=True)
@@ -193,12 +207,12 @@ class Clock:
         names = [self.names[id(run.func)] for run in runs]
         seen = sum(batch == size for size, _ in self.calls)
         self.calls.append((batch, names))
-        return [[self.passes[seen][batch][name] / 1e3, 1.0] for name in names]
+        return [Times((self.passes[seen][batch][name] / 1e3,)) for name in names]
 
 
 def raced(model: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, batches: tuple[int, ...] = BATCHES) -> Any:
     """Return the candidates and the result of `fastest` with pretended times."""
-    monkeypatch.setattr(searching, "interleave", clock)
+    monkeypatch.setattr(searching, "race", clock)
     job, facts, rules, write = begun(model, batch=batches)
     candidates = {
         "rules": write(rules),
@@ -243,7 +257,7 @@ def test_one_batch_size_is_timed_once(model: Path, monkeypatch: pytest.MonkeyPat
     candidates, found, placement = raced(model, monkeypatch, clock, (16,))
     assert found is candidates["cut"]
     assert (len(clock.calls), placement.served) == (1, ())
-    assert set(placement.to_json()) == {"how", "predicted_ms", "tried_ms", "relieved"}
+    assert set(placement.to_json()) == {"how", "predicted_ms", "tried_ms", "relieved", "uncertainty", "costs_sure"}
 
 
 # --------------------------------------------------------------------------------------------------------- by costs
@@ -473,8 +487,10 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
     prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
     sizes = [Size(batch, Bench.of(job, rules, write, job.feed), Measured.of(prices)) for batch in BATCHES]
 
-    def times(sizes: Sequence[Size], runners: Mapping[str, object], seconds: float) -> list[dict[str, float]]:
-        return [{name: gain if name.endswith(", stock") else 1.0 for name in runners} for _ in sizes]
+    def times(
+        sizes: Sequence[Size], runners: Mapping[str, object], seconds: float
+    ) -> tuple[list[dict[str, float]], float]:
+        return [{name: gain if name.endswith(", stock") else 1.0 for name in runners} for _ in sizes], 0.0
 
     monkeypatch.setattr(searching, "_milliseconds", times)
     tried = {"cut 1": 1.0, "rules": 2.0}

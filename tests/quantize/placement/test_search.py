@@ -22,11 +22,12 @@ from requant.quantize.placement import costs as store
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.layouts import layout_costs
+from requant.quantize.placement.measuring import least_kernels, settled
 from requant.quantize.placement.rules import able, choose_by
 from requant.quantize.runtime import machine
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.machine import Machine
-from requant.quantize.runtime.profile import KernelRun
+from requant.quantize.runtime.profile import KernelRun, Profile
 from requant.transforms.plan import Impl
 from requant.transforms.qparams import Scheme
 
@@ -95,6 +96,23 @@ def test_what_a_measurement_may_decide() -> None:
 def test_kernels_find_their_units(node: str, owner: str | None) -> None:
     made = model()
     assert Owners(made, choose_by(facts_of(made), made).units).of(node) == owner
+
+
+def test_kernel_times_with_waiting_are_found_and_shortened() -> None:
+    """Two kernels of 4 and 1 ms. The long one waits for a processor in most profiles, the short one never."""
+
+    def once(long: float, cpu: float | None) -> Profile:
+        runs = [KernelRun(name, "", "Conv", ms, 0, ()) for name, ms in (("long", long), ("short", 1.0))]
+        return Profile(tuple(runs), ir.Graph([], [], nodes=[]), long + 1.0, cpu)
+
+    waited, quiet = once(9.0, 5.5), once(4.0, 5.2)
+    assert not settled([waited])
+    assert settled([waited, quiet])
+    assert [run.microseconds for run in least_kernels([waited, quiet])] == [4.0, 1.0]
+    assert sum(run.microseconds for run in least_kernels([waited])) == pytest.approx(5.5)
+    several = [once(9.0, None), once(6.0, None), once(4.0, None)]  # threads have no CPU time of their own
+    assert [settled(several[:count]) for count in range(4)] == [True, False, False, False]
+    assert settled([*several, once(4.1, None)])
 
 
 def test_time_is_told_apart() -> None:

@@ -1,8 +1,7 @@
-"""What ran: kernels, multiply-accumulates and their integer share; and how long, as a ratio."""
+"""What ran: kernels, multiply-accumulates and their integer share."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import RequantError
-from requant.quantize import Latency, Options, quantize_model
+from requant.quantize import Options, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.runtime.profile import KernelRun, executed, integer_share
 from requant.quantize.runtime.session import Runner
-from requant.quantize.runtime.timing import interleave, latency
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
@@ -104,40 +102,6 @@ def test_a_runner_names_its_outputs_and_says_what_fails() -> None:
     assert {name: value.shape for name, value in run({"image": image()}).items()} == {"logits": (1, 10)}
     with pytest.raises(RequantError, match=r"digits\.onnx: the model fails: .*tensor\(double\)"):
         run({"image": image().astype(np.float64)})
-
-
-# ------------------------------------------------------------------------------------------------------- timing
-
-
-def test_the_runs_alternate_and_either_comes_first_as_often() -> None:
-    calls: list[str] = []
-    times = interleave([lambda: calls.append("a"), lambda: calls.append("b")], seconds=0.0)
-    assert [len(t) for t in times] == [5, 5]  # however little time there is
-    timed = calls[-10:]
-    assert timed == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]
-    assert calls[:-10] == ["a", "a", "a", "b", "b", "b"]  # warming up
-
-
-def test_the_number_of_rounds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.runtime.timing.MOST_ROUNDS", 7)
-    assert len(interleave([lambda: None], seconds=60.0)[0]) == 7
-
-
-def test_each_time_goes_to_the_run_it_is_of() -> None:
-    times = interleave([lambda: None, lambda: time.sleep(0.002)], seconds=0.0)
-    assert min(times[1]) >= 0.002 > min(times[0])
-
-
-def test_latency_takes_the_least_and_the_median() -> None:
-    found = latency([lambda: time.sleep(0.002), lambda: time.sleep(0.001)], batch=4, seconds=0.0)
-    assert (found.batch, found.runs) == (4, 5)
-    assert 2.0 <= found.float_ms <= found.float_median_ms
-    assert 1.0 <= found.int8_ms <= found.int8_median_ms
-    assert found.speedup == found.float_ms / found.int8_ms
-
-
-def test_speedup_is_the_ratio_of_the_least_times() -> None:
-    assert Latency(float_ms=6.0, int8_ms=2.0, float_median_ms=9.0, int8_median_ms=9.0, runs=5).speedup == 3.0
 
 
 RECURRENT = """<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,C] x, float[N,C,H,W] m) => (float[T,D,N,K] y, float[N,M,P,Q] z) {

@@ -15,7 +15,9 @@ import onnxruntime as ort
 import pytest
 
 from requant import RequantError
-from requant.quantize.runtime import machine, timing
+from requant.quantize.runtime import clock as clocks
+from requant.quantize.runtime import machine
+from requant.quantize.runtime.clock import Times
 from requant.quantize.runtime.configured import (
     ENUMERATIONS,
     GAIN,
@@ -44,7 +46,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cost], None]:
 
     def use(cost: Cost) -> None:
         monkeypatch.setattr(settings, "configured_run", lambda _, values, __: lambda: cost(values))
-        monkeypatch.setattr(settings, "fastest", lambda runs, *, seconds: [run() for run in runs])
+        monkeypatch.setattr(settings, "fastest", lambda runs, **_: [Times((run(),)) for run in runs])
         monkeypatch.setattr(settings, "logical_cores", lambda: 8)
         monkeypatch.setattr(settings, "physical_cores", lambda: 4)
 
@@ -126,7 +128,7 @@ def test_what_does_not_hold_in_the_end_is_dropped(
 ) -> None:
     pretend(factors())
     raced = itertools.count()
-    monkeypatch.setattr(settings, "fastest", lambda runs, *, seconds: [1.0, 1.0 if next(raced) else 0.5])
+    monkeypatch.setattr(settings, "fastest", lambda runs, **_: [Times((1.0,)), Times((1.0 if next(raced) else 0.5,))])
     found = quick()
     assert [trial.speedup for trial in found.trials if trial.taken] == [2.0]
     assert (found.values, found.speedup) == ({}, 1.0)
@@ -160,7 +162,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.order = 0.0, ""
-        monkeypatch.setattr("requant.quantize.runtime.timing.time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr("requant.quantize.runtime.clock.time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def runner(self, name: str, times: Sequence[float]) -> Callable[[], None]:
         endless = itertools.cycle(times)
@@ -175,18 +177,18 @@ class Clock:
 def test_the_least_time_of_each_is_of_blocks_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     runs = [clock.runner("a", [0.03, 0.01, 0.02]), clock.runner("b", [0.05, 0.04])]
-    assert fastest(runs, seconds=0) == [pytest.approx(0.01), pytest.approx(0.04)]
+    assert [times.least for times in fastest(runs, seconds=0)] == [pytest.approx(0.01), pytest.approx(0.04)]
     warm_up, rounds = clock.order[:6], clock.order[6:]
     assert warm_up == "aaabbb"
     assert re.sub("a+", "a", rounds) == "abbabbab"  # ab, ba, ab, ba, ab; a block of a is two or three runs, of b one
 
 
-@pytest.mark.parametrize(("run", "expected"), [(1.0, 1), (0.0101, 3), (1e-9, timing.MOST_RUNS)])
+@pytest.mark.parametrize(("run", "expected"), [(1.0, 1), (0.0101, 3), (1e-9, clocks.MOST_RUNS)])
 def test_a_block_lasts_but_a_moment(run: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    (times,) = timing.interleave([clock.runner("a", [run])], seconds=0, block=settings.BLOCK)
-    rounds = timing.FEW_ROUNDS if run > timing.SLOW else timing.LEAST_ROUNDS
-    assert len(times) == rounds * expected
+    (times,) = clocks.interleave([clock.runner("a", [run])], seconds=0, block=settings.BLOCK)
+    rounds = clocks.FEW_ROUNDS if run > clocks.SLOW else clocks.LEAST_ROUNDS
+    assert len(times.seconds) == rounds * expected
 
 
 # ----------------------------------------------------------------------------------------------------- the real thing
