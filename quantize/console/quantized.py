@@ -68,7 +68,7 @@ def print_result(result: Result) -> None:
             _latency_row(table, timed)
     console.print(table)
     _print_float_nodes(console, result)
-    for note in result.notes:
+    for note in (*result.placement.doubts, *result.notes):
         console.print(f"note: {note}")
     if result.verdict:
         console.print(styled(("not int8:", "bold"), f" {result.verdict}"))
@@ -278,6 +278,7 @@ def _latency_row(table: Table, timed: Latency) -> None:
     table.add_row(
         f"latency, {timed.name}",
         f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x "
+        f"{f'({timed.doubt}) ' if timed.doubt else ''}"
         f"(median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms; "
         f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s)",
     )

@@ -7,6 +7,7 @@ import math
 from rich.table import Table
 
 from ..kernels.library import Kernels
+from ..runtime.clock import doubt
 from ..tools.bench.bench import Bench, Timed
 from ..tools.bench.compile import Change, Compiled
 from ..tools.bench.profile import BenchProfile
@@ -75,7 +76,7 @@ def print_bench(found: Bench) -> None:
             f"the first model is {found.ratio:.2f}x as fast by minimum times, {found.median_ratio:.2f}x by median times"
         )
     lines.append(f"load {timed.load_ms:.1f} ms, first run {timed.first_ms:.3f} ms")
-    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"note: {note}" for note in (*found.notes, found.doubt) if note]
     console.print_lines(lines)
     if found.profile is not None:
         _print_profile(console, found.profile)
@@ -139,13 +140,19 @@ def _print_settings(console: Terminal, found: Settings) -> None:
             times = f"{trial.before_ms:.3f}", f"{trial.ms:.3f}", f"{trial.speedup:.2f}x"
             table.add_row(trial.option, str(trial.value), *times, told)
     console.print(table)
-    console.print(f"all together: {found.default_ms:.3f} -> {found.best_ms:.3f} ms: {found.speedup:.2f}x")
+    console.print(f"all together: {found.default_ms:.3f} -> {found.best_ms:.3f} ms: {found.speedup:.2f}x{_told(found)}")
     console.print_code(found.snippet)
+
+
+def _told(found: Change | Settings) -> str:
+    """Return how unsure a speed-up is, in front of a space; empty if it is sure."""
+    text = doubt(found.uncertainty)
+    return f" ({text})" if text else ""
 
 
 def _change(found: Change) -> str:
     """Return a time before and after as text."""
     return (
-        f"{found.before_ms:.3f} -> {found.after_ms:.3f} ms: {found.speedup:.2f}x "
+        f"{found.before_ms:.3f} -> {found.after_ms:.3f} ms: {found.speedup:.2f}x{_told(found)} "
         f"(median {found.before_median_ms:.3f} -> {found.after_median_ms:.3f} ms)"
     )
