@@ -6,9 +6,9 @@ import errno
 import os
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ... import RequantError
 from ...system.ending import BROKEN_PIPE, interrupt_behind, interrupted_by, interruption
 from ...system.notes import also_written, forget, note
 from ...system.printable import sentence
+from ..runtime.progress import Lines, Progress, expect, silent, ticking
 from .talk import emit, print_error, printable_streams, say
 
 PATH = click.Path(path_type=Path)
@@ -162,44 +163,47 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _stages() -> Callable[[str, int, int | None], None]:
-    """Return a progress function that prints each stage on stderr, with the seconds until it begins."""
-    began, printed = time.monotonic(), set[str]()
+class Noted:
+    """A `Progress` that notes each stage for the process that waits for this one, and passes the calls on."""
 
-    def tell(stage: str, done: int, total: int | None) -> None:
-        if stage not in printed:
-            printed.add(stage)
-            say(f"{time.monotonic() - began:8.2f} s  {stage}", err=True)
+    def __init__(self, progress: Progress) -> None:
+        """Note nothing yet."""
+        self._progress, self._stage = progress, ""
 
-    return tell
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Note a new stage, and pass the call on."""
+        if stage != self._stage:
+            self._stage = stage
+            note(stage=stage)
+        self._progress(stage, done, total)
+
+    def expect(self, seconds: Mapping[str, float]) -> None:
+        """Pass on how long the stages will take, about."""
+        expect(self._progress, seconds)
 
 
 @contextmanager
-def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a progress bar on stderr if that is a terminal; else the stages with --verbose, or nothing.
+def shown_progress() -> Iterator[Noted]:
+    """Show a progress bar on stderr if that is a terminal; else lines, one for each stage and one every ten seconds.
 
-    The stage is also noted for the process that waits for this one.
+    With --verbose each single step is a stage, from the first second on. With --quiet nothing is shown.
     """
     with _shown() as show:
-        stage_before = ""
-
-        def tell(stage: str, done: int, total: int | None) -> None:
-            nonlocal stage_before
-            if stage != stage_before:
-                stage_before = stage
-                note(stage=stage)
-            show(stage, done, total)
-
-        yield tell
+        yield Noted(show)
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[str, int, int | None], None]]:
+def _shown() -> Iterator[Progress]:
     """Show what `shown_progress` describes."""
-    if not sys.stderr.isatty():
-        yield _stages() if click.get_current_context().meta.get(VERBOSE) else lambda stage, done, total: None
-        return
-    from ..console.progress import progress_bar
+    meta = click.get_current_context().meta
+    if meta.get(QUIET):
+        yield silent
+    elif not sys.stderr.isatty():
+        grace = {"grace": 0.0} if meta.get(VERBOSE) else {}
+        with ticking(Lines(partial(say, err=True), detailed=bool(meta.get(VERBOSE)), **grace)) as lines:
+            yield lines
+    else:
+        from ..console.progress import progress_bar
 
-    with progress_bar() as show:
-        yield show
+        with progress_bar() as show:
+            yield show

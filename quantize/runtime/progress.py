@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
+
+GRACE = 3.0
+"""Seconds of work without a line: a short command prints its result only."""
+EVERY = 10.0
+"""Seconds between two lines about one stage."""
+TICK = 1.0
+LONG = 10.0
+"""Work that will take fewer seconds is not announced."""
+OFF = 2.0
+"""By this factor an announced time may be wrong before it is corrected."""
+SLOWEST = 3  # stages in an announcement
+MINUTES = 120.0  # from here on, times are in minutes
+UNITS: Mapping[str, str] = {
+    "calibrate": "samples",
+    "observe means": "samples",
+    "compare": "samples",
+    "log": "samples",
+    "try tensors alone": "tensors",
+    "correct weights": "units",
+    "measure costs": "steps",
+}
+"""What the numbers of a stage count."""
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with a stage, how much of it is done, and how much there is (None: unknown)."""
@@ -29,6 +54,10 @@ class Stopwatch:
             self._stage = stage
         self._progress(stage, done, total)
 
+    def expect(self, seconds: Mapping[str, float]) -> None:
+        """Pass on how long the stages will take, about."""
+        expect(self._progress, seconds)
+
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each stage so far, in the order in which the stages began."""
         self._lap()
@@ -38,3 +67,143 @@ class Stopwatch:
         now = time.monotonic()
         self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._began
         self._began = now
+
+
+def group(stage: str) -> str:
+    """Return the stage without its detail: ``simplify`` of ``simplify: fold_constants``."""
+    return stage.partition(": ")[0]
+
+
+def expect(progress: Progress, seconds: Mapping[str, float]) -> None:
+    """Tell a `Progress` that can use it how long the stages will take, about, by the names of their groups."""
+    tell = getattr(progress, "expect", None)
+    if tell is not None:
+        tell(seconds)
+
+
+class Lines:
+    """A `Progress` in plain lines, for logs: one for each group of stages, and one whenever `EVERY` seconds passed.
+
+    Work that ends within `GRACE` seconds prints nothing.
+    """
+
+    def __init__(self, tell: Callable[[str], None], *, grace: float = GRACE, detailed: bool = False) -> None:
+        """Print nothing yet.
+
+        Args:
+            tell: Prints a line.
+            grace: Seconds without a line.
+            detailed: Whether each stage gets a line, and not each group of stages only.
+        """
+        self._tell, self._grace, self._detailed = tell, grace, detailed
+        self._began = self._last = time.monotonic()
+        self._stage, self._since, self._done = "", self._began, 0
+        self._total: int | None = None
+        self._told: set[str] = set()
+        self._spent: dict[str, float] = {}
+        self._expected: Mapping[str, float] = {}
+        self._whole = 0.0  # the seconds that were announced last
+        self._lock = threading.Lock()
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Take the progress, and print a new stage."""
+        with self._lock:
+            now, name = time.monotonic(), stage if self._detailed else group(stage)
+            if name != self._stage:
+                self._leave(now)
+                self._stage, self._since = name, now
+            self._done, self._total = done, total
+            self._begin(now)
+
+    def expect(self, seconds: Mapping[str, float]) -> None:
+        """Take how long stages will take, about; print it if that is long."""
+        with self._lock:
+            self._expected = dict(seconds)
+            left = math.fsum(seconds.values())
+            if left >= LONG:
+                slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
+                parts = ", ".join(f"{name} {duration(seconds[name])}" for name in slowest)
+                self._whole = time.monotonic() - self._began + left
+                self._print(f"about {duration(left)} to go: {parts}")
+
+    def tick(self) -> None:
+        """Print where the work is, if nothing was printed for `EVERY` seconds."""
+        with self._lock:
+            now = time.monotonic()
+            self._begin(now)
+            if self._stage and now - max(self._last, self._began) >= EVERY:
+                self._print(self._state(now))
+
+    def _begin(self, now: float) -> None:
+        """Print the name of a stage when it begins, or when the grace ends."""
+        if self._stage and self._stage not in self._told and now - self._began >= self._grace:
+            self._told.add(self._stage)
+            self._print(self._state(now))
+
+    def _leave(self, now: float) -> None:
+        """Add the time of the stage that ends."""
+        self._spent[self._stage] = self._spent.get(self._stage, 0.0) + now - self._since
+
+    def _print(self, text: str) -> None:
+        """Print a line with the seconds since the begin."""
+        self._last = time.monotonic()
+        self._tell(f"{self._last - self._began:8.2f} s  {text}")
+
+    def _state(self, now: float) -> str:
+        """Return the stage, what is done of it, its time and the rest, and a correction of the announced time."""
+        spent, total = now - self._since, self._total
+        parts = [f"{self._done} of {total} {UNITS.get(self._stage, '')}".rstrip()] if total else []
+        left = self._left(spent)
+        if spent >= 1:
+            parts.append(duration(spent))
+            parts += [f"about {duration(left)} left"] if left is not None else []
+        text = f"{self._stage}: {', '.join(parts)}" if parts else self._stage
+        return text + self._corrected(now, left)
+
+    def _left(self, spent: float) -> float | None:
+        """Return the seconds that the stage will still take; None if nothing is known of them."""
+        if self._total and self._done and spent >= 1:
+            return spent * max(self._total - self._done, 0) / self._done
+        return None
+
+    def _corrected(self, now: float, left: float | None) -> str:
+        """Return what the whole work takes, if that is twice or half of what was announced last; else nothing."""
+        if not self._whole:
+            return ""
+        spent = {**self._spent, self._stage: self._spent.get(self._stage, 0.0) + now - self._since}
+        rest = {name: max(took - spent.get(name, 0.0), 0.0) for name, took in self._expected.items()}
+        if left is not None:
+            rest[self._stage] = left
+        whole = now - self._began + math.fsum(rest.values())
+        if self._whole / OFF < whole < self._whole * OFF:
+            return ""
+        before, self._whole = self._whole, whole
+        return f" (about {duration(whole)} in all, not {duration(before)})"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as text.
+
+    >>> duration(76.4), duration(3000)
+    ('76 s', '50 min')
+    """
+    return f"{seconds:.0f} s" if seconds < MINUTES else f"{seconds / 60:.0f} min"
+
+
+@contextmanager
+def ticking(lines: Lines) -> Iterator[Lines]:
+    """Let a thread call `Lines.tick` while the block runs."""
+    done = threading.Event()
+
+    def run() -> None:
+        with suppress(OSError, ValueError):  # nobody reads stderr, or it is closed
+            while not done.wait(TICK):
+                lines.tick()
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        done.set()
+        thread.join()
