@@ -21,6 +21,7 @@ from .result import Result
 from .runtime.progress import Progress, Stopwatch, silent
 from .steps.deliver import Run, deliver, deliver_searched
 from .steps.emit import equalize, plan_by_rules
+from .steps.forecast import forecast
 from .steps.hold_out import hold_out
 from .steps.prepare import prepare
 from .steps.ranges import find_ranges
@@ -67,7 +68,9 @@ def quantize_model(
         _check_without_data(model, options)
     watch = Stopwatch(progress)
     with staging(output) as folder:
-        job = equalize(hold_out(prepare(model, data, options, folder, watch)))
+        job = hold_out(prepare(model, data, options, folder, watch))
+        watch.expect(forecast(job))
+        job = equalize(job)
         ranges = find_ranges(job)
         run = deliver(job, ranges, output)
         run = replace(run, result=replace(run.result, findings=ranges.findings, seconds=watch.seconds()))

@@ -73,7 +73,7 @@ def transform(
             model,
             inputs=inputs,
             outputs=outputs,
-            progress=lambda step: progress(f"{source.name}: {step.name}", next(count), len(steps.steps)),
+            progress=lambda step: progress(f"transform {source.name}: {step.name}", next(count), len(steps.steps)),
             keep=keep,
         )
     save_model(result.model, target, external=external_data)

@@ -55,9 +55,14 @@ class Moments:
 
 def operations(layer: Layer) -> float:
     """Return the approximate number of multiplications that `learn_rounding` needs for a layer."""
-    array, groups = layer.weights.array, _groups(layer.node)
-    results = array.shape[_channel_axis(layer.node)] / groups
-    columns = array.size / groups / results
+    return multiplications(layer.node, layer.weights.array.shape)
+
+
+def multiplications(node: ir.Node, shape: tuple[int, ...]) -> float:
+    """Return `operations` of a layer from its node and the shape of its weights."""
+    groups = _groups(node)
+    results = shape[_channel_axis(node)] / groups
+    columns = math.prod(shape) / groups / results
     judging = 6 * columns * ROWS / FOLDS * results
     return float(groups * (columns**2 * (ROWS + 2 * SWEEPS * results) + judging))
 

@@ -119,12 +119,10 @@ class Lines:
         """Take how long stages will take, about; print it if that is long."""
         with self._lock:
             self._expected = dict(seconds)
-            left = math.fsum(seconds.values())
-            if left >= LONG:
-                slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
-                parts = ", ".join(f"{name} {duration(seconds[name])}" for name in slowest)
-                self._whole = time.monotonic() - self._began + left
-                self._print(f"about {duration(left)} to go: {parts}")
+            text = announcement(seconds)
+            if text:
+                self._whole = time.monotonic() - self._began + math.fsum(seconds.values())
+                self._print(text)
 
     def tick(self) -> None:
         """Print where the work is, if nothing was printed for `EVERY` seconds."""
@@ -168,7 +166,7 @@ class Lines:
 
     def _corrected(self, now: float, left: float | None) -> str:
         """Return what the whole work takes, if that is twice or half of what was announced last; else nothing."""
-        if not self._whole:
+        if not self._whole or now - self._began < EVERY:
             return ""
         spent = {**self._spent, self._stage: self._spent.get(self._stage, 0.0) + now - self._since}
         rest = {name: max(took - spent.get(name, 0.0), 0.0) for name, took in self._expected.items()}
@@ -179,6 +177,15 @@ class Lines:
             return ""
         before, self._whole = self._whole, whole
         return f" (about {duration(whole)} in all, not {duration(before)})"
+
+
+def announcement(seconds: Mapping[str, float]) -> str:
+    """Return how long stages will take together, about, with the slowest ones; empty if they are not `LONG`."""
+    whole = math.fsum(seconds.values())
+    if whole < LONG:
+        return ""
+    slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
+    return f"about {duration(whole)} to go: {', '.join(f'{name} {duration(seconds[name])}' for name in slowest)}"
 
 
 def duration(seconds: float) -> str:

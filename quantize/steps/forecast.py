@@ -1,0 +1,101 @@
+"""How long the steps of `quantize_model` will take, before they begin: an estimate for people who wait."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+
+from ...transforms.graph import constant, nodes_by_name
+from ...transforms.ops import OPS
+from ..corrections.adjust import SAMPLES
+from ..corrections.rounding import SPARSE, multiplications
+from ..job import Job
+from ..model.shapes import fed_shapes
+from ..options.efforts import ADJUSTING, EFFORTS
+from ..placement.estimates import runs_in
+from ..placement.search import LEAST_MS, ROUNDS
+from ..runtime.clock import MOST_ROUNDS
+from .evidence import EVIDENCE
+from .judge import JUDGED
+
+ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
+BINNED = 3.0
+TRIED = 0.01  # seconds for a tensor beside the runs: building its part of the model
+ADJUSTED = 0.05  # seconds for a layer beside the multiplications and runs
+PRODUCT = 1e-10  # seconds for one multiplication of learned rounding
+MEASURED = 0.25  # seconds for one plan: writing, loading and profiling it
+PLANS = 10  # plans that are timed in turns
+
+
+def forecast(job: Job) -> dict[str, float]:
+    """Return the seconds of the stages of `quantize_model`, about, by the name of the stage; empty without data.
+
+    They follow from the time of one run, the number of samples, tensors and layers, the effort, and how many other
+    processes want the processors. `calibrate` is missing if the number of samples is unknown. The constants are from
+    five small models, of which most stages took between half and twice the estimate.
+    """
+    if job.feed is None or job.source is None:
+        return {}
+    run, sizes = _seconds_of_run(job), {n: math.prod(s) for n, s in fed_shapes(job.simple, job.feed).items()}
+    effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
+    found = {"compare": JUDGED * run * (2 if effort.seconds else 1)}
+    if job.static and job.source.length is not None:
+        elements = sum(sizes.get(name, 0) for name in tensors)
+        rule = job.supply.rule
+        passes = BINNED if rule is not None and rule.needs_histogram else 1.0
+        found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
+    if effort.seconds and not job.weights.large:
+        found["try tensors alone"] = min(len(tensors) * EVIDENCE * run / 2, effort.seconds) + TRIED * len(tensors)
+    if job.corrections & ADJUSTING:
+        found["correct weights"] = _correcting(job, run, sizes)
+    timed = min(job.options.seconds, MOST_ROUNDS * 2 * run)
+    found["time"] = 1.5 * timed * len(job.loads)
+    if job.policy.how == "measured" and 1e3 * run >= LEAST_MS and not job.weights.large:
+        found["measure costs"] = (6 + ROUNDS) * (MEASURED + 3 * run) * len(job.loads)
+        found["compare placements"] = max(timed, PLANS * 3 * run) * len(job.loads)
+    crowd = _crowd()
+    return {stage: crowd * seconds for stage, seconds in found.items()}
+
+
+def _crowd() -> float:
+    """Return how many processes want each processor, at least 1."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(load / (os.cpu_count() or 1), 1.0)
+
+
+def _seconds_of_run(job: Job) -> float:
+    """Return the least time of three runs; of a large model, its time by built-in costs."""
+    feed = job.feed or {}
+    if job.weights.large:
+        sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
+        return 1 / runs_in(1.0, job.all_int8_plan.units, nodes_by_name(job.simple), sizes)
+    run, least = job.opened.runner(1), math.inf
+    for _ in range(3):
+        began = time.perf_counter()
+        run(feed)
+        least = min(least, time.perf_counter() - began)
+    return least
+
+
+def _correcting(job: Job, run: float, sizes: Mapping[str, int]) -> float:
+    """Return the seconds of the corrections that go through the model layer by layer.
+
+    Learned rounding leaves out layers with few positions per column, such as fully connected ones.
+    """
+    nodes, products, layers = nodes_by_name(job.simple), 0.0, 0
+    for unit in job.all_int8_plan.units:
+        row, node = OPS.get(unit.op), nodes[unit.nodes[0]]
+        if row is None or row.kind != "compute" or not job.all_int8_plan.impl(unit).reads_u8:
+            continue
+        layers, weight = layers + 1, constant(node.inputs[1])
+        if weight is None or len(weight.shape) < 2:
+            continue
+        shape = tuple(weight.shape.numpy())
+        results = sizes.get(unit.outputs[0], 0) if unit.outputs else 0
+        if SAMPLES * results >= SPARSE * math.prod(shape):
+            products += multiplications(node, shape)
+    limit = EFFORTS[job.options.effort].operations or math.inf
+    learned = min(products, limit) if "rounding" in job.corrections else 0.0
+    return layers * ADJUSTED + 2 * SAMPLES * run + PRODUCT * learned

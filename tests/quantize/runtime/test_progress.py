@@ -1,0 +1,105 @@
+"""Lines about long work, for logs. No test reads a real clock."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from requant.quantize.runtime import progress
+from requant.quantize.runtime.progress import Lines, Stopwatch, announcement
+
+
+class Told:
+    """The lines that are printed on a machine whose clock the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.new: list[str] = []
+        self.lines = Lines(self.new.append, **settings)
+
+    def at(self, second: float, *step: Any) -> list[str]:
+        """Tick each second up to a second of the work, take the progress, and return the new lines."""
+        while self.now + 1 <= 100 + second:
+            self.now += 1
+            self.lines.tick()
+        self.now = 100 + second
+        if step:
+            self.lines(*step)
+        found, self.new[:] = list(self.new), []
+        return found
+
+
+def test_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.lines.expect({"calibrate": 2.0})
+    steps = [("simplify: fold_constants", 0, None), ("calibrate", 1, 64), ("calibrate", 64, 64), ("time", 0, None)]
+    assert [line for second, step in enumerate(steps) for line in told.at(second * 0.9, *step)] == []
+
+
+def test_a_line_for_each_stage_and_one_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    assert told.at(0.5, "simplify: fold_constants", 0, None) == []
+    assert told.at(2, "calibrate", 0, 500) == []
+    assert told.at(3) == ["    3.00 s  calibrate: 0 of 500 samples, 1 s"]  # the grace ends
+    assert told.at(12, "calibrate", 50, 500) == []
+    assert told.at(26, "calibrate", 120, 500) == [
+        "   13.00 s  calibrate: 50 of 500 samples, 11 s, about 99 s left",
+        "   23.00 s  calibrate: 50 of 500 samples, 21 s, about 3 min left",
+    ]
+    assert told.at(33) == ["   33.00 s  calibrate: 120 of 500 samples, 31 s, about 98 s left"]
+    assert told.at(34, "compare", 0, 64) == ["   34.00 s  compare: 0 of 64 samples"]
+    assert told.at(35, "time batch 1", 0, None) == ["   35.00 s  time batch 1"]
+    assert told.at(36, "compare", 1, 64) == []  # it had its line
+    assert told.at(46) == ["   45.00 s  compare: 1 of 64 samples, 9 s, about 9 min left"]
+
+
+def test_with_verbose_each_step_has_a_line_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, grace=0.0, detailed=True)
+    assert told.at(0.0, "simplify: fold_pad", 0, None) == ["    0.00 s  simplify: fold_pad"]
+    assert told.at(0.5, "simplify: sort", 0, None) == ["    0.50 s  simplify: sort"]
+
+
+def test_the_cost_is_announced_and_corrected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage of 10 seconds takes 60: all takes 80 seconds, not 30."""
+    told = Told(monkeypatch)
+    told.lines.expect({"calibrate": 10.0, "correct weights": 16.0, "time": 3.0, "compare": 1.0})
+    assert told.at(0) == ["    0.00 s  about 30 s to go: correct weights 16 s, calibrate 10 s, time 3 s"]
+    assert told.at(0, "calibrate", 0, 60) == []
+    assert told.at(9, "calibrate", 9, 60) == ["    3.00 s  calibrate: 0 of 60 samples, 3 s"]
+    assert told.at(13) == [
+        "   13.00 s  calibrate: 9 of 60 samples, 13 s, about 74 s left (about 107 s in all, not 30 s)"
+    ]
+    *late, new = told.at(60, "correct weights", 0, 4)
+    assert [line for line in late if "in all" in line] == [
+        "   43.00 s  calibrate: 9 of 60 samples, 43 s, about 4 min left (about 4 min in all, not 107 s)"
+    ]
+    assert new == "   60.00 s  correct weights: 0 of 4 units (about 80 s in all, not 4 min)"
+    assert told.at(71, "correct weights", 2, 4) == ["   70.00 s  correct weights: 0 of 4 units, 10 s"]
+    assert told.at(80) == ["   80.00 s  correct weights: 2 of 4 units, 20 s, about 20 s left"]
+
+
+def test_only_long_work_is_announced() -> None:
+    assert announcement({}) == announcement({"calibrate": 9.0}) == ""
+    assert announcement({"calibrate": 600.0}) == "about 10 min to go: calibrate 10 min"
+
+
+def test_a_stopwatch_passes_everything_on() -> None:
+    class Taken:
+        def __init__(self) -> None:
+            self.steps: list[Any] = []
+
+        def __call__(self, *step: Any) -> None:
+            self.steps.append(step)
+
+        def expect(self, seconds: Any) -> None:
+            self.steps.append(seconds)
+
+    taken = Taken()
+    watch = Stopwatch(taken)
+    watch("time", 0, None)
+    watch.expect({"time": 1.0})
+    assert taken.steps == [("time", 0, None), {"time": 1.0}]
+    Stopwatch().expect({"time": 1.0})  # nobody shows it
