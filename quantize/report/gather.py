@@ -106,6 +106,7 @@ def headline_of(result: Result, threads: int) -> Headline:
         int8_ms=latency.int8_ms if latency else None,
         float_median_ms=latency.float_median_ms if latency else None,
         int8_median_ms=latency.int8_median_ms if latency else None,
+        uncertainty=latency.uncertainty if latency else None,
         runs=latency.runs if latency else 0,
         batch=latency.batch if latency else 1,
         threads=threads,

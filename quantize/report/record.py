@@ -303,6 +303,7 @@ class Headline:
         int8_ms: Least time of the output.
         float_median_ms: Median time of the float model.
         int8_median_ms: Median time of the output.
+        uncertainty: How far the speed-up may be from the truth, as a share of it; None if nothing was timed.
         runs: Runs of each.
         batch: Items per run.
         threads: Threads inside one operator; 0 is the runtime's choice.
@@ -334,6 +335,7 @@ class Headline:
     int8_ms: Finite | None = None
     float_median_ms: Finite | None = None
     int8_median_ms: Finite | None = None
+    uncertainty: Finite | None = None
     runs: int = 0
     batch: int = 1
     threads: int = 1

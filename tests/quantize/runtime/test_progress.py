@@ -74,7 +74,7 @@ def test_the_cost_is_announced_and_corrected_once(monkeypatch: pytest.MonkeyPatc
     ]
     *late, new = told.at(60, "correct weights", 0, 4)
     assert [line for line in late if "in all" in line] == [
-        "   43.00 s  calibrate: 9 of 60 samples, 43 s, about 4 min left (about 4 min in all, not 107 s)"
+        "   33.00 s  calibrate: 9 of 60 samples, 33 s, about 3 min left (about 4 min in all, not 107 s)"
     ]
     assert new == "   60.00 s  correct weights: 0 of 4 units (about 80 s in all, not 4 min)"
     assert told.at(71, "correct weights", 2, 4) == ["   70.00 s  correct weights: 0 of 4 units, 10 s"]
