@@ -87,15 +87,16 @@ class Lines:
     Work that ends within `GRACE` seconds prints nothing.
     """
 
-    def __init__(self, tell: Callable[[str], None], *, grace: float = GRACE, detailed: bool = False) -> None:
+    def __init__(self, tell: Callable[[str], None], *, grace: float | None = None, detailed: bool = False) -> None:
         """Print nothing yet.
 
         Args:
             tell: Prints a line.
-            grace: Seconds without a line.
+            grace: Seconds without a line; None for `GRACE`.
             detailed: Whether each stage gets a line, and not each group of stages only.
         """
-        self._tell, self._grace, self._detailed = tell, grace, detailed
+        self._tell, self._detailed = tell, detailed
+        self._grace = GRACE if grace is None else grace
         self._began = self._last = time.monotonic()
         self._stage, self._since, self._done = "", self._began, 0
         self._total: int | None = None
