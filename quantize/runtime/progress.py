@@ -130,7 +130,7 @@ class Lines:
         with self._lock:
             now = time.monotonic()
             self._begin(now)
-            if self._stage and now - max(self._last, self._began) >= EVERY:
+            if self._stage in self._told and now - self._last >= EVERY:
                 self._print(self._state(now))
 
     def _begin(self, now: float) -> None:
