@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant.calibration import session as sessions
 from requant.quantize import Latency
+from requant.quantize.runtime import progress
 from requant.quantize.runtime.isa import detect, resolve
 
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
@@ -48,6 +50,15 @@ def _deprecations_in_children() -> Iterator[None]:
     """Let a deprecation be an error in child processes too: commands, and the workers of pools."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONWARNINGS", ",".join(f"error::{name}" for name in OLD))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_stages() -> Iterator[None]:
+    """Let no command in this process say where long work is: how long a test takes depends on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "GRACE", math.inf)
+        patch.setattr(progress, "LONG", math.inf)
         yield
 
 

@@ -73,3 +73,15 @@ def assert_printable(text: str, most: int | None = None) -> None:
     assert {char for char in text if char != "\n" and not char.isprintable()} == set()
     assert re.search(r"##\w*\[", text) is None
     assert most is None or max(map(len, text.split("\n"))) <= most
+
+
+STAGE = re.compile(r" *\d+\.\d\d s  \w")
+"""The begin of a line that tells where long work is."""
+
+
+def without_stages(text: str) -> str:
+    """Return what a command printed on stderr without the lines that tell where long work is.
+
+    How many there are depends on how busy the machine is.
+    """
+    return "".join(line for line in text.splitlines(keepends=True) if not STAGE.match(line))

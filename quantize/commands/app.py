@@ -293,8 +293,8 @@ def _shown() -> Iterator[Progress]:
     if meta.get(QUIET):
         yield silent
     elif not sys.stderr.isatty():
-        grace = {"grace": 0.0} if meta.get(VERBOSE) else {}
-        with ticking(Lines(partial(say, err=True), detailed=bool(meta.get(VERBOSE)), **grace)) as lines:
+        verbose = bool(meta.get(VERBOSE))
+        with ticking(Lines(partial(say, err=True), grace=0.0 if verbose else None, detailed=verbose)) as lines:
             yield lines
     else:
         from ..console.progress import progress_bar

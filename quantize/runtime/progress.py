@@ -87,15 +87,16 @@ class Lines:
     Work that ends within `GRACE` seconds prints nothing.
     """
 
-    def __init__(self, tell: Callable[[str], None], *, grace: float = GRACE, detailed: bool = False) -> None:
+    def __init__(self, tell: Callable[[str], None], *, grace: float | None = None, detailed: bool = False) -> None:
         """Print nothing yet.
 
         Args:
             tell: Prints a line.
-            grace: Seconds without a line.
+            grace: Seconds without a line; None for `GRACE`.
             detailed: Whether each stage gets a line, and not each group of stages only.
         """
-        self._tell, self._grace, self._detailed = tell, grace, detailed
+        self._tell, self._detailed = tell, detailed
+        self._grace = GRACE if grace is None else grace
         self._began = self._last = time.monotonic()
         self._stage, self._since, self._done = "", self._began, 0
         self._total: int | None = None
@@ -129,7 +130,7 @@ class Lines:
         with self._lock:
             now = time.monotonic()
             self._begin(now)
-            if self._stage and now - max(self._last, self._began) >= EVERY:
+            if self._stage in self._told and now - self._last >= EVERY:
                 self._print(self._state(now))
 
     def _begin(self, now: float) -> None:

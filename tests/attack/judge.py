@@ -27,6 +27,9 @@ LOG_COMMAND = "::stop-commands::attack"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 TEMPORARY = re.compile(r"(^|/)\.requant-|\.tmp|\.part$|(^|/)tmp[a-z0-9_]{8}|onnxruntime_profile|\.ses")
 
+# What may stand on stderr beside a refusal: notes, and lines that tell where long work is.
+KNOWN = re.compile(r"requant: |note: |warning: | *\d+\.\d\d s  \w")
+
 Listing = Mapping[str, tuple[int, int]]
 """Size and time of the last change in ns of each path below a folder."""
 
@@ -61,7 +64,7 @@ def printed(stdout: bytes, stderr: bytes, code: int) -> Iterator[str]:
     longest = max(lines, key=len)
     if len(longest) > LINE:
         yield f"long line: {len(longest)} characters on stderr: {longest[:100]!r}"
-    told = [line for line in lines if line.strip() and not line.startswith(("requant: ", "note: ", "warning: "))]
+    told = [line for line in lines if line.strip() and not KNOWN.match(line)]
     if code == 2 and "Traceback" not in "\n".join(lines):
         if not lines[-2:-1] or not lines[-2].startswith("requant: "):
             yield f"no reason: exit code 2, and stderr ends with {lines[-2:]!r:.150}"

@@ -24,6 +24,8 @@ from requant.cli import main
 from requant.system import notes, scratch
 from requant.system.imports import forget_empty_paths
 
+from ..texts import without_stages
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -291,7 +293,7 @@ def test_a_crash_of_the_runtime_is_one_line(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(temporary)},
     )
     assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    (line,) = without_stages(done.stderr).splitlines()
     assert re.match(r"requant: onnxruntime crashed: SIGFPE \(.*\).* with 'm.onnx'; ", line)
     assert {path.name for path in tmp_path.rglob("*")} == {"m.onnx", "d.npz", "tmp"}
 
@@ -315,7 +317,9 @@ def test_workers_end_with_the_command(tmp_path: Path, sent: int, code: int) -> N
     _, error = process.communicate(timeout=60)
     assert process.returncode == code
     if sent == signal.SIGTERM:
-        assert re.fullmatch(r"requant: interrupted by SIGTERM(; the same command goes on where it stopped)?\n", error)
+        assert re.fullmatch(
+            r"requant: interrupted by SIGTERM(; the same command goes on where it stopped)?\n", without_stages(error)
+        )
         assert {path.name.partition(".json")[0] for path in tmp_path.glob(".*")} <= {".r"}  # a checkpoint
     wait_for(lambda: not any(map(running, family)), 10.0)
 

@@ -17,6 +17,8 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.now = 100.0
         monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(progress, "GRACE", 3.0)
+        monkeypatch.setattr(progress, "LONG", 10.0)
         self.new: list[str] = []
         self.lines = Lines(self.new.append, **settings)
 
@@ -81,7 +83,8 @@ def test_the_cost_is_announced_and_corrected_once(monkeypatch: pytest.MonkeyPatc
     assert told.at(80) == ["   80.00 s  correct weights: 2 of 4 units, 20 s, about 20 s left"]
 
 
-def test_only_long_work_is_announced() -> None:
+def test_only_long_work_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LONG", 10.0)
     assert announcement({}) == announcement({"calibrate": 9.0}) == ""
     assert announcement({"calibrate": 600.0}) == "about 10 min to go: calibrate 10 min"
 

@@ -1,0 +1,48 @@
+"""How long the steps of `quantize_model` will take, about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from requant.quantize import Options
+from requant.quantize.job import Job
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps import forecast as module
+from requant.quantize.steps.forecast import forecast
+from requant.quantize.steps.prepare import prepare
+
+SAMPLES = Path(__file__).parents[3] / "sample_models"
+
+
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_seconds_of_run", lambda job: 1e-3)
+    monkeypatch.setattr(module, "_crowd", lambda: 1.0)
+
+
+def job(folder: Path, data: str | None = f"{SAMPLES / 'digits.npz'}:calib", **options: Any) -> Job:
+    return prepare(SAMPLES / "digits_mobile.onnx", data, Options(**options), folder, silent)
+
+
+def test_stages_follow_from_samples_and_effort(tmp_path: Path) -> None:
+    medium, low = forecast(job(tmp_path)), forecast(job(tmp_path, effort="low"))
+    assert set(medium) - set(low) == {"try tensors alone", "correct weights"}
+    assert set(low) == {"calibrate", "compare", "time", "measure costs", "compare placements"}
+    few = forecast(job(tmp_path, samples=50))
+    assert few["calibrate"] == pytest.approx(medium["calibrate"] / 4)  # of 200 samples
+    assert {stage: few[stage] for stage in few if stage != "calibrate"} == {
+        stage: medium[stage] for stage in medium if stage != "calibrate"
+    }
+
+
+def test_what_is_not_measured_takes_no_time(tmp_path: Path) -> None:
+    assert set(forecast(job(tmp_path, place="rules", effort="low"))) == {"calibrate", "compare", "time"}
+
+
+def test_other_processes_make_everything_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = forecast(job(tmp_path))
+    monkeypatch.setattr(module, "_crowd", lambda: 3.0)
+    assert forecast(job(tmp_path)) == {stage: pytest.approx(3 * seconds) for stage, seconds in quiet.items()}
