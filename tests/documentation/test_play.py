@@ -189,7 +189,7 @@ def play_block(step: Step, folder: Path, user: dict[str, str]) -> None:
     tests = "\ndef test_" in f"\n{step.text}"
     path = folder / ("test_block.py" if tests else "block.py")
     path.write_text(PRELUDES.get(step.page, "") + step.text, encoding="utf-8")
-    for output in re.findall(r'quantize_model\("[^"]+", [^,]+, "([^"]+)"', step.text):
+    for output in re.findall(r'(?:quantize_model\("[^"]+", [^,]+|report_runs\([^)]*\]), "([^"]+)"', step.text):
         remove(folder / output)
         remove(folder / output.replace(".onnx", PLAN))
     call = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--requant-update"] if tests else ["python"]
