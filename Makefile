@@ -79,7 +79,7 @@ native: $(DEV) $(PACKAGE)  ## build the native operators for this machine
 sanitize: $(DEV) $(PACKAGE)  ## compare the native kernels with their definition, and stop at undefined behaviour
 	$(BIN)/python -m requant.quantize.kernels.build --check 500 --sanitize
 
-docs: $(RUN) $(PACKAGE) $(SITE)  ## build the documentation site into build/site; fails at a broken link
+docs: $(RUN) $(SITE)  ## build the documentation site into build/site; fails at a broken link
 	@$(BIN)/python -m website.pages
 	@rm -rf build/site
 	$(VENV)/site/bin/zensical build --clean --strict

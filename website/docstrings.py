@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+ERRORS = ("RequantError", "UnknownNameError")
 PACKAGES = ("requant.quantize", "requant.calibration", "requant.transforms")
 SECTIONS = re.compile(r"^(Args|Attributes|Raises|Returns|Yields|Example|Examples):$")
 ENTRY = re.compile(r"^(\*{0,2}[\w., ]+?)(?: \([^)]*\))?: (.*)$")
@@ -26,16 +27,20 @@ when they are used. `requant.RequantError` is the base of all errors that say wh
 def package_page(note: str) -> str:
     """Return the page of the public names of all packages."""
     lines = [PAGE.format(note=note)]
-    root = set(getattr(import_module("requant"), "__all__", ()))
-    for name in PACKAGES:
-        lines += _package(import_module(name), root)
+    packages = [import_module(name) for name in PACKAGES]
+    root = import_module("requant")
+    names = set(getattr(root, "__all__", ERRORS))
+    own = names.difference(*(package.__all__ for package in packages))
+    lines += _package(root, own, set())
+    for package in packages:
+        lines += _package(package, package.__all__, names)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _package(package: ModuleType, root: set[str]) -> Iterator[str]:
-    """Yield the lines about a package."""
+def _package(package: ModuleType, names: Iterable[str], root: set[str]) -> Iterator[str]:
+    """Yield the lines about names of a package; those in `root` can be imported from the root too."""
     yield from (f"## {package.__name__}", "", *_paragraphs(inspect.cleandoc(package.__doc__ or "")), "")
-    objects = {name: getattr(package, name) for name in sorted(package.__all__, key=str.lower)}
+    objects = {name: getattr(package, name) for name in sorted(names, key=str.lower)}
     shown = {name: found for name, found in objects.items() if inspect.isclass(found) or inspect.isfunction(found)}
     for name, found in shown.items():
         yield from (f"### {name}", "", "```text", signature(name, found), "```", "")
@@ -44,7 +49,7 @@ def _package(package: ModuleType, root: set[str]) -> Iterator[str]:
             yield from _members(found)
         if name in root:
             yield from (f"Also `from requant import {name}`.", "")
-    if others := sorted(set(objects) - set(shown)):
+    if others := sorted(name for name in set(objects) - set(shown) if not inspect.ismodule(objects[name])):
         yield from ("Constants and types: " + ", ".join(f"`{name}`" for name in others) + ".", "")
 
 

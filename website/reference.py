@@ -8,6 +8,7 @@ docs/reference/python.md from the docstrings, and docs/transforms.md from the re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
@@ -133,8 +134,9 @@ def _key(option: Option) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text for a cell of a table: no column and no tag begins in it."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    """Return a text for a cell of a table: no column and no tag begins in it, and names of pages are links."""
+    text = text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](../\1)", text)
 
 
 def pages() -> dict[str, str]:
