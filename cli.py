@@ -39,7 +39,7 @@ class Door(Commands):
         return command
 
 
-@click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Door)
 @click.version_option(package_name="requant", message="%(prog)s %(version)s")
 def main() -> None:
     """Turn a float ONNX model and a sample of its data into a measured INT8 model.

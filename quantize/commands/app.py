@@ -93,22 +93,30 @@ def talk_options() -> list[click.Parameter]:
     ]
 
 
-class Talking(click.Command):
-    """A command with `talk_options`, whose help shows many options in groups.
+class _InSection(click.Command):
+    """A command or group with a section, and with the options of every command: `talk_options`, -h and --help.
 
     Attributes:
-        section: The section of the command in the help of the program, one of `SECTIONS`.
+        section: Its section in the help of the program, one of `SECTIONS`.
     """
 
     def __init__(self, *arguments: Any, section: str = OTHER, **settings: Any) -> None:
-        """Store the section; the other arguments are those of `click.Command`."""
+        """Store the section; the other arguments are those of click."""
         super().__init__(*arguments, **settings)
         self.section = section
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the names of the option for help, in any context: click keeps what it was first asked for."""
+        return ["-h", "--help"]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, those of every command among them."""
         *own, helping = super().get_params(ctx)
         return [*own, *talk_options(), helping]
+
+
+class Talking(_InSection):
+    """A command whose help shows many options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options: in groups if there are many."""
@@ -142,15 +150,10 @@ def _reason(error: RequantError | OSError | MemoryError) -> str:
     return str(error) if isinstance(error, RequantError) else "out of memory; choose fewer --workers or samples"
 
 
-class Commands(click.Group):
+class Commands(_InSection, click.Group):
     """A group whose commands turn a `RequantError` or a wrong command line into a `Refusal`."""
 
     command_class = Talking
-
-    def __init__(self, *arguments: Any, section: str = OTHER, **settings: Any) -> None:
-        """Store the section, see `Talking`; the other arguments are those of `click.Group`."""
-        super().__init__(*arguments, **settings)
-        self.section = section
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in sections, each with the whole first sentence of its help."""
@@ -162,11 +165,6 @@ class Commands(click.Group):
         if not any(rows[section] for section in SECTIONS[:-1]):
             rows = {"commands": rows[OTHER]}
         _write_sections(formatter, rows)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, those of every command among them."""
-        *own, helping = super().get_params(ctx)
-        return [*own, *talk_options(), helping]
 
     def main(self, *args: Any, **settings: Any) -> Any:
         """Run the command line, and make printable what libraries print."""

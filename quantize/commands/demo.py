@@ -13,7 +13,7 @@ from .options import force_option
 from .talk import say
 
 
-@click.command(cls=Talking)
+@click.command(cls=Talking, section="quantize")
 @click.argument("folder", type=PATH, default=Path("requant_demo"))
 @click.option("--no-open", "closed", is_flag=True, help="Do not open the report in the browser.")
 @force_option

@@ -102,8 +102,8 @@ def headline_of(result: Result, threads: int) -> Headline:
     """Return the main numbers of a run."""
     latency, rejected = result.latency, result.rejected
     return Headline(
-        sentence=result.verdict,
-        verdict=result.why_not,
+        verdict=result.verdict,
+        why_not=result.why_not,
         notes=result.notes,
         float_ms=latency.float_ms if latency else None,
         int8_ms=latency.int8_ms if latency else None,
@@ -222,13 +222,13 @@ def _units(run: Run, kernels: Kernels) -> tuple[Unit, ...]:
             tried_us=tried.get(name),
         )
         rejected = choice is not None and choice.impl.int8
-        units.append(replace(row, reason=_rejected(row, run.result.verdict)) if rejected else row)
+        units.append(replace(row, reason=_rejected(row, run.result.why_not)) if rejected else row)
     return tuple(units)
 
 
-def _rejected(unit: Unit, verdict: str) -> str:
+def _rejected(unit: Unit, why_not: str) -> str:
     """Return why a unit is in float that was in integers in the rejected model: its times there, if they are known."""
-    cause = re.split("[:,]", verdict, maxsplit=1)[0]
+    cause = re.split("[:,]", why_not, maxsplit=1)[0]
     if unit.float_us is None or unit.tried_us is None:
         return f"the INT8 model was rejected as a whole: {cause}"
     if unit.tried_us >= unit.float_us:

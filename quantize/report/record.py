@@ -305,8 +305,8 @@ class Headline:
     """The main numbers of a run.
 
     Attributes:
-        sentence: The result in one sentence, `Result.verdict`; empty in records of older versions.
-        verdict: Why the output is not the requested INT8 model; empty otherwise.
+        verdict: The result in one sentence, `Result.verdict`.
+        why_not: Why the output is not the requested INT8 model; empty otherwise.
         notes: Deviations from the request or from the plan.
         float_ms: Least time of the float model, in milliseconds; None where it was not timed.
         int8_ms: Least time of the output.
@@ -338,8 +338,8 @@ class Headline:
         rejected_speedup: How many times faster than float the rejected model was.
     """
 
-    sentence: str = ""
     verdict: str = ""
+    why_not: str = ""
     notes: tuple[str, ...] = ()
     float_ms: Finite | None = None
     int8_ms: Finite | None = None

@@ -29,7 +29,6 @@ from .words import (
     run_rows,
     search_told,
     short_places,
-    verdict_told,
 )
 
 KINDS: Mapping[str, tuple[str, str, str]] = {
@@ -68,7 +67,7 @@ def render_report(record: Record) -> str:
         "run": record,
         "model": os.path.basename(record.model),
         "output": os.path.basename(record.output),
-        "verdict": verdict_told(record),
+        "verdict": record.headline.verdict,
         "measured": measured_told(record),
         "cards": cards(record),
         "costs": costs(record),
@@ -94,7 +93,7 @@ def render_report(record: Record) -> str:
     worst = next((row.unit for row in losses(record) if row.unit), "")
     data = {
         "chosen": worst or next((node.name for node in record.graph.nodes), ""),
-        "kept_float": bool(record.headline.verdict),
+        "kept_float": bool(record.headline.why_not),
         **{key: asdict(record)[key] for key in ("graph", "units", "tensors", "weights", "times", "search")},
         "links": _links(picture),
     }
@@ -112,7 +111,7 @@ def render_comparison(records: Sequence[Record]) -> str:
     shown: dict[str, Any] = {
         "runs": records,
         "names": names,
-        "verdicts": [verdict_told(record) for record in records],
+        "verdicts": [record.headline.verdict for record in records],
         "headline": run_rows(records),
         "has_sqnr": bool(tensors),
         "sqnr": [(name, *(decibels(row.get(name)) for row in noise)) for name in tensors],

@@ -36,37 +36,6 @@ class Card:
     lines: tuple[str, ...]
 
 
-def verdict_told(record: Record) -> str:
-    """Return the answer in one sentence: how much faster and smaller the output is, and how many answers changed."""
-    head = record.headline
-    if head.verdict:
-        return f"NOT INT8: {head.verdict}"
-    parts = [_faster(head.speedup)]
-    if head.int8_bytes:
-        smaller = head.float_bytes / head.int8_bytes
-        parts.append(f"{smaller:.1f}x smaller" if smaller >= 1 else f"{1 / smaller:.1f}x larger")
-    return ", ".join((*parts, _changed(head)))
-
-
-def _faster(speedup: float | None) -> str:
-    """Return a speed-up in words; a difference below 1 % is none."""
-    if speedup is None:
-        return "speed not measured"
-    if abs(speedup - 1) < 0.01:
-        return "as fast as float"
-    factor, word = (speedup, "faster") if speedup > 1 else (1 / speedup, "slower")
-    return f"{factor:.{2 if factor < 1.1 else 1}f}x {word}"
-
-
-def _changed(head: Headline) -> str:
-    """Return what changed at the outputs: answers where an output holds scores per class, noise elsewhere."""
-    if not head.samples:
-        return "accuracy not measured"
-    if head.agreement is not None:
-        return f"{round((1 - head.agreement) * head.predictions)} of {head.predictions} answers changed"
-    return "equal outputs" if head.sqnr_db is None else f"{decibels(head.sqnr_db)} SQNR at the worst output"
-
-
 def measured_told(record: Record) -> str:
     """Say on what the verdict was measured: data, threads, batch, processor."""
     head, cpu = record.headline, record.environment.get("CPU", "").partition(" (")[0]

@@ -44,16 +44,11 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="requant")
 
 
-def context_of(command: click.Command) -> click.Context:
-    """Return a context with the settings of the program: a command keeps its first option for help."""
-    return click.Context(command, parent=click.Context(main, **main.context_settings))
-
-
 def options(command: str) -> set[str]:
     """Return the long options of a command."""
     found = main.get_command(click.Context(main), command)
     assert found is not None
-    params = found.get_params(context_of(found))
+    params = found.get_params(click.Context(found))
     return {opt for param in params for opt in param.opts if isinstance(param, click.Option) and opt.startswith("--")}
 
 
@@ -91,7 +86,7 @@ def test_a_key_of_quantize_is_taken_as_its_option(key: Any) -> None:
     command = main.get_command(click.Context(main), "quantize")
     assert command is not None
     param = next(p for p in command.params if f"--{key.name.replace('_', '-')}" in p.opts)
-    context = context_of(command)
+    context = click.Context(command)
     parsed: dict[str, Any]
     parsed, _, _ = command.make_parser(context).parse_args(list(arguments[1:]))
     raw = parsed.get(str(param.name))

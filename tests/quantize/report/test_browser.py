@@ -196,8 +196,8 @@ def test_the_first_screen_answers(
     head, found = record.headline, record.judged and record.judged.labelled
     assert head.speedup is not None
     assert found
-    assert page.inner_text(".verdict").startswith(f"{head.speedup:.1f}x faster, ")
-    assert page.inner_text(".verdict").endswith(f" of {head.predictions} answers changed")
+    assert page.inner_text(".verdict") == head.verdict
+    assert head.verdict.startswith(f"{head.speedup:.1f}x faster, ")
     assert f"{100 * found.float_correct / found.items:.2f} % → " in page.inner_text(".cards").replace("\n", " ")
     told = page.locator(".costs li").all_inner_texts()
     assert 1 <= len(told) <= 3
@@ -208,7 +208,8 @@ def test_the_first_screen_answers(
     assert len(set(tops)) == (1 if window is DESK else 2)
 
     why = "int8 gains too little here: 1.01x the speed of float, 1.01x the speed of simplified float"
-    kept = replace(head, verdict=f"{why}: the output is the simplified float model", rejected_speedup=1.01)
+    why_not = f"{why}: the output is the simplified float model"
+    kept = replace(head, verdict=f"NOT INT8: {why_not}", why_not=why_not, rejected_speedup=1.01)
     write_reports(replace(record, headline=kept), [tmp_path / "kept.html"])
     float_ = open_page(tmp_path / "kept.html", window=window)
     in_first_screen(float_, [".verdict", ".cards .card", ".costs", ".costs li"])
@@ -389,7 +390,7 @@ def test_it_prints_with_all_charts_and_without_controls(digits: tuple[Path, Reco
 @pytest.mark.slow
 def test_several_runs_stand_side_by_side(digits: tuple[Path, Record], open_page: Open, tmp_path: Path) -> None:
     _, record = digits
-    head = replace(record.headline, verdict="int8 gains too little here", sqnr_db=20.0)
+    head = replace(record.headline, verdict="NOT INT8: int8 gains too little here", why_not="too little", sqnr_db=20.0)
     other = replace(record, name="other <run>", headline=head)
     for name, each in (("one", record), ("two", other)):
         write_reports(each, [tmp_path / f"{name}.json"])

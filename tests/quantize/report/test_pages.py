@@ -150,7 +150,7 @@ def run(folder: Path, model: Path, data: Any, options: Options) -> Record:
     result = quantize_model(model, data, folder / "out.onnx", options, look=recorder.look)
     recorder.write(result)
     record, accuracy = load_record(folder / "run.json"), result.accuracy
-    assert record.headline.sentence == result.verdict
+    assert record.headline.verdict == result.verdict
     if record.judged is not None:
         assert (record.judged.samples, record.judged.predictions) == (accuracy.samples, accuracy.predictions)
         assert record.judged.predicted_drop == accuracy.predicted_drop
@@ -209,7 +209,7 @@ def test_a_float_output_says_so(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(text), tmp_path / "exp.onnx")
     feeds = [{"x": np.full((2, 4), value, np.float32)} for value in (0.0, 1.0)]
     record = run(tmp_path, tmp_path / "exp.onnx", feeds, Options(effort="low", seconds=0.05))
-    assert record.headline.verdict
+    assert record.headline.why_not
     assert record.remarks == ()
     assert [unit.implementation for unit in record.units] == ["float"]
     assert record.units[0].reason
@@ -222,7 +222,7 @@ def test_a_rejected_model_says_what_each_operator_took(
     set_latency(monkeypatch, float_ms=1.0, int8_ms=2.0)
     record = run(tmp_path, DIGITS, DATA, Options(effort="low", place="rules", samples=24))
     assert record.remarks == ()
-    assert "gains too little" in record.headline.verdict
+    assert "gains too little" in record.headline.why_not
     tried = [unit for unit in record.units if unit.tried is not None and unit.tried.int8]
     assert {unit.op for unit in tried} == {"Conv", "MaxPool", "Flatten", "Gemm"}
     for unit in tried:

@@ -53,7 +53,7 @@ from requant.quantize.report.record import (
 from requant.quantize.report.render import KINDS, render_comparison, render_report
 from requant.quantize.report.samples import picture, png
 from requant.quantize.report.tensors import BINS, CHANNELS, bins_of, weights_of
-from requant.quantize.report.words import run_rows, short_places, verdict_told
+from requant.quantize.report.words import run_rows, short_places
 from requant.transforms.plan import Impl
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
@@ -264,23 +264,6 @@ def test_the_losses_of_a_rejected_model_are_its_own() -> None:
     )
     (conv,) = losses(replace(RECORD, units=units, times=()))
     assert (conv.what, conv.microseconds, conv.why) == ("Conv", 20.0, "17 µs in float, 20 µs in integers")
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({}, "2.0x faster, 4.0x smaller, 40.0 dB SQNR at the worst output"),
-        ({"agreement": 0.75, "predictions": 8}, "2.0x faster, 4.0x smaller, 2 of 8 answers changed"),
-        ({"int8_ms": 1.99, "samples": 0}, "as fast as float, 4.0x smaller, accuracy not measured"),
-        ({"int8_ms": 2.1, "int8_bytes": 8000}, "1.05x slower, 2.0x larger, 40.0 dB SQNR at the worst output"),
-        ({"verdict": "int8 gains too little here"}, "NOT INT8: int8 gains too little here"),
-        ({"float_ms": None}, "speed not measured, 4.0x smaller, 40.0 dB SQNR at the worst output"),
-    ],
-    ids=["noise", "answers", "equal", "slower", "float", "untimed"],
-)
-def test_the_verdict_is_one_sentence(changes: dict[str, Any], wanted: str) -> None:
-    head = replace(RECORD.headline, **{"sqnr_db": 40.0, **changes})
-    assert verdict_told(replace(RECORD, headline=head)) == wanted
 
 
 def test_the_better_value_is_marked_where_one_is_better() -> None:
