@@ -41,10 +41,11 @@ def check(
     requested = requested_project(project, {**models, **values})
     as_json = as_json or requested.check.get("json", False)
     made = requested.folder / requested.output
-    if requested.quantize is not None and made.exists():
-        say(f"{made}: written again; without the table [quantize] the file is checked as it is", err=True)
+    again = requested.quantize is not None and made.exists()
     with shown_progress() as progress:
         result = check_project(requested, update=update, progress=progress)
+    if again:
+        say(f"{made}: written again; without the table [quantize] the file is checked as it is", err=True)
     if shows_tables():
         print_check(result, err=as_json)
     write_outputs(result, requested.file("junit"), requested.file("markdown"), os.environ)

@@ -34,12 +34,12 @@ class _Arguments(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):
-    """An entry of the profile; `dur` is in microseconds. The other fields would take most of the memory."""
+    """An entry of the profile; `dur` is in microseconds. `args` is JSON text: decoded, it takes much more memory."""
 
     name: str
     cat: str = ""
     dur: float = 0.0
-    args: _Arguments = _Arguments()
+    args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,12 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
             graph = ir.load(optimised).graph
         except (OSError, ValueError, DecodeError) as error:  # the runtime says nothing where it cannot write
             raise RequantError(f"{folder}: the runtime's profile is cut; is the disk full?") from error
-        _name_as_profiled(graph, events)
+        kernels = _kernels(events)
+        _name_as_profiled(graph, kernels)
         nodes = {node.name: node for node in graph.all_nodes() if node.name}
         whole = min(event.dur for event in events if event.name == "model_run")
         cpu = 1e6 * min(spent) if clock_of(threads) == "cpu" else None
-        return Profile(tuple(_runs(events, nodes, times)), graph, whole, cpu)
+        return Profile(tuple(_runs(kernels, nodes, times)), graph, whole, cpu)
 
 
 def _cpu_seconds(run: Runner, feed: Mapping[str, Any]) -> float:
@@ -145,7 +146,19 @@ def _cpu_seconds(run: Runner, feed: Mapping[str, Any]) -> float:
     return time.thread_time() - before
 
 
-def _name_as_profiled(graph: ir.Graph, events: Iterable[_Event]) -> None:
+def _kernels(events: Iterable[_Event]) -> dict[str, tuple[_Arguments, list[float]]]:
+    """Return what ran last under each name of a node, and the microseconds of all its runs, in order of execution."""
+    times: dict[str, list[float]] = defaultdict(list)
+    last: dict[str, msgspec.Raw] = {}
+    for event in events:
+        if event.cat == "Node" and event.name.endswith("_kernel_time"):
+            name = event.name.removesuffix("_kernel_time")
+            times[name].append(event.dur)
+            last[name] = event.args
+    return {name: (msgspec.json.decode(text, type=_Arguments), times[name]) for name, text in last.items()}
+
+
+def _name_as_profiled(graph: ir.Graph, kernels: Mapping[str, tuple[_Arguments, list[float]]]) -> None:
     """Give nameless nodes the names that the profile uses for them.
 
     The runtime makes nameless nodes when it inlines functions. Their name in the profile is the operator and a number
@@ -155,11 +168,10 @@ def _name_as_profiled(graph: ir.Graph, events: Iterable[_Event]) -> None:
     for node in graph.all_nodes():
         if not node.name:
             unnamed[node.op_type].append(node)
-    invented: dict[str, dict[str, None]] = defaultdict(dict)
-    for event in events:
-        name = event.name.removesuffix("_kernel_time")
-        if event.cat == "Node" and re.fullmatch(rf"{event.args.op_name}_\d+", name):
-            invented[event.args.op_name][name] = None
+    invented: dict[str, list[str]] = defaultdict(list)
+    for name, (args, _) in kernels.items():
+        if re.fullmatch(rf"{args.op_name}_\d+", name):
+            invented[args.op_name].append(name)
     for op, nodes in unnamed.items():
         if len(nodes) == len(invented[op]):
             for node, name in zip(
@@ -168,24 +180,19 @@ def _name_as_profiled(graph: ir.Graph, events: Iterable[_Event]) -> None:
                 node.name = name
 
 
-def _runs(events: Iterable[_Event], nodes: Mapping[str, ir.Node], runs: int) -> Iterable[KernelRun]:
-    """Join the profile's kernel events with the nodes of the optimised graph."""
-    times: dict[str, list[float]] = defaultdict(list)
-    last: dict[str, _Arguments] = {}
-    for event in events:
-        if event.cat == "Node" and event.name.endswith("_kernel_time"):
-            name = event.name.removesuffix("_kernel_time")
-            times[name].append(event.dur)
-            last[name] = event.args
-    for name, args in last.items():
+def _runs(
+    kernels: Mapping[str, tuple[_Arguments, list[float]]], nodes: Mapping[str, ir.Node], runs: int
+) -> Iterable[KernelRun]:
+    """Join the kernels of the profile with the nodes of the optimised graph."""
+    for name, (args, times) in kernels.items():
         node = nodes.get(name)
         inputs, outputs = (tuple(map(_shape, ends)) for ends in (args.input_type_shape, args.output_type_shape))
         reads, writes = (tuple(map(_type, ends)) for ends in (args.input_type_shape, args.output_type_shape))
-        steps = max(1, len(times[name]) // runs)  # a node in the body of a Loop runs many times
+        steps = max(1, len(times) // runs)  # a node in the body of a Loop runs many times
         domain = node.domain if node is not None else ""
         op = NUMBER.sub("", args.op_name) if domain == NATIVE_DOMAIN else args.op_name
         macs = steps * multiply_accumulates(op, node, inputs, outputs)
-        spent = steps * min(times[name])
+        spent = steps * min(times)
         yield KernelRun(name, domain, op, spent, macs, outputs, inputs, reads, writes, accuracy_level(node))
 
 

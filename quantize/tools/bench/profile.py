@@ -17,6 +17,7 @@ from ...runtime.profile import profiled
 
 MOST_RUNS, LEAST_RUNS = 20, 3
 SECONDS = 1.0  # the approximate duration of the profiled runs
+MOST_EVENTS = 100_000  # of all runs: the runtime keeps 1.5 kB for each
 SLOWEST = 10
 
 
@@ -97,8 +98,9 @@ def profile_model(model: Path, feed: Mapping[str, Array], *, threads: int, milli
     Raises:
         RequantError: The model cannot be loaded or run.
     """
-    times = max(LEAST_RUNS, min(MOST_RUNS, int(1e3 * SECONDS / max(milliseconds, 1e-3))))
     loaded = load_model(model)
+    times = max(LEAST_RUNS, min(MOST_RUNS, int(1e3 * SECONDS / max(milliseconds, 1e-3))))
+    times = max(1, min(times, MOST_EVENTS // max(loaded.graph.num_nodes(), 1)))
     profile = profiled(serialize(loaded), feed, threads=threads, times=times)
     nodes = {node.name: node for node in loaded.graph.all_nodes() if node.name}
     matched = match(loaded, profile.graph, [run.node for run in profile.runs])
