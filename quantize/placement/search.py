@@ -20,7 +20,7 @@ from . import costs as store
 from .batches import CLEAR, fairest, finalists, least_noisy, served
 from .costs import Costs
 from .facts import Facts
-from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
+from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
 from .pricing import (
     Prices,
@@ -109,10 +109,53 @@ def _sizes(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str
     return found
 
 
-def plans_by_price(
-    job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]
-) -> Callable[[float], Plan]:
-    """Return a function from a price of noise to the cheapest plan. The price is a share of the float model's time.
+@dataclass(frozen=True, slots=True)
+class PricedPlans:
+    """The cheapest plan for each price of noise. The price is a share of the float model's time.
+
+    Attributes:
+        job: The job.
+        facts: The input of the rules.
+        rules: The plan where costs do not decide.
+        noise: The noise at the outputs that each uint8 tensor adds.
+        sizes: The batch sizes with their costs; empty where costs do not decide.
+    """
+
+    job: Job
+    facts: Facts
+    rules: Plan
+    noise: Mapping[str, float]
+    sizes: tuple[Size, ...] = ()
+
+    def __call__(self, price: float) -> Plan:
+        """Return the cheapest plan at a price of noise."""
+        if not self.sizes:
+            return _as_asked(self.job, self.facts, _without_noisy(self.rules, self.noise, price))
+        every = (size.known.prices for size in self.sizes)
+        priced = [with_noise_price(prices, self.job, float_time(prices), price) for prices in every]
+        return _as_asked(self.job, self.facts, common_plan(priced))
+
+    def measured(self, plan: Plan) -> tuple[PricedPlans, float]:
+        """Profile the model of a plan, and return the plans by the costs that this gives, and the time of the model.
+
+        A unit may take much longer between other neighbours: a pooling in float that no longer follows a convolution in
+        float does not run in its layout. The time is a share of the float model's time, at the worst batch size. It is
+        0 where costs are not measured.
+        """
+        if self.job.policy.how != "measured":
+            return self, 0.0
+        sizes, shares = [], [0.0]
+        for size in self.sizes:
+            (spent,), known = profile(size.bench, size.known, [size.bench.candidate(plan).source])
+            shares.append(math.inf if spent is None else spent.total / float_time(known.prices))
+            known = with_profile(known, plan, spent)
+            _keep(known)
+            sizes.append(replace(size, known=known))
+        return replace(self, sizes=tuple(sizes)), max(shares)
+
+
+def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> PricedPlans:
+    """Return the cheapest plan for each price of noise.
 
     The costs are the costs of `place`; costs that the cache lacks are measured now, and cached. If costs do not decide,
     for instance in models with control flow, or if no noise is known, units become float, the noisiest first.
@@ -126,9 +169,8 @@ def plans_by_price(
     """
     how = job.policy.how
     if not noise or not _costs_decide(job, facts):
-        every_unit = all_int8_plan(facts, rules) if how == "all" else rules
-        return lambda price: _as_asked(job, facts, _without_noisy(every_unit, noise, price))
-    every = []
+        return PricedPlans(job, facts, all_int8_plan(facts, rules) if how == "all" else rules, noise)
+    sizes = []
     for size in _sizes(job, facts, rules, write, noise):
         known = size.known
         if how == "measured":
@@ -138,8 +180,8 @@ def plans_by_price(
                 _keep(known)
         prices = known.prices
         absorbed = {n for n in prices.space.keys if lacks_float(prices, n) and measured_int8(prices, n) is not None}
-        every.append(replace(prices, absorbed=frozenset(absorbed)))
-    return lambda price: _as_asked(job, facts, _plan_at_price(job, every, price))
+        sizes.append(replace(size, known=replace(known, prices=replace(prices, absorbed=frozenset(absorbed)))))
+    return PricedPlans(job, facts, rules, noise, tuple(sizes))
 
 
 def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
@@ -188,11 +230,6 @@ def _known_costs(job: Job) -> Costs:
 
 
 # ---------------------------------------------------------------------------------------------------------- noise
-
-
-def _plan_at_price(job: Job, every: Sequence[Prices], exchange: float) -> Plan:
-    """Return the cheapest plan where all noise costs a share of the float model's time."""
-    return common_plan([with_noise_price(prices, job, float_time(prices), exchange) for prices in every])
 
 
 def _without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> Plan:

@@ -12,7 +12,7 @@ from ..options.efforts import EFFORTS
 from ..placement.joins import joins_of
 from ..placement.noise import Noises
 from ..placement.rules import able
-from ..placement.search import plans_by_price
+from ..placement.search import PricedPlans, plans_by_price
 from ..sensitivity.each_tensor import ruinous
 from .emit import correct, plan_by_rules
 from .evidence import each_alone, noise_powers
@@ -22,6 +22,7 @@ from .ranges import TensorRanges
 ROUNDS = 4  # models that are emitted at most
 CHEAPEST, STEPS = 0.02, 14  # the least price of all noise, as a share of the float model's time; each step doubles it
 HALVINGS = 5  # of the last step, on a logarithmic scale
+PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 SECONDS = 20.0  # for trials of single tensors, if none were tried before
@@ -45,12 +46,12 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     if not evidence.noise:
         return trial
     facts, rules, write = plan_by_rules(job, ranges, evidence)
-    plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
+    plans = plans_by_price(job, facts, rules, write, evidence.noise)
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins_of(facts, rules, able(facts, rules))).of_plan
     plan, accuracy = trial.candidate.plan, trial.accuracy
     for number in range(ROUNDS):
         excess = promised(job, accuracy).excess
-        found = _quieter(plan_at, noise, MARGIN / min(excess, STEP) * noise(plan))
+        plans, found = _fastest(plans, noise, MARGIN / min(excess, STEP) * noise(plan))
         if found is None or not found.has_int8:
             break
         job.progress("units to float", number, ROUNDS)
@@ -69,6 +70,26 @@ def _evidence(job: Job, trial: Trial) -> Evidence:
     sqnr_db = each_alone(job, trial.candidate, trial.accuracy, SECONDS)
     kept = {**known.kept_float, **ruinous(sqnr_db, EFFORTS[job.options.effort].least_db)}
     return Evidence(kept, noise_powers(sqnr_db))
+
+
+def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> tuple[PricedPlans, Plan | None]:
+    """Return the costs known at last, and the fastest plan with at most `limit` noise; None if there is none.
+
+    The model of the cheapest plan is profiled, and gives costs for the next one, until they change nothing.
+    """
+    tried: list[tuple[float, Plan]] = []
+    for _ in range(PROFILES):
+        plan = _quieter(plans, noise, limit)
+        if plan is None or any(_is_same(plan, before) for _, before in tried):
+            break
+        plans, took = plans.measured(plan)
+        tried.append((took, plan))
+    return plans, min(tried, key=lambda row: row[0], default=(0.0, None))[1]
+
+
+def _is_same(one: Plan, other: Plan) -> bool:
+    """Return whether two plans of the same units have the same implementations."""
+    return all(one.impl(unit) is other.impl(unit) for unit in one.units)
 
 
 def _quieter(plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], limit: float) -> Plan | None:
