@@ -104,5 +104,5 @@ MODELS = Family(
         **{name: built(graph) for name, graph in model_graphs.GRAPHS.items()},
         "endless-loop": built(model_graphs.endless_loop, READING),  # to run it takes for ever, as the model asks
     },
-    hungry=frozenset({"doubling", "live-doubling", "growing-loop"}),
+    hungry=frozenset({"doubling", "live-doubling", "growing-loop", "huge-constant"}),
 )
