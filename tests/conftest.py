@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -26,6 +27,11 @@ Range = tuple[float, float]
 # The first draw of a text in a new environment builds a table of all characters, which takes more than a second.
 settings.register_profile("requant", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("requant")
+
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so would the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
