@@ -24,6 +24,8 @@ CHUNK = 1 << 20
 """The number of values that are checked at once."""
 CANDIDATES = 8
 """The most nodes whose whole results are checked."""
+TOGETHER = 1 << 24
+"""The most values of all tensors that one run returns whole; each run opens a session of the whole model."""
 NAMED = 3
 """The most inputs of a node that a message shows."""
 
@@ -148,7 +150,7 @@ class _Search:
         """Return where the NaN or infinity in these values comes from."""
         for _ in range(CANDIDATES):
             roots = self._roots(ends)[:CANDIDATES]
-            kinds = {root: self._kinds(root) for root in roots}
+            kinds = self._kinds(roots)
             finite = [root for root in roots if kinds[root] == set()]
             if roots and not finite:
                 root = next((root for root in roots if "NaN" in (kinds[root] or ())), roots[0])
@@ -175,17 +177,34 @@ class _Search:
                     pending.append(source)
         return sorted(roots, key=lambda value: (bool(_constant_noun(value)), self.order.get(value, -1)))
 
-    def _kinds(self, value: ir.Value) -> set[str] | None:
-        """Return which of NaN and infinity a value contains; None if the whole value cannot be read."""
-        name = value.name or ""
-        if value.producer() is None:
-            array = value.const_value.numpy() if value.const_value is not None else self.sample.feed[name]
-        elif value.graph is self.graph and value in self.order:
-            array = open_tap(self.model, [name], Targets((), few=True), reductions=False).run(self.sample)[name]
-        else:
-            return None
-        tests = (("NaN", np.isnan), ("infinity", np.isinf))
-        return {kind for kind, test in tests if any(bool(test(chunk).any()) for chunk in _chunks(array))}
+    def _kinds(self, values: Sequence[ir.Value]) -> dict[ir.Value, set[str] | None]:
+        """Return which of NaN and infinity each value contains; None for one that cannot be read whole."""
+        kinds: dict[ir.Value, set[str] | None] = dict.fromkeys(values)
+        computed = []
+        for value in values:
+            if value.producer() is None:
+                array = (
+                    value.const_value.numpy() if value.const_value is not None else self.sample.feed[value.name or ""]
+                )
+                kinds[value] = _kinds_of(array)
+            elif value.graph is self.graph and value in self.order:
+                computed.append(value)
+        for part in self._parts(computed):
+            names = [value.name or "" for value in part]
+            results = open_tap(self.model, names, Targets((), few=True), reductions=False).run(self.sample)
+            kinds |= {value: _kinds_of(results[name]) for value, name in zip(part, names, strict=True)}
+        return kinds
+
+    def _parts(self, values: Sequence[ir.Value]) -> Iterator[list[ir.Value]]:
+        """Yield values in parts that one run may return; a value above the limit is alone."""
+        part: list[ir.Value] = []
+        for value in values:
+            if part and sum(self.seen[each].size for each in (*part, value)) > TOGETHER:
+                yield part
+                part = []
+            part.append(value)
+        if part:
+            yield part
 
     def _root_clause(self, root: ir.Value, kinds: set[str]) -> str:
         """Return the first value with NaN or infinity, its node, and the node that turns infinity into NaN."""
@@ -209,18 +228,37 @@ class _Search:
         return f" from finite {', '.join(texts[:NAMED])}{more}" if texts else ""
 
     def _nan_node(self, root: ir.Value) -> ir.Node | None:
-        """Return the node that turns infinity into NaN on the path from a value to an end; None if there is none."""
+        """Return the node that turns infinity into NaN on the path from a value to an end; None if there is none.
+
+        Each run narrows the path to the part between two of the values that it returns.
+        """
         path = [root]
         while path[-1] in self.next:
             path.append(self.next[path[-1]])
         path = [root, *(value for value in path[1:] if value in self.order and value.graph is self.graph)]
         low, high = 0, len(path) - 1
-        if not high or "NaN" not in (self._kinds(path[high]) or ()):
+        if not high or not any(self._have_nan(path[high:])):
             return None
         while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if "NaN" in (self._kinds(path[middle]) or ()) else (middle, high)
+            places = self._spread(path, low, high)
+            found = self._have_nan([path[at] for at in places])
+            high = next((at for at, nan in zip(places, found, strict=True) if nan), high)
+            low = max((at for at in places if at < high), default=low)
         return path[high].producer()
+
+    def _have_nan(self, values: Sequence[ir.Value]) -> list[bool]:
+        """Return which values contain NaN; one that cannot be read whole counts as one without."""
+        kinds = self._kinds(values)
+        return ["NaN" in (kinds[value] or ()) for value in values]
+
+    def _spread(self, path: Sequence[ir.Value], low: int, high: int) -> list[int]:
+        """Return places between two places of a path, evenly spread: as many as one run may return, at least one."""
+        count = high - low - 1
+        while True:
+            places: list[int] = np.linspace(low, high, count + 2)[1:-1].astype(int).tolist()
+            if count == 1 or sum(self.seen[path[at]].size for at in places) <= TOGETHER:
+                return places
+            count = (count + 1) // 2
 
     def _inside(self, node: ir.Node) -> str | None:
         """Return what makes NaN or infinity in the bodies of a node; None if it is unknown."""
@@ -241,6 +279,12 @@ class _Search:
             return None
         clause = self.clause([value for body in bodies for value in body.outputs]) if inner else UNNAMED
         return None if clause == UNNAMED else f"{clause} in a body of {_node_text(node)}"
+
+
+def _kinds_of(array: Array) -> set[str]:
+    """Return which of NaN and infinity an array contains."""
+    tests = (("NaN", np.isnan), ("infinity", np.isinf))
+    return {kind for kind, test in tests if any(bool(test(chunk).any()) for chunk in _chunks(array))}
 
 
 def _sources(node: ir.Node) -> list[ir.Value]:

@@ -47,8 +47,9 @@ def denormal_shares(model: ModelSource, tensors: Iterable[str], samples: Iterabl
         return {}
     prefix = free_prefix(copy.graph, "requant_denormal")
     shares = {f"{prefix}{index}": name for index, name in enumerate(wanted)}
+    bounds = _bounds(copy.graph, prefix)
     for share, name in shares.items():
-        _count(copy.graph, values[name], share)
+        _count(copy.graph, values[name], bounds, share)
     session = cut(copy, folder, tuple(shares))
     if session is None:
         return {}
@@ -57,8 +58,20 @@ def denormal_shares(model: ModelSource, tensors: Iterable[str], samples: Iterabl
     return {name: mean for name, mean in means.items() if mean > 0}
 
 
-def _count(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    """Append nodes that compute the share of denormal values of a tensor, as a scalar of this name."""
+def _bounds(graph: ir.Graph, prefix: str) -> tuple[ir.Value, ir.Value]:
+    """Add the constants 0 and 2^-126, the bounds of denormal magnitudes, and return them."""
+    import onnx_ir as ir
+
+    bounds = (("zero", np.float32(0)), ("least", np.finfo(np.float32).tiny))
+    nodes = [ir.node("Constant", [], {"value": ir.tensor(np.asarray(bound))}) for _, bound in bounds]
+    for (word, _), node in zip(bounds, nodes, strict=True):
+        node.name = node.outputs[0].name = f"{prefix}_{word}"
+        graph.append(node)
+    return nodes[0].outputs[0], nodes[1].outputs[0]
+
+
+def _count(graph: ir.Graph, value: ir.Value, bounds: tuple[ir.Value, ir.Value], name: str) -> None:
+    """Append nodes that compute the share of values whose magnitude is between the bounds, as a scalar of this name."""
     import onnx_ir as ir
 
     def add(op: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
@@ -67,9 +80,7 @@ def _count(graph: ir.Graph, value: ir.Value, name: str) -> None:
         node.name = node.outputs[0].name = f"{name}_{op}_{len(graph)}"
         return node.outputs[0]
 
-    least, zero = (
-        add("Constant", value=ir.tensor(np.asarray(bound, np.float32))) for bound in (np.finfo(np.float32).tiny, 0)
-    )
+    zero, least = bounds
     magnitude = add("Abs", value)
     low = add("And", add("Less", magnitude, least), add("Greater", magnitude, zero))
     share = add("ReduceMean", add("Cast", low, to=ir.DataType.FLOAT.value), keepdims=0)

@@ -195,7 +195,8 @@ def _checked_types(
         RequantError: An observed tensor is not float.
     """
     values = tensors_of(copy.graph)
-    observed = [name for name in dict.fromkeys((*whole, *others)) if name in targets.names or name in whole]
+    named = {*targets.names, *whole}
+    observed = [name for name in dict.fromkeys((*whole, *others)) if name in named]
     infer_types(copy, observed)
     types = types_of(copy, folder, {name: values[name] for name in (*whole, *others)}, few=targets.few)
     for name in observed:

@@ -19,10 +19,10 @@ from .graph import (
     insert_before,
     names,
     node_name,
-    stand_ins,
     take,
     take_over,
 )
+from .inference import stand_ins
 from .registry import Change, LeftAlone, transform
 
 AXES_ARE_INPUTS = 13  # the first opset in which Squeeze, Unsqueeze and ReduceSum have the axes as an input

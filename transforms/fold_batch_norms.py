@@ -11,7 +11,8 @@ from math import inf
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, computing_graphs, constant, names, remove, replace, sole_reader, stand_ins
+from .graph import can_replace, computing_graphs, constant, names, remove, replace, sole_reader
+from .inference import stand_ins
 from .linear import (
     AFFINE,
     BY_CONSTANT,

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from .. import UnknownNameError
-from .graph import add_initializer, computing_nodes, constant, discard, graph_of, release, remove_if_unread, stand_ins
+from .graph import add_initializer, computing_nodes, constant, discard, graph_of, release, remove_if_unread
+from .inference import stand_ins
 from .ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
 from .tensors import tensors

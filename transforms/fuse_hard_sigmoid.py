@@ -17,9 +17,9 @@ from .graph import (
     one_number,
     remove_unread,
     sole_reader,
-    stand_ins,
     take_place,
 )
+from .inference import stand_ins
 from .registry import Change, LeftAlone, transform
 from .unfuse_gates import HALF, SLOPE
 

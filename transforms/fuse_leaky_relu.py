@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, one_number, remove_if_unread, stand_ins, take_place
+from .graph import computing_nodes, one_number, remove_if_unread, take_place
+from .inference import stand_ins
 from .merge_clips import CLIPPED
 from .registry import Change, transform
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .inference import infer
+from .inference import own_values, stand_ins
 
 # The attributes of a Constant node that hold numbers instead of a tensor.
 CONSTANT_DTYPES: dict[str, type[np.generic]] = {
@@ -211,12 +211,6 @@ def separate_bodies(model: ir.Model) -> dict[str, str]:
             if node.name != old:
                 before[node.name] = old
     return before
-
-
-def own_values(graph: ir.Graph) -> list[ir.Value]:
-    """Return the inputs, initializers and results of a graph, without the values of its bodies."""
-    results = (value for node in graph for value in node.outputs)
-    return list(dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results]))
 
 
 def graph_of(node: ir.Node) -> ir.Graph:
@@ -423,27 +417,16 @@ def remove(node: ir.Node) -> None:
 
 
 def inferred(model: ir.Model, *, bodies: bool = False) -> Mapping[str, ir.Value]:
-    """Return copies of the values of the main graph, by name, with each dtype and shape that onnx can infer.
+    """Return the `stand_ins` of the values of the main graph by name.
 
-    With `bodies`, also the values inside bodies of control flow; names must then be unique (`separate_bodies`).
-
-    `model` itself does not change, because a transform without rewrites must leave the model as it is. Types and
-    shapes that onnx cannot infer, for instance behind a node of an unknown domain, stay unknown.
+    With `bodies`, also those of the values inside bodies of control flow; names must then be unique
+    (`separate_bodies`).
     """
-    copy = model.clone()
-    with quiet():
-        infer(copy)
-    return ir.convenience.create_value_mapping(copy.graph, include_subgraphs=bodies)
-
-
-def stand_ins(model: ir.Model) -> Mapping[ir.Value, ir.Value]:
-    """Return the same as `inferred`, also for bodies, by value instead of by name."""
-    copy = model.clone()
-    with quiet():
-        infer(copy)
-    graphs = zip(model.graphs(), copy.graphs(), strict=True)
-    pairs = (zip(own_values(graph), own_values(other), strict=True) for graph, other in graphs)
-    return {value: stand_in for pair in pairs for value, stand_in in pair}
+    found: dict[str, ir.Value] = {}
+    for value, other in stand_ins(model).items():
+        if value.name and (bodies or value.graph is model.graph):
+            found.setdefault(value.name, other)
+    return found
 
 
 @contextmanager

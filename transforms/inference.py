@@ -22,18 +22,62 @@ HEADROOM = 2**30  # bytes that onnx may need more than the process has
 
 def infer(model: ir.Model) -> None:
     """Set each type and shape that onnx can infer, in place; a model that onnx cannot infer stays as it is."""
+    for value, found in stand_ins(model).items():
+        value.shape, value.type = found.shape, found.type
+
+
+def stand_ins(model: ir.Model) -> dict[ir.Value, ir.Value]:
+    """Return for each value of the model and its bodies another one, with the type and the shape that onnx can infer.
+
+    A stand-in has no producer, no readers and no tensor. What onnx cannot infer, for instance behind a node of an
+    unknown domain, is as in `model`.
+    """
     try:
-        inferred = ir.from_proto(_inferred(_message(model)))
-    except Exception:  # noqa: BLE001 - onnx raises anything; the shapes stay unknown
-        return
-    for graph, other in zip(model.graphs(), inferred.graphs(), strict=False):
-        found = ir.convenience.create_value_mapping(other)
-        for name, value in ir.convenience.create_value_mapping(graph).items():
-            if name in found:
-                value.shape = value.shape if found[name].shape is None else found[name].shape
-                dtype = found[name].dtype
-                if dtype is not None and value.dtype != dtype:
-                    value.dtype = dtype
+        inferred = _inferred(_message(model))
+        pairs = list(_pairs(model.graph, inferred.graph))
+    except Exception:  # noqa: BLE001 - onnx raises anything; nothing more is known
+        pairs = [(graph, onnx.GraphProto()) for graph in model.graphs()]
+    found: dict[ir.Value, ir.Value] = {}
+    for graph, message in pairs:
+        known = {info.name: info for info in (*message.input, *message.output, *message.value_info)}
+        for value in own_values(graph):
+            found[value] = _stand_in(value, known.get(value.name or ""))
+    return found
+
+
+def own_values(graph: ir.Graph) -> list[ir.Value]:
+    """Return the inputs, initializers and results of a graph, without the values of its bodies."""
+    results = (value for node in graph for value in node.outputs)
+    return list(dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results]))
+
+
+def _stand_in(value: ir.Value, known: onnx.ValueInfoProto | None) -> ir.Value:
+    """Return a value with the type and shape of a message, or those of `value` where the message has none."""
+    other = ir.Value(name=value.name, shape=value.shape, type=value.type)
+    if known is not None:
+        found = ir.serde.deserialize_value_info_proto(known, None)
+        other.shape = other.shape if found.shape is None else found.shape
+        other.type = other.type if found.dtype is None else found.type
+    return other
+
+
+def _pairs(graph: ir.Graph, message: onnx.GraphProto) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:
+    """Yield a graph and its bodies, each with its message."""
+    yield graph, message
+    for place, node in enumerate(graph):
+        for attribute in node.attributes.values():
+            if attribute.type is ir.AttributeType.GRAPH:
+                yield from _pairs(attribute.as_graph(), _attribute(message.node[place], attribute.name).g)
+            elif attribute.type is ir.AttributeType.GRAPHS:
+                bodies = _attribute(message.node[place], attribute.name).graphs
+                for body, inner in zip(attribute.as_graphs(), bodies, strict=True):
+                    yield from _pairs(body, inner)
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
+    """Return an attribute of a node by name."""
+    found: onnx.AttributeProto = next(each for each in node.attribute if each.name == name)
+    return found
 
 
 def _message(model: ir.Model) -> onnx.ModelProto:

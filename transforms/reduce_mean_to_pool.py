@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, constant, discard, names, stand_ins, take, take_place
+from .graph import code_graphs, constant, discard, names, take, take_place
+from .inference import stand_ins
 from .registry import Change, transform
 
 IMAGES = (4, 5)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, remove, replace, stand_ins
+from .graph import can_replace, code_graphs, constant, remove, replace
+from .inference import stand_ins
 from .registry import Change, transform
 from .remove_nodes import is_training
 

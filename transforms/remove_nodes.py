@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, remove, replace, stand_ins
+from .graph import can_replace, code_graphs, constant, remove, replace
+from .inference import stand_ins
 from .registry import Change, transform
 
 # Operators whose output equals their first input, outside of training (`is_training`).

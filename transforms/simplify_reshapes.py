@@ -19,10 +19,10 @@ from .graph import (
     remove,
     replace,
     sole_reader,
-    stand_ins,
     take,
     take_place,
 )
+from .inference import stand_ins
 from .registry import Change, transform
 
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})

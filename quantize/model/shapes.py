@@ -214,7 +214,7 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
         if axes is not None:
             recorded[value] = ir.Shape([_length(axis, dims) for axis in axes])
             value.shape = None
-    _infer(copy)
+    infer(copy)
     changed = ask_runtime and _infer_with_runtime(copy)
     for value, shape in recorded.items():
         finer = _finer(value.shape, shape)
@@ -222,7 +222,7 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
         value.shape = finer
     steps = _steps(copy)
     if changed or steps:
-        _infer(copy)
+        infer(copy)
     if not free_axes(copy) and any(not _known(value) for value in _results(copy)):
         _shapes_of_folded(copy)
     return Shaped(copy, steps)
@@ -284,7 +284,7 @@ def _is_large(value: ir.Value | None) -> bool:
 def _shapes_of_folded(model: ir.Model) -> None:
     """Set the shapes that are known after constants and shapes are folded."""
     plain = _folded(model)
-    _infer(plain)
+    infer(plain)
     for graph, other in zip(model.graphs(), plain.graphs(), strict=False):
         found = {value.name: value.shape for node in other for value in node.outputs}
         found |= {value.name: value.shape for value in other.initializers.values()}
@@ -327,11 +327,6 @@ def _scanned(node: ir.Node) -> int | None:
     lengths = value.shape.dims if value is not None and value.shape is not None else ()
     length = lengths[axis] if -len(lengths) <= axis < len(lengths) else None
     return length if isinstance(length, int) else None
-
-
-def _infer(model: ir.Model) -> None:
-    with quiet():
-        infer(model)
 
 
 def _finer(found: ir.Shape | None, said: ir.Shape) -> ir.Shape:

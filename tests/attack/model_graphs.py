@@ -121,8 +121,18 @@ def crash_reshape(random: Random) -> Model:
 
 
 def many_nodes(random: Random) -> Model:
+    """Return a model of 2,000 or 20,000 nodes."""
+    return _nodes(random, random.choice((2_000, 20_000)))
+
+
+def most_nodes(random: Random) -> Model:
+    """Return a model of 100,000 nodes."""
+    return _nodes(random, 100_000)
+
+
+def _nodes(random: Random, count: int) -> Model:
     """Return a chain, a fan or a comb of many nodes, or layers whose factors belong into their weights."""
-    count, kind = random.choice((2_000, 20_000, 100_000)), random.randrange(4)
+    kind = random.randrange(4)
     if kind == 0:
         op = random.choice(("Relu", "Identity", "Neg"))
         nodes = [_node(op, ["x" if i == 0 else f"t{i}"], [f"t{i + 1}"], f"n{i}") for i in range(count)]
