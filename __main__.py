@@ -15,7 +15,7 @@ def run() -> None:
     supervised(_command)
 
 
-OBJECTS = (50_000, 20, 20)
+OBJECTS = (50_000, 10, 3)
 """The thresholds of the garbage collector. A model is many objects that live long: with the defaults of Python, a third
 of the time of a model of 20,000 nodes is spent on looking through them again and again."""
 
