@@ -39,7 +39,8 @@ class _Row:
 
 def plan_path(output: str | os.PathLike[str]) -> Path:
     """Return the path of the plan file for a model at `output`."""
-    return Path(output).with_suffix(".plan.json")
+    path = Path(output)
+    return path.parent / f"{path.stem}.plan.json"  # with_suffix() raises on a path without a name, such as ""
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> AbstractContextManager[None]:

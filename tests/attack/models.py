@@ -91,7 +91,7 @@ def twice(random: Random, model: onnx.ModelProto, folder: Path) -> bytes | None:
     for mutate in random.sample(list(model_fields.MUTATIONS.values()), 2):
         try:
             mutate(random, model, folder)
-        except (IndexError, ValueError, TypeError):  # the first damage removed what the second one needs
+        except (LookupError, ValueError, TypeError):  # the first damage removed what the second one needs
             return None
     return None
 

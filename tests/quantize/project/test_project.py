@@ -150,6 +150,16 @@ def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
             parse_project(Path("requant.toml"), document)
 
 
+def test_an_empty_output_is_refused(tmp_path: Path) -> None:
+    project = write_project(tmp_path)
+    text = re.sub(r'^output = ".*"$', 'output = ""', project.read_text(), flags=re.MULTILINE)
+    project.write_text(text)
+    result = invoke("check", project)
+    assert 'output = ""' in text
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("requant: ")
+
+
 def test_an_absent_project_says_how_to_write_one(tmp_path: Path) -> None:
     result = invoke("check", tmp_path / "requant.toml")
     assert result.exit_code == 2
