@@ -6,6 +6,10 @@ import gc
 
 from requant.system.imports import forget_empty_paths
 
+OBJECTS = (50_000, 10, 3)
+"""The thresholds of Python's garbage collector. A model is many objects that live long. With the default thresholds, a
+third of the time of a model of 20,000 nodes is spent on visiting them."""
+
 
 def run() -> None:
     """Run the command line of this process in a child process, and end with its exit code; never returns."""
@@ -13,11 +17,6 @@ def run() -> None:
     from requant.system.supervisor import supervised
 
     supervised(_command)
-
-
-OBJECTS = (50_000, 10, 3)
-"""The thresholds of the garbage collector. A model is many objects that live long: with the defaults of Python, a third
-of the time of a model of 20,000 nodes is spent on looking through them again and again."""
 
 
 def _command() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -180,29 +180,30 @@ class _Search:
     def _kinds(self, values: Sequence[ir.Value]) -> dict[ir.Value, set[str] | None]:
         """Return which of NaN and infinity each value contains; None for one that cannot be read whole."""
         kinds: dict[ir.Value, set[str] | None] = dict.fromkeys(values)
-        computed = []
         for value in values:
             if value.producer() is None:
-                array = (
-                    value.const_value.numpy() if value.const_value is not None else self.sample.feed[value.name or ""]
-                )
-                kinds[value] = _kinds_of(array)
-            elif value.graph is self.graph and value in self.order:
-                computed.append(value)
-        for part in self._parts(computed):
+                kinds[value] = _kinds_of(self._given(value))
+        for part in self._parts(value for value in values if value.graph is self.graph and value in self.order):
             names = [value.name or "" for value in part]
             results = open_tap(self.model, names, Targets((), few=True), reductions=False).run(self.sample)
             kinds |= {value: _kinds_of(results[name]) for value, name in zip(part, names, strict=True)}
         return kinds
 
-    def _parts(self, values: Sequence[ir.Value]) -> Iterator[list[ir.Value]]:
+    def _given(self, value: ir.Value) -> Array:
+        """Return an initializer, or an input of the sample."""
+        return value.const_value.numpy() if value.const_value is not None else self.sample.feed[value.name or ""]
+
+    def _parts(self, values: Iterable[ir.Value]) -> Iterator[list[ir.Value]]:
         """Yield values in parts that one run may return; a value above the limit is alone."""
         part: list[ir.Value] = []
+        total = 0
         for value in values:
-            if part and sum(self.seen[each].size for each in (*part, value)) > TOGETHER:
+            size = self.seen[value].size
+            if part and total + size > TOGETHER:
                 yield part
-                part = []
+                part, total = [], 0
             part.append(value)
+            total += size
         if part:
             yield part
 
@@ -237,7 +238,7 @@ class _Search:
             path.append(self.next[path[-1]])
         path = [root, *(value for value in path[1:] if value in self.order and value.graph is self.graph)]
         low, high = 0, len(path) - 1
-        if not high or not any(self._have_nan(path[high:])):
+        if not high or self._have_nan([path[high]]) == [False]:
             return None
         while high - low > 1:
             places = self._spread(path, low, high)

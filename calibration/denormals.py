@@ -47,7 +47,10 @@ def denormal_shares(model: ModelSource, tensors: Iterable[str], samples: Iterabl
         return {}
     prefix = free_prefix(copy.graph, "requant_denormal")
     shares = {f"{prefix}{index}": name for index, name in enumerate(wanted)}
-    bounds = _bounds(copy.graph, prefix)
+    bounds = (
+        _constant(copy.graph, 0, f"{prefix}_zero"),
+        _constant(copy.graph, float(np.finfo(np.float32).tiny), f"{prefix}_least"),
+    )
     for share, name in shares.items():
         _count(copy.graph, values[name], bounds, share)
     session = cut(copy, folder, tuple(shares))
@@ -58,20 +61,18 @@ def denormal_shares(model: ModelSource, tensors: Iterable[str], samples: Iterabl
     return {name: mean for name, mean in means.items() if mean > 0}
 
 
-def _bounds(graph: ir.Graph, prefix: str) -> tuple[ir.Value, ir.Value]:
-    """Add the constants 0 and 2^-126, the bounds of denormal magnitudes, and return them."""
+def _constant(graph: ir.Graph, number: float, name: str) -> ir.Value:
+    """Append a float32 scalar to a graph and return it."""
     import onnx_ir as ir
 
-    bounds = (("zero", np.float32(0)), ("least", np.finfo(np.float32).tiny))
-    nodes = [ir.node("Constant", [], {"value": ir.tensor(np.asarray(bound))}) for _, bound in bounds]
-    for (word, _), node in zip(bounds, nodes, strict=True):
-        node.name = node.outputs[0].name = f"{prefix}_{word}"
-        graph.append(node)
-    return nodes[0].outputs[0], nodes[1].outputs[0]
+    node = ir.node("Constant", [], {"value": ir.tensor(np.asarray(number, np.float32))})
+    node.name = node.outputs[0].name = name
+    graph.append(node)
+    return node.outputs[0]
 
 
 def _count(graph: ir.Graph, value: ir.Value, bounds: tuple[ir.Value, ir.Value], name: str) -> None:
-    """Append nodes that compute the share of values whose magnitude is between the bounds, as a scalar of this name."""
+    """Append nodes that compute the share of values between two bounds of magnitude, as a scalar of this name."""
     import onnx_ir as ir
 
     def add(op: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:

@@ -14,7 +14,8 @@ from ..calibration.ranges import parse_rule
 from ..calibration.session import Feed, ModelSource
 from ..calibration.sources import Source
 from ..transforms import StepResult
-from ..transforms.graph import Shape, inferred, plain_shape
+from ..transforms.graph import Shape, plain_shape
+from ..transforms.inference import inferred
 from ..transforms.plan import Impl, Plan
 from ..transforms.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy

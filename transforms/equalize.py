@@ -20,7 +20,8 @@ import onnx_ir as ir
 from .. import UnknownNameError
 from .channel_rules import RULES
 from .channel_scales import Floats, Fold, Look
-from .graph import constant, derive_initializer, discard, graph_of, inferred, names, release, take
+from .graph import constant, derive_initializer, discard, graph_of, names, release, take
+from .inference import inferred
 from .ops import key
 from .registry import Change, LeftAlone, TransformError
 

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from .inference import own_values, stand_ins
-
 # The attributes of a Constant node that hold numbers instead of a tensor.
 CONSTANT_DTYPES: dict[str, type[np.generic]] = {
     "value_float": np.float32,
@@ -211,6 +209,12 @@ def separate_bodies(model: ir.Model) -> dict[str, str]:
             if node.name != old:
                 before[node.name] = old
     return before
+
+
+def own_values(graph: ir.Graph) -> list[ir.Value]:
+    """Return the inputs, initializers and results of a graph, without the values of its bodies."""
+    results = (value for node in graph for value in node.outputs)
+    return list(dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results]))
 
 
 def graph_of(node: ir.Node) -> ir.Graph:
@@ -414,19 +418,6 @@ def remove(node: ir.Node) -> None:
         raise TypeError(f"node {node.name!r} is in no graph")
     graph.remove(node, safe=True)
     drop_unused(graph, inputs)
-
-
-def inferred(model: ir.Model, *, bodies: bool = False) -> Mapping[str, ir.Value]:
-    """Return the `stand_ins` of the values of the main graph by name.
-
-    With `bodies`, also those of the values inside bodies of control flow; names must then be unique
-    (`separate_bodies`).
-    """
-    found: dict[str, ir.Value] = {}
-    for value, other in stand_ins(model).items():
-        if value.name and (bodies or value.graph is model.graph):
-            found.setdefault(value.name, other)
-    return found
 
 
 @contextmanager

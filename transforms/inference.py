@@ -14,6 +14,9 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx.helper import get_node_attr_value
+
+from .graph import own_values
 
 APART = 1000  # bytes; onnx does not need larger initializers
 LONGEST = 2**22  # elements of a tensor of one axis whose values onnx may propagate
@@ -27,10 +30,11 @@ def infer(model: ir.Model) -> None:
 
 
 def stand_ins(model: ir.Model) -> dict[ir.Value, ir.Value]:
-    """Return for each value of the model and its bodies another one, with the type and the shape that onnx can infer.
+    """Return a new value for each value of the model and its bodies, with the type and the shape that onnx can infer.
 
-    A stand-in has no producer, no readers and no tensor. What onnx cannot infer, for instance behind a node of an
-    unknown domain, is as in `model`.
+    A new value has no producer, no readers and no tensor. A type or a shape that onnx cannot infer, for instance behind
+    a node of an unknown domain, is that of `model`. `model` itself does not change, because a transform without
+    rewrites must leave it as it is.
     """
     try:
         inferred = _inferred(_message(model))
@@ -45,20 +49,24 @@ def stand_ins(model: ir.Model) -> dict[ir.Value, ir.Value]:
     return found
 
 
-def own_values(graph: ir.Graph) -> list[ir.Value]:
-    """Return the inputs, initializers and results of a graph, without the values of its bodies."""
-    results = (value for node in graph for value in node.outputs)
-    return list(dict.fromkeys([*graph.inputs, *graph.initializers.values(), *results]))
+def inferred(model: ir.Model, *, bodies: bool = False) -> dict[str, ir.Value]:
+    """Return the `stand_ins` of the values of the main graph by name.
+
+    With `bodies`, also those of the values inside bodies of control flow; names must then be unique
+    (`separate_bodies`).
+    """
+    found: dict[str, ir.Value] = {}
+    for value, other in stand_ins(model).items():
+        if value.name and (bodies or value.graph is model.graph):
+            found.setdefault(value.name, other)
+    return found
 
 
 def _stand_in(value: ir.Value, known: onnx.ValueInfoProto | None) -> ir.Value:
     """Return a value with the type and shape of a message, or those of `value` where the message has none."""
-    other = ir.Value(name=value.name, shape=value.shape, type=value.type)
-    if known is not None:
-        found = ir.serde.deserialize_value_info_proto(known, None)
-        other.shape = other.shape if found.shape is None else found.shape
-        other.type = other.type if found.dtype is None else found.type
-    return other
+    found = ir.Value() if known is None else ir.serde.deserialize_value_info_proto(known, None)
+    shape = value.shape.copy() if found.shape is None and value.shape is not None else found.shape
+    return ir.Value(name=value.name, shape=shape, type=value.type if found.dtype is None else found.type)
 
 
 def _pairs(graph: ir.Graph, message: onnx.GraphProto) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:
@@ -67,17 +75,11 @@ def _pairs(graph: ir.Graph, message: onnx.GraphProto) -> Iterator[tuple[ir.Graph
     for place, node in enumerate(graph):
         for attribute in node.attributes.values():
             if attribute.type is ir.AttributeType.GRAPH:
-                yield from _pairs(attribute.as_graph(), _attribute(message.node[place], attribute.name).g)
+                yield from _pairs(attribute.as_graph(), get_node_attr_value(message.node[place], attribute.name))
             elif attribute.type is ir.AttributeType.GRAPHS:
-                bodies = _attribute(message.node[place], attribute.name).graphs
+                bodies = get_node_attr_value(message.node[place], attribute.name)
                 for body, inner in zip(attribute.as_graphs(), bodies, strict=True):
                     yield from _pairs(body, inner)
-
-
-def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
-    """Return an attribute of a node by name."""
-    found: onnx.AttributeProto = next(each for each in node.attribute if each.name == name)
-    return found
 
 
 def _message(model: ir.Model) -> onnx.ModelProto:

@@ -9,7 +9,8 @@ from functools import partial
 import onnx_ir as ir
 
 from .block_forms import to_blocks
-from .graph import constant, inferred, nodes_by_name
+from .graph import constant, nodes_by_name
+from .inference import inferred
 from .int8_forms import (
     gate_params,
     lay_bare,

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from .existing import is_linear
 from .freeze_ranges import check_names, check_percentile
-from .graph import constant, inferred, nodes_by_name, separate_bodies
+from .graph import constant, nodes_by_name, separate_bodies
+from .inference import inferred
 from .insert_qdq import insert_qdq
 from .min_max_log import REQUANT_MIN_MAX, high_percentile, low_percentile, read_log
 from .ops import OPS, Op, only_moves

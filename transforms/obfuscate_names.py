@@ -8,8 +8,7 @@ from itertools import count, product
 
 import onnx_ir as ir
 
-from .graph import every_graph
-from .inference import own_values
+from .graph import every_graph, own_values
 from .registry import Change, transform
 
 LETTERS = string.ascii_letters

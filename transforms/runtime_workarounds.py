@@ -7,17 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    add_initializer,
-    constant,
-    discard,
-    inferred,
-    names,
-    remove_if_unread,
-    sole_reader,
-    take,
-    take_place,
-)
+from .graph import add_initializer, constant, discard, names, remove_if_unread, sole_reader, take, take_place
+from .inference import inferred
 from .int8_forms import integer_source
 from .ops import MS, OPS, RELUS
 from .plan import Impl, Plan

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from .. import UnknownNameError
-from .graph import computing_graphs, inferred, names, take, unread
+from .graph import computing_graphs, names, take, unread
+from .inference import inferred
 from .registry import Change, TransformError, transform
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import LARGE, can_replace, names, remove, replace, take
-from .inference import own_values, stand_ins
+from .graph import LARGE, can_replace, names, own_values, remove, replace, take
+from .inference import stand_ins
 from .ops import MS
 from .registry import Change, LeftAlone, transform
 

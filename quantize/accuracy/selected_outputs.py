@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant, inferred
+from ...transforms.graph import constant
+from ...transforms.inference import inferred
 from .outputs import Accuracy
 
 SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})

@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.block_weights import Blocked
-from ...transforms.graph import constant, inferred, nodes_by_name
+from ...transforms.graph import constant, nodes_by_name
+from ...transforms.inference import inferred
 from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind, turned
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Unit

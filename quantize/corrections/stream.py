@@ -14,7 +14,8 @@ from onnx_ir.analysis import analyze_implicit_usage
 
 from ... import RequantError
 from ...calibration.session import open_session, run_session
-from ...transforms.graph import constant, inferred
+from ...transforms.graph import constant
+from ...transforms.inference import inferred
 from ..model.files import serialize
 from ..runtime.spread import spread
 

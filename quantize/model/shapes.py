@@ -12,8 +12,8 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array
 from ...transforms.fold_constants import fold_constants
-from ...transforms.graph import LARGE, constant, inferred, plain_shape, quiet
-from ...transforms.inference import infer
+from ...transforms.graph import LARGE, constant, plain_shape, quiet
+from ...transforms.inference import infer, inferred
 from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY

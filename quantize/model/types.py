@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.session import DTYPES, open_session
-from ...transforms.graph import inferred
+from ...transforms.inference import inferred
 from .files import serialize
 from .shown import show_tensors
 

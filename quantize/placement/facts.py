@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...transforms.existing import is_finished
-from ...transforms.graph import inferred, nodes_by_name
+from ...transforms.graph import nodes_by_name
+from ...transforms.inference import inferred
 from ...transforms.plan import Impl
 from ...transforms.qparams import BlockForm
 from ..options.selection import Selection

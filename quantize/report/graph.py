@@ -10,7 +10,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant, inferred, node_name
+from ...transforms.graph import constant, node_name
+from ...transforms.inference import inferred
 from .record import Graph, Node
 
 LONGEST = 120

@@ -21,7 +21,8 @@ from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...calibration.session import LARGE
 from ...calibration.sources import DataSource, Source
-from ...transforms.graph import inferred, nodes_by_name
+from ...transforms.graph import nodes_by_name
+from ...transforms.inference import inferred
 from ...transforms.plan import Plan
 from ..accuracy.outputs import decibels
 from ..accuracy.selected_outputs import selected_from, showing

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from requant.calibration import DataError, Observations, Sample, input_specs, observe, open_session, open_source
+from requant.calibration import DataError, Observations, Sample, broken, input_specs, observe, open_session, open_source
 from requant.calibration.broken import UNNAMED, first_broken
 from requant.calibration.checks import ENOUGH, Finding, explain_broken, findings, growth_curve, probe
 from requant.calibration.extremes import MinMax
@@ -131,12 +131,21 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"x": [-1, 2], "c": np.array(True)},
         "made by the Log that computes 'a' from finite 'x' (-1 to 2)",
     ),
+    "far behind": (
+        "(float[N] x) => (float[N] y) { [e] a0 = Exp (x) "
+        + " ".join(f"a{i + 1} = Relu (a{i})" for i in range(9))
+        + " [s] b = Sub (a9, a9) c = Neg (b) y = Relu (c) }",
+        {"x": [1, 200]},
+        "infinity made by Exp 'e' from finite 'x' (1 to 200) becomes NaN in Sub 's'",
+    ),
     "fed back in a loop": (LOOP, {"x": [1, 1e15]}, "made by Loop 'loop' from finite 'x' (1 to 1e+15)"),
 }
 
 
+@pytest.mark.parametrize("together", [broken.TOGETHER, 8, 1])
 @pytest.mark.parametrize("case", BROKEN)
-def test_the_first_node_that_is_not_finite(case: str) -> None:
+def test_the_first_node_that_is_not_finite(case: str, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken, "TOGETHER", together)  # values that one run returns; 1: one tensor in each run
     text, feed, expected = BROKEN[case]
     assert first_broken(binary(text), sample(**feed)) == expected
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from requant.quantize.runtime.isa import detect
 from requant.quantize.runtime.profile import executed
 from requant.transforms import packed_conv, verify
-from requant.transforms.graph import constant, inferred
+from requant.transforms.graph import constant
+from requant.transforms.inference import inferred
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.packed_conv import taps_of
 from requant.transforms.plan import Choice, Impl, Plan
