@@ -29,9 +29,10 @@ settings.register_profile("requant", suppress_health_check=[HealthCheck.too_slow
 settings.load_profile("requant")
 
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and so would the commands that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell in the background ignores Ctrl-C, and nohup ignores SIGHUP. Commands that tests interrupt would inherit this.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
