@@ -111,11 +111,12 @@ def _inferred(message: onnx.ModelProto) -> onnx.ModelProto:
     plain = onnx.shape_inference.infer_shapes(message, data_prop=False)
     if any(_is_long(value.type) for value in plain.graph.value_info):
         return plain
+    del plain  # a message of many nodes is large: no third one beside the two
     try:
         with _bounded_memory():
             return onnx.shape_inference.infer_shapes(message, data_prop=True)
     except MemoryError:  # lengths that only propagated values show
-        return plain
+        return onnx.shape_inference.infer_shapes(message, data_prop=False)
 
 
 def _is_long(kind: onnx.TypeProto) -> bool:

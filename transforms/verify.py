@@ -12,6 +12,7 @@ from onnx_ir.passes.common import CheckerPass
 
 from .. import RequantError
 from .calls import check_calls
+from .graph import constant
 from .registry import TransformError
 from .tensors import load_tensors
 
@@ -22,6 +23,8 @@ TYPES = frozenset(each.value for each in ir.DataType if each is not ir.DataType.
 UNKNOWN = "unknown"
 PLAIN_IR = 4
 """The first IR version in which an initializer need not be an input; the runtime asks for it in no version."""
+MOST_STEPS = 10**9
+"""The most steps of a loop that nothing ends early. A step takes the runtime at least a microsecond."""
 KEPT_AWAY = 1000  # bytes; the checker pass does not hand larger initializers to onnx
 
 
@@ -155,6 +158,7 @@ def _verify_nodes(model: ir.Model) -> None:
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         for attribute in node.attributes.values():
             _verify_attribute(node, attribute)
+        _verify_steps(node)
         if node.domain not in imported:
             domains = ", ".join(sorted(domain or "ai.onnx" for domain in imported))
             raise VerifyError(
@@ -183,6 +187,27 @@ def _verify_attribute(node: ir.Node, attribute: ir.Attr) -> None:
             f"attribute {attribute.name!r} of node {node.name!r} ({node.op_type}) is {attribute.value}, which is no "
             "element type"
         )
+
+
+def _verify_steps(node: ir.Node) -> None:
+    """Check that a Loop that always runs a constant number of steps comes to an end."""
+    if node.domain or node.op_type != "Loop" or len(node.inputs) < 2 or "body" not in node.attributes:
+        return
+    most, body = constant(node.inputs[0]), node.attributes["body"].as_graph()
+    if most is None or most.size != 1 or not body.outputs or len(body.inputs) < 2:
+        return
+    steps, goes_on = int(most.numpy().reshape(())), body.outputs[0]
+    while (maker := goes_on.producer()) is not None and maker.op_type == "Identity" and maker.inputs[0] is not None:
+        goes_on = maker.inputs[0]
+    begins = node.inputs[1] is None or _is_true(node.inputs[1])
+    if steps > MOST_STEPS and (_is_true(goes_on) or (goes_on is body.inputs[1] and begins)):
+        raise VerifyError(f"node {node.name!r} (Loop) runs {steps:,} times, which takes hours at least")
+
+
+def _is_true(value: ir.Value) -> bool:
+    """Whether a condition is a constant that is true."""
+    held = constant(value)
+    return held is not None and held.size == 1 and bool(held.numpy().reshape(()))
 
 
 def _verify_ports(kind: str, before: tuple[Port, ...], after: tuple[Port, ...]) -> None:

@@ -101,14 +101,14 @@ def transform_model(
     pipeline = parse(transforms) if isinstance(transforms, str) else transforms
     external = options.external_data or any(step.name == "externalize_weights" for step in pipeline.steps)
     check_output(output, source, force=options.force, external=external)
-    loaded = load_model(source, in_place=True)
+    loaded = [load_model(source, in_place=True)]  # `run` makes a copy; the list lets it drop the model behind it
     folder = options.dump_dir
     keep = None if folder is None else begin_dumps(folder, pipeline, source, output, force=options.force)
     count = itertools.count()
     with about(source):
         result = run(
             pipeline,
-            loaded,
+            loaded.pop(),
             inputs=options.inputs,
             outputs=options.outputs,
             progress=lambda step: progress(f"transform {source.name}: {step.name}", next(count), len(pipeline.steps)),

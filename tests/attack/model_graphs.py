@@ -291,6 +291,7 @@ GRAPHS: dict[str, Callable[[Random], Model]] = {
     "many-nodes": many_nodes,
     "deep-bodies": deep_bodies,
     "deep-functions": deep_functions,
+    "endless-loop": endless_loop,
     "growing-loop": growing_loop,
     "huge-operator": huge_operator,
     "bad-constants": bad_constants,

@@ -103,7 +103,6 @@ MODELS = Family(
         "two-fields": mutated(twice),
         **{name: built(graph) for name, graph in model_graphs.GRAPHS.items()},
         "most-nodes": built(model_graphs.most_nodes, READING),  # to run it takes minutes, as the model asks
-        "endless-loop": built(model_graphs.endless_loop, READING),  # to run it takes for ever, as the model asks
     },
     hungry=frozenset({"doubling", "live-doubling", "growing-loop", "huge-constant", "many-nodes"}),
 )

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from requant.transforms import VerifyError, signature, verify
+from requant.transforms.verify import MOST_STEPS
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>
 g (float[N,4] x, bool c) => (float[N,4] y) <float[4] w = {1, 2, 3, 4}> {
@@ -99,6 +101,48 @@ def test_verify_says_what_is_wrong(spoil: Callable[[ir.Model], None], message: s
     with pytest.raises(VerifyError) as caught:
         verify(broken)
     assert str(caught.value) == message
+
+
+LOOP = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[4] x, int64 any, bool flag) => (float[4] y)
+<int64 most = {MOST}, bool yes = {1}, bool no = {0}> {
+    [loop] y = Loop(TIMES, GOING, x) <body = step (int64 i, bool going, float[4] s) => (bool out, float[4] t) {
+        t = Neg(s)
+        out = ENDING
+    }>
+}"""
+
+
+def loop(
+    *, steps: int = MOST_STEPS + 1, times: str = "most", going: str = "yes", ending: str = "Identity(going)"
+) -> str:
+    text = LOOP.replace("MOST", str(steps)).replace("TIMES", times)
+    return text.replace("GOING", going).replace("ENDING", ending)
+
+
+@pytest.mark.parametrize(
+    ("going", "ending"), [("yes", "Identity(going)"), ("", "Identity(going)"), ("flag", "Identity(yes)")]
+)
+def test_a_loop_that_takes_hours_is_refused(going: str, ending: str) -> None:
+    with pytest.raises(VerifyError, match=r"node 'loop' \(Loop\) runs 1,000,000,001 times, which takes hours at least"):
+        verify(ir.from_onnx_text(loop(going=going, ending=ending)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": MOST_STEPS},
+        {"times": "any"},
+        {"times": ""},
+        {"going": "no"},
+        {"going": "flag"},
+        {"ending": "Not(going)"},
+        {"ending": "Identity(no)"},
+    ],
+    ids=str,
+)
+def test_a_loop_that_may_end_is_not(changes: dict[str, Any]) -> None:
+    verify(ir.from_onnx_text(loop(**changes)))
 
 
 def narrow(model: ir.Model) -> None:
