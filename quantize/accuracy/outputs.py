@@ -18,7 +18,8 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
-from .classes import Array, Interval, Outputs, Tally, Z, class_axis, is_float
+from .classes import Array, Interval, Outputs, Tally, Z, is_float
+from .parts import Rows
 
 Run = Callable[[Mapping[str, Array]], Outputs]
 
@@ -87,6 +88,7 @@ class Accuracy:
         classes: The number of classes; 0 if no output holds scores per class.
         maps: Whether an item has a map of predictions, as in segmentation.
         class_output: The name of the output that holds scores per class; empty without one.
+        parts_db: By output that holds several quantities: its quiet part as an index, and the SQNR of this part in dB.
     """
 
     samples: int
@@ -102,6 +104,7 @@ class Accuracy:
     classes: int = 0
     maps: bool = False
     class_output: str = ""
+    parts_db: Mapping[str, tuple[str, float]] = field(default_factory=dict)
 
     @property
     def changed(self) -> int:
@@ -128,6 +131,7 @@ class _Sums:
         samples: The number of samples.
         classes: Sums over the predictions.
         powers: Signal and noise of each float output.
+        rows: Signal and noise of each of its rows, if it can have parts.
         correct: For each label, whether the float model and the INT8 model predict it.
     """
 
@@ -135,6 +139,7 @@ class _Sums:
     samples: int = 0
     classes: Tally = field(default_factory=Tally)
     powers: dict[str, Powers] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)
     correct: list[tuple[bool, bool]] = field(default_factory=list)
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
@@ -143,6 +148,7 @@ class _Sums:
         for name, (signal, noise) in output_powers(reference, candidate).items():
             before = self.powers.get(name, (0.0, 0.0))
             self.powers[name] = (before[0] + signal, before[1] + noise)
+            self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
         if sample.label is not None:
             self._add_labels(expected, actual, np.asarray(sample.label).reshape(-1), sample.where)
@@ -160,12 +166,17 @@ class _Sums:
         pairs = zip(expected.reshape(-1), actual.reshape(-1), labels, strict=True)
         self.correct += [(bool(a == label), bool(b == label)) for a, b, label in pairs if label >= 0]
 
+    def _parts_db(self) -> dict[str, tuple[str, float]]:
+        """Return the SQNR of quiet parts; quiet classes are no part."""
+        parts = {name: rows.quiet() for name, rows in self.rows.items() if name != self.classes.output}
+        return {name: (part.where, decibels(part.signal, part.noise)) for name, part in parts.items() if part}
+
     def result(self) -> Accuracy:
         """Return the comparison of the samples so far."""
         sqnr = {name: decibels(*both) for name, both in self.powers.items()}
         labelled, found = _labelled(self.correct), self.classes
         if not found.known:
-            return Accuracy(self.samples, None, sqnr, labelled)
+            return Accuracy(self.samples, None, sqnr, labelled, parts_db=self._parts_db())
         count = found.predictions
         return Accuracy(
             samples=self.samples,
@@ -181,6 +192,7 @@ class _Sums:
             classes=found.classes,
             maps=found.maps,
             class_output=found.output,
+            parts_db=self._parts_db(),
         )
 
 
@@ -274,52 +286,6 @@ def output_powers(reference: Outputs, candidate: Outputs) -> dict[str, Powers]:
     return {name: powers(value, candidate[name]) for name, value in reference.items() if is_float(value)}
 
 
-QUIET = 1e-3
-"""The power of a channel is raised to this share of the largest one: noise in a channel near zero says little."""
-
-ROWS = 32
-"""The least number of values per channel: the power of fewer values is chance."""
-
-
-def balance(outputs: Sequence[Array]) -> Array | None:
-    """Return weights that give all channels of an output the same power, (C,) float64.
-
-    The channels are on the `class_axis`. The weights keep the power of the whole output.
-
-    Args:
-        outputs: The output, an array per sample.
-
-    Returns:
-        The weights; None if an output has no channels, is not finite, or has fewer than `ROWS` values per channel.
-    """
-    parts = [_by_channel(each) for each in outputs]
-    if len({part.shape for part in parts}) != 1 or not parts[0].size:
-        return None
-    squares = np.sum(parts, axis=0)
-    if sum(each.size for each in outputs) < ROWS * len(squares) or not np.isfinite(squares).all() or not squares.any():
-        return None
-    loud = np.maximum(squares, QUIET * squares.max())
-    return np.asarray(squares.sum() / (len(squares) * loud))
-
-
-def balanced_noise(exact: Array, other: Array, weights: Array | None) -> float:
-    """Return the weighted sum of squares of a difference; 0 without weights or if the shapes differ."""
-    if weights is None or exact.shape != other.shape:
-        return 0.0
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.vdot(_by_channel(exact.astype(np.float64) - other), weights))
-
-
-def _by_channel(output: Array) -> Array:
-    """Return the sum of squares of each channel, (C,) float64; (0,) for a vector."""
-    if output.ndim < 2:
-        return np.zeros(0)
-    axis = class_axis(output)
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.square(output, dtype=np.float64)
-    return np.asarray(squares.sum(axis=tuple(i for i in range(output.ndim) if i != axis)))
-
-
 def decibels(signal: float, noise: float) -> float:
     """Return ``10 log10(signal / noise)``; infinite without noise, minus infinite if the noise is NaN."""
     if noise == 0.0:
@@ -390,6 +356,7 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "drop_interval": labelled and list(labelled.drop_interval),
         "sqnr_db": finite(accuracy.worst_sqnr_db),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
+        "sqnr_db_by_part": {f"{name}{at}": finite(value) for name, (at, value) in accuracy.parts_db.items()},
     }
 
 

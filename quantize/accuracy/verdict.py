@@ -157,6 +157,8 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
     for name, value in accuracy.sqnr_db.items():
         if not (single and shown in ("sqnr", "SQNR")):
             yield "SQNR", f"{decibels_text(value)} at {name} ({where})"
+    for name, (part, value) in accuracy.parts_db.items():
+        yield "SQNR", f"{decibels_text(value)} at {name}{part} ({where})"
 
 
 def _items_row(found: Labelled | Versus, where: str) -> Row:

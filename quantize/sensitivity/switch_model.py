@@ -19,7 +19,8 @@ from ...calibration.stamps import model_stamp
 from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Plan
 from ...transforms.qparams import QParams
-from ..accuracy.outputs import balance, balanced_noise, powers
+from ..accuracy.outputs import powers
+from ..accuracy.parts import balance
 from ..model.files import Weights, serialize
 from .switch_graph import SWITCHES, Part, Rounding, Switch, Tap, insert_part, insert_tap, taps_of, wires_of
 
@@ -184,8 +185,8 @@ def noises(
 ) -> Iterator[Powers]:
     """Yield the powers of the outputs and of their noise for each trial, a set of switches that are on.
 
-    If the channels of an output differ in magnitude, for instance box offsets joined with scores, the noise of each
-    channel counts relative to the power of this channel (`balance`), if this gives more noise.
+    If the parts or the channels of an output differ in magnitude, for instance boxes joined with scores, the noise of
+    each one counts relative to its own power (`balance`), if this gives more noise.
 
     Several trials run at a time; their number does not change the results.
 
@@ -209,8 +210,9 @@ def noises(
         total = {name: np.zeros(3) for name in board.outputs}
         for sample, reference in zip(samples, references, strict=True):
             for name, value in outputs(sample, on).items():
-                exact = reference[name]
-                total[name] += (*powers(exact, value), balanced_noise(exact, value, balances[name]))
+                exact, weights = reference[name], balances[name]
+                balanced = 0.0 if weights is None else weights.noise(exact, value)
+                total[name] += (*powers(exact, value), balanced)
         # not np.maximum: it would return NaN, the noise of values that are not finite
         return {name: (float(sums[0]), float(max(sums[1], sums[2]))) for name, sums in total.items()}
 

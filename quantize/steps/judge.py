@@ -66,7 +66,8 @@ def promised(job: Job, accuracy: Accuracy) -> Promise:
     states = {link.output for link in job.judging.links} if job.judging is not None else set()
     results = {name: value for name, value in accuracy.sqnr_db.items() if name not in states}
     apart = job.held is not None or job.supply.ranges is not None
-    return promise(replace(accuracy, sqnr_db=results or accuracy.sqnr_db), apart=apart)
+    parts = {name: part for name, part in accuracy.parts_db.items() if name in results}
+    return promise(replace(accuracy, sqnr_db=results or accuracy.sqnr_db, parts_db=parts), apart=apart)
 
 
 def with_selected_outputs(
