@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -115,6 +115,11 @@ class Accuracy:
     def agreement_interval(self) -> Interval | None:
         """The 95 % confidence interval of the agreement; predictions count as independent of each other."""
         return None if self.agreement is None else score_interval(self.agreement, self.predictions)
+
+    def places_db(self) -> Iterator[tuple[str, float]]:
+        """Yield the SQNR of each float output and of each quiet part, in dB, with its name."""
+        yield from self.sqnr_db.items()
+        yield from ((f"{name}{part}", value) for name, (part, value) in self.parts_db.items())
 
     @property
     def worst_sqnr_db(self) -> float:

@@ -153,12 +153,10 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
         yield _items_row(labelled, where)
     if labelled is not None or is_sure(accuracy):  # near chance, an agreement says nothing: it may be an embedding
         yield from _class_rows(accuracy, where, shown)
-    single = len(accuracy.sqnr_db) == 1
-    for name, value in accuracy.sqnr_db.items():
-        if not (single and shown in ("sqnr", "SQNR")):
+    places = dict(accuracy.places_db())
+    for name, value in places.items():
+        if not (len(places) == 1 and shown in ("sqnr", "SQNR")):
             yield "SQNR", f"{decibels_text(value)} at {name} ({where})"
-    for name, (part, value) in accuracy.parts_db.items():
-        yield "SQNR", f"{decibels_text(value)} at {name}{part} ({where})"
 
 
 def _items_row(found: Labelled | Versus, where: str) -> Row:

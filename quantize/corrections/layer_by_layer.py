@@ -172,7 +172,7 @@ def walk_layers(
             params = candidate.qparams[plan.root(visit.unit.inputs[0])]
             weights = writer.weights(visit.node, visit.unit, float(params.scale))
             results = results_of(product, weights.array, weights.bias, inputs)
-            int8_inputs = [dequantize(x, params) for x in given]
+            int8_inputs = [dequantize(x if x.dtype.kind in "iu" else quantize(x, params), params) for x in given]
             layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
             adjustment, int8_results = correct(layer)
         floats.put(visit.node.outputs[0], results)
@@ -215,20 +215,31 @@ def _is_walked(job: Job, unit: Unit, float_nodes: Mapping[str, ir.Node], int8_no
 
 
 def _integer_input(int8_node: ir.Node, float_nodes: Collection[str]) -> ir.Value:
-    """Return the uint8 tensor that a node of the INT8 model reads, before pixels are packed into blocks.
+    """Return the uint8 tensor that a node of the INT8 model reads; of packed pixels (`pack_pixels`) what is packed.
+
+    That is the uint8 tensor before they are packed, or the float tensor if only blocks are quantized.
 
     Args:
         int8_node: The node.
         float_nodes: The names of the float model's nodes. A SpaceToDepth among them belongs to the user's model.
     """
-    value = int8_node.inputs[0]
-    while value is not None and (producer := value.producer()) is not None:
-        packs = producer.op_type == "SpaceToDepth" and producer.name not in float_nodes
-        if not packs and producer.op_type != "DequantizeLinear":
-            break
-        value = producer.inputs[0]
+    dequantizes = _producer(int8_node.inputs[0], "DequantizeLinear")
+    value = int8_node.inputs[0] if dequantizes is None else dequantizes.inputs[0]
+    quantizes = _producer(value, "QuantizeLinear")
+    packs = None if quantizes is None else _producer(quantizes.inputs[0], "SpaceToDepth")
+    if packs is not None and packs.name not in float_nodes and dequantizes is not None:
+        value = packs.inputs[0]
+        pixels = _producer(value, "DequantizeLinear")
+        if pixels is not None and pixels.inputs[1] is dequantizes.inputs[1]:
+            value = pixels.inputs[0]
     assert value is not None  # a unit of a plan has an input
     return value
+
+
+def _producer(value: ir.Value | None, op: str) -> ir.Node | None:
+    """Return the node that computes a tensor, if it is this operator."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op else None
 
 
 def _product(node: ir.Node, model: ir.Model, runners: dict[Key, Runner]) -> Product:

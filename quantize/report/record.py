@@ -322,7 +322,7 @@ class Headline:
         agreement: Share of equal top-1 predictions, 0..1; None where no output is a score per class.
         predictions: Number of top-1 predictions.
         sqnr_db: SQNR of the worst output; None where the outputs are equal or were not compared.
-        sqnr_db_by_output: SQNR of each output.
+        sqnr_db_by_output: SQNR of each output, and of its quiet part.
         mac_share_int8: Share of the multiply-accumulates in integer kernels, 0..1.
         int8_nodes: Nodes that compute or move integers.
         float_nodes: Nodes that stayed float.

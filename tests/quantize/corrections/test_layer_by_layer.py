@@ -224,9 +224,15 @@ def walked(
     return steps, dict(walk_layers(job, candidate, data, noted))
 
 
-def read_by(step: Layer) -> str:
-    """Return the name of the integers that a unit reads in an emitted model."""
-    return f"{step.unit.inputs[0]}/quantized"
+def read_by(step: Layer, model: ir.Model) -> str:
+    """Return the name of the integers that a unit reads in an emitted model, or of the pixels that are packed."""
+    integers = f"{step.unit.inputs[0]}/quantized"
+    names = {value.name for node in model.graph for value in node.outputs}
+    return integers if integers in names else str(step.unit.inputs[0])
+
+
+def integers_of(step: Layer, seen: Array) -> Array:
+    return quantize(seen, step.params) if seen.dtype == np.float32 else seen
 
 
 def equal(one: list[Array], other: list[Array]) -> bool:
@@ -242,13 +248,14 @@ def test_a_step_sees_what_the_int8_model_reads_once_what_was_found_is_in_it(case
     steps, found = walked(job, candidate, feeds(case), distort)
     assert list(steps) == list(found) == case.walked.split()
     model = emitted(job, candidate, found)
-    seen = tapped(model, list({read_by(step) for step in steps.values()}), feeds(case))
+    seen = tapped(model, list({read_by(step, model) for step in steps.values()}), feeds(case))
     for step in steps.values():
-        integers = [values[read_by(step)] for values in seen]
+        integers = [integers_of(step, values[read_by(step, model)]) for values in seen]
         assert equal(step.int8_inputs, [dequantize(each, step.params) for each in integers]), step.unit.name
     last = steps[case.walked.split()[-1]]
-    before = tapped(candidate.model, [read_by(last)], feeds(case))
-    assert not equal([row[read_by(last)] for row in before], [row[read_by(last)] for row in seen])  # it was distorted
+    name = read_by(last, model)
+    before = tapped(candidate.model, [name], feeds(case))
+    assert not equal([row[name] for row in before], [row[name] for row in seen])  # it was distorted
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -295,7 +302,8 @@ def test_the_bias_behind_a_product_is_corrected(case: Case, place: str, tmp_path
 
     steps, adjusted = walked(job, candidate, feeds(case), shifted)
     model, step = emitted(job, candidate, adjusted), steps["second"]
-    seen = [dequantize(row[read_by(step)], step.params) for row in tapped(model, [read_by(step)], feeds(case))]
+    name = read_by(step, model)
+    seen = [dequantize(integers_of(step, row[name]), step.params) for row in tapped(model, [name], feeds(case))]
     # each rounding of an activation differs by at most a step, that of the added constants by half of theirs, twice
     constants = job.simple.graph.initializers["b1"].const_value
     assert constants is not None
