@@ -87,6 +87,12 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "tests/transforms/test_qdq_to_qoperator.py::test_the_integer_form_computes_the_same[SpaceToDepth]": (
             "ONNX Runtime 1.23 has no SpaceToDepth of uint8"
         ),
+        "tests/quantize/model/test_loading.py::test_graphs_that_lie_too_deeply_in_each_other": (
+            "protobuf 5 does not say that the recursion is why it cannot parse"
+        ),
+        "tests/quantize/model/test_loading.py::test_a_tensor_in_a_file_equals_the_mapped_one[UINT2]": (
+            "the ExternalTensor of onnx-ir 1.0 cannot read UINT2"
+        ),
     },
     "newest": {},
 }

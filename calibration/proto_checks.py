@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import Message
 
 from .. import RequantError
 
@@ -54,12 +55,17 @@ def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
         yield message
     for field, value in message.ListFields():  # it copies the raw data of a tensor; files have few bytes of them here
         if field.type == MESSAGE:
-            for part in value if field.is_repeated else (value,):
+            for part in _each(value):
                 yield from _tensors(part)
         elif field.type == STRING:
-            for text in value if field.is_repeated else (value,):
+            for text in _each(value):
                 if not isinstance(text, str):  # protobuf returns bytes for what is not UTF-8
                     _repair(message, field, text)
+
+
+def _each(value: Any) -> Iterable[Any]:
+    """Return the values of a field, repeated or not; protobuf 5 has no `FieldDescriptor.is_repeated`."""
+    return (value,) if isinstance(value, str | bytes | Message) else value
 
 
 def _repair(message: Any, field: Any, text: bytes) -> None:
