@@ -97,7 +97,7 @@ chromium:  ## install Chromium for the browser tests, if there is none
 	@rm -f $(CHROMIUM)
 	@$(MAKE) --no-print-directory $(CHROMIUM)
 
-screenshots: $(DEV) $(PACKAGE) $(CHROMIUM)  ## take the pictures of docs/images again
+screenshots: $(DEV) $(PACKAGE) $(CHROMIUM) docs  ## take the pictures of docs/images again
 	$(BIN)/python -m benchmarks.screenshots
 
 format: $(DEV)  ## format the source and fix what ruff can fix

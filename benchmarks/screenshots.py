@@ -1,4 +1,6 @@
-"""Take the pictures of docs/images: the report, `requant view`, several runs, and `requant check` in a terminal.
+"""Take the pictures of docs/images: report, `requant view`, several runs, `requant check`, a notebook, and the site.
+
+The site must be in build/site (`make docs`).
 
 python -m benchmarks.screenshots [FOLDER]
 """
@@ -6,6 +8,7 @@ python -m benchmarks.screenshots [FOLDER]
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import pty
 import shutil
@@ -35,6 +38,11 @@ COLUMNS = {"light": 100, "dark": 100, "phone": 48}
 RUNS = {"minmax": ("--calibration", "minmax", "--effort", "low"), "auto": (), "high": ("--effort", "high")}
 """By name: the options of the runs that are compared."""
 DATA = "digits.npz:calib"
+SITE = ROOT / "build" / "site"
+CELL = f"""from requant import quantize_model
+
+quantize_model("digits.onnx", "{DATA}", "digits_int8.onnx")"""
+"""A cell of a notebook. Its value is shown below it."""
 
 
 def main(folder: Path) -> None:
@@ -57,10 +65,14 @@ def main(folder: Path) -> None:
         charts.evaluate("scrollTo(0, document.getElementById('noise').offsetTop - 20)")
         charts.wait_for_selector("#chart-histogram .bar")
         charts.screenshot(path=folder / "report-charts.png")
-        for look, path in make_terminals(work):
+        for name, look, path in (*make_terminals(work), *make_notebooks(work)):
             page = opened(browser, path, look)
             page.set_viewport_size({"width": 390 if look == "phone" else 860, "height": 40})
-            page.screenshot(path=folder / f"check-{look}.png", full_page=True)
+            page.screenshot(path=folder / f"{name}-{look}.png", full_page=True)
+        for look in LOOKS:
+            page = opened(browser, SITE / "tutorial.html", look)
+            page.wait_for_load_state("networkidle")
+            page.screenshot(path=folder / f"site-{look}.png")
         browser.close()
 
 
@@ -87,7 +99,7 @@ def make_pages(work: Path) -> dict[str, Path]:
     return {"report": work / "auto.html", "runs": work / "runs.html", "view": work / "view.html"}
 
 
-def make_terminals(work: Path) -> Iterator[tuple[str, Path]]:
+def make_terminals(work: Path) -> Iterator[tuple[str, str, Path]]:
     """Write what `requant check` prints, as pages: a terminal of each look."""
     check = ("check", "--float", "digits.onnx", "--model", "digits_auto.onnx", "--data", "digits.npz")
     run(work, *check, "--update")
@@ -95,7 +107,24 @@ def make_terminals(work: Path) -> Iterator[tuple[str, Path]]:
         printed = on_terminal(work, columns, *check)
         path = work / f"check-{look}.html"
         path.write_text(as_page(f"$ requant {' '.join(check)}\n{printed}", columns, dark=LOOKS[look][2]))
-        yield look, path
+        yield "check", look, path
+
+
+def make_notebooks(work: Path) -> Iterator[tuple[str, str, Path]]:
+    """Run the cell of a notebook, and write it and what a notebook shows of its value, as pages: one of each look."""
+    statements, value = CELL.rsplit("\n", 1)
+    program = f"{statements}\nprint(({value})._repr_html_())"
+    shown = subprocess.run([sys.executable, "-c", program], cwd=work, check=True, capture_output=True, text=True).stdout
+    for look in LOOKS:
+        path = work / f"notebook-{look}.html"
+        ink, paper, shade = ("#ddd", "#111", "#222") if LOOKS[look][2] else ("#222", "#fff", "#f5f5f5")
+        style = (
+            f"body {{ margin: 0; padding: 1rem; font: 13px/1.4 sans-serif; color: {ink}; background: {paper} }} "
+            f"pre {{ padding: .6rem; background: {shade}; white-space: pre-wrap }} td, th {{ vertical-align: top }}"
+        )
+        cell = f"<style>{style}</style><pre>{html.escape(CELL)}</pre>{shown}"
+        path.write_text(f'<!doctype html><meta charset="utf-8">{cell}')
+        yield "notebook", look, path
 
 
 def run(work: Path, *arguments: str) -> None:

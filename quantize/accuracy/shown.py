@@ -60,7 +60,8 @@ def _bars(latencies: Sequence[Latency], second: str) -> str:
             f'<rect x="{TITLE}" y="{top + 2}" width="{width:.1f}" height="{HEIGHT - 4}" fill="{colour}"/>'
             f'<text x="{TITLE + width + 6:.1f}" y="{top + 13}">{milliseconds:.3g} ms</text>'
         )
-    size = f'width="{TITLE + BAR + 90}" height="{len(rows) * HEIGHT}"'
+    width, height = TITLE + BAR + 90, len(rows) * HEIGHT
+    size = f'width="{width}" viewBox="0 0 {width} {height}" style="max-width:100%"'  # a phone is narrower
     return (
         f'<svg {size} role="img" aria-label="milliseconds of one run" font-family="sans-serif" font-size="12" '
         f'fill="currentColor">{"".join(parts)}</svg>'
