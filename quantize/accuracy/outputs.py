@@ -20,6 +20,7 @@ from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .classes import Array, Interval, Outputs, Tally, Z, is_float
 from .parts import Rows
+from .tokens import Divergence
 
 Run = Callable[[Mapping[str, Array]], Outputs]
 
@@ -89,6 +90,8 @@ class Accuracy:
         maps: Whether an item has a map of predictions, as in segmentation.
         class_output: The name of the output that holds scores per class; empty without one.
         parts_db: By output that holds several quantities: its quiet part as an index, and the SQNR of this part in dB.
+        divergence: The mean Kullback-Leibler divergence of the next token's distribution, in nats; None if no output
+            scores tokens.
     """
 
     samples: int
@@ -105,6 +108,7 @@ class Accuracy:
     maps: bool = False
     class_output: str = ""
     parts_db: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    divergence: float | None = None
 
     @property
     def changed(self) -> int:
@@ -137,6 +141,7 @@ class _Sums:
         classes: Sums over the predictions.
         powers: Signal and noise of each float output.
         rows: Signal and noise of each of its rows, if it can have parts.
+        tokens: The divergence of the distributions of tokens.
         correct: For each label, whether the float model and the INT8 model predict it.
     """
 
@@ -145,6 +150,7 @@ class _Sums:
     classes: Tally = field(default_factory=Tally)
     powers: dict[str, Powers] = field(default_factory=dict)
     rows: dict[str, Rows] = field(default_factory=dict)
+    tokens: Divergence = field(default_factory=Divergence)
     correct: list[tuple[bool, bool]] = field(default_factory=list)
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
@@ -154,6 +160,7 @@ class _Sums:
             before = self.powers.get(name, (0.0, 0.0))
             self.powers[name] = (before[0] + signal, before[1] + noise)
             self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
+        self.tokens = self.tokens.with_sample(reference, candidate, sample)
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
         if sample.label is not None:
             self._add_labels(expected, actual, np.asarray(sample.label).reshape(-1), sample.where)
@@ -180,8 +187,9 @@ class _Sums:
         """Return the comparison of the samples so far."""
         sqnr = {name: decibels(*both) for name, both in self.powers.items()}
         labelled, found = _labelled(self.correct), self.classes
+        more: dict[str, Any] = {"parts_db": self._parts_db(), "divergence": self.tokens.mean}
         if not found.known:
-            return Accuracy(self.samples, None, sqnr, labelled, parts_db=self._parts_db())
+            return Accuracy(self.samples, None, sqnr, labelled, **more)
         count = found.predictions
         return Accuracy(
             samples=self.samples,
@@ -197,7 +205,7 @@ class _Sums:
             classes=found.classes,
             maps=found.maps,
             class_output=found.output,
-            parts_db=self._parts_db(),
+            **more,
         )
 
 
@@ -359,6 +367,7 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "fixed": labelled and labelled.fixed,
         "p_value": labelled and labelled.p_value,
         "drop_interval": labelled and list(labelled.drop_interval),
+        "divergence": None if accuracy.divergence is None else finite(accuracy.divergence),
         "sqnr_db": finite(accuracy.worst_sqnr_db),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
         "sqnr_db_by_part": {f"{name}{at}": finite(value) for name, (at, value) in accuracy.parts_db.items()},

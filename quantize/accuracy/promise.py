@@ -4,6 +4,7 @@
 - Class scores without labels, or with too few: the predicted drop of whole items is below `POINTS`, at the upper end of
   its interval. A sequence of scores must have `LEAST_DB` besides. Scores with at least `FINE_DB` pass too: on few
   samples, chance alone makes the interval wide.
+- Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
 - Any other output: at least `LEAST_DB`. The part of it that holds smaller quantities, such as the scores beside the
   boxes of a detector: at least `PART_DB`.
 """
@@ -41,7 +42,8 @@ class Promise:
     """Whether an INT8 model keeps the promise of accuracy.
 
     Attributes:
-        judge: ``labels``, ``class scores`` or ``SQNR``: what decided. If the promise is missed, what misses it.
+        judge: ``labels``, ``class scores``, ``perplexity`` or ``SQNR``: what decided. If the promise is missed, what
+            misses it.
         kept: Whether it is kept.
         text: The measured value and its limit.
         error: The measured loss as a relative error, 0..: the amplitude of the noise over the amplitude of the signal.
@@ -84,7 +86,8 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     others = {name: value for name, value in accuracy.sqnr_db.items() if not alone or name != accuracy.class_output}
     by_sqnr = _by_sqnr(others, LEAST_DB) if others or by_class is None else None
     by_part = _by_part(accuracy.parts_db) if accuracy.parts_db else None
-    found = [each for each in (by_class, by_sqnr, by_part) if each is not None]
+    by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
+    found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     decisive = next((each for each in found if not each.kept), found[0])
     return replace(decisive, error=max(each.error for each in found), apart=apart)
 
@@ -138,6 +141,14 @@ def _of_drop(judge: str, kept: bool, text: str, drop: float) -> Promise:
     """Return the judgement of a drop. Noise of twice the amplitude changes about twice as many classes."""
     ratio = drop / POINTS
     return Promise(judge, kept, text, ratio * _amplitude(LEAST_DB), 1.0 if kept else max(ratio, 1.0) ** 2)
+
+
+def _by_divergence(nats: float) -> Promise:
+    """Judge by the mean divergence of the next token's distribution; the growth of `SHARE` counts like `POINTS`."""
+    growth, ratio = math.expm1(min(nats, 1.0)), nats / math.log1p(SHARE)
+    text = f"perplexity +{growth:.2%} on text of the float model's own, {SHARE:.2%} are allowed"
+    kept = ratio <= 1
+    return Promise("perplexity", kept, text, math.sqrt(max(ratio, 0.0)) * _amplitude(LEAST_DB), ratio)
 
 
 def _by_sqnr(sqnr_db: Mapping[str, float], least: float) -> Promise:

@@ -1,0 +1,91 @@
+"""Scores of the next token, and what an INT8 model loses of their distribution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...calibration.samples import Sample
+from .classes import SEQUENCE, Array, Outputs, are_probabilities, is_float
+
+ROWS = 256
+"""Rows of scores that are computed at a time, so that a large vocabulary needs little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Sums over the predictions of a language model.
+
+    Attributes:
+        output: The output that holds the scores; empty without one.
+        nats: The sum of the Kullback-Leibler divergences of the INT8 model's distributions from the float model's.
+        predictions: The number of predictions.
+    """
+
+    output: str = ""
+    nats: float = 0.0
+    predictions: int = 0
+
+    def with_sample(self, reference: Outputs, candidate: Outputs, sample: Sample) -> Divergence:
+        """Return the sums with those of one more sample; they stay as they are if it has no scores of tokens."""
+        name = token_scores(reference, sample)
+        if name is None or self.output not in ("", name):
+            return self
+        exact, other = reference[name], candidate[name]
+        nats = math.inf if exact.shape != other.shape else divergence(exact, other)
+        return Divergence(name, self.nats + nats, self.predictions + math.prod(exact.shape[:-1]))
+
+    @property
+    def mean(self) -> float | None:
+        """The mean divergence in nats; None without predictions.
+
+        On text that the float model would write itself, the perplexity grows by the factor ``exp(mean)``.
+        """
+        return self.nats / self.predictions if self.predictions else None
+
+
+def token_scores(outputs: Outputs, sample: Sample) -> str | None:
+    """Return the first output that scores the next token; None if there is none.
+
+    It has the axes of an integer input of tokens (N, T), and a last axis (N, T, V) that is longer than every token.
+    """
+    scores = {name: value.shape for name, value in outputs.items() if is_float(value) and value.ndim == SEQUENCE}
+    for tokens in filter(_are_tokens, sample.feed.values()):
+        for name, shape in scores.items():
+            if shape[:-1] == tokens.shape and shape[-1] > tokens.max():
+                return name
+    return None
+
+
+def _are_tokens(array: Array) -> bool:
+    """Whether an input can hold tokens (N, T); zeros and ones are a mask."""
+    if array.ndim != SEQUENCE - 1 or array.dtype.kind not in "iu" or not array.size:
+        return False
+    return bool(array.min() >= 0 and array.max() > 1)
+
+
+def divergence(exact: Array, other: Array) -> float:
+    """Return the sum of ``sum(p log(p / q))`` over rows of scores (N, T, V), in nats; infinite if it is not finite.
+
+    Scores that are no probabilities are logits.
+    """
+    rows, others = (each.reshape(-1, each.shape[-1]) for each in (exact, other))
+    logits = not are_probabilities(rows)
+    total = 0.0
+    for start in range(0, len(rows), ROWS):
+        logs = [_logarithms(each[start : start + ROWS].astype(np.float64), logits) for each in (rows, others)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            weighted = np.exp(logs[0]) * (logs[0] - logs[1])
+        total += float(np.where(np.isneginf(logs[0]), 0.0, weighted).sum())
+    return total if math.isfinite(total) else math.inf
+
+
+def _logarithms(rows: Array, logits: bool) -> Array:
+    """Return the logarithms of probabilities, of rows that hold logits or probabilities."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if not logits:
+            return np.asarray(np.log(rows))
+        shifted = rows - rows.max(axis=1, keepdims=True)
+        return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
