@@ -31,6 +31,8 @@ from .server import Limits, Main, Server, fresh, orphans, preload, run_all, run_
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENDED = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 """The exit code after each signal: for shells, 128 and the number of the signal."""
+EARLY = 0.02
+"""Seconds in which the system may end a command, because it has no handlers yet; shells say the same code, 128 + n."""
 PATIENCE = 20.0
 """Seconds until a run must have ended after a signal."""
 PLACED = ("--effort", "low", "--place", "estimated")
@@ -135,7 +137,7 @@ def _kill(subject: Subject, folder: Path, main: Main, after: float, number: sign
         problems.append(f"slow: ended {time.monotonic() - told:.0f} s after {number.name}")
     if orphans():
         problems.append(f"process left: after {number.name}")
-    if code not in (0, 1, ENDED[number]):
+    if code not in (0, 1, ENDED[number]) and not (code == -number and after < EARLY):
         problems.append(f"exit code: {code} after {number.name}")
     problems += _after(subject, folder, before, number)
     return Ran(
