@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
 
 from .. import near
+from ..system.numbers import DIGITS
 from ..system.regular import check_regular, open_regular, size_of
 from .samples import DataError, Picked, Rows, Sample, in_batches
 from .session import Array, InputSpec, required
@@ -19,8 +20,6 @@ HEADS = ("file", "label")
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
 LARGEST = 2**27
 """The most bytes of a table of labels, which is held in memory."""
-DIGITS = 18
-"""The most digits of a class: the number fits into int64."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .. import UnknownNameError, near
+from ..system.numbers import whole_number
 from .samples import DataError
 
 
@@ -96,9 +96,10 @@ def positive(text: str) -> float:
 
 def whole(text: str) -> int:
     """Read a whole number above 0."""
-    if not re.fullmatch(r"[0-9]+", text) or int(text) == 0:
+    value = whole_number(text)
+    if not value:
         raise ValueError
-    return int(text)
+    return value
 
 
 def numbers(text: str) -> tuple[float, ...]:

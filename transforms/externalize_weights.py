@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ..system.numbers import whole_number
 from .registry import Change, transform
 
 EXTERNAL = "requant.external_data"
@@ -40,5 +41,4 @@ def externalize_weights(model: ir.Model, *, threshold: int = LEAST) -> Change:
 
 def external_threshold(model: ir.Model) -> int | None:
     """Return the size in bytes from which weights go into the separate file, None if the model has no mark."""
-    text = model.metadata_props.get(EXTERNAL, "")
-    return int(text) if text.isdecimal() else None
+    return whole_number(model.metadata_props.get(EXTERNAL, ""))

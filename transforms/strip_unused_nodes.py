@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from .. import UnknownNameError
+from ..system.numbers import whole_number
 from .graph import computing_graphs, names, take, unread
 from .inference import inferred
 from .registry import Change, TransformError, transform
@@ -72,7 +73,8 @@ def _declared(values: Mapping[str, ir.Value], inputs: tuple[str, ...], kind: str
     known = {dtype.name.lower(): dtype for dtype in ir.DataType}
     if kind.lower() not in known:
         raise UnknownNameError("type", kind, known)
-    lengths = [int(part) if part.isdecimal() else part for part in shape.replace(" ", "").split(",") if part]
+    parts = [part for part in shape.replace(" ", "").split(",") if part]
+    lengths = [part if (length := whole_number(part)) is None else length for part in parts]
     tensor_type, sizes = ir.TensorType(known[kind.lower()]), ir.Shape(lengths)
     return {name: ir.Value(name=name, type=tensor_type, shape=sizes) for name in inputs if values[name].type is None}
 

@@ -11,6 +11,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array
+from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
 from ...transforms.graph import LARGE, constant, plain_shape, quiet
 from ...transforms.inference import infer, inferred
@@ -63,17 +64,19 @@ def parse_lengths(shapes: Iterable[str], dims: Iterable[str]) -> Lengths:
     found: dict[str, Shape] = {}
     for text in shapes:
         name, equals, lengths = text.rpartition("=")
-        parts = [part.strip() for part in lengths.split(",")] if lengths.strip() else []
-        if not equals or not name or not all(part.isdecimal() for part in parts):
+        parts = [whole_number(part.strip()) for part in lengths.split(",")] if lengths.strip() else []
+        shape = tuple(part for part in parts if part is not None)
+        if not equals or not name or len(shape) < len(parts):
             raise RequantError(f"{text!r} is not the shape of an input; write it as input=1,3,224,224")
-        if found.setdefault(name, tuple(map(int, parts))) != tuple(map(int, parts)):
+        if found.setdefault(name, shape) != shape:
             raise RequantError(f"input {name!r} is given two shapes")
     named: dict[str, int] = {}
     for text in dims:
         name, equals, length = text.rpartition("=")
-        if not equals or not name or not length.strip().isdecimal():
+        number = whole_number(length.strip())
+        if not equals or not name or number is None:
             raise RequantError(f"{text!r} is not the length of an axis; write it as batch=1")
-        if named.setdefault(name, int(length)) != int(length):
+        if named.setdefault(name, number) != number:
             raise RequantError(f"axis {name!r} is given two lengths")
     return Lengths(found, named)
 

@@ -133,7 +133,10 @@ def parse_bytes(text: str) -> int:
     base, unit = (1024, unit.replace("IB", "B")) if unit.endswith("IB") else (1000, unit)
     if match is None or unit not in UNITS:
         raise RequantError(f"{text!r} is not a size in bytes; write for instance 2GB")
-    return int(float(match[1]) * base ** UNITS[unit])
+    size = float(match[1]) * base ** UNITS[unit]
+    if size >= 2**63:
+        raise RequantError(f"{text!r} is more memory than there can be; write for instance 2GB")
+    return int(size)
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from requant import RequantError
 from requant.quantize.model.files import load_model
 from requant.quantize.model.writing import save_model
 from requant.transforms import METADATA_KEY, REGISTRY, TransformError, VerifyError, run
-from requant.transforms.externalize_weights import EXTERNAL
+from requant.transforms.externalize_weights import EXTERNAL, external_threshold
 from requant.transforms.qparams import QParams
 
 Array = npt.NDArray[Any]
@@ -217,3 +217,10 @@ def test_a_page_says_what_it_does_and_what_every_option_means(name: str) -> None
     ] == []
     told = found.doc.partition("Options:")[2]
     assert [option for option in found.options if f"{option}:" not in told and f"{option}," not in told] == []
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", 5000 * "9"], ids=["none", "word", "negative", "5000-digits"])
+def test_a_mark_that_is_no_size_is_no_mark(text: str) -> None:
+    model = ir.from_onnx_text('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }')
+    model.metadata_props[EXTERNAL] = text
+    assert external_threshold(model) is None

@@ -257,7 +257,14 @@ def test_nothing_but_the_outputs_is_left(tmp_path: Path, model: Path, data: Path
 
 @pytest.mark.parametrize(
     "options",
-    [["--memory-limit", "much"], ["--memory-limit", "2XB"], ["--shard", "3/2"], ["--shard", "0/2"], ["--batch", "0"]],
+    [
+        ["--memory-limit", "much"],
+        ["--memory-limit", "2XB"],
+        ["--memory-limit", "9" * 400 + "GB"],
+        ["--shard", "3/2"],
+        ["--shard", "0/2"],
+        ["--batch", "0"],
+    ],
     ids=" ".join,
 )
 def test_values_that_an_option_does_not_take(tmp_path: Path, model: Path, data: Path, options: list[str]) -> None:

@@ -190,6 +190,8 @@ def test_open_lengths_are_said_and_not_guessed() -> None:
         (("--dim", "M=1"), "no free axis named 'M'; there are: N"),
         (("--dim", "N"), "'N' is not the length of an axis; write it as batch=1"),
         (("--dim", "N=-1"), "'N=-1' is not the length of an axis; write it as batch=1"),
+        (("--dim", "N=" + 30 * "9"), f"'N={30 * '9'}' is not the length of an axis; write it as batch=1"),
+        (("--shape", "x=" + 30 * "9"), f"'x={30 * '9'}' is not the shape of an input; write it as input=1,3,224,224"),
         (("--dim", "N=1", "--dim", "N=2"), "axis 'N' is given two lengths"),
         (("--shape", "imag=1,1,28,28"), "no input named 'imag'; did you mean 'image'?"),
         (("--shape", "image=1,x"), "'image=1,x' is not the shape of an input; write it as input=1,3,224,224"),
