@@ -431,7 +431,7 @@ def _resolve(text: str, step: _Scanned, transform: Transform) -> Step:
     return Step(step.name, tuple(sorted((key, v) for key, v in values.items() if v != options[key].default)))
 
 
-_INT = re.compile(r"[+-]?[0-9]{1,18}")
+_INT = re.compile(r"[+-]?[0-9]{1,4300}")  # Python reads and writes no more digits
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?|\.[0-9]+([eE][+-]?[0-9]+)?|inf)")
 _BOOL = {"true": True, "1": True, "false": False, "0": False}
 
