@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
 
 from .. import near
-from ..system.numbers import DIGITS
+from ..system.numbers import whole_number
 from ..system.regular import check_regular, open_regular, size_of
 from .samples import DataError, Picked, Rows, Sample, in_batches
 from .session import Array, InputSpec, required
@@ -124,7 +124,7 @@ def media_labels(folder: str, files: Sequence[str], table: str | None) -> list[i
         return _table_labels(relative, Path(folder), table)
     above = [name.split("/")[0] if "/" in name else None for name in relative]
     names = sorted({name for name in above if name is not None})
-    if not names or (len(names) == 1 and None not in above and not _is_class(names[0])):
+    if not names or (len(names) == 1 and None not in above and whole_number(names[0]) is None):
         return [None] * len(files)
     if None in above:
         loose = files[above.index(None)]
@@ -141,15 +141,11 @@ def media_labels(folder: str, files: Sequence[str], table: str | None) -> list[i
 
 def numbered(names: Collection[str]) -> list[int]:
     """Return the class of each name: the number in the name if all names are numbers, else its sorted position."""
-    if all(map(_is_class, names)):
-        return [int(name) for name in names]
+    classes = [number for number in map(whole_number, names) if number is not None]
+    if len(classes) == len(names):
+        return classes
     places = {name: place for place, name in enumerate(sorted(set(names)))}
     return [places[name] for name in names]
-
-
-def _is_class(name: str) -> bool:
-    """Whether a name is the number of a class."""
-    return name.isascii() and name.isdigit() and len(name) <= DIGITS
 
 
 def _table_labels(relative: Sequence[str], folder: Path, table: str) -> list[int | None]:

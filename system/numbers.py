@@ -7,9 +7,9 @@ DIGITS = 18
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that a text of at most `DIGITS` decimal digits writes; None for any other text.
+    """Return the number that a text of 1 to `DIGITS` ASCII digits writes; None for any other text.
 
     >>> whole_number("0224"), whole_number("-1"), whole_number("1e3"), whole_number(19 * "9")
     (224, None, None, None)
     """
-    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else None

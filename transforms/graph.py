@@ -43,6 +43,12 @@ def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
     return node.attributes.get_tensor("value", None)
 
 
+def made_by(value: ir.Value | None, op: str) -> ir.Node | None:
+    """Return the node that computes a tensor if it is this operator, of any domain; else None."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op else None
+
+
 def one_number(value: ir.Value | None, axes: int) -> float | None:
     """Return the value of a constant of one element and at most so many axes: an operand that changes no shape.
 

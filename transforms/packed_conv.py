@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, remove_if_unread
+from .graph import constant, made_by, remove_if_unread
 from .qparams import Array
 from .writer import Writer
 
@@ -70,7 +70,7 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *
         node: A Conv between DequantizeLinear and QuantizeLinear.
         values: The float tensors of the model by name, with shapes.
         writer: Adds names and constants.
-        apart: Whether the convolution shall compute the blocks itself, from x8: then it can become one native operator.
+        apart: Whether the convolution computes the blocks itself, from x8: then it can become one native operator.
     """
     dq, weights = (value.producer() if value is not None else None for value in node.inputs[:2])
     taps = _packed_taps(node, dq, weights, values)
@@ -100,36 +100,49 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *
 
 
 def _packed_pixels(dq: ir.Node, x8: ir.Value, name: str, writer: Writer, *, apart: bool) -> list[ir.Node]:
-    """Return the nodes that make blocks of pixels, quantized and dequantized like `dq`; they are in no graph yet."""
+    """Return the nodes that make blocks of pixels, quantized and dequantized; they are in no graph yet."""
     quantizes = x8.producer()
-    source = None if quantizes is None or quantizes.op_type != "QuantizeLinear" else quantizes.inputs[0]
-    whole = [] if source is not None and not apart else [writer.like(dq, x8, f"{dq.name}/pixels")]
-    pixels = whole[0].outputs[0] if whole else source
+    assert quantizes is not None  # `_packed_taps` has found it
+    whole = [writer.like(dq, x8, f"{dq.name}/pixels")] if apart else []
+    pixels = whole[0].outputs[0] if apart else quantizes.inputs[0]
     blocks = ir.node("SpaceToDepth", [pixels], {"blocksize": BLOCK}, name=writer.name(f"{name}/blocks"))
     blocks.outputs[0].name, blocks.outputs[0].dtype = writer.name(f"{name}/blocks_output"), ir.DataType.FLOAT
-    like = quantizes if quantizes is not None and source is not None else dq
-    again = ir.node(
-        "QuantizeLinear",
-        [blocks.outputs[0], *dq.inputs[1:]],
-        dict(like.attributes),
-        domain=dq.domain,
-        name=writer.name(f"{name}/blocks_quantize"),
-    )
-    again.outputs[0].name, again.outputs[0].dtype = writer.name(f"{name}/blocks_uint8"), ir.DataType.UINT8
+    again = writer.like(dq if apart else quantizes, blocks.outputs[0], f"{name}/blocks/quantize", op="QuantizeLinear")
     return [*whole, blocks, again, writer.like(dq, again.outputs[0], f"{dq.name}/packed")]
 
 
-def pixels_of(packed: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | None:
-    """Return the uint8 tensor that `pack_pixels` packs apart, and the nodes that do it; None for another tensor."""
-    nodes: list[ir.Node] = []
-    value = packed
-    for op in ("QuantizeLinear", "SpaceToDepth", "DequantizeLinear"):
-        node = value.producer() if value is not None else None
-        if node is None or node.op_type != op:
-            return None
-        nodes.insert(0, node)
-        value = node.inputs[0]
-    return (value, nodes) if value is not None else None
+class Packing(NamedTuple):
+    """How `pack_pixels` has made a uint8 tensor of blocks.
+
+    Attributes:
+        source: The tensor whose pixels are packed: uint8 if the convolution computes the blocks itself, else float.
+        blocks: The SpaceToDepth.
+        nodes: All nodes between the two tensors, in order.
+    """
+
+    source: ir.Value
+    blocks: ir.Node
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the convolution computes the blocks itself, from the uint8 tensor."""
+        return self.nodes[0] is not self.blocks
+
+
+def packing_of(packed: ir.Value | None) -> Packing | None:
+    """Return how a uint8 tensor of blocks was made; None for another tensor.
+
+    A SpaceToDepth of the user's model between the same operators looks alike.
+    """
+    quantizes = made_by(packed, "QuantizeLinear")
+    blocks = None if quantizes is None else made_by(quantizes.inputs[0], "SpaceToDepth")
+    if quantizes is None or blocks is None or blocks.inputs[0] is None:
+        return None
+    whole = made_by(blocks.inputs[0], "DequantizeLinear")
+    if whole is None or whole.inputs[0] is None or whole.inputs[1] is not quantizes.inputs[1]:
+        return Packing(blocks.inputs[0], blocks, (blocks, quantizes))
+    return Packing(whole.inputs[0], blocks, (whole, blocks, quantizes))
 
 
 def _packed_taps(

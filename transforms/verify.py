@@ -24,7 +24,7 @@ UNKNOWN = "unknown"
 PLAIN_IR = 4
 """The first IR version in which an initializer need not be an input; the runtime asks for it in no version."""
 MOST_STEPS = 10**8
-"""The most steps of a loop that nothing ends early. A step takes ONNX Runtime some microseconds."""
+"""The most steps of a Loop whose condition is always true. ONNX Runtime takes some microseconds for a step."""
 KEPT_AWAY = 1000  # bytes; the checker pass does not hand larger initializers to onnx
 
 
@@ -190,11 +190,17 @@ def _verify_attribute(node: ir.Node, attribute: ir.Attr) -> None:
 
 
 def _verify_steps(node: ir.Node) -> None:
-    """Check that a Loop that always runs a constant number of steps comes to an end."""
+    """Check that a Loop of constant length, whose condition is always true, has at most `MOST_STEPS` steps."""
     if node.domain or node.op_type != "Loop" or len(node.inputs) < 2 or "body" not in node.attributes:
         return
     most, body = constant(node.inputs[0]), node.attributes["body"].as_graph()
-    if most is None or most.size != 1 or not body.outputs or len(body.inputs) < 2:
+    if (
+        most is None
+        or most.dtype is not ir.DataType.INT64
+        or most.size != 1
+        or not body.outputs
+        or len(body.inputs) < 2
+    ):
         return
     steps, goes_on = int(most.numpy().reshape(())), body.outputs[0]
     while (maker := goes_on.producer()) is not None and maker.op_type == "Identity" and maker.inputs[0] is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, drop_unused, names, node_name, take
+from .graph import add_initializer, constant, drop_unused, names, node_name, take
 from .ops import MS
 from .qparams import Array, QParams, Scheme
 
@@ -60,13 +60,23 @@ class Writer:
             values.append(self.stored[key])
         return values[0], values[1]
 
-    def like(self, dq: ir.Node, integers: ir.Value, stem: str) -> ir.Node:
-        """Return a new DequantizeLinear of `integers` with the parameters of `dq`; it is not in a graph yet."""
-        name = self.name(stem)
-        dequantize = ir.node(dq.op_type, [integers, *dq.inputs[1:]], dict(dq.attributes), domain=dq.domain, name=name)
-        dequantize.outputs[0].name = self.name(f"{name}_output")
-        dequantize.outputs[0].dtype = ir.DataType.FLOAT
-        return dequantize
+    def like(self, pattern: ir.Node, value: ir.Value, stem: str, op: str = "DequantizeLinear") -> ir.Node:
+        """Return a new QuantizeLinear or DequantizeLinear of `value`; it is not in a graph yet.
+
+        Args:
+            pattern: A QuantizeLinear or DequantizeLinear with the scale, the zero point and the attributes.
+            value: What the new node reads.
+            stem: The name of the new node is based on it.
+            op: The operator of the new node.
+        """
+        name, zero = self.name(stem), constant(pattern.inputs[2])
+        node = ir.node(op, [value, *pattern.inputs[1:]], dict(pattern.attributes), domain=pattern.domain, name=name)
+        node.outputs[0].name = self.name(f"{name}_output")
+        if op == "DequantizeLinear":
+            node.outputs[0].dtype = ir.DataType.FLOAT
+        elif zero is not None:
+            node.outputs[0].dtype = ir.DataType(zero.dtype)
+        return node
 
     def replace_constant(self, node: ir.Node, index: int, array: Array, params: QParams, *, own: bool = False) -> None:
         """Replace input `index` of `node` by dequantized integers; equal integers of a graph are stored once.

@@ -1,14 +1,15 @@
 """Compare the outputs of two models: agreement of the top-1 classes, broken and fixed items, SQNR.
 
-This is the only file that says what the signal and the noise of outputs are; `classes` says what their classes are.
+This file says what the signal and the noise of outputs are, `parts` what those of their rows are; `classes` says what
+their classes are, and `tokens` what a language model loses.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -120,10 +121,15 @@ class Accuracy:
         """The 95 % confidence interval of the agreement; predictions count as independent of each other."""
         return None if self.agreement is None else score_interval(self.agreement, self.predictions)
 
-    def places_db(self) -> Iterator[tuple[str, float]]:
-        """Yield the SQNR of each float output and of each quiet part, in dB, with its name."""
-        yield from self.sqnr_db.items()
-        yield from ((f"{name}{part}", value) for name, (part, value) in self.parts_db.items())
+    @property
+    def quiet_db(self) -> dict[str, float]:
+        """The SQNR of each quiet part in dB, by the name of the output with the index of the part."""
+        return {f"{name}{index}": value for name, (index, value) in self.parts_db.items()}
+
+    @property
+    def places_db(self) -> dict[str, float]:
+        """The SQNR of each float output and of each quiet part in dB, by name."""
+        return {**self.sqnr_db, **self.quiet_db}
 
     @property
     def worst_sqnr_db(self) -> float:
@@ -187,15 +193,13 @@ class _Sums:
         """Return the comparison of the samples so far."""
         sqnr = {name: decibels(*both) for name, both in self.powers.items()}
         labelled, found = _labelled(self.correct), self.classes
-        more: dict[str, Any] = {"parts_db": self._parts_db(), "divergence": self.tokens.mean}
+        plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=self._parts_db(), divergence=self.tokens.mean)
         if not found.known:
-            return Accuracy(self.samples, None, sqnr, labelled, **more)
+            return plain
         count = found.predictions
-        return Accuracy(
-            samples=self.samples,
+        return replace(
+            plain,
             agreement=found.equal / count,
-            sqnr_db=sqnr,
-            labelled=labelled,
             predicted_drop=found.lost / count,
             predictions=count,
             whole_drop=statistics.fmean(found.whole),
@@ -205,7 +209,6 @@ class _Sums:
             classes=found.classes,
             maps=found.maps,
             class_output=found.output,
-            **more,
         )
 
 
@@ -370,7 +373,7 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "divergence": None if accuracy.divergence is None else finite(accuracy.divergence),
         "sqnr_db": finite(accuracy.worst_sqnr_db),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
-        "sqnr_db_by_part": {f"{name}{at}": finite(value) for name, (at, value) in accuracy.parts_db.items()},
+        "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }
 
 

@@ -153,7 +153,7 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
         yield _items_row(labelled, where)
     if labelled is not None or is_sure(accuracy):  # near chance, an agreement says nothing: it may be an embedding
         yield from _class_rows(accuracy, where, shown)
-    places = dict(accuracy.places_db())
+    places = accuracy.places_db
     for name, value in places.items():
         if not (len(places) == 1 and shown in ("sqnr", "SQNR")):
             yield "SQNR", f"{decibels_text(value)} at {name} ({where})"

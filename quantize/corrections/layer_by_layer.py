@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.block_weights import Blocked
-from ...transforms.graph import constant, nodes_by_name
+from ...transforms.graph import constant, made_by, nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind, turned
 from ...transforms.ops import OPS
+from ...transforms.packed_conv import packing_of
 from ...transforms.plan import Impl, Unit
 from ...transforms.qparams import BlockForm, QParams, dequantize, quantize
 from ...transforms.writer import Writer
@@ -172,7 +173,7 @@ def walk_layers(
             params = candidate.qparams[plan.root(visit.unit.inputs[0])]
             weights = writer.weights(visit.node, visit.unit, float(params.scale))
             results = results_of(product, weights.array, weights.bias, inputs)
-            int8_inputs = [dequantize(x if x.dtype.kind in "iu" else quantize(x, params), params) for x in given]
+            int8_inputs = [_rounded(x, params) for x in given]
             layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
             adjustment, int8_results = correct(layer)
         floats.put(visit.node.outputs[0], results)
@@ -215,31 +216,26 @@ def _is_walked(job: Job, unit: Unit, float_nodes: Mapping[str, ir.Node], int8_no
 
 
 def _integer_input(int8_node: ir.Node, float_nodes: Collection[str]) -> ir.Value:
-    """Return the uint8 tensor that a node of the INT8 model reads; of packed pixels (`pack_pixels`) what is packed.
+    """Return the uint8 tensor that a node of the INT8 model reads.
 
-    That is the uint8 tensor before they are packed, or the float tensor if only blocks are quantized.
+    If it holds blocks of pixels, return the tensor before they were packed, uint8 or float (`Packing.source`).
 
     Args:
         int8_node: The node.
         float_nodes: The names of the float model's nodes. A SpaceToDepth among them belongs to the user's model.
     """
-    dequantizes = _producer(int8_node.inputs[0], "DequantizeLinear")
+    dequantizes = made_by(int8_node.inputs[0], "DequantizeLinear")
     value = int8_node.inputs[0] if dequantizes is None else dequantizes.inputs[0]
-    quantizes = _producer(value, "QuantizeLinear")
-    packs = None if quantizes is None else _producer(quantizes.inputs[0], "SpaceToDepth")
-    if packs is not None and packs.name not in float_nodes and dequantizes is not None:
-        value = packs.inputs[0]
-        pixels = _producer(value, "DequantizeLinear")
-        if pixels is not None and pixels.inputs[1] is dequantizes.inputs[1]:
-            value = pixels.inputs[0]
+    packing = packing_of(value)
+    if packing is not None and packing.blocks.name not in float_nodes:
+        value = packing.source
     assert value is not None  # a unit of a plan has an input
     return value
 
 
-def _producer(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Return the node that computes a tensor, if it is this operator."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op else None
+def _rounded(array: Array, params: QParams) -> Array:
+    """Return integers dequantized, and floats as they are after both conversions."""
+    return dequantize(array if array.dtype.kind in "iu" else quantize(array, params), params)
 
 
 def _product(node: ir.Node, model: ir.Model, runners: dict[Key, Runner]) -> Product:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import Shape, constant, nodes_by_name, sets_pads, sole_reader, whole_first
-from ...transforms.packed_conv import BLOCK, pixels_of, unpacked
+from ...transforms.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.plan import Unit
 from ...transforms.qlinear import equal_parameters
 from ...transforms.qparams import QParams, dequantize, quantize
@@ -191,25 +191,25 @@ def _convolution(site: Site) -> Call | None:
     attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
     body = [*known, anchor, *absorbed, site.quantize]
     call = Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes)
-    packs, packed, channels = pixels_of(x[0]), constant(w[0]), site.shapes[0][1]
-    if packs is None or packed is None or not isinstance(channels, int) or packed.shape[1] != BLOCK**2 * channels:
-        return replace(call, anchor=anchor, values=values)
+    whole = replace(call, anchor=anchor, values=values)
+    packing, packed, channels = packing_of(x[0]), constant(w[0]), site.shapes[0][1]
+    if packing is None or not packing.apart or packed is None or not isinstance(channels, int):
+        return whole
+    if packed.shape[1] != BLOCK**2 * channels:  # a SpaceToDepth of the user's model
+        return whole
     weights, pads = unpacked(packed.numpy(), call.attributes["pads"].as_ints())
-    return _over_pixels(call, packs, pads, {**values, "w": weights})
+    return _over_pixels(call, packing, pads, {**values, "w": weights})
 
 
-def _over_pixels(
-    call: Call, packs: tuple[ir.Value, list[ir.Node]], pads: Sequence[int], values: Mapping[str, Array]
-) -> Call:
+def _over_pixels(call: Call, packing: Packing, pads: Sequence[int], values: Mapping[str, Array]) -> Call:
     """Return the call of a packed convolution that reads pixels: blocks (`packed_conv`) gain nothing in the operator.
 
     The body computes the blocks, and reads the packed weights, which are one more constant of the function.
     """
-    pixels, nodes = packs
     window = {**WINDOW, "pads": list(pads), "strides": [BLOCK, BLOCK]}
-    attributes = _attributes(nodes[1], window, group=1)
-    inputs = [pixels, *call.inputs[1:WEIGHTS], None, *call.inputs[WEIGHTS + 1 :]]
-    return replace(call, inputs=inputs, body=[*nodes, *call.body], attributes=attributes, values=values)
+    attributes = _attributes(packing.blocks, window, group=1)
+    inputs = [packing.source, *call.inputs[1:WEIGHTS], None, *call.inputs[WEIGHTS + 1 :]]
+    return replace(call, inputs=inputs, body=[*packing.nodes, *call.body], attributes=attributes, values=values)
 
 
 def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:

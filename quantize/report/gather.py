@@ -119,7 +119,7 @@ def headline_of(result: Result, threads: int) -> Headline:
         agreement=result.accuracy.agreement,
         predictions=result.accuracy.predictions,
         sqnr_db=finite(result.accuracy.worst_sqnr_db),
-        sqnr_db_by_output={name: finite(value) for name, value in result.accuracy.places_db()},
+        sqnr_db_by_output={name: finite(value) for name, value in result.accuracy.places_db.items()},
         mac_share_int8=result.mac_share_int8,
         int8_nodes=result.int8_nodes,
         float_nodes=len(result.float_nodes),

@@ -101,7 +101,7 @@ def transform_model(
     pipeline = parse(transforms) if isinstance(transforms, str) else transforms
     external = options.external_data or any(step.name == "externalize_weights" for step in pipeline.steps)
     check_output(output, source, force=options.force, external=external)
-    loaded = [load_model(source, in_place=True)]  # `run` makes a copy; the list lets it drop the model behind it
+    loaded = [load_model(source, in_place=True)]  # popped below, so that the model is freed once `run` has a copy
     folder = options.dump_dir
     keep = None if folder is None else begin_dumps(folder, pipeline, source, output, force=options.force)
     count = itertools.count()

@@ -1,11 +1,13 @@
 """Outputs that hold several quantities: boxes and scores in one tensor."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from requant.calibration.samples import Sample
+from requant.quantize.accuracy.classes import Array
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.parts import balance, quiet_rows
 from requant.quantize.accuracy.promise import promise
@@ -77,7 +79,7 @@ def test_the_quiet_rows_are_below_a_gap(signal: list[float], values: int, rows: 
     ],
     ids=["few", "alike", "nan", "vector"],
 )
-def test_other_outputs_have_no_parts(spoil) -> None:  # type: ignore[no-untyped-def]
+def test_other_outputs_have_no_parts(spoil: Callable[[Array], Array]) -> None:
     exact, other = map(spoil, detections(0, 40.0, 13.0))
     assert list(compare_outputs([({"y": exact}, {"y": other}, Sample({}, None, "here"))]).parts_db) == []
 
