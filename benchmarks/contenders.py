@@ -80,6 +80,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "openvino-f32": Contender("float32 in OpenVINO", ("float",), "openvino-f32"),
     "nncf-openvino": Contender("NNCF in OpenVINO", ("nncf",), "openvino", "nncf"),
     "ours-openvino": Contender("ours in OpenVINO", ("portable",), "openvino"),
+    "placed-openvino": Contender("ours placed in OpenVINO", ("placed",), "openvino"),
 }
 """The contenders that are compared with the float model in ONNX Runtime."""
 
@@ -97,6 +98,7 @@ FORMS: Mapping[str, Form] = {
     "ours": Form("ours", per_batch=True),
     "stock": Form("ours", {"kernels": "stock"}, per_batch=True),
     "portable": Form("ours", {"portable": True}),
+    "placed": Form("ours", {"runtime": "openvino"}),
     "guarded": Form("ours", {"force_int8": False}, per_batch=True),
 }
 
@@ -352,22 +354,11 @@ def nncf(model: str, feeds: str, output: str) -> dict[str, Any]:
     return {}
 
 
-def ours(
-    model: str,
-    feeds: str,
-    output: str,
-    batch: int = 1,
-    threads: int = 1,
-    force_int8: bool = True,
-    portable: bool = False,
-    kernels: str = "auto",
-) -> dict[str, Any]:
-    """Quantize with this project's defaults; return the predicted and the measured times, in ms."""
+def ours(model: str, feeds: str, output: str, force_int8: bool = True, **more: Any) -> dict[str, Any]:
+    """Quantize with this project's defaults and more options; return the predicted and the measured times, in ms."""
     from requant.quantize import Options, quantize_model
 
-    options = Options(
-        force=True, force_int8=force_int8, batch=batch, threads=threads, portable=portable, kernels=kernels
-    )
+    options = Options(force=True, force_int8=force_int8, **more)
     result = quantize_model(model, load_feeds(feeds), output, options)
     report = result.to_json()
     kept = {name: report[name] for name in ("latency", "mac_share_int8")}

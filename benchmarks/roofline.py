@@ -36,7 +36,7 @@ from benchmarks.speed import GOALS, Setting, make, prepare
 from benchmarks.tables import plain_table
 
 if TYPE_CHECKING:
-    from requant.quantize.runtime.profile import KernelRun, Profile
+    from requant.quantize.runtime.profile import GraphProfile, KernelRun
 
 PRODUCTS = (Product(256, 1024, 1024), Product(512, 1024, 4096), Product(512, 4096, 1024))
 CONVOLUTIONS = (
@@ -201,7 +201,7 @@ def bound(run: KernelRun, size: int, peaks: Peaks) -> tuple[float, float]:
     return max(compute, size / peaks.rate(size) / 1e3), compute
 
 
-def shares(profile: Profile, peaks: Peaks) -> list[Share]:
+def shares(profile: GraphProfile, peaks: Peaks) -> list[Share]:
     """Return times and bounds of the kernels of a model, by operator; the longest time comes first."""
     nodes = {node.name: node for node in profile.graph.all_nodes()}
     groups: dict[str, list[Share]] = defaultdict(list)
@@ -232,7 +232,7 @@ def summed(name: str, parts: Iterable[Share]) -> Share:
     )
 
 
-def profile_pair(setting: Setting, model: str, batch: int, times: int) -> dict[str, Profile]:
+def profile_pair(setting: Setting, model: str, batch: int, times: int) -> dict[str, GraphProfile]:
     """Profile the float and the INT8 model of an architecture.
 
     Raises:

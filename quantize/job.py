@@ -28,7 +28,7 @@ from .options.selection import Selection
 from .runtime.clock import doubt, ratio
 from .runtime.loads import Load
 from .runtime.progress import Progress
-from .runtime.session import Sessions
+from .runtime.runtimes import STOCK, Runtime, Sessions
 from .runtime.timing import Latency, Regime, load_name
 
 
@@ -42,8 +42,8 @@ class Job:
         reference: The model with the outputs that INT8 is compared with: the float model as the runtime runs it. Where
             the user's model computes its ranges at run time, the one with float weights, whose activations nothing
             rounds.
-        opened: `reference` with its open sessions.
-        timed: The user's model, that INT8 is timed against, with its open sessions.
+        opened: `reference` with its open sessions, in ONNX Runtime.
+        timed: The user's model, that INT8 is timed against, with its open sessions in `runtime`.
         folder: A folder for files of this run; it is removed when the run ends.
         simple: The simplified float model.
         float_source: `simple`, serialized for the runtime.
@@ -61,6 +61,7 @@ class Job:
         supply: Ranges, overrides and the range rule that the user gives.
         source: Data that give ranges and corrections; None without data.
         held: Data that give nothing, so that the model can be judged on them; None if all data are in `source`.
+        runtime: What runs the INT8 model, and both models where they are timed.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
         loads: The runs for timing and profiles: the first feed of each of `options.batches`; empty without data.
         options: The user's options.
@@ -92,6 +93,7 @@ class Job:
     options: Options
     progress: Progress
     held: Source | None = None
+    runtime: Runtime = STOCK
 
     @property
     def judging(self) -> Source | None:
@@ -101,7 +103,7 @@ class Job:
     @cached_property
     def plain(self) -> Sessions:
         """`float_source` with its open sessions."""
-        return Sessions(self.float_source, keep=self.opened.keeps)
+        return Sessions(self.float_source, keep=self.opened.keeps, runtime=self.runtime)
 
     @property
     def feed(self) -> Feed | None:
@@ -270,6 +272,7 @@ class Candidate:
         relieved: By unit, output channels with a smaller weight range, so that 16-bit sums cannot saturate.
         placement: How the plan was chosen.
         evidence: The measured noise of tensors that the plan takes into account.
+        runtime: What runs it.
     """
 
     model: ir.Model
@@ -279,6 +282,7 @@ class Candidate:
     relieved: Mapping[str, int] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
     evidence: Evidence = field(default_factory=Evidence)
+    runtime: Runtime = STOCK
 
     @property
     def native(self) -> bool:
@@ -288,7 +292,7 @@ class Candidate:
     @cached_property
     def sessions(self) -> Sessions:
         """The model with its open sessions."""
-        return Sessions(self.source)
+        return Sessions(self.source, runtime=self.runtime)
 
 
 @dataclass(frozen=True)

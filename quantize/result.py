@@ -74,6 +74,7 @@ class Result:
         seconds: The duration of each step.
         native: The native operators of the output; None without any.
         promise: Whether the output keeps the promise of accuracy; None if it was not judged.
+        runtime: What ran the models: name, version, and the type of float operators if it is not float32 alone.
     """
 
     output: str
@@ -104,6 +105,7 @@ class Result:
     seconds: Mapping[str, float] = field(default_factory=dict)
     native: NativeUse | None = None
     promise: Promise | None = None
+    runtime: str = ""
 
     @property
     def verdict(self) -> str:
@@ -203,6 +205,7 @@ class Result:
             },
             "seconds": dict(self.seconds),
             "native": self.native and asdict(self.native),
+            "runtime": self.runtime,
             "promise": self.promise and self.promise.to_json(),
             "search": self.search and self.search.to_json(),
             "rejected": self.rejected
@@ -214,6 +217,7 @@ class Result:
         }
 
 
+STOCK = "ONNX Runtime"  # the runtime that needs no mention
 SLOWEST = 3  # stages whose time is shown
 REASONS = 12  # rows about float nodes; the other nodes are counted
 
@@ -227,6 +231,8 @@ def _rows(result: Result) -> Iterator[Row]:
     kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
     listed = f" ({kernels})" if kernels else ""
     yield "integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates{listed}"
+    if result.runtime and not result.runtime.startswith(STOCK):
+        yield "runtime", result.runtime
     if result.ranges:
         yield "ranges", result.ranges
     yield from _accuracy(result)

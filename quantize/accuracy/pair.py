@@ -13,12 +13,13 @@ from ...calibration.session import FEW, Array, ModelSource
 from ..model.files import Weights
 from ..runtime.clock import race
 from ..runtime.own_state import OwnState
-from ..runtime.session import Runner, Sessions
+from ..runtime.runtimes import LoadedModel, Sessions
 from ..runtime.timing import Latency, summary
 from .classes import Outputs
 from .outputs import Accuracy, Watch, compare_outputs, measure
 
 Model: TypeAlias = ModelSource | Sessions
+"""A model in ONNX Runtime, or in the runtime of its sessions."""
 
 ROOM = 2**28  # bytes of samples and outputs to keep until the other model runs
 
@@ -55,14 +56,14 @@ def judge_pair(
     head = list(islice(rest, FEW + 1))
     lean = len(head) <= FEW or weights.lumpy
     return compare_outputs(
-        _in_turns(partial(Runner, _source(before), lean=lean), partial(Runner, _source(after)), chain(head, rest)),
+        _in_turns(partial(_sessions(before).fresh, lean=lean), _sessions(after).fresh, chain(head, rest)),
         progress,
         watch,
     )
 
 
 def _in_turns(
-    load_before: Callable[[], Runner], load_after: Callable[[], Runner], samples: Iterable[Sample]
+    load_before: Callable[[], LoadedModel], load_after: Callable[[], LoadedModel], samples: Iterable[Sample]
 ) -> Iterator[tuple[Outputs, Outputs, Sample]]:
     """Yield the outputs of both models for each sample; only one model is in memory."""
     rest = iter(samples)
@@ -73,7 +74,7 @@ def _in_turns(
         del run
 
 
-def _record(load: Callable[[], Runner], samples: Iterator[Sample], own: OwnState) -> list[tuple[Sample, Outputs]]:
+def _record(load: Callable[[], LoadedModel], samples: Iterator[Sample], own: OwnState) -> list[tuple[Sample, Outputs]]:
     """Return the next samples with the outputs of a model: at least one, and as many as fit into `ROOM`."""
     first = next(samples, None)
     if first is None:
@@ -120,22 +121,22 @@ def time_models(
         runs = [partial(_opened(model, threads), feed) for model in models]
         return summary(*race(runs, seconds=seconds * len(models) / 2, threads=threads), batch=batch)
     gc.collect()
-    before, after = (_source(model) for model in models[:2])
-    loads = (partial(Runner, before, lean=weights.lumpy), partial(Runner, after))
+    before, after = (_sessions(model) for model in models[:2])
+    loads = (partial(before.fresh, lean=weights.lumpy), after.fresh)
     first, second = (
         race([partial(load(threads=threads), feed)], seconds=seconds / 2, threads=threads)[0] for load in loads
     )
     return summary(first, second, batch=batch)
 
 
-def _opened(model: Model, threads: int) -> Runner:
-    """Return a model in the runtime: the open session where there is one."""
-    return model.runner(threads) if isinstance(model, Sessions) else Runner(model, threads=threads)
+def _opened(model: Model, threads: int) -> LoadedModel:
+    """Return a model in its runtime: the open session where there is one."""
+    return _sessions(model).runner(threads)
 
 
-def _source(model: Model) -> ModelSource:
-    """Return the model without its sessions: only one large model is loaded at any time."""
-    return model.source if isinstance(model, Sessions) else model
+def _sessions(model: Model) -> Sessions:
+    """Return the sessions of a model; of one without, new ones in ONNX Runtime that stay closed between uses."""
+    return model if isinstance(model, Sessions) else Sessions(model, keep=False)
 
 
 def timing_note(weights: Weights) -> str | None:

@@ -15,6 +15,8 @@ FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
 PLACES = ("measured", "estimated", "rules", "all")
 KERNELS = ("auto", "native", "exact", "stock")
+RUNTIMES = ("onnxruntime", "openvino")
+PRECISIONS = ("default", "f32")
 BASELINE = "requant.lock.json"
 SOURCES = "FILE.npz[:SPLIT], a folder, FILE.csv, FILE.jsonl or FILE.py:NAME; see docs/data.md."
 METRICS = (
@@ -75,6 +77,22 @@ READING = (
     ),
 )
 """The options to read data."""
+RUNTIME = Option(
+    "runtime",
+    Kind.TEXT,
+    group="speed",
+    default="onnxruntime",
+    choices=RUNTIMES,
+    help="What the model is for: models are compared and timed in it",
+)
+PRECISION = Option(
+    "precision",
+    Kind.TEXT,
+    group="speed",
+    default="default",
+    choices=PRECISIONS,
+    help="The float type of OpenVINO's operators",
+)
 SAMPLES = Option(
     "samples", Kind.INT, "Use N samples, evenly spaced.", "data", unset="all", least=1, metavar="N", sample=200
 )
@@ -202,6 +220,8 @@ INT8 = (
     Option(
         "isa", Kind.TEXT, "Instructions of the target CPU; auto: this CPU", "speed", default="auto", choices=TARGETS
     ),
+    RUNTIME,
+    PRECISION,
     Option(
         "portable", Kind.FLAG, "For other runtimes too, such as OpenVINO: standard operators, placed by rules.", "speed"
     ),

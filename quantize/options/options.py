@@ -12,7 +12,7 @@ from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
 from ...transforms.qparams import BlockForm, Scheme
-from .declared import FORMATS, KERNELS, PLACES, TARGETS, Strategy
+from .declared import FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy
 from .efforts import EFFORTS, chosen
 from .option import check_batches
 from .selection import Selection
@@ -38,6 +38,10 @@ class Options:
             saturate; ``auto`` is this machine.
         portable: Write a model for other runtimes than ONNX Runtime too: standard operators, QDQ pairs only at inputs
             of integer operators, placed by rules. The latency in ONNX Runtime decides nothing.
+        runtime: The runtime that the model is for, ``onnxruntime`` or ``openvino``. In it the models are compared and
+            timed, and its times place the units. The ranges, corrections and evidence come from ONNX Runtime.
+        precision: In which type OpenVINO computes float operators: its ``default``, bfloat16 where the CPU has it, or
+            ``f32``.
         place: What decides which operators become int8: ``measured`` on this machine, ``estimated`` by built-in or
             given costs, ``rules`` per operator, or ``all`` for every operator with an integer kernel.
         costs: A file of costs that were measured on the target machine; implies placement by these costs.
@@ -67,6 +71,8 @@ class Options:
     scheme: Scheme = field(default_factory=Scheme)
     isa: str = "auto"
     portable: bool = False
+    runtime: str = "onnxruntime"
+    precision: str = "default"
     place: str = "measured"
     costs: str | os.PathLike[str] | None = None
     kernels: str = "auto"
@@ -93,9 +99,11 @@ class Options:
             raise RequantError("costs have no effect with the placements rules and all, or with a plan")
         if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
             raise RequantError("--portable needs --format qdq, and no --costs, --place estimated or --place all")
+        self._check_runtime()
         in_blocks = Strategy.BLOCK in (self.selection.strategy, *self.selection.strategies.values())
-        if self.portable and in_blocks:
-            raise RequantError("--portable does not go with --strategy block: only ONNX Runtime has MatMulNBits")
+        if self.writes_portable and in_blocks:
+            option = "--portable" if self.portable else "--runtime openvino"
+            raise RequantError(f"{option} does not go with --strategy block: only ONNX Runtime has MatMulNBits")
         if not in_blocks and self.scheme.blocks != BlockForm():
             raise RequantError("--block-bits and --block-size would do nothing without --strategy block")
         if self.wants_native and self._without_native():
@@ -104,10 +112,23 @@ class Options:
         if self.calibration is not None:
             parse_rule(self.calibration)
 
+    def _check_runtime(self) -> None:
+        """Refuse what the runtime does not have."""
+        if self.runtime == "onnxruntime":
+            if self.precision != "default":
+                raise RequantError(f"--precision {self.precision} needs --runtime openvino")
+            return
+        if self.format != "qdq":
+            raise RequantError(f"--runtime {self.runtime} needs --format qdq: only ONNX Runtime has QLinear operators")
+        if self.place == "estimated" and self.costs is None:
+            raise RequantError(f"--runtime {self.runtime} has no built-in costs for --place estimated: give --costs")
+
     def _without_native(self) -> str:
         """Return what makes a model without native operators; empty if nothing does."""
         if self.portable or self.format != "qdq":
             return "--portable" if self.portable else f"--format {self.format}"
+        if self.writes_portable:
+            return f"--runtime {self.runtime}"
         types = (self.scheme.activation, self.scheme.weight)
         return "" if types == ("u8", "s8") else f"activations of {types[0]} and weights of {types[1]}"
 
@@ -115,6 +136,11 @@ class Options:
     def batches(self) -> tuple[int, ...]:
         """The batch sizes; the first is the size for profiles."""
         return tuple(self.batch) if isinstance(self.batch, list | tuple) else (self.batch,)
+
+    @property
+    def writes_portable(self) -> bool:
+        """Whether the model has only what other runtimes than ONNX Runtime know too."""
+        return self.portable or self.runtime != "onnxruntime"
 
     @property
     def wants_native(self) -> bool:
@@ -133,6 +159,8 @@ class Options:
             ("instruction set", self.isa, TARGETS),
             ("placement", self.place, PLACES),
             ("kernels", self.kernels, KERNELS),
+            ("runtime", self.runtime, RUNTIMES),
+            ("precision", self.precision, PRECISIONS),
             ("effort", self.effort, tuple(EFFORTS)),
         )
         for noun, name, known in names:
@@ -163,6 +191,8 @@ class Options:
             "format": self.format,
             "isa": self.isa,
             "portable": self.portable,
+            "runtime": self.runtime,
+            "precision": self.precision,
             "place": self.place,
             "kernels": self.kernels,
             "noise_weight": self.noise_weight,

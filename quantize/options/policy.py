@@ -17,7 +17,8 @@ class Policy:
             file. ``measured``: costs and times measured now. ``all``: every unit with an integer kernel is int8.
         all_int8: Whether every unit that can be int8 is calibrated; False calibrates the units that are int8 by rules.
         zero_points: Whether int8 weights may have a zero point.
-        portable: Whether the model is for other runtimes too. ONNX Runtime's speed then decides nothing.
+        portable: Whether the model has only what other runtimes know too.
+        timed: Whether the speed in the runtime of the request decides.
         native: Whether units may be native operators; a plan file may name them where their library is not here.
         plan: The plan file; None without one.
         costs: The file of costs; None without one.
@@ -27,6 +28,7 @@ class Policy:
     all_int8: bool
     zero_points: bool
     portable: bool
+    timed: bool
     native: bool
     plan: str | os.PathLike[str] | None
     costs: str | os.PathLike[str] | None
@@ -43,12 +45,13 @@ class Policy:
         """
         how = options.place if options.costs is None else "estimated"
         how = "rules" if options.portable else how
-        types = (options.scheme.activation, options.scheme.weight)
+        types, portable = (options.scheme.activation, options.scheme.weight), options.writes_portable
         return cls(
             how=how if options.plan is None else "plan",
             all_int8=options.place != "rules" or options.plan is not None,
-            zero_points=exact and not options.portable and types == ("u8", "s8"),
-            portable=options.portable,
+            zero_points=exact and not portable and types == ("u8", "s8"),
+            portable=portable,
+            timed=not options.portable,
             native=options.may_be_native and (native or options.plan is not None),
             plan=options.plan,
             costs=options.costs,

@@ -12,7 +12,7 @@ from ...calibration.session import Array, ModelSource
 from ...transforms.plan import Choice, Impl, Plan
 from ..job import Candidate, Job
 from ..runtime.attribution import Owners, Spent
-from ..runtime.profile import KernelRun, Profile, profiled
+from ..runtime.profile import KernelRun, Profile
 from .costs import Costs
 from .layouts import layout_costs
 from .pricing import OTHER_FORMS, Prices, conversion_costs, measured, unit_cost
@@ -97,14 +97,14 @@ def profile(
         turns: Profiles of each model, in turns with the others; each kernel counts with its least time.
     """
     found: list[list[Profile]] = [[] for _ in sources]
-    runs = known.runs
+    runtime, runs = bench.job.runtime, known.runs
     for turn in range(turns + MORE_TURNS):
         for source, profiles in zip(sources, found, strict=True):
             if turn >= turns and settled(profiles):
                 continue
             # the runtime's exceptions share no base class; another plan may run
             with suppress(Exception):
-                profiles.append(profiled(source, bench.feed, threads=bench.job.options.threads, times=runs))
+                profiles.append(runtime.profile(source, bench.feed, threads=bench.job.options.threads, times=runs))
                 took = profiles[-1].cpu or profiles[-1].microseconds
                 runs = min(max(int(PROFILED / took), LEAST_RUNS), MOST_RUNS)
     sure = known.sure and all(map(settled, found))

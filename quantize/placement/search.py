@@ -13,8 +13,7 @@ from ... import RequantError
 from ...transforms.plan import Choice, Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
 from ..runtime.clock import SURE, race, uncertainty
-from ..runtime.machine import Machine
-from ..runtime.session import Runner
+from ..runtime.runtimes import LoadedModel
 from ..runtime.timing import Regime, load_name
 from . import costs as store
 from .batches import CLEAR, fairest, finalists, least_noisy, served
@@ -190,7 +189,7 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
     Raises:
         RequantError: There is no feed, the model does not run, or no unit can become int8.
     """
-    costs = fresh = Costs(Machine.here(job.options.threads))
+    costs = fresh = Costs(job.runtime.machine(job.options.threads))
     sure = True
     for load in job.loads:
         space = Space.of(job, facts, rules, load.feed)
@@ -225,7 +224,7 @@ def _known_costs(job: Job) -> Costs:
     """Return the costs that are known before anything is measured: from a file, from the cache, or none."""
     if job.policy.costs is not None:
         return store.read(job.policy.costs)
-    machine = Machine.here(job.options.threads)
+    machine = job.runtime.machine(job.options.threads)
     return store.load(machine) if job.policy.how == "measured" else Costs(machine)
 
 
@@ -434,12 +433,12 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     return candidates[best], Placement("measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure)
 
 
-def _runners(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, Runner]:
+def _runners(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, LoadedModel]:
     """Return the candidates that the runtime runs, after one run at each batch size."""
     runners = {}
     for name, candidate in candidates.items():
         with suppress(RequantError):
-            runner = Runner(candidate.source, threads=sizes[0].bench.job.options.threads)
+            runner = candidate.sessions.fresh(threads=sizes[0].bench.job.options.threads)
             for size in sizes:
                 runner(size.bench.feed)
             runners[name] = runner
@@ -447,7 +446,7 @@ def _runners(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict
 
 
 def _milliseconds(
-    sizes: Sequence[Size], runners: Mapping[str, Runner], seconds: float
+    sizes: Sequence[Size], runners: Mapping[str, LoadedModel], seconds: float
 ) -> tuple[list[dict[str, float]], float]:
     """Return the least time of each model at each batch size, timed in turns, and their greatest uncertainty.
 

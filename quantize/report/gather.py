@@ -25,7 +25,7 @@ from ..runtime.attribution import COUNTED, LAYOUTS, Owners, Spent
 from ..runtime.executed import SHORT
 from ..runtime.isa import resolve
 from ..runtime.machine import Machine
-from ..runtime.profile import KernelRun, executed
+from ..runtime.profile import KernelRun
 from ..steps.deliver import Run, profiled_runs
 from .graph import graph_of
 from .record import CONVERSIONS, LAYOUT, REST, Headline, OpTime, Point, Record, Search, Step, Unit
@@ -187,7 +187,7 @@ def _profiles(run: Run) -> Kernels:
         return Kernels()
 
     def profile(model: ModelSource, milliseconds: float | None) -> Runs:
-        return executed(model, feed, threads=job.options.threads, times=profiled_runs(milliseconds))
+        return job.runtime.profile(model, feed, threads=job.options.threads, times=profiled_runs(milliseconds)).runs
 
     latency, rejected = run.trial.latency, run.rejected
     before = profile(job.float_source, None if latency is None else latency.float_ms)
@@ -240,7 +240,7 @@ def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
     """Return the kernels of each unit as text: operator, layout and types."""
     found: dict[str, list[str]] = {}
     for run in runs:
-        owner = owners.of(run.node)
+        owner = owners.owner(run)
         inserted = run.op in (*TYPES, *LAYOUTS) and COUNTED.sub("", run.node) not in owners.by_node
         if owner is not None and not inserted:
             types = [SHORT.get(name, name) for name in (*run.reads[:1], *run.writes[:1])]
@@ -300,6 +300,7 @@ def _environment(job: Job) -> dict[str, str]:
         **{name: version(name) for name in LIBRARIES},
         "Python": platform.python_version(),
         "system": platform.platform(terse=True),
+        "runtime": str(job.runtime.identity),
         "CPU": Machine.here(threads).cpu,
         "threads": str(threads or "the runtime's choice"),
         "target": resolve(job.options.isa).value,

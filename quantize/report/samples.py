@@ -18,7 +18,7 @@ from ..accuracy.classes import Outputs, Tally, is_float
 from ..accuracy.outputs import Accuracy, decibels, finite, powers
 from ..accuracy.pair import judge_pair
 from ..job import Job, Trial
-from ..runtime.session import Sessions
+from ..runtime.runtimes import Sessions
 from ..steps.judge import judging_samples, with_selected_outputs
 from .record import Item, Judged
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...transforms.ops import OPS
 from ...transforms.plan import Unit
 from .profile import KernelRun
 
@@ -58,7 +59,9 @@ class Owners:
             model: The simplified model.
             units: Its units.
         """
-        self.by_node = {name: unit.name for unit in units for name in unit.nodes}
+        found = list(units)
+        self.by_node = {name: unit.name for unit in found for name in unit.nodes}
+        self.products = {unit.name for unit in found if unit.op in OPS and OPS[unit.op].kind == "compute"}
         made = ((value, node) for graph in model.graphs() for node in graph for value in node.outputs)
         self.by_tensor = {
             str(value.name): self.by_node[str(node.name)] for value, node in made if node.name in self.by_node
@@ -74,21 +77,30 @@ class Owners:
                 return owner
             name = shorter
 
+    def owner(self, run: KernelRun) -> str | None:
+        """Return the unit of an executed kernel, or None; of several units the first with a product, or the first."""
+        if not run.members:
+            return self.of(run.node)
+        found = [owner for owner in map(self.of, run.members) if owner is not None]
+        return next((owner for owner in found if owner in self.products), found[0] if found else None)
+
     def spent(self, runs: Iterable[KernelRun]) -> Spent:
-        """Sum the kernel times."""
+        """Sum the kernel times. A unit that a kernel of another one computes, as far as the runtime tells, takes 0."""
         units: dict[str, float] = defaultdict(float)
         sizes: dict[str, int] = {}
         turned: dict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
         conversions, layouts, rest = [0.0], [0.0], [0.0]
         for run in runs:
-            known = COUNTED.sub("", run.node) in self.by_node
+            known = any(COUNTED.sub("", name) in self.by_node for name in (run.node, *run.members))
             if run.op in CONVERSIONS and not known:
                 conversions.append(run.microseconds)
             elif run.op in LAYOUTS and not known:
                 layouts.append(run.microseconds)
                 turned[run.op, run.outputs[0] if run.outputs else ()] += run.microseconds
-            elif (owner := self.of(run.node)) is not None:
+            elif (owner := self.owner(run)) is not None:
                 units[owner] += run.microseconds
+                for member in filter(None, map(self.of, run.members)):
+                    units[member] += 0.0
                 if run.outputs:
                     sizes[owner] = math.prod(run.outputs[0])
             else:

@@ -24,7 +24,7 @@ class Machine:
     """A machine on which costs were measured.
 
     Attributes:
-        runtime: The version of the runtime.
+        runtime: The version of ONNX Runtime, or name, version and precision of another runtime.
         cpu: The name of the CPU, and its instructions for integer products.
         threads: Threads inside one operator.
     """
@@ -34,13 +34,19 @@ class Machine:
     threads: Annotated[int, msgspec.Meta(ge=0, le=MOST_THREADS)]
 
     @classmethod
-    def here(cls, threads: int) -> Machine:
-        """Return this machine."""
+    def here(cls, threads: int, runtime: str = "") -> Machine:
+        """Return this machine, with ONNX Runtime or another runtime."""
         import onnxruntime
 
         found = flags()
         # on virtual machines, CPUs with different instructions may have the same name
-        return cls(onnxruntime.__version__, f"{_cpu()} ({' '.join(found)})" if found else _cpu(), threads)
+        cpu = f"{_cpu()} ({' '.join(found)})" if found else _cpu()
+        return cls(runtime or onnxruntime.__version__, cpu, threads)
+
+    @property
+    def described(self) -> str:
+        """The runtime with its name."""
+        return f"ONNX Runtime {self.runtime}" if self.runtime[:1].isdigit() else self.runtime
 
     @property
     def key(self) -> str:

@@ -57,6 +57,8 @@ class KernelRun:
         reads: Element types of `inputs`, in the words of the profile: ``float``, ``uint8``.
         writes: Element types of its outputs.
         level: Its accuracy_level; 0 for operators that have none.
+        members: The nodes of the model that it computes, if the runtime tells them; the most important one first.
+        integers: Whether it multiplies integers, if the runtime tells; None if its operator and level tell.
     """
 
     node: str
@@ -69,28 +71,44 @@ class KernelRun:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     level: int = 0
+    members: tuple[str, ...] = ()
+    integers: bool | None = None
+
+    @property
+    def title(self) -> str:
+        """The operator; with the type of its first factor, if the operator does not tell whether it is an integer."""
+        return self.op if self.integers is None else f"{self.op} of {self.reads[0]}"
 
     @property
     def integer(self) -> bool:
         """Whether it multiplies integers."""
-        return multiplies_integers(self.op, self.level)
+        return multiplies_integers(self.op, self.level) if self.integers is None else self.integers
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The optimized graph of a model, and the kernels that ran.
+    """The kernels that ran in a model.
 
     Attributes:
         runs: The executed nodes in order of execution.
-        graph: The optimized graph. Files with its weights may be gone; types and shapes of the weights remain.
         microseconds: Minimum time of a whole run, with the profiler on.
         cpu: Minimum CPU time of a whole run in microseconds, with the profiler on; None with several threads.
     """
 
     runs: tuple[KernelRun, ...]
-    graph: ir.Graph
     microseconds: float
     cpu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphProfile(Profile):
+    """The kernels that ran in a model, and their graph.
+
+    Attributes:
+        graph: The optimized graph. Files with its weights may be gone; types and shapes of the weights remain.
+    """
+
+    graph: ir.Graph
 
 
 def executed(
@@ -113,7 +131,7 @@ def executed(
     return profiled(model, feed, threads=threads, times=times).runs
 
 
-def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> Profile:
+def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> GraphProfile:
     """Run `model` under the profiler, `times` times; see `executed`.
 
     The runtime names nodes that have no name in a model file. `load_model` names them first.
@@ -136,7 +154,7 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
         nodes = {node.name: node for node in graph.all_nodes() if node.name}
         whole = min(event.dur for event in events if event.name == "model_run")
         cpu = 1e6 * min(spent) if clock_of(threads) == "cpu" else None
-        return Profile(tuple(_runs(kernels, nodes, times)), graph, whole, cpu)
+        return GraphProfile(tuple(_runs(kernels, nodes, times)), whole, cpu, graph=graph)
 
 
 def _cpu_seconds(run: Runner, feed: Mapping[str, Any]) -> float:

@@ -62,28 +62,3 @@ class Runner:
             RequantError: The runtime refuses the feed.
         """
         return run_session(self._session, self.outputs, feed, self._name)
-
-
-class Sessions:
-    """A model with its open sessions: one for each number of threads, opened at the first use.
-
-    Attributes:
-        source: The model.
-        keeps: Whether sessions stay open.
-    """
-
-    def __init__(self, source: ModelSource, *, keep: bool = True) -> None:
-        """Open nothing yet; without `keep` each use opens a session, so that no memory is held between two uses."""
-        self.source, self.keeps = source, keep
-        self._runners: dict[int, Runner] = {}
-
-    def runner(self, threads: int) -> Runner:
-        """Return the model in a session with so many threads; 0 leaves the choice to the runtime.
-
-        Raises:
-            RequantError: The runtime cannot load it.
-        """
-        runner = self._runners.get(threads) or Runner(self.source, threads=threads)
-        if self.keeps:
-            self._runners[threads] = runner
-        return runner

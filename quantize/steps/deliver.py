@@ -24,7 +24,7 @@ from ..placement.plan_file import plan_path, save_plan
 from ..placement.reasons import ALREADY
 from ..result import FloatNode, Frontier, Result
 from ..runtime.attribution import Owners
-from ..runtime.profile import KernelRun, executed, integer_share
+from ..runtime.profile import KernelRun, integer_share
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB, ruinous
 from .emit import emit, plan_by_rules
@@ -97,9 +97,8 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
 def _leave(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Run:
     """Write a model as it is that requant has quantized before, without the native operators that are not wanted."""
     changed = any(step.change.applied for step in job.steps)
-    candidate = Candidate(
-        job.simple.clone() if changed else load_model(job.path), job.all_int8_plan, {}, job.float_source
-    )
+    model = job.simple.clone() if changed else load_model(job.path)
+    candidate = Candidate(model, job.all_int8_plan, {}, job.float_source, runtime=job.runtime)
     run = _finish(job, ranges, judge(job, candidate), output, None)
     return replace(run, result=replace(run.result, notes=(NOTHING_LEFT, *run.result.notes)))
 
@@ -113,7 +112,7 @@ def deliver_searched(
     if candidate is None:
         nothing = "nothing in this model can become int8"
         reason = nothing if frontier.done else "the time limit ended the search before a model was tried"
-        candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source)
+        candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source, runtime=job.runtime)
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
     best = judge(job, candidate)
     slow = _too_slow(job, best) if frontier.best is not None and not job.options.force_int8 else ""
@@ -148,13 +147,13 @@ def _why_not(job: Job, trial: Trial) -> str:
 
 
 def _too_slow(job: Job, trial: Trial) -> str:
-    """Return why an INT8 model is too slow; empty when it is fast enough, portable or not timed.
+    """Return why an INT8 model is too slow; empty when it is fast enough, or its time does not count.
 
     A loss of accuracy needs a gain: with a relative error of 5 %, INT8 must be 1.05 times as fast as the faster float
     model. With several batch sizes, INT8 is too slow if at one of them it loses as much as it gains at any of them: the
     worst ratio to the faster model decides, as between plans.
     """
-    if job.policy.portable or not trial.latencies:
+    if not job.policy.timed or not trial.latencies:
         return ""
     gains = [latency.gain for latency in trial.latencies]
     gain = max(gains) / max(1.0, 1 / min(gains))
@@ -191,7 +190,7 @@ def _over_batches(job: Job, trial: Trial) -> list[str]:
         return []
     notes = compromises(trial.candidate.placement.served)
     slow = [each for each in latencies if each.speedup < WORTHWHILE]
-    if slow and not job.policy.portable and not _too_slow(job, trial):
+    if slow and job.policy.timed and not _too_slow(job, trial):
         notes.append(f"not every {_kind(latencies)} gains: {_speeds(job, latencies)}")
     return notes
 
@@ -270,12 +269,8 @@ def _executed(job: Job, trial: Trial) -> tuple[KernelRun, ...]:
     # the runtime cannot write the optimised graph of a large float model
     if job.feed is None or (float_only and job.weights.large):
         return ()
-    return executed(
-        trial.candidate.source,
-        job.feed,
-        threads=job.options.threads,
-        times=profiled_runs(None if trial.latency is None else trial.latency.int8_ms),
-    )
+    times = profiled_runs(None if trial.latency is None else trial.latency.int8_ms)
+    return job.runtime.profile(trial.candidate.source, job.feed, threads=job.options.threads, times=times).runs
 
 
 def profiled_runs(milliseconds: float | None) -> int:
@@ -311,6 +306,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         effort=job.options.effort,
         corrections=tuple(name for name in CORRECTIONS if name in job.corrections),
         native=native_use(job, trial),
+        runtime=str(job.runtime.identity),
         promise=promised(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
         notes=(*job.notes, *_over_batches(job, trial), *_unused(job, plan), *_deviations(job, plan, kernels)),
     )
@@ -338,29 +334,28 @@ def _unused(job: Job, plan: Plan) -> list[str]:
 
 def _deviations(job: Job, plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
     """Return a note for each unit with another kernel than planned."""
-    if plan.portable:  # a portable model is not written for the kernels of this runtime
+    if not job.policy.timed:  # the model is not written for the kernels of this runtime
         return []
-    integer = {run.node.split("_token_")[0]: run.op for run in runs if run.integer}
     owners, planned = Owners(job.simple, plan.units), {u.name for u in plan.units if plan.impl(u).reads_u8}
-    floats = {owners.of(run.node): run for run in runs if run.macs and not run.integer}
+    floats = {owners.owner(run): run for run in runs if run.macs and not run.integer}
+    integer = {owners.owner(run): run.op for run in runs if run.integer}
     against = [
         f"planned int8, but the runtime ran {name!r} as {run.op} in float, {run.microseconds:.0f} us"
         for name, run in floats.items()
         if name in planned
     ]
     return against + [
-        f"planned float, but the runtime ran {unit.name!r} as {integer[name]}"
+        f"planned float, but the runtime ran {unit.name!r} as {integer[unit.name]}"
         for unit in plan.units
         if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason.code not in EXPECTED
-        for name in unit.nodes
-        if name in integer
+        if unit.name in integer
     ]
 
 
 def _kernels(runs: tuple[KernelRun, ...]) -> dict[str, int]:
-    """Count the kernels with multiply-accumulates, by operator."""
+    """Count the kernels with multiply-accumulates, by operator; by its type too, if one operator has several."""
     counts: dict[str, int] = {}
     for run in runs:
         if run.macs:
-            counts[run.op] = counts.get(run.op, 0) + 1
+            counts[run.title] = counts.get(run.title, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -131,7 +131,8 @@ def apply_plan(
         drop_inner_rounding(model, units, job.shapes)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
-    return Candidate(model, plan, qparams, serialize(model, job.folder), written.relieved)
+    source = serialize(model, job.folder)
+    return Candidate(model, plan, qparams, source, written.relieved, runtime=job.runtime)
 
 
 def _covers(params: QParams, span: tuple[float, float] | None) -> bool:

@@ -17,7 +17,7 @@ from ..accuracy.selected_outputs import selected_from, showing, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
 from ..runtime.loads import Load
-from ..runtime.session import Sessions
+from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
 
 JUDGED = 64  # samples that judge, at most
@@ -90,8 +90,8 @@ def with_selected_outputs(
     if not sources:
         return accuracy
     shown = (showing(model, sources, different) for model in (job.simple, candidate.model))
-    before, after = (Sessions(serialize(model, job.folder)) for model in shown)
-    return compare(before, after)
+    before, after = (serialize(model, job.folder) for model in shown)
+    return compare(Sessions(before), Sessions(after, runtime=job.runtime))
 
 
 def _ignore_labels(before: Outputs, after: Outputs, sample: Sample) -> None:

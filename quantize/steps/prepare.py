@@ -38,6 +38,7 @@ from ..placement.plan_file import read_plan
 from ..placement.rules import all_int8_plan, choose, choose_by
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
+from ..runtime.runtimes import STOCK, runtime_named
 from .reference import open_data, reference_of, sessions_of
 from .simplify import LITTLE, RESTORE, pipelines, simplify
 
@@ -58,6 +59,7 @@ def prepare(
         RequantError: The request cannot be met.
     """
     supply = load_given_ranges(options)
+    runtime = runtime_named(options.runtime, options.precision)
     no_saturation = resolve(options.isa).exact
     policy = Policy.of(options, exact=no_saturation, native=_has_native(options))
     original = load_model(path)
@@ -74,8 +76,12 @@ def prepare(
         raise supply.refuse(path, simple, choose(simple).quantized)
     reference, remarks = reference_of(Path(path), original, folder)
     given = Weights.of(original)
-    timed = sessions_of(reference, given)
-    source, loads = open_data(timed, data, options, given)
+    opened = sessions_of(reference, given)
+    source, loads = open_data(opened, data, options, given)
+    timed = opened if runtime is STOCK else sessions_of(reference, given, runtime)
+    if timed is not opened:
+        for load in loads:
+            timed.runner(options.threads)(load.feed)  # what the runtime refuses is refused before long work
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable, restored=restored)
     simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
@@ -95,7 +101,7 @@ def prepare(
         path=Path(path),
         identity=identity,
         reference=float_source if plain.restored else reference,
-        opened=sessions_of(float_source, weights) if plain.restored else timed,
+        opened=sessions_of(float_source, weights) if plain.restored else opened,
         timed=timed,
         folder=folder,
         simple=simple,
@@ -116,6 +122,7 @@ def prepare(
         loads=loads,
         options=options,
         progress=progress,
+        runtime=runtime,
     )
 
 

@@ -16,7 +16,8 @@ from ..runtime.inputs import open_for
 from ..runtime.loads import Load, loads_of
 from ..runtime.progress import silent
 from ..runtime.random_inputs import generated_source
-from ..runtime.session import Runner, Sessions
+from ..runtime.runtimes import STOCK, Runtime, Sessions
+from ..runtime.session import Runner
 from .simplify import FLUSH, LOAD, WIDEN, simplify
 
 FLUSHED = (
@@ -67,9 +68,9 @@ def _repair(path: Path, original: ir.Model) -> tuple[str, list[str]]:
     return "", []
 
 
-def sessions_of(model: ModelSource, weights: Weights) -> Sessions:
-    """Return the sessions of a float model; small models stay open between uses."""
-    return Sessions(model, keep=weights.total <= KEPT)
+def sessions_of(model: ModelSource, weights: Weights, runtime: Runtime = STOCK) -> Sessions:
+    """Return the sessions of a float model in a runtime; small models stay open between uses."""
+    return Sessions(model, keep=weights.total <= KEPT, runtime=runtime)
 
 
 def open_data(
@@ -87,6 +88,7 @@ def open_data(
         source = generated_source(sessions.source)
         return source, () if source is None else loads_of(source, options.batches)
     run = Runner(sessions.source, lean=True) if weights.large else sessions.runner(1)
+    assert isinstance(run, Runner)  # data are read for ONNX Runtime, which calibrates
     source = open_for(run, data, options.samples, options.execution.memory_limit)
     loads = loads_of(source, options.batches)
     for load in loads:

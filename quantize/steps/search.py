@@ -220,8 +220,12 @@ def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) 
     """Return the score of a model, computed by the chosen executor."""
     execution, metric = job.options.execution, reference.metric
     if can_leave(execution, metric, source):
-        return score_with(execution, metric, model, source, reference=job.reference, progress=job.progress).value
-    return score(metric, model, source, reference=reference, progress=job.progress).value
+        found = score_with(
+            execution, metric, model, source, reference=job.reference, progress=job.progress, runtime=job.runtime
+        )
+    else:
+        found = score(metric, model, source, reference=reference, progress=job.progress, runtime=job.runtime)
+    return found.value
 
 
 def _emitted(walk: _Walk, price: float) -> Candidate:

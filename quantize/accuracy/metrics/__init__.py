@@ -2,7 +2,7 @@
 
 from .named import METRICS, Metric, area, metric_named, mid_ranks
 from .remote import can_leave, score_with
-from .scoring import Reference, Score, Scorer, as_file, by_row, check_label, fitted, join, of_reference, score
+from .scoring import Reference, Score, Scorer, by_row, check_label, fitted, join, of_reference, score
 
 __all__ = [
     "METRICS",
@@ -11,7 +11,6 @@ __all__ = [
     "Score",
     "Scorer",
     "area",
-    "as_file",
     "by_row",
     "can_leave",
     "check_label",

@@ -19,9 +19,11 @@ from ....calibration.pool import run_all
 from ....calibration.samples import DataError
 from ....calibration.session import Array, ModelSource, input_specs, open_session
 from ....calibration.sources import DataSpec, Source, open_source
+from ...model.as_file import as_file
 from ...runtime.progress import Progress, silent
+from ...runtime.runtimes import STOCK, Runtime
 from .named import Metric, metric_named
-from .scoring import NothingCountsError, Reference, Score, as_file, fitted, join, score
+from .scoring import NothingCountsError, Reference, Score, fitted, join, score
 
 PARTS = 4
 """Parts of the data per worker. More parts end at about the same time, but each part opens the model."""
@@ -40,6 +42,7 @@ class Part:
         reference: The path of the float model; None if the metric needs no reference.
         data: Opens the data.
         picked: The positions of the samples in the data.
+        runtime: What runs the model.
     """
 
     metric: str
@@ -47,6 +50,7 @@ class Part:
     reference: str | None
     data: DataSpec
     picked: tuple[int, ...]
+    runtime: Runtime = STOCK
 
 
 def score_with(
@@ -57,6 +61,7 @@ def score_with(
     *,
     reference: ModelSource | None = None,
     progress: Progress = silent,
+    runtime: Runtime = STOCK,
 ) -> Score:
     """Return the same score as `score`, computed by the workers of an executor.
 
@@ -67,6 +72,7 @@ def score_with(
         data: The data, with labels if the metric needs them.
         reference: The float model, for metrics that compare with it.
         progress: Called with a stage, the part that is done, and the total.
+        runtime: What runs the model.
 
     Raises:
         RequantError: As `score` does, or a worker fails several times.
@@ -82,7 +88,7 @@ def score_with(
             None if each is None else os.path.abspath(files.enter_context(as_file(each, execution.scratch)))
             for each in (model, reference if metric.reference else None)
         ]
-        part = Part(metric.name, str(paths[0]), paths[1], data.reference, picked)
+        part = Part(metric.name, str(paths[0]), paths[1], data.reference, picked, runtime)
         by_start: dict[int, Scored] = {}
         done = 0
         with run_all(_pieces(part, PARTS * workers), execution.executor, workers) as results:
@@ -124,7 +130,7 @@ def score_part(part: Part) -> Scored:
         source = replace(source, picked=part.picked)
         metric = fitted(metric_named(part.metric), next(iter(source)))
         reference = None if part.reference is None else Reference(metric, part.reference, threads=1, room=0)
-        result = score(metric, part.model, source, reference=reference, threads=1)
+        result = score(metric, part.model, source, reference=reference, threads=1, runtime=part.runtime)
     except NothingCountsError:  # other parts may have labels that count
         return np.zeros((0, 2)), None, len(part.picked), ()
     except RequantError as error:

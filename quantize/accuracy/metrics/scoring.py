@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ....calibration.session import Array, ModelSource, Serialized
+from ....calibration.session import Array, ModelSource
 from ....calibration.sources import Source
-from ....system.scratch import scratch_folder
+from ...model.as_file import as_file
 from ...runtime.own_state import OwnState
 from ...runtime.progress import Progress, silent
+from ...runtime.runtimes import STOCK, LoadedModel, Runtime
 from ...runtime.session import Runner
 from ..classes import Outputs
 from .named import Metric, own_value
@@ -213,6 +211,7 @@ def score(
     reference: Against = None,
     progress: Progress = silent,
     threads: int = 0,
+    runtime: Runtime = STOCK,
 ) -> Score:
     """Run a model over data once, sample by sample, and return its score. Over sequences it carries its own state.
 
@@ -226,6 +225,7 @@ def score(
             with the float model.
         progress: Called with a stage, the part that is done, and the total (None: unknown).
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
+        runtime: What runs the model; the reference runs in ONNX Runtime.
 
     Raises:
         RequantError: The model cannot be loaded or run, labels are missing or do not fit, or the metric fails; the
@@ -235,13 +235,14 @@ def score(
         with as_file(model) as path:
             value, parts = own_value(metric, path)
         return Score(metric, value, parts)
-    scorer, against, run, state = Scorer(metric), _reference(metric, reference), None, OwnState()
+    scorer, against, state = Scorer(metric), _reference(metric, reference), OwnState()
+    run: LoadedModel | None = None
     for count, sample in enumerate(data, 1):
         check_label(metric, sample)  # before the first run
         if run is None:
             metric = fitted(metric, sample)
             scorer, against = Scorer(metric), _reference(metric, reference)
-            run = Runner(model, threads=threads)
+            run = runtime.open(model, threads=threads)
         expected = NOTHING if against is None else against(sample)
         scorer.add(state.run(run, sample), sample, expected)
         progress(metric.name, count, data.length)
@@ -296,38 +297,3 @@ def join(scores: Sequence[Score]) -> Score:
     samples = sum(each.samples for each in scores)
     metric = scores[0].metric
     return Score(metric, metric.of(parts), parts, None if own_rows else entries, samples, notes)
-
-
-@contextmanager
-def as_file(model: ModelSource, folder: Path | None = None) -> Iterator[str]:
-    """Return the path of a model. A model in memory is written into a temporary folder, in `folder`.
-
-    Raises:
-        RequantError: The file does not exist.
-    """
-    if not isinstance(model, (bytes, Serialized)):
-        if not Path(model).is_file():
-            raise RequantError(f"{os.fspath(model)}: no such file")
-        yield os.fspath(model)
-        return
-    with scratch_folder(folder) as scratch:
-        path = os.path.join(scratch, "model.onnx")
-        if isinstance(model, bytes) or (model.folder is None and not model.weights):
-            Path(path).write_bytes(model if isinstance(model, bytes) else model.data)
-        else:
-            _write(model, path)
-        yield path
-
-
-def _write(model: Serialized, path: str) -> None:
-    """Write a model, with its weights in files beside it."""
-    import onnx
-    from onnx import external_data_helper, numpy_helper
-
-    proto = onnx.load_model_from_string(model.data)
-    for tensor in proto.graph.initializer:
-        if tensor.name in model.weights:
-            tensor.CopyFrom(numpy_helper.from_array(np.asarray(model.weights[tensor.name]), tensor.name))
-    if model.folder is not None:
-        external_data_helper.load_external_data_for_model(proto, os.fspath(model.folder))
-    onnx.save_model(proto, path, save_as_external_data=True)

@@ -103,7 +103,7 @@ def test_kernel_times_with_waiting_are_found_and_shortened() -> None:
 
     def once(long: float, cpu: float | None) -> Profile:
         runs = [KernelRun(name, "", "Conv", ms, 0, ()) for name, ms in (("long", long), ("short", 1.0))]
-        return Profile(tuple(runs), ir.Graph([], [], nodes=[]), long + 1.0, cpu)
+        return Profile(tuple(runs), long + 1.0, cpu)
 
     waited, quiet = once(9.0, 5.5), once(4.0, 5.2)
     assert not settled([waited])

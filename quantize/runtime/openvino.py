@@ -1,0 +1,185 @@
+"""OpenVINO on the CPU as a runtime: load models, run them, and profile them."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache, cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ... import RequantError
+from ...calibration.session import Array, ModelSource, describe
+from ...system.printable import one_line
+from ..model.as_file import as_file
+from .clock import clock_of
+from .machine import Machine
+from .openvino_kernels import kernels_of, measured_totals
+from .profile import Profile
+from .runtimes import Identity, LoadedModel, Runtime
+
+MISSING = "the runtime openvino is not installed: pip install 'requant[openvino]'"
+DEFAULT = "default"
+SHAPES = 8
+"""A model is compiled for each of so many sets of shapes of its inputs, and once more for all others."""
+NOISE = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+?:\d+:|FrontEnd API failed with \w+:")
+"""What OpenVINO says of its own source in an error."""
+
+
+class OpenVino(Runtime):
+    """OpenVINO's CPU plug-in.
+
+    Attributes:
+        precision: In which type it computes float operators: ``f32``, or its ``default``, which is bfloat16 where the
+            CPU has instructions for it.
+    """
+
+    def __init__(self, precision: str = DEFAULT) -> None:
+        """Find OpenVINO.
+
+        Raises:
+            RequantError: It is not installed.
+        """
+        if find_spec("openvino") is None:
+            raise RequantError(MISSING)
+        self.precision = precision
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Its name and version, and the type of float operators."""
+        found = self.precision
+        if found == DEFAULT:
+            found = _core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+        return Identity("OpenVINO", _openvino().__version__.partition("-")[0], found)
+
+    def open(self, model: ModelSource, *, threads: int = 0, lean: bool = False) -> LoadedModel:
+        """Load a model; see `Runtime.open`."""
+        return OpenVinoModel(model, self._settings(threads))
+
+    def profile(self, model: ModelSource, feed: Mapping[str, Array], *, threads: int, times: int) -> Profile:
+        """Run a model and read its counters; see `Runtime.profile`.
+
+        They are whole microseconds, means over all runs of the compiled model. The first run is not counted. With one
+        thread the means become shorter in proportion: all together take at most the CPU time of the fastest run.
+        """
+        loaded = OpenVinoModel(model, {**self._settings(threads), "PERF_COUNT": True})
+        loaded(feed)
+        before, spent = measured_totals(loaded.executed(feed), 1), []
+        for _ in range(times):
+            start = time.thread_time(), time.perf_counter()
+            loaded(feed)
+            spent.append((time.thread_time() - start[0], time.perf_counter() - start[1]))
+        graph = loaded.executed(feed)
+        after = measured_totals(graph, times + 1)
+        took = {name: max(total - before.get(name, 0.0), 0.0) / times for name, total in after.items()}
+        cpu, wall = (1e6 * min(each) for each in zip(*spent, strict=True))
+        alone = clock_of(threads) == "cpu"
+        share = min(cpu / max(math.fsum(took.values()), cpu), 1.0) if alone else 1.0
+        kernels = kernels_of(graph, {name: share * each for name, each in took.items()})
+        return Profile(kernels, wall, cpu if alone else None)
+
+    def machine(self, threads: int) -> Machine:
+        """Return this machine with this runtime; see `Runtime.machine`."""
+        return Machine.here(threads, str(self.identity))
+
+    def _settings(self, threads: int) -> dict[str, Any]:
+        """Return the properties of a compiled model."""
+        given: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+        if threads:
+            given["INFERENCE_NUM_THREADS"] = threads
+        return given if self.precision == DEFAULT else {**given, "INFERENCE_PRECISION_HINT": self.precision}
+
+
+class OpenVinoModel:
+    """A model in OpenVINO. It is compiled for the shapes of each feed, because free axes cost time."""
+
+    def __init__(self, model: ModelSource, settings: Mapping[str, Any]) -> None:
+        """Read a model.
+
+        Args:
+            model: The model.
+            settings: The properties with which it is compiled.
+
+        Raises:
+            RequantError: OpenVINO cannot read it.
+        """
+        self._name, self._settings = describe(model), dict(settings)
+        try:
+            with as_file(model) as path:
+                self._model = _core().read_model(path)
+        except RuntimeError as error:
+            raise RequantError(f"{self._name}: OpenVINO cannot load the model: {_reason(error)}") from error
+        self.outputs = tuple(output.get_any_name() for output in self._model.outputs)
+        self._inputs = {name: each.get_any_name() for each in self._model.inputs for name in each.get_names()}
+        self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
+
+    def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:
+        """Run one feed.
+
+        Raises:
+            RequantError: OpenVINO refuses the feed or the model.
+        """
+        try:
+            given = self._given(feed)
+            found = self._request(given).infer(given, share_inputs=True)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise RequantError(f"{self._name}: OpenVINO cannot run the model: {_reason(error)}") from error
+        return {name: np.asarray(found[index]) for index, name in enumerate(self.outputs)}
+
+    def executed(self, feed: Mapping[str, Array]) -> Any:
+        """Return the graph that OpenVINO executed for a feed, an ``openvino.Model``."""
+        return self._request(self._given(feed)).get_compiled_model().get_runtime_model()
+
+    def _given(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Return a feed by OpenVINO's names of the inputs.
+
+        Raises:
+            ValueError: An input is missing: OpenVINO would compute with what was there before.
+        """
+        missing = next(
+            (name for name, known in self._inputs.items() if known not in {*map(self._inputs.get, feed)}), ""
+        )
+        if missing:
+            raise ValueError(f"input {missing!r} is missing")
+        return {self._inputs[name]: array for name, array in feed.items() if name in self._inputs}
+
+    def _request(self, given: Mapping[str, Array]) -> Any:
+        """Return the compiled model for the shapes of a feed."""
+        shapes = tuple(np.shape(given[name]) for name in sorted(given))
+        if shapes in self._requests:
+            return self._requests[shapes]
+        known = len(self._requests) < SHAPES
+        if not known and () in self._requests:
+            return self._requests[()]
+        model = self._model
+        if known and model.is_dynamic():
+            model = model.clone()
+            model.reshape({name: list(np.shape(array)) for name, array in given.items()})
+        compiled = _core().compile_model(model, "CPU", self._settings)
+        made = self._requests[shapes if known else ()] = compiled.create_infer_request()
+        return made
+
+
+def _openvino() -> Any:
+    """Return the package ``openvino``, without its telemetry."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # an import of it fails, and it goes on
+    import openvino
+
+    return openvino
+
+
+@cache
+def _core() -> Any:
+    """Return OpenVINO's entry point; all models share it."""
+    return _openvino().Core()
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of OpenVINO says, in one line, without the places in its source."""
+    lines = [NOISE.sub("", line).strip() for line in str(error).splitlines()]
+    return one_line("; ".join(line for line in lines if line).strip("; ")) or type(error).__name__
