@@ -101,6 +101,7 @@ def insert_qdq(
         exact,
         shifted=shifted,
         blocks=scheme.blocks,
+        portable=plan.portable,
     )
     nodes = nodes_by_name(model)
     for name, adjustment in weights.adjusted.items():

@@ -14,7 +14,7 @@ from .graph import add_initializer, constant, drop_unused, graph_of, release, so
 from .ops import OPS, Op
 from .plan import Unit
 from .qparams import Array, BlockForm, QParams, fit_bias, quantize, quantize_bias
-from .saturation import relieve
+from .saturation import even_channels, relieve
 from .writer import Writer
 
 WeightParams = Callable[[Array, "int | None"], QParams]
@@ -62,6 +62,7 @@ class WeightWriter:
         means: Mean per channel of the tensors that integer units read, for bias correction.
         adjusted: By unit, weights and corrections that override rounding to nearest and `means`.
         exact: Whether the target adds products in 32 bits. If not, channels that can saturate 16 bits lose range.
+        portable: Whether the target may be another runtime, whose convolutions add other pairs.
         relieved: By unit, the number of channels that lost range; filled by `within`.
         shifted: Units whose int8 weights have the zero point -1.
         blocks: The form of weights in blocks.
@@ -75,6 +76,7 @@ class WeightWriter:
     relieved: dict[str, int] = field(default_factory=dict)
     shifted: frozenset[str] = frozenset()
     blocks: BlockForm = field(default_factory=BlockForm)
+    portable: bool = False
 
     def static(self, node: ir.Node, unit: Unit, input_scale: float) -> int:
         """Store weights as int8 and the bias as int32, for a unit with uint8 inputs; return the number of constants."""
@@ -139,6 +141,8 @@ class WeightWriter:
         if self.exact:
             return params
         lower = relieve(params, array, channel_axis, group=group)
+        if self.portable and unit.op == "Conv":
+            lower = relieve(lower, even_channels(array), channel_axis, group=group)
         changed = int(np.count_nonzero(lower.scale != params.scale))
         if changed:
             self.relieved[unit.name] = self.relieved.get(unit.name, 0) + changed  # an LSTM has two matrices

@@ -21,6 +21,10 @@ onnxruntime/core/providers/cpu/quantization):
 - uint8 weights: no pairs; both factors are widened to 16 bits (x86_64/QgemmU8U8KernelAvx2.S).
 
 The same holds for int8 activations in a QDQ model: the runtime converts them to uint8.
+
+OpenVINO's kernels add the same pairs, except in convolutions that are not depthwise: they fill the channels of each tap
+with zeros to a multiple of four (oneDNN, src/cpu/x64/jit_uni_x8s8s32x_conv_kernel.cpp), so that no pair has channels of
+two taps. `even_channels` makes such pairs.
 """
 
 from __future__ import annotations
@@ -84,6 +88,15 @@ def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 
         _fit(raised, first[over], second[over], over[1])
     raised_scale = np.asarray(scale.max()) if params.axis is None else scale
     return QParams(scale=raised_scale, zero_point=params.zero_point, axis=params.axis)
+
+
+def even_channels(weights: Array) -> Array:
+    """Return the weights of a convolution, (M, C/g, *kernel), with an even number of input channels; more are zero.
+
+    A depthwise convolution stays as it is: no kernel adds its products in pairs.
+    """
+    odd = weights.shape[1] % 2 if weights.shape[1] > 1 else 0
+    return np.pad(weights, [(0, 0), (0, odd), *[(0, 0)] * (weights.ndim - 2)]) if odd else weights
 
 
 def pair_partners(weights: Array, channel_axis: int, *, group: int = 1) -> Array:

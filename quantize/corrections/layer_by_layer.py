@@ -160,7 +160,11 @@ def walk_layers(
     integers.plan([visit.int8_input for visit in visits])
     scales = with_common_scales(job, plan, candidate.qparams, {})
     writer = WeightWriter(
-        Writer.of(job.simple, job.scheme), job.scheme.weight_params, adjusted=scales, exact=job.no_saturation
+        Writer.of(job.simple, job.scheme),
+        job.scheme.weight_params,
+        adjusted=scales,
+        exact=job.no_saturation,
+        portable=job.policy.portable,
     )
     runners: dict[Key, Runner] = {}
     for visit in visits:
