@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from benchmarks.tables import plain_table, print_table
-from requant.quantize import Comparison, Options, compare_models, quantize_model
+from requant.quantize import Comparison, Options, Setting, compare_models, quantize_model
 from requant.quantize.runtime.inputs import open_data, stacked
 from requant.quantize.runtime.profile import KernelRun, executed
 
@@ -39,7 +39,7 @@ def second_convolution(model: Path, feed: dict[str, Any], threads: int) -> tuple
 
 def measure(int8: Path, batch: int, threads: int) -> tuple[Comparison, dict[str, Any]]:
     """Compare the two models and profile them in turn."""
-    found = compare_models(MODEL, int8, TEST, batch=batch, threads=threads)
+    found = compare_models(MODEL, int8, TEST, batch=batch, setting=Setting(threads))
     feed = stacked(open_data(MODEL, TEST), batch).feed
     rounds = [[second_convolution(model, feed, threads) for model in (MODEL, int8)] for _ in range(ROUNDS)]
     best = [min((r[i] for r in rounds), key=lambda pair: pair[0].microseconds) for i in (0, 1)]

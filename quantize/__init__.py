@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .placement.rules import choose
     from .project.check import check_project
     from .result import FloatNode, Frontier, Point, Result
+    from .runtime.runtimes import Setting
     from .runtime.timing import Latency
     from .sensitivity.result import Sensitivity, TensorRow, UnitRow
     from .steps.calibrate import Calibration, calibrate_model, log_model, merge_ranges
@@ -55,6 +56,7 @@ __all__ = [
     "Search",
     "Selection",
     "Sensitivity",
+    "Setting",
     "Strategy",
     "TensorRow",
     "TransformOptions",
@@ -95,6 +97,7 @@ HOMES = {
     ".placement.rules": ("choose",),
     ".project.check": ("check_project",),
     ".result": ("FloatNode", "Result"),
+    ".runtime.runtimes": ("Setting",),
     ".runtime.timing": ("Latency",),
     ".options.declared": ("Strategy",),
     ".options.selection": ("Selection",),

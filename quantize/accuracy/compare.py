@@ -17,6 +17,7 @@ from ...calibration.state import Link, summary
 from ..model.files import Weights, load_model, size_on_disk
 from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
+from ..runtime.runtimes import PLAIN, STOCK, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
 from .classes import Outputs
 from .drop import Versus, versus
@@ -51,6 +52,7 @@ class Comparison:
         data: A description of the data.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the INT8 model with its external data.
+        runtime: What ran the INT8 model and timed both; empty for ONNX Runtime.
     """
 
     accuracy: Accuracy
@@ -60,6 +62,7 @@ class Comparison:
     data: str = ""
     float_bytes: int = 0
     int8_bytes: int = 0
+    runtime: str = ""
 
     @property
     def verdict(self) -> str:
@@ -78,7 +81,8 @@ class Comparison:
         where = self.measured_on
         metric = () if self.metric is None else metric_rows(self.metric, where)
         shown = "" if self.metric is None else self.metric.metric.name
-        rows = [data_row(self.accuracy.samples, self.data), *metric]
+        rows = [("runtime", self.runtime)] if self.runtime else []
+        rows += [data_row(self.accuracy.samples, self.data), *metric]
         rows += accuracy_rows(self.accuracy, where, shown)
         rows += (row for timed in self.latencies for row in latency_rows(timed))
         rows.append(size_row(self.float_bytes, self.int8_bytes))
@@ -97,6 +101,7 @@ class Comparison:
         return {
             "verdict": self.verdict,
             "data": self.data,
+            "runtime": self.runtime or str(STOCK.identity),
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
             "state": list(map(str, self.state)),
@@ -118,7 +123,7 @@ def compare_models(
     data: DataSource,
     *,
     batch: int = 1,
-    threads: int = 1,
+    setting: Setting = PLAIN,
     progress: Progress = silent,
     metric: str | Metric | None = None,
 ) -> Comparison:
@@ -129,7 +134,7 @@ def compare_models(
         int8_model: The path of the INT8 model.
         data: A data source; with labels, broken and fixed items are counted.
         batch: Items per run for a second measurement of latency; 1 for none.
-        threads: Threads inside one operator for the latency; 0 leaves the choice to the runtime.
+        setting: How the models run. The outputs are compared with those of the float model in ONNX Runtime.
         progress: Called with a stage, the part that is done, and the total (None: unknown).
         metric: A metric for both models; see `requant.quantize.accuracy.metrics.metric_named`.
 
@@ -145,17 +150,20 @@ def compare_models(
         chosen = fitted(chosen, first)
     loads = loads_of(source, (1, batch) if batch > 1 else (1,))
     models, weights = (Path(float_model), Path(int8_model)), Weights.of(load_model(float_model))
+    runtime = setting.opened()
+    timed = tuple(Sessions(model, keep=False, runtime=runtime) for model in models)
     pair = None if chosen is None else _Pair(chosen)
     watch = None if pair is None else pair.add
-    accuracy = judge_pair(*models, source, partial(_report, progress, source), weights=weights, watch=watch)
+    accuracy = judge_pair(models[0], timed[1], source, partial(_report, progress, source), weights=weights, watch=watch)
     compared = None if pair is None else pair.result(models, source)
     latencies = []
     for load in loads:
         progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
-        timed = time_models(models, load.feed, weights=weights, threads=threads, batch=load.batch)
-        latencies.append(replace(timed, regime=load.regime))
+        found = time_models(timed, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
+        latencies.append(replace(found, regime=load.regime))
     sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
-    return Comparison(accuracy, tuple(latencies), compared, source.links, source.description, **sizes)
+    where = "" if runtime is STOCK else str(runtime.identity)
+    return Comparison(accuracy, tuple(latencies), compared, source.links, source.description, runtime=where, **sizes)
 
 
 def _report(progress: Progress, source: Source, done: int) -> None:

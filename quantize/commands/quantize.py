@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
+from ..options.declared import BATCH, BATCHES, METRICS, PRECISION, QUANTIZE, RUNTIME
 from .app import PATH, TYPED, Commands, Talking, option, shown_progress, shows_tables
 from .options import (
     click_option,
@@ -84,6 +84,8 @@ def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
 @lower_option
 @click_option(BATCH, help="Also time runs of N items.")
 @threads_option
+@click_option(RUNTIME)
+@click_option(PRECISION)
 @json_option
 def compare(
     float_model: Path,
@@ -93,14 +95,18 @@ def compare(
     lower: bool,
     batch: int,
     threads: int,
+    runtime: str,
+    precision: str,
     as_json: bool,
 ) -> None:
     """Compare INT8 with FLOAT: accuracy, noise and latency.
 
     \b
     requant compare model.onnx model_int8.onnx --data test.npz
+
+    The outputs are compared with those of FLOAT in ONNX Runtime, and the latency with that of FLOAT in --runtime.
     """
-    from .. import compare_models
+    from .. import Setting, compare_models
     from ..accuracy.metrics import metric_named
 
     if lower and metric is None:
@@ -108,7 +114,13 @@ def compare(
     chosen = None if metric is None else metric_named(metric, lower=lower)
     with shown_progress() as progress:
         comparison = compare_models(
-            float_model, int8_model, data, batch=batch, threads=threads, progress=progress, metric=chosen
+            float_model,
+            int8_model,
+            data,
+            batch=batch,
+            setting=Setting(threads, runtime, precision),
+            progress=progress,
+            metric=chosen,
         )
     if as_json:
         print_json(comparison.to_json())

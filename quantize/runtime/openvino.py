@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from functools import cache, cached_property
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -95,8 +96,29 @@ class OpenVino(Runtime):
         return given if self.precision == DEFAULT else {**given, "INFERENCE_PRECISION_HINT": self.precision}
 
 
+class _Compiled:
+    """A compiled model. A request serves one thread at a time, so each concurrent run has its own."""
+
+    def __init__(self, model: Any, settings: Mapping[str, Any]) -> None:
+        self.compiled = _core().compile_model(model, "CPU", settings)
+        self._idle: list[Any] = []
+
+    def run(self, given: Mapping[str, Array]) -> Any:
+        """Run a feed."""
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self.compiled.create_infer_request()
+        found = request.infer(given, share_inputs=True)
+        self._idle.append(request)
+        return found
+
+
 class OpenVinoModel:
-    """A model in OpenVINO. It is compiled for the shapes of each feed, because free axes cost time."""
+    """A model in OpenVINO. It is compiled for the shapes of each feed, because free axes cost time.
+
+    Several threads may run it at the same time.
+    """
 
     def __init__(self, model: ModelSource, settings: Mapping[str, Any]) -> None:
         """Read a model.
@@ -116,7 +138,8 @@ class OpenVinoModel:
             raise RequantError(f"{self._name}: OpenVINO cannot load the model: {_reason(error)}") from error
         self.outputs = tuple(output.get_any_name() for output in self._model.outputs)
         self._inputs = {name: each.get_any_name() for each in self._model.inputs for name in each.get_names()}
-        self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._compiled: dict[tuple[tuple[int, ...], ...], _Compiled] = {}
+        self._lock = Lock()
 
     def __call__(self, feed: Mapping[str, Array]) -> dict[str, Any]:
         """Run one feed.
@@ -126,14 +149,14 @@ class OpenVinoModel:
         """
         try:
             given = self._given(feed)
-            found = self._request(given).infer(given, share_inputs=True)
+            found = self._compiled_for(given).run(given)
         except (RuntimeError, TypeError, ValueError) as error:
             raise RequantError(f"{self._name}: OpenVINO cannot run the model: {_reason(error)}") from error
         return {name: np.asarray(found[index]) for index, name in enumerate(self.outputs)}
 
     def executed(self, feed: Mapping[str, Array]) -> Any:
         """Return the graph that OpenVINO executed for a feed, an ``openvino.Model``."""
-        return self._request(self._given(feed)).get_compiled_model().get_runtime_model()
+        return self._compiled_for(self._given(feed)).compiled.get_runtime_model()
 
     def _given(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Return a feed by OpenVINO's names of the inputs.
@@ -148,21 +171,27 @@ class OpenVinoModel:
             raise ValueError(f"input {missing!r} is missing")
         return {self._inputs[name]: array for name, array in feed.items() if name in self._inputs}
 
-    def _request(self, given: Mapping[str, Array]) -> Any:
+    def _compiled_for(self, given: Mapping[str, Array]) -> _Compiled:
         """Return the compiled model for the shapes of a feed."""
         shapes = tuple(np.shape(given[name]) for name in sorted(given))
-        if shapes in self._requests:
-            return self._requests[shapes]
-        known = len(self._requests) < SHAPES
-        if not known and () in self._requests:
-            return self._requests[()]
-        model = self._model
-        if known and model.is_dynamic():
-            model = model.clone()
-            model.reshape({name: list(np.shape(array)) for name, array in given.items()})
-        compiled = _core().compile_model(model, "CPU", self._settings)
-        made = self._requests[shapes if known else ()] = compiled.create_infer_request()
-        return made
+        with self._lock:
+            known = self._compiled.get(shapes)
+            if known is None and len(self._compiled) >= SHAPES:
+                shapes = ()
+                known = self._compiled.get(shapes)
+            if known is None:
+                known = self._compiled[shapes] = _Compiled(
+                    self._fitted(given) if shapes else self._model, self._settings
+                )
+        return known
+
+    def _fitted(self, given: Mapping[str, Array]) -> Any:
+        """Return the model with the shapes of a feed."""
+        if not self._model.is_dynamic():
+            return self._model
+        model = self._model.clone()
+        model.reshape({name: list(np.shape(array)) for name, array in given.items()})
+        return model
 
 
 def _openvino() -> Any:

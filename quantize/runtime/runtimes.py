@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ... import RequantError
 from ...calibration.session import Array, ModelSource
 from .machine import Machine
 from .profile import Profile, profiled
 from .session import Runner
 
-ONNXRUNTIME, OPENVINO = "onnxruntime", "openvino"
+ONNXRUNTIME, DEFAULT = "onnxruntime", "default"
 
 
 class LoadedModel(Protocol):
@@ -115,7 +116,36 @@ class OnnxRuntime(Runtime):
 STOCK = OnnxRuntime()
 
 
-def runtime_named(name: str, precision: str = "default") -> Runtime:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How models run.
+
+    Attributes:
+        threads: Threads inside one operator while they are timed; 0 leaves the choice to the runtime.
+        runtime: ``onnxruntime`` or ``openvino``.
+        precision: In which type OpenVINO computes float operators: ``f32``, or its ``default``.
+    """
+
+    threads: int = 1
+    runtime: str = ONNXRUNTIME
+    precision: str = DEFAULT
+
+    def opened(self) -> Runtime:
+        """Return the runtime.
+
+        Raises:
+            RequantError: It is not installed, or ONNX Runtime is to compute in another type.
+        """
+        if self.runtime == ONNXRUNTIME and self.precision != DEFAULT:
+            raise RequantError(f"--precision {self.precision} needs --runtime openvino")
+        return runtime_named(self.runtime, self.precision)
+
+
+PLAIN = Setting()
+"""One thread in ONNX Runtime."""
+
+
+def runtime_named(name: str, precision: str = DEFAULT) -> Runtime:
     """Return a runtime.
 
     Args:

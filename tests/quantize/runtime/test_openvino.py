@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.cli import main
-from requant.quantize import Options, quantize_model
+from requant.quantize import Options, Setting, compare_models, quantize_model
 from requant.quantize.placement import costs
 from requant.quantize.runtime import openvino, openvino_kernels
 from requant.quantize.runtime.attribution import Owners
@@ -50,8 +51,8 @@ def net() -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def image(*shape: int) -> dict[str, Any]:
-    return {"x": np.random.default_rng(1).normal(size=shape).astype(np.float32)}
+def image(*shape: int, seed: int = 1) -> dict[str, Any]:
+    return {"x": np.random.default_rng(seed).normal(size=shape).astype(np.float32)}
 
 
 def test_a_model_has_the_outputs_of_the_other_runtime_at_any_shape() -> None:
@@ -69,7 +70,16 @@ def test_models_are_compiled_for_few_shapes_and_then_for_all() -> None:
     model = OpenVinoModel(net(), {})
     for length in range(4, 4 + SHAPES + 5):
         model(image(1, 3, length, 5))
-    assert len(model._requests) == SHAPES + 1
+    assert len(model._compiled) == SHAPES + 1
+
+
+def test_several_threads_may_run_a_model() -> None:
+    model, feeds = OpenVino("f32").open(net(), threads=1), [image(1, 3, 16, 16, seed=seed) for seed in range(64)]
+    expected = [model(feed)["r"] for feed in feeds]
+    with ThreadPoolExecutor(4) as workers:
+        found = list(workers.map(lambda feed: model(feed)["r"], feeds * 4))
+    for one, other in zip(found, expected * 4, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["missing", "text", "feed", "shape"])
@@ -258,6 +268,23 @@ def test_a_search_scores_models_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["search"]["tried"]
     assert found["runtime"].endswith("(f32)")
     assert len(opened) > 3
+
+
+def test_models_are_compared_there(tmp_path: Path) -> None:
+    options = Options(portable=True, force_int8=True, samples=64, seconds=0.05, effort="low")
+    model, data = DIGITS / "digits.onnx", f"{DIGITS / 'digits.npz'}:calib"
+    quantize_model(model, data, tmp_path / "q.onnx", options)
+    found = compare_models(model, tmp_path / "q.onnx", data, setting=Setting(runtime="openvino", precision="f32"))
+    assert found.to_json()["runtime"] == dict(found.rows())["runtime"] == str(OpenVino("f32").identity)
+    other = compare_models(model, tmp_path / "q.onnx", data)
+    assert other.to_json()["runtime"] == str(STOCK.identity)
+    assert "runtime" not in dict(other.rows())
+    assert found.accuracy.sqnr_db != other.accuracy.sqnr_db  # it rounds elsewhere
+    assert found.accuracy.worst_sqnr_db > 20
+    command = ["compare", str(model), str(tmp_path / "q.onnx"), "--data", data, "--precision", "f32"]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2
+    assert "--precision f32 needs --runtime openvino" in refused.stderr
 
 
 @pytest.mark.parametrize(
