@@ -2,12 +2,13 @@
 
     python -m benchmarks.models KIT... [--only mbv1_075,minilm_l3] [--contenders default,dynamic] [--models kept]
     python -m benchmarks.models KIT... --json > rows.jsonl
+    python -m benchmarks.models KIT... --options "--runtime openvino" --contenders default
 
 KIT is the script of a kit, or a folder with one script. A script has a dict ``TASKS`` whose values have the path of
 their float ``model``; a function ``NAME_calib`` for each task that yields calibration feeds; and a command
 ``compare TASK FLOAT INT8`` that prints the metric of both models: ``name FLOAT -> INT8``, or a table in which ``*``
 marks the row ``name FLOAT INT8 CHANGE``. It may print ``broken by INT8 N, fixed by INT8 N, of N`` and ``agreement of
-predictions N %``.
+predictions N %``. With the option ``--runtime openvino`` all metrics and times are those in OpenVINO.
 
 Each contender quantizes in a process of its own. Then one process runs the float model, the simplified float model and
 all contenders in turn on the first calibration feeds, on one thread; the minimum of CPU time counts. The rows of a task
@@ -40,6 +41,7 @@ RELATIVE = 0.01
 """The largest drop, as a share of the float value."""
 POINTS = {"top1": 0.003}
 """The largest drop of metrics that are shares of classified items."""
+IN_OPENVINO = Path(__file__).with_name("in_openvino.py")
 FEEDS = 3
 """The number of feeds that are timed."""
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
@@ -70,6 +72,11 @@ class Job:
     folder: Path
     options: tuple[str, ...] = ()
     seconds: float = 10.0
+
+    @property
+    def runtime(self) -> str:
+        """What runs the models: a key of `LOADERS`."""
+        return "openvino" if "openvino" in self.options else "onnxruntime"
 
     @property
     def data(self) -> str:
@@ -272,7 +279,9 @@ def compared(job: Job, row: Row) -> Row:
     """Return a row with the metric of the float model and of the contender's model."""
     if row.error:
         return row
-    command = [sys.executable, str(job.script), "compare", job.task, str(job.model), str(job.output(row.contender))]
+    judge = [str(IN_OPENVINO)] if job.runtime == "openvino" else []
+    models = [str(job.model), str(job.output(row.contender))]
+    command = [sys.executable, *judge, str(job.script), "compare", job.task, *models]
     try:
         return replace(row, **judged(run(command)))
     except ContenderError as error:
@@ -284,7 +293,7 @@ def timed(job: Job, rows: Sequence[Row]) -> list[Row]:
     models = {"float": job.model, "simplified": job.simple}
     models |= {row.contender: job.output(row.contender) for row in rows if not row.error}
     cases = [
-        {"name": name, "model": str(path), "runtime": "onnxruntime"} for name, path in models.items() if path.is_file()
+        {"name": name, "model": str(path), "runtime": job.runtime} for name, path in models.items() if path.is_file()
     ]
     try:
         if not job.feeds.is_file():
