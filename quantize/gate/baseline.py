@@ -15,6 +15,7 @@ from ... import RequantError, UnknownNameError
 from ..accuracy.drop import Allowance, parse_drop
 from ..accuracy.metrics import Metric, Score
 from ..runtime.machine import Machine
+from ..runtime.runtimes import PLAIN, Setting
 
 DEFAULTS: Mapping[str, str] = {"share": "0.005", "dB": "0.5", "": "1%"}
 """The default tolerance of a metric, by its unit."""
@@ -242,6 +243,8 @@ class Measured:
         stored: Bytes of each large constant by name.
         layers: The layers by name of a node.
         noise: The SQNR in dB of the output of a node on a few samples, by name of the node; some may be missing.
+        setting: What ran the models.
+        runtime: Its name and version, and the type of its float operators.
     """
 
     float_model: str
@@ -256,6 +259,8 @@ class Measured:
     stored: Mapping[str, int] = field(default_factory=dict)
     layers: Mapping[str, Layer] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
+    setting: Setting = PLAIN
+    runtime: str = ""
 
 
 @dataclass(frozen=True, slots=True)

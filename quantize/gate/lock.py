@@ -21,12 +21,13 @@ from ...calibration.files import write_atomically
 from ...calibration.npy import DEFLATE
 from ...calibration.session import Array
 from ..accuracy.metrics import Score, metric_named
+from ..runtime.runtimes import PLAIN, Setting
 from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances
 
 FORMAT = "requant.lock"
 VERSION = 1
 MALFORMED = "malformed, --update writes a new one"
-PLAIN = ("float_model", "int8_model", "mac_share", "size", "opset")
+COPIED = ("float_model", "int8_model", "mac_share", "size", "opset")
 """Attributes of `Measured` that are written as they are."""
 
 
@@ -50,6 +51,14 @@ class ScoredRow(msgspec.Struct, frozen=True, rename={"before": "float", "after":
     rows: Packed | None
 
 
+class RuntimeRow(msgspec.Struct, frozen=True):
+    """What ran the models, as the file has it; files of old versions are of ONNX Runtime."""
+
+    name: Literal["onnxruntime", "openvino"]
+    precision: Literal["default", "f32"]
+    identity: str
+
+
 class Document(msgspec.Struct, frozen=True):
     """The file. Mappings with a row per line are converted row by row, so that errors name the row."""
 
@@ -67,6 +76,7 @@ class Document(msgspec.Struct, frozen=True):
     stored: dict[str, object]
     layers: dict[str, object]
     noise: dict[str, Number]
+    runtime: RuntimeRow | None = None
 
 
 class LayerRow(msgspec.Struct, frozen=True, array_like=True):
@@ -132,13 +142,14 @@ def check_writable(*paths: Path | None) -> None:
 
 def _document(baseline: Baseline) -> dict[str, Any]:
     """Return a baseline as plain JSON values."""
-    measured = baseline.measured
+    measured, setting = baseline.measured, baseline.measured.setting
     return {
         "format": FORMAT,
         "version": VERSION,
         "tolerances": baseline.tolerances.to_json(),
         "samples": baseline.samples,
-        **{name: getattr(measured, name) for name in PLAIN},
+        **{name: getattr(measured, name) for name in COPIED},
+        "runtime": {"name": setting.runtime, "precision": setting.precision, "identity": measured.runtime},
         "metrics": {name: _scored_json(scored) for name, scored in measured.scores.items()},
         "data": asdict(measured.data),
         "latency": None if measured.speed is None else asdict(measured.speed),
@@ -215,9 +226,10 @@ def _baseline(document: object, name: str) -> Baseline:
     """Return the baseline of a document from a file of this name."""
     read = convert(document, Document, MALFORMED)
     rows = convert_rows(read.metrics, ScoredRow, f"{MALFORMED}: metrics")
+    ran = read.runtime
     scores = {key: _scored(key, row, f"{MALFORMED}: metrics {key!r}") for key, row in rows.items()}
     measured = Measured(
-        **{key: getattr(read, key) for key in PLAIN},
+        **{key: getattr(read, key) for key in COPIED},
         scores=scores,
         data=read.data,
         speed=read.latency,
@@ -228,6 +240,8 @@ def _baseline(document: object, name: str) -> Baseline:
             for key, layer in convert_rows(read.layers, LayerRow, f"{MALFORMED}: layers").items()
         },
         noise={key: float(value) for key, value in read.noise.items()},
+        setting=PLAIN if ran is None else Setting(runtime=ran.name, precision=ran.precision),
+        runtime="" if ran is None else ran.identity,
     )
     allowed = tolerances(read.tolerances, [scored.metric for scored in scores.values()])
     return Baseline(measured, allowed, read.samples, name)

@@ -24,8 +24,9 @@ from ..model.files import Weights, serialize, size_on_disk
 from ..runtime.clock import interleave
 from ..runtime.inputs import stacked
 from ..runtime.machine import Machine
-from ..runtime.profile import KernelRun, executed, integer_share
+from ..runtime.profile import RUNS, KernelRun, integer_share
 from ..runtime.progress import Progress
+from ..runtime.runtimes import PLAIN, Runtime, Sessions, Setting
 from ..runtime.session import Runner
 from .baseline import DataSummary, Measured, Scored, Speed, Statistics
 from .layers import opset_of
@@ -74,13 +75,13 @@ class Timing:
     Attributes:
         seconds: Duration of one measurement; 0 for no measurement.
         batch: Items per run.
-        threads: Threads inside one operator; with 0 the runtime chooses.
+        setting: What runs the models, and on how many threads.
         floor: The least acceptable speed-up. If all rounds are below it, the speed is measured again.
     """
 
     seconds: float
     batch: int
-    threads: int
+    setting: Setting
     floor: float = 0.0
 
 
@@ -114,9 +115,11 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
     Raises:
         RequantError: A model fails, the labels do not fit, or a metric fails.
     """
-    scores, data = _scores(pair, metrics, progress)
+    runtime = timing.setting.opened()
+    scores, data = _scores(pair, metrics, runtime, progress)
     progress("inspect", 0, None)
-    runs = executed(serialize(pair.int8_model), pair.first.feed, threads=timing.threads)
+    threads = timing.setting.threads
+    runs = runtime.profile(serialize(pair.int8_model), pair.first.feed, threads=threads, times=RUNS).runs
     speed = speed_of(pair, timing, progress) if timing.seconds > 0 else None
     return Measured(
         float_model=fingerprint(pair.float_model),
@@ -128,6 +131,8 @@ def measure_pair(pair: Pair, metrics: Sequence[Metric], timing: Timing, progress
         kernels=_kernels(runs),
         size=size_on_disk(pair.int8_path),
         opset=opset_of(pair.int8_model),
+        setting=replace(timing.setting, threads=PLAIN.threads),
+        runtime=str(runtime.identity),
     )
 
 
@@ -143,7 +148,9 @@ def _kernels(runs: Sequence[KernelRun]) -> dict[str, tuple[int, float]]:
 # ------------------------------------------------------------------------------------------------------- accuracy
 
 
-def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[dict[str, Scored], DataSummary]:
+def _scores(
+    pair: Pair, metrics: Sequence[Metric], runtime: Runtime, progress: Progress
+) -> tuple[dict[str, Scored], DataSummary]:
     """Score both models in one pass over the data; return the scores and a description of the data."""
     scorers = [(metric, Scorer(metric), Scorer(metric)) for metric in metrics if not _runs_itself(metric)]
     summarizer = _Summarizer()
@@ -160,7 +167,8 @@ def _scores(pair: Pair, metrics: Sequence[Metric], progress: Progress) -> tuple[
         progress("compare", done, pair.source.length)
 
     samples = summarizer.passing(pair.source)
-    judge_pair(pair.float_path, pair.int8_path, samples, tell, weights=pair.weights, watch=watch)
+    int8 = Sessions(pair.int8_path, keep=False, runtime=runtime)
+    judge_pair(pair.float_path, int8, samples, tell, weights=pair.weights, watch=watch)
     scores = {}
     for metric, one, two in scorers:
         after = two.result()
@@ -297,26 +305,28 @@ def speed_of(pair: Pair, timing: Timing, progress: Progress) -> Speed:
             break
     before, after = (min(times) for times in zip(*rounds, strict=True))
     ratios = tuple(round(one / two, 4) for one, two in rounds)
-    return Speed(ratios, 1e3 * before, 1e3 * after, timing.batch, Machine.here(timing.threads))
+    machine = timing.setting.opened().machine(timing.setting.threads)
+    return Speed(ratios, 1e3 * before, 1e3 * after, timing.batch, machine)
 
 
 def _rounds(pair: Pair, timing: Timing, sample: Sample) -> Callable[[], tuple[float, float]]:
     """Return a function that times one round: the least seconds of each model."""
     seconds = timing.seconds / ROUNDS
-    paths = (pair.float_path, pair.int8_path)
+    threads, runtime = timing.setting.threads, timing.setting.opened()
+    models = [Sessions(path, keep=False, runtime=runtime) for path in (pair.float_path, pair.int8_path)]
     if pair.weights.large:  # the models do not fit in memory together
 
         def alone() -> tuple[float, float]:
             found = time_models(
-                paths, sample.feed, weights=pair.weights, threads=timing.threads, batch=timing.batch, seconds=seconds
+                models, sample.feed, weights=pair.weights, threads=threads, batch=timing.batch, seconds=seconds
             )
             return found.float_ms / 1e3, found.int8_ms / 1e3
 
         return alone
-    runs = [partial(Runner(path, threads=timing.threads), sample.feed) for path in paths]
+    runs = [partial(model.fresh(threads=threads), sample.feed) for model in models]
 
     def together() -> tuple[float, float]:
-        first, second = interleave(runs, seconds=seconds, threads=timing.threads)
+        first, second = interleave(runs, seconds=seconds, threads=threads)
         return first.least, second.least
 
     return together

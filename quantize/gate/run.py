@@ -24,6 +24,7 @@ from ..model.files import load_model
 from ..runtime.inputs import open_data
 from ..runtime.machine import Machine
 from ..runtime.progress import Progress, silent
+from ..runtime.runtimes import PLAIN, Setting
 from ..runtime.session import Runner
 from .baseline import Baseline, Measured, Tolerances, tolerances
 from .blame import changed_layers, explained
@@ -48,6 +49,9 @@ class CheckOptions:
         batch: Items per run while the latency is measured; None: as in the baseline, or 1.
         threads: Threads inside one operator while the latency is measured; with 0 the runtime chooses; None: as in
             the baseline, or 1.
+        runtime: What runs the INT8 model, and both models while the latency is measured, see `Setting`; None: as in the
+            baseline, or ONNX Runtime.
+        precision: The type of its float operators, see `Setting`; None: as in the baseline, or its default.
         seconds: Duration of the latency measurement; 0 for none.
     """
 
@@ -57,6 +61,8 @@ class CheckOptions:
     samples: int | None = None
     batch: int | None = None
     threads: int | None = None
+    runtime: str | None = None
+    precision: str | None = None
     seconds: float = 2.0
 
     def __post_init__(self) -> None:
@@ -195,9 +201,13 @@ class Ready:
         before = None if self.old is None else self.old.measured.speed
         batch, threads = (1, 1) if before is None else (before.batch, before.machine.threads)
         own = self.options
-        return Timing(
-            own.seconds, batch if own.batch is None else own.batch, threads if own.threads is None else own.threads
-        )
+        setting = replace(self.setting, threads=threads if own.threads is None else own.threads)
+        return Timing(own.seconds, batch if own.batch is None else own.batch, setting)
+
+    @property
+    def setting(self) -> Setting:
+        """What runs the models."""
+        return asked(self.options, self.old)
 
 
 def ready(
@@ -222,6 +232,10 @@ def ready(
         raise RequantError(
             f"{old.path}: the baseline of another float model than {os.fspath(float_model)}; --update replaces it"
         )
+    setting = asked(options, old)
+    setting.opened()
+    if old is not None and not update and setting != old.measured.setting:
+        raise RequantError(f"{old.path}: measured in {old.measured.setting}, not in {setting}; --update measures anew")
     samples = options.samples if options.samples is not None or old is None else old.samples
     source = open_data(float_model, data, samples)
     first = next(iter(source))
@@ -243,6 +257,14 @@ def ready(
         update=update,
         options=options,
     )
+
+
+def asked(options: CheckOptions, old: Baseline | None) -> Setting:
+    """Return what runs the models of a check: as asked for, else as in the baseline, else ONNX Runtime."""
+    before = PLAIN if old is None else old.measured.setting
+    if options.runtime is not None and options.runtime != before.runtime:
+        before = PLAIN
+    return Setting(runtime=options.runtime or before.runtime, precision=options.precision or before.precision)
 
 
 def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -> Check:
@@ -310,7 +332,7 @@ def _known(values: Mapping[str, object], old: Baseline, metrics: Sequence[Metric
 def _floor(baseline: Baseline, timing: Timing) -> float:
     """Return the speed-up below which the speed is measured again."""
     speed = baseline.measured.speed
-    difference = "" if speed is None else machines_differ(speed.machine, Machine.here(timing.threads))
+    difference = "" if speed is None else machines_differ(speed.machine, Machine.here(timing.setting.threads))
     if speed is not None and speed.batch != timing.batch:
         difference = "batch"
     return floor_of(speed, baseline.tolerances, difference)

@@ -6,6 +6,7 @@ here, so that ``--help`` and shell completion are fast.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 
 from .efforts import CORRECTIONS, EFFORTS
@@ -379,6 +380,8 @@ CHECK: tuple[Option, ...] = (
         sample=1,
         help="Threads while timing; 0: the runtime chooses.",
     ),
+    replace(RUNTIME, default=None, unset="as in the baseline, or onnxruntime", sample="onnxruntime"),
+    replace(PRECISION, default=None, unset="as in the baseline, or default", sample="default"),
     Option("seconds", Kind.NUMBER, "Duration of the timing; 0: no timing.", "speed", default=2.0, least=0, metavar="S"),
     Option("junit", Kind.TEXT, "A JUnit XML file to write.", "output", metavar="FILE", sample="requant.xml"),
     Option(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULTS: Mapping[str, Any] = {row.name: row.project for row in QUANTIZE if row.project is not None}
 """The options of `requant quantize` that have another default in a project."""
+PLAIN = ("lower", "samples", "batch", "threads", "runtime", "precision", "seconds")
+"""Options that `CheckOptions` takes as they are."""
 PLACING = frozenset({"costs", "lambda", "max_drop", "place", "plan", "portable"})
 """The options of `requant quantize` that decide what becomes int8; each of them replaces the plan beside the output."""
 
@@ -71,7 +73,7 @@ def check_options(values: Mapping[str, Any]) -> CheckOptions:
     Raises:
         RequantError: A number is out of range.
     """
-    plain = {name: values[name] for name in ("lower", "samples", "batch", "threads", "seconds") if name in values}
+    plain = {name: values[name] for name in PLAIN if name in values}
     metric = next(row for row in CHECK if row.name == "metric")
     metrics = metric.read(values.get("metric", ()))
     return CheckOptions(metrics=metrics, tolerances=values.get("tolerance", {}), **plain)

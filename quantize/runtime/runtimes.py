@@ -130,6 +130,10 @@ class Setting:
     runtime: str = ONNXRUNTIME
     precision: str = DEFAULT
 
+    def __str__(self) -> str:
+        """Return ``"openvino (f32)"``."""
+        return self.runtime if self.precision == DEFAULT else f"{self.runtime} ({self.precision})"
+
     def opened(self) -> Runtime:
         """Return the runtime.
 

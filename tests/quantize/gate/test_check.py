@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.calibration.decoding import convert
 from requant.cli import main
-from requant.quantize import CheckOptions, check
+from requant.quantize import CheckOptions, Setting, check
 from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate import lock, measure
 from requant.quantize.gate.judge import Status
@@ -130,7 +130,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, ratios: list[float]) -> tuple[tuple[f
     coming = iter(ratios)
     monkeypatch.setattr(measure, "_rounds", lambda *_: lambda: (next(coming), 1.0))
     pair: Any = type("Pair", (), {"first": None})()
-    found = measure.speed_of(pair, measure.Timing(1.0, 1, 1, floor=1.0), lambda *_: None)
+    found = measure.speed_of(pair, measure.Timing(1.0, 1, Setting(), floor=1.0), lambda *_: None)
     return found.rounds, len(ratios) - len(list(coming))
 
 
