@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .options.selection import Selection
     from .placement.rules import choose
     from .project.check import check_project
+    from .project.fastest import quantize_fastest
     from .result import FloatNode, Frontier, Point, Result
     from .runtime.runtimes import Setting
     from .runtime.timing import Latency
@@ -75,6 +76,7 @@ __all__ = [
     "measure_costs",
     "measure_sensitivity",
     "merge_ranges",
+    "quantize_fastest",
     "quantize_model",
     "search_model",
     "transform_model",
@@ -84,6 +86,7 @@ HOMES = {
     "..transforms.qparams": ("Scheme",),
     ".accuracy.outputs": ("Accuracy", "Labelled"),
     ".api": ("measure_costs", "quantize_model", "search_model"),
+    ".project.fastest": ("quantize_fastest",),
     ".tools.bench.bench": ("Bench", "Load", "Search", "bench_model"),
     ".steps.calibrate": ("Calibration", "calibrate_model", "log_model", "merge_ranges"),
     ".accuracy.compare": ("Comparison", "compare_models"),

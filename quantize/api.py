@@ -12,6 +12,7 @@ from .. import RequantError
 from ..calibration.sources import DataSource
 from .job import Evidence
 from .model.files import check_output, staging
+from .options.declared import AUTO
 from .options.options import Options
 from .options.selection import WITHOUT_RANGES
 from .placement.costs import Costs
@@ -60,6 +61,8 @@ def quantize_model(
         RequantError: The request cannot be met; nothing was written.
     """
     options = options or Options()
+    if options.runtime == AUTO:
+        raise RequantError(f"quantize_model is for one runtime; quantize_fastest is for runtime={AUTO!r}")
     check_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)
     own = options.plan is not None and os.path.realpath(options.plan) == os.path.realpath(plan_path(output))
@@ -110,6 +113,8 @@ def search_model(
     options = options or Options()
     check_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)
+    if options.runtime == AUTO:
+        raise RequantError(f"a search is for one runtime, not for --runtime {AUTO}")
     if options.plan is not None or options.noise_weight:
         raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
     state, watch = Path(f"{os.fspath(output)}.search.json"), Stopwatch(progress)

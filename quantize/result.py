@@ -41,6 +41,21 @@ class FloatNode:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The least milliseconds of a run in a runtime, at the first batch size.
+
+    Attributes:
+        float_ms: The float model.
+        output_ms: What was made for this runtime.
+        int8: Whether that is an INT8 model.
+    """
+
+    float_ms: float
+    output_ms: float
+    int8: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The model that `quantize_model` wrote, with all measurements.
@@ -75,6 +90,7 @@ class Result:
         native: The native operators of the output; None without any.
         promise: Whether the output keeps the promise of accuracy; None if it was not judged.
         runtime: What ran the models: name, version, and the type of float operators if it is not float32 alone.
+        runtimes: By runtime, the times of the float model and of what was made for it; empty for one runtime.
     """
 
     output: str
@@ -106,6 +122,7 @@ class Result:
     native: NativeUse | None = None
     promise: Promise | None = None
     runtime: str = ""
+    runtimes: Mapping[str, Timed] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -206,6 +223,7 @@ class Result:
             "seconds": dict(self.seconds),
             "native": self.native and asdict(self.native),
             "runtime": self.runtime,
+            "runtimes": {name: asdict(timed) for name, timed in self.runtimes.items()},
             "promise": self.promise and self.promise.to_json(),
             "search": self.search and self.search.to_json(),
             "rejected": self.rejected
@@ -231,8 +249,11 @@ def _rows(result: Result) -> Iterator[Row]:
     kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
     listed = f" ({kernels})" if kernels else ""
     yield "integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates{listed}"
-    if result.runtime and not result.runtime.startswith(STOCK):
+    if result.runtimes or not result.runtime.startswith(STOCK):
         yield "runtime", result.runtime
+    for name, both in result.runtimes.items():
+        kind = "INT8" if both.int8 else "simplified float"
+        yield name, f"float {both.float_ms:.3f} ms, {kind} {both.output_ms:.3f} ms"
     if result.ranges:
         yield "ranges", result.ranges
     yield from _accuracy(result)

@@ -16,7 +16,7 @@ FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
 PLACES = ("measured", "estimated", "rules", "all")
 KERNELS = ("auto", "native", "exact", "stock")
-RUNTIMES = ("onnxruntime", "openvino")
+RUNTIMES, AUTO = ("onnxruntime", "openvino"), "auto"
 PRECISIONS = ("default", "f32")
 BASELINE = "requant.lock.json"
 SOURCES = "FILE.npz[:SPLIT], a folder, FILE.csv, FILE.jsonl or FILE.py:NAME; see docs/data.md."
@@ -89,7 +89,6 @@ RUNTIME = Option(
 PRECISION = Option(
     "precision",
     Kind.TEXT,
-    group="speed",
     default="default",
     choices=PRECISIONS,
     help="The float type of OpenVINO's operators",
@@ -221,7 +220,7 @@ INT8 = (
     Option(
         "isa", Kind.TEXT, "Instructions of the target CPU; auto: this CPU", "speed", default="auto", choices=TARGETS
     ),
-    RUNTIME,
+    replace(RUNTIME, choices=(*RUNTIMES, AUTO)),
     PRECISION,
     Option(
         "portable", Kind.FLAG, "For other runtimes too, such as OpenVINO: standard operators, placed by rules.", "speed"

@@ -12,7 +12,7 @@ from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
 from ...transforms.qparams import BlockForm, Scheme
-from .declared import FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy
+from .declared import AUTO, FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy
 from .efforts import EFFORTS, chosen
 from .option import check_batches
 from .selection import Selection
@@ -39,7 +39,8 @@ class Options:
         portable: Write a model for other runtimes than ONNX Runtime too: standard operators, QDQ pairs only at inputs
             of integer operators, placed by rules. The latency in ONNX Runtime decides nothing.
         runtime: The runtime that the model is for, ``onnxruntime`` or ``openvino``. In it the models are compared and
-            timed, and its times place the units. The ranges, corrections and evidence come from ONNX Runtime.
+            timed, and its times place the units. The ranges, corrections and evidence come from ONNX Runtime. ``auto``
+            is for `quantize_fastest`.
         precision: In which type OpenVINO computes float operators: its ``default``, bfloat16 where the CPU has it, or
             ``f32``.
         place: What decides which operators become int8: ``measured`` on this machine, ``estimated`` by built-in or
@@ -118,6 +119,8 @@ class Options:
             if self.precision != "default":
                 raise RequantError(f"--precision {self.precision} needs --runtime openvino")
             return
+        if self.runtime == AUTO and (self.portable or self.costs is not None or self.plan is not None):
+            raise RequantError("--runtime auto does not go with --portable, --costs or --plan: they are for one form")
         if self.format != "qdq":
             raise RequantError(f"--runtime {self.runtime} needs --format qdq: only ONNX Runtime has QLinear operators")
         if self.place == "estimated" and self.costs is None:
@@ -159,7 +162,7 @@ class Options:
             ("instruction set", self.isa, TARGETS),
             ("placement", self.place, PLACES),
             ("kernels", self.kernels, KERNELS),
-            ("runtime", self.runtime, RUNTIMES),
+            ("runtime", self.runtime, (*RUNTIMES, AUTO)),
             ("precision", self.precision, PRECISIONS),
             ("effort", self.effort, tuple(EFFORTS)),
         )

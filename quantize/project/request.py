@@ -16,13 +16,14 @@ from ..accuracy.metrics import metric_named
 from ..api import quantize_model, search_model
 from ..model.files import check_output
 from ..options.build import build_data, build_options, open_execution
-from ..options.declared import SEARCH, WORKERS
+from ..options.declared import AUTO, SEARCH, WORKERS
 from ..options.options import Options
 from ..options.selection import WITHOUT_RANGES
 from ..placement.plan_file import plan_path
 from ..result import Result
 from ..runtime.progress import Progress, silent
 from ..steps.search import Goal
+from .fastest import quantize_fastest
 
 if TYPE_CHECKING:
     from ..report import Recorder
@@ -55,6 +56,10 @@ class Request:
         observing = data is not None and options.ranges is None
         if not observing and (idle := next((row for row in WORKERS if row.name in self.values), None)):
             raise RequantError(f"{idle.flag} would do nothing: no ranges are observed")
+        fastest = options.runtime == AUTO and goal is None
+        if fastest and (data is None or self.values.get("report")):
+            lacks = "needs --data SRC" if data is None else "makes no report: name one runtime"
+            raise RequantError(f"--runtime {AUTO} {lacks}")
         with ExitStack() as stack:
             if observing:
                 check_output(self.output, self.model, force=options.force, external=options.external_data)
@@ -64,6 +69,8 @@ class Request:
             look = None if recorder is None else recorder.look
             if goal is not None and data is not None:
                 result = search_model(self.model, data, self.output, goal, options, progress, look)
+            elif fastest and data is not None:
+                result = quantize_fastest(self.model, data, self.output, options, progress)
             else:
                 result = quantize_model(self.model, data, self.output, options, progress, look)
         if recorder is not None:

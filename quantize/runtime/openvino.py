@@ -17,7 +17,7 @@ import numpy as np
 from ... import RequantError
 from ...calibration.session import Array, ModelSource, describe
 from ...system.printable import one_line
-from ..model.as_file import as_file
+from .as_file import as_file
 from .clock import clock_of
 from .machine import Machine
 from .openvino_kernels import kernels_of, measured_totals

@@ -19,7 +19,7 @@ from ....calibration.pool import run_all
 from ....calibration.samples import DataError
 from ....calibration.session import Array, ModelSource, input_specs, open_session
 from ....calibration.sources import DataSpec, Source, open_source
-from ...model.as_file import as_file
+from ...runtime.as_file import as_file
 from ...runtime.progress import Progress, silent
 from ...runtime.runtimes import STOCK, Runtime
 from .named import Metric, metric_named

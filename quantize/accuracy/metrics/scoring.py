@@ -12,7 +12,7 @@ from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ....calibration.session import Array, ModelSource
 from ....calibration.sources import Source
-from ...model.as_file import as_file
+from ...runtime.as_file import as_file
 from ...runtime.own_state import OwnState
 from ...runtime.progress import Progress, silent
 from ...runtime.runtimes import STOCK, LoadedModel, Runtime

@@ -822,7 +822,7 @@ def test_models_that_do_not_belong_together_are_not_compared(
 # ------------------------------------------------------------------------------------------- cut short
 
 
-@pytest.mark.parametrize("stage", ["steps.judge.judge_pair", "steps.judge.time_models", "steps.deliver.executed"])
+@pytest.mark.parametrize("stage", ["steps.judge.judge_pair", "steps.judge.time_models", "runtime.runtimes.profiled"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError], ids=lambda error: str(error.__name__))
 def test_a_run_that_is_cut_short_leaves_no_file(
     tmp_path: Path,

@@ -19,7 +19,15 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.cli import main
-from requant.quantize import Options, Setting, compare_models, quantize_model
+from requant.quantize import (
+    CheckOptions,
+    Options,
+    Setting,
+    check,
+    compare_models,
+    quantize_fastest,
+    quantize_model,
+)
 from requant.quantize.placement import costs
 from requant.quantize.runtime import openvino, openvino_kernels
 from requant.quantize.runtime.attribution import Owners
@@ -356,3 +364,74 @@ def test_a_portable_first_convolution_is_exact_there(tmp_path: Path) -> None:
     expected = STOCK.open(tmp_path / "m.onnx", threads=1)({"x": images})["y"]
     # weights lose at most a bit: steps of 1/64 and of 1/255, which are independent
     assert np.sqrt(np.mean(np.square(found - expected))) < 0.02 * np.sqrt(np.mean(np.square(expected)))
+
+
+def test_a_check_runs_where_its_baseline_ran(tmp_path: Path) -> None:
+    options = Options(portable=True, force_int8=True, samples=64, seconds=0.05, effort="low")
+    model, data = DIGITS / "digits.onnx", f"{DIGITS / 'digits.npz'}:calib"
+    output, lock = tmp_path / "q.onnx", tmp_path / "requant.lock.json"
+    quantize_model(model, data, output, options)
+    asked = CheckOptions(runtime="openvino", precision="f32", samples=32, seconds=0.2)
+    check(model, output, data, lock, update=True, options=asked)
+    identity = str(OpenVino("f32").identity)
+    written = json.loads(lock.read_text())
+    assert written["runtime"] == {"name": "openvino", "precision": "f32", "identity": identity}
+    assert written["latency"]["machine"]["runtime"] == identity
+    assert "Convolution" in written["kernels"]
+    again = check(model, output, data, lock, options=CheckOptions(samples=32, seconds=0.0))
+    assert again.ok
+    assert again.measured.runtime == identity
+    for other in (CheckOptions(runtime="onnxruntime"), CheckOptions(precision="default")):
+        with pytest.raises(RequantError, match=r"measured in openvino \(f32\), not in \S+; --update measures anew"):
+            check(model, output, data, lock, options=other)
+    old = {key: value for key, value in written.items() if key != "runtime"}  # of an older version: ONNX Runtime
+    lock.write_text(json.dumps(old))
+    with pytest.raises(RequantError, match="measured in onnxruntime, not in openvino"):
+        check(model, output, data, lock, options=CheckOptions(runtime="openvino"))
+
+
+def test_the_fastest_of_all_runtimes_is_written(tmp_path: Path) -> None:
+    command = ["quantize", str(DIGITS / "digits.onnx"), "--data", f"{DIGITS / 'digits.npz'}:calib", "--runtime", "auto"]
+    command += ["-o", str(tmp_path / "q.onnx"), "--effort", "low", "--samples", "64", "--batch", "64", "--json"]
+    done = CliRunner().invoke(main, command)
+    found = json.loads(done.stdout)
+    assert set(found["runtimes"]) == {str(STOCK.identity), str(OpenVino().identity)}
+    times = {name: timed["output_ms"] for name, timed in found["runtimes"].items()}
+    assert found["runtime"] == min(times, key=times.__getitem__)
+    assert found["output"] == str(tmp_path / "q.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.onnx", "q.plan.json"]
+    model = onnx.load(tmp_path / "q.onnx")
+    assert model.graph.output[0].name == "logits"
+    again = CliRunner().invoke(main, command)
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "--force" in again.stderr
+
+
+def test_a_runtime_that_cannot_run_the_model_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RequantError("no")
+
+    monkeypatch.setattr(OpenVino, "open", refuse)
+    options = Options(runtime="auto", effort="low", samples=32, seconds=0.1, batch=16)
+    found = quantize_fastest(DIGITS / "digits.onnx", f"{DIGITS / 'digits.npz'}:calib", tmp_path / "q.onnx", options)
+    assert list(found.runtimes) == [str(STOCK.identity)]
+    assert f"{OpenVino().identity} is left out: no" in found.notes
+    assert dict(found.rows())["runtime"] == str(STOCK.identity)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--report", "r.html"], "--runtime auto makes no report: name one runtime"),
+        (["--portable"], "--runtime auto does not go with --portable, --costs or --plan: they are for one form"),
+        (["--max-drop", "1%", "--metric", "top1", "--eval-data", "d.npz"], "a search is for one runtime"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_all_runtimes_is_refused(more: list[str], message: str, tmp_path: Path) -> None:
+    command = ["quantize", str(DIGITS / "digits.onnx"), "--data", f"{DIGITS / 'digits.npz'}:calib", "--runtime", "auto"]
+    done = CliRunner().invoke(main, [*command, "-o", str(tmp_path / "q.onnx"), *more])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    with pytest.raises(RequantError, match="quantize_fastest is for"):
+        quantize_model(DIGITS / "digits.onnx", "d.npz", tmp_path / "q.onnx", Options(runtime="auto"))
