@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 from importlib.util import find_spec
 from threading import Lock
@@ -20,7 +21,7 @@ from ...system.printable import one_line
 from .as_file import as_file
 from .clock import clock_of
 from .machine import Machine
-from .openvino_kernels import kernels_of, measured_totals
+from .openvino_kernels import fastest_of, kernels_of, measured_totals
 from .profile import Profile
 from .runtimes import Identity, LoadedModel, Runtime
 
@@ -28,6 +29,7 @@ MISSING = "the runtime openvino is not installed: pip install 'requant[openvino]
 DEFAULT = "default"
 SHAPES = 8
 """A model is compiled for each of so many sets of shapes of its inputs, and once more for all others."""
+WINDOWS, LEAST_RUNS = 3, 3  # how often a model is compiled for a profile, and the runs of each
 NOISE = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+?:\d+:|FrontEnd API failed with \w+:")
 """What OpenVINO says of its own source in an error."""
 
@@ -65,9 +67,20 @@ class OpenVino(Runtime):
     def profile(self, model: ModelSource, feed: Mapping[str, Array], *, threads: int, times: int) -> Profile:
         """Run a model and read its counters; see `Runtime.profile`.
 
-        They are whole microseconds, means over all runs of the compiled model. The first run is not counted. With one
-        thread the means become shorter in proportion: all together take at most the CPU time of the fastest run.
+        They are whole microseconds, means over all runs of a compiled model. So the model is compiled `WINDOWS` times,
+        and each kernel counts with its least mean; the first run of each is left out. With one thread the times become
+        shorter in proportion: all together take at most the CPU time of the fastest run.
         """
+        windows = [self._window(model, feed, threads, max(times // WINDOWS, LEAST_RUNS)) for _ in range(WINDOWS)]
+        kernels = fastest_of([each.runs for each in windows])
+        cpu, wall = min(each.cpu or each.microseconds for each in windows), min(each.microseconds for each in windows)
+        if clock_of(threads) != "cpu":
+            return Profile(kernels, wall)
+        share = min(cpu / max(math.fsum(run.microseconds for run in kernels), cpu), 1.0)
+        return Profile(tuple(replace(run, microseconds=share * run.microseconds) for run in kernels), wall, cpu)
+
+    def _window(self, model: ModelSource, feed: Mapping[str, Array], threads: int, times: int) -> Profile:
+        """Compile a model, run it some times, and return what its counters say."""
         loaded = OpenVinoModel(model, {**self._settings(threads), "PERF_COUNT": True})
         loaded(feed)
         before, spent = measured_totals(loaded.executed(feed), 1), []
@@ -79,10 +92,7 @@ class OpenVino(Runtime):
         after = measured_totals(graph, times + 1)
         took = {name: max(total - before.get(name, 0.0), 0.0) / times for name, total in after.items()}
         cpu, wall = (1e6 * min(each) for each in zip(*spent, strict=True))
-        alone = clock_of(threads) == "cpu"
-        share = min(cpu / max(math.fsum(took.values()), cpu), 1.0) if alone else 1.0
-        kernels = kernels_of(graph, {name: share * each for name, each in took.items()})
-        return Profile(kernels, wall, cpu if alone else None)
+        return Profile(kernels_of(graph, took), wall, cpu)
 
     def machine(self, threads: int) -> Machine:
         """Return this machine with this runtime; see `Runtime.machine`."""

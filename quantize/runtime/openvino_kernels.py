@@ -35,7 +35,17 @@ def kernels_of(graph: Any, took: Mapping[str, float]) -> tuple[KernelRun, ...]:
         graph: The executed graph, an ``openvino.Model``.
         took: Microseconds by name of the layer.
     """
-    return tuple(_kernel(name, info, op, took[name]) for name, info, op in _layers(graph) if name in took)
+    layers = (each for each in _layers(graph) if each[0] in took)
+    return tuple(_kernel(place, info, op, took[name]) for place, (name, info, op) in enumerate(layers))
+
+
+def fastest_of(windows: Sequence[Sequence[KernelRun]]) -> tuple[KernelRun, ...]:
+    """Return the kernels of a model that was compiled several times, each with its least time.
+
+    OpenVINO numbers layers that it makes, and the numbers differ, so that the kernels are joined by their place.
+    """
+    same = [each for each in windows if len(each) == len(windows[0])]
+    return tuple(min(kernels, key=lambda run: run.microseconds) for kernels in zip(*same, strict=True))
 
 
 def _layers(graph: Any) -> Iterator[tuple[str, dict[str, str], Any]]:
@@ -50,13 +60,14 @@ def _is_timed(info: Mapping[str, str]) -> bool:
     return info.get("execTimeMcs", UNTIMED) != UNTIMED
 
 
-def _kernel(name: str, info: Mapping[str, str], op: Any, microseconds: float) -> KernelRun:
-    """Return one executed layer."""
+def _kernel(place: int, info: Mapping[str, str], op: Any, microseconds: float) -> KernelRun:
+    """Return one executed layer, with a name that is the same whenever the model is compiled."""
     (inputs, reads), (outputs, writes) = _ends(op.inputs()), _ends(op.outputs())
     layer, factors = info["layerType"], reads[:2]
     members = tuple(dict.fromkeys(ADDED.sub("", ADDED.sub("", each)) for each in _names(info)))
     integers = layer in PRODUCTS and len(factors) == 2 and INTEGER.issuperset(factors)
     kind, macs = _operator(layer, reads, writes), _macs(layer, inputs, outputs)
+    name = f"{place}: {members[0] if members else layer}"
     return KernelRun(name, "", kind, microseconds, macs, outputs, inputs, reads, writes, 0, members, integers)
 
 

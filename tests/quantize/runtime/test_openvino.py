@@ -32,6 +32,7 @@ from requant.quantize.placement import costs
 from requant.quantize.runtime import openvino, openvino_kernels
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.openvino import SHAPES, OpenVino, OpenVinoModel
+from requant.quantize.runtime.profile import KernelRun
 from requant.quantize.runtime.runtimes import STOCK, runtime_named
 from requant.transforms.plan import Unit
 from requant.transforms.qparams import quantize as rounded
@@ -435,3 +436,16 @@ def test_what_does_not_go_with_all_runtimes_is_refused(more: list[str], message:
     assert message in done.stderr
     with pytest.raises(RequantError, match="quantize_fastest is for"):
         quantize_model(DIGITS / "digits.onnx", "d.npz", tmp_path / "q.onnx", Options(runtime="auto"))
+
+
+def test_kernels_of_several_compilations_are_joined_by_their_place() -> None:
+    def window(*times: float) -> list[KernelRun]:
+        return [KernelRun(f"{place}: Eltwise", "", "Eltwise", each, 0, ()) for place, each in enumerate(times)]
+
+    found = openvino_kernels.fastest_of([window(3.0, 1.0), window(2.0, 5.0), window(1.0)])
+    assert [run.microseconds for run in found] == [2.0, 1.0]
+    names = [
+        [run.node for run in OpenVino("f32").profile(net(), image(1, 3, 9, 9), threads=1, times=3).runs] for _ in "ab"
+    ]
+    assert names[0] == names[1]
+    assert len(set(names[0])) == len(names[0])
