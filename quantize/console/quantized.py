@@ -72,7 +72,7 @@ def print_costs(found: Sequence[Costs]) -> None:
     for costs in found:
         machine = costs.machine
         table = Table(box=None, pad_edge=False)
-        runtime = f"ONNX Runtime {machine.runtime}, {machine.threads} thread(s)"
+        runtime = f"{machine.described}, {machine.threads} thread(s)"
         console.print(f"{machine.cpu}, {runtime}, microseconds")
         table.add_column("unit")
         for impl in Impl:

@@ -28,7 +28,9 @@ from requant.quantize import (
     quantize_fastest,
     quantize_model,
 )
+from requant.quantize.console.quantized import print_costs
 from requant.quantize.placement import costs
+from requant.quantize.placement.costs import Costs
 from requant.quantize.runtime import openvino, openvino_kernels
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.openvino import SHAPES, OpenVino, OpenVinoModel
@@ -115,12 +117,17 @@ def test_without_the_package_a_request_is_refused_in_one_line(monkeypatch: pytes
         runtime_named("openvino")
 
 
-def test_its_name_has_version_and_precision() -> None:
+def test_its_name_has_version_and_precision(capsys: pytest.CaptureFixture[str]) -> None:
     identity = OpenVino("f32").identity
     assert str(identity) == f"OpenVINO {identity.version} (f32)"
     assert OpenVino().identity.precision in ("f32", "bf16", "f16")
     machine = OpenVino("f32").machine(1)
     assert machine.described == str(identity)
+    print_costs([Costs(machine), Costs(STOCK.machine(1))])
+    printed = capsys.readouterr().out
+    assert f"{identity}, 1 thread(s)" in printed
+    assert f"{STOCK.identity}, 1 thread(s)" in printed
+    assert "ONNX Runtime OpenVINO" not in printed
     assert STOCK.machine(1).described == str(STOCK.identity)
     assert costs.path_of(machine) != costs.path_of(STOCK.machine(1))
 
