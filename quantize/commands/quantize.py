@@ -201,6 +201,8 @@ def clear_costs() -> None:
 @samples_option
 @click_option(BATCHES, help="Items per run; costs of several sizes go into one file.")
 @threads_option
+@click_option(RUNTIME)
+@click_option(PRECISION)
 @force_option
 def measure_costs(
     model: Path,
@@ -209,6 +211,8 @@ def measure_costs(
     samples: int | None,
     batch: tuple[int, ...] | None,
     threads: int,
+    runtime: str,
+    precision: str,
     force: bool,
 ) -> None:
     """Measure the latency of each unit of MODEL in float and in integers, for --costs on another machine.
@@ -223,7 +227,8 @@ def measure_costs(
 
     check_output(output, model, force=force)
     with shown_progress() as progress:
-        measured = measure_costs(model, data, Options(samples=samples, batch=batch or 1, threads=threads), progress)
+        options = Options(samples=samples, batch=batch or 1, threads=threads, runtime=runtime, precision=precision)
+        measured = measure_costs(model, data, options, progress)
     save(measured, output)
     say(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
 

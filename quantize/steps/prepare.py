@@ -38,7 +38,7 @@ from ..placement.plan_file import read_plan
 from ..placement.rules import all_int8_plan, choose, choose_by
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
-from ..runtime.runtimes import STOCK, runtime_named
+from ..runtime.runtimes import STOCK, Runtime, runtime_named
 from .reference import open_data, reference_of, sessions_of
 from .simplify import LITTLE, RESTORE, pipelines, simplify
 
@@ -91,7 +91,8 @@ def prepare(
     origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
     selection = options.selection.renamed([*renamed.items(), *origins])
     facts = _facts(simple, selection, types, options, policy)
-    plan = _plan(simple, replace(facts, static=static), policy, options.threads)
+    _check_costs(policy, options.threads, runtime)
+    plan = _plan(simple, replace(facts, static=static), policy)
     weights = Weights.of(simple)
     float_source = serialize(simple, folder)
     notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
@@ -174,17 +175,30 @@ def _facts(model: ir.Model, selection: Selection, types: Mapping[str, str], opti
     )
 
 
-def _plan(model: ir.Model, facts: Facts, policy: Policy, threads: int) -> Plan:
-    """Return the plan whose int8 units are calibrated, after checks of the user's plan and costs.
+def _check_costs(policy: Policy, threads: int, runtime: Runtime) -> None:
+    """Refuse costs of another number of threads or of another runtime; versions and CPUs may differ.
 
     Raises:
-        RequantError: The plan file does not fit the model, or the costs are of another number of threads.
+        RequantError: The costs are refused, or cannot be read.
+    """
+    if policy.costs is None:
+        return
+    machine = read_costs(policy.costs).machine
+    if machine.threads != threads:
+        raise RequantError(f"{policy.costs}: measured on {machine.threads} threads, not {threads}")
+    if not machine.described.startswith(runtime.identity.title):
+        raise RequantError(f"{policy.costs}: measured in {machine.described}, not in {runtime.identity.title}")
+
+
+def _plan(model: ir.Model, facts: Facts, policy: Policy) -> Plan:
+    """Return the plan whose int8 units are calibrated, after a check of the user's plan.
+
+    Raises:
+        RequantError: The plan file does not fit the model.
     """
     plan = choose_by(facts, model)
     if policy.plan is not None:
         read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
-    if policy.costs is not None and (measured := read_costs(policy.costs).machine.threads) != threads:
-        raise RequantError(f"{policy.costs}: measured on {measured} threads, not {threads}")
     return all_int8_plan(facts, plan) if policy.all_int8 and facts.static else plan
 
 

@@ -456,3 +456,18 @@ def test_kernels_of_several_compilations_are_joined_by_their_place() -> None:
     ]
     assert names[0] == names[1]
     assert len(set(names[0])) == len(names[0])
+
+
+def test_costs_are_of_one_runtime(tmp_path: Path) -> None:
+    model, data = str(DIGITS / "digits.onnx"), f"{DIGITS / 'digits.npz'}:calib"
+    own, output = str(tmp_path / "own.json"), str(tmp_path / "q.onnx")
+    measure = ["costs", "measure", model, "--data", data, "--batch", "64", "--samples", "16", "-o", own]
+    done = CliRunner().invoke(main, [*measure, "--runtime", "openvino"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(Path(own).read_text())["runtime"] == str(OpenVino().identity)
+    command = ["quantize", model, "--data", data, "-o", output, "--samples", "16", "--costs", own, "--effort", "low"]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2
+    assert f"own.json: measured in {OpenVino().identity}, not in ONNX Runtime" in refused.stderr
+    placed = CliRunner().invoke(main, [*command, "--runtime", "openvino", "--force-int8", "--json"])
+    assert json.loads(placed.stdout)["placement"]["how"] == "estimated"
