@@ -167,6 +167,7 @@ def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.Monke
     found, notes = speed.available(contenders.CONTENDERS, None, openvino=True)
     assert list(found) == ["static", "dynamic", "stock", "ours", "fallback"]
     runtimes = ["float in OpenVINO", "float32 in OpenVINO", "NNCF in OpenVINO", "ours in OpenVINO"]
+    runtimes.append("ours placed in OpenVINO")
     assert [note.partition(":")[0] for note in notes] == ["NNCF", *runtimes]
     found, notes = speed.available(contenders.CONTENDERS, "other/python", openvino=False)
     assert list(found) == ["static", "dynamic", "nncf", "stock", "ours", "fallback"]

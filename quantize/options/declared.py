@@ -84,14 +84,14 @@ RUNTIME = Option(
     group="speed",
     default="onnxruntime",
     choices=RUNTIMES,
-    help="What the model is for: models are compared and timed in it",
+    help="The runtime that the model is for",
 )
 PRECISION = Option(
     "precision",
     Kind.TEXT,
     default="default",
     choices=PRECISIONS,
-    help="The float type of OpenVINO's operators",
+    help="OpenVINO's type of float operators",
 )
 SAMPLES = Option(
     "samples", Kind.INT, "Use N samples, evenly spaced.", "data", unset="all", least=1, metavar="N", sample=200
@@ -379,8 +379,8 @@ CHECK: tuple[Option, ...] = (
         sample=1,
         help="Threads while timing; 0: the runtime chooses.",
     ),
-    replace(RUNTIME, default=None, unset="as in the baseline, or onnxruntime", sample="onnxruntime"),
-    replace(PRECISION, default=None, unset="as in the baseline, or default", sample="default"),
+    replace(RUNTIME, default=None, unset="as in the baseline", sample="onnxruntime"),
+    replace(PRECISION, default=None, unset="as in the baseline", sample="default"),
     Option("seconds", Kind.NUMBER, "Duration of the timing; 0: no timing.", "speed", default=2.0, least=0, metavar="S"),
     Option("junit", Kind.TEXT, "A JUnit XML file to write.", "output", metavar="FILE", sample="requant.xml"),
     Option(

@@ -30,6 +30,7 @@ from requant.quantize.model.files import (
     staging,
 )
 from requant.quantize.model.writing import save_model
+from requant.quantize.runtime import runtimes
 from requant.quantize.runtime.profile import executed
 from requant.quantize.runtime.session import Runner
 from requant.transforms.graph import release
@@ -483,7 +484,7 @@ class Loaded:
             def __del__(self) -> None:
                 outer.now.discard(id(self))
 
-        monkeypatch.setattr(pair, "Runner", Counted)
+        monkeypatch.setattr(runtimes, "Runner", Counted)
 
 
 @pytest.fixture
