@@ -22,6 +22,7 @@ from .accuracy.verdict import (
     decibels_text,
     latency_rows,
     promise_row,
+    runtime_rows,
     score_lost,
     score_text,
     size_row,
@@ -235,7 +236,6 @@ class Result:
         }
 
 
-STOCK = "ONNX Runtime"  # the runtime that needs no mention
 SLOWEST = 3  # stages whose time is shown
 REASONS = 12  # rows about float nodes; the other nodes are counted
 
@@ -249,8 +249,10 @@ def _rows(result: Result) -> Iterator[Row]:
     kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
     listed = f" ({kernels})" if kernels else ""
     yield "integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates{listed}"
-    if result.runtimes or not result.runtime.startswith(STOCK):
+    if result.runtimes:
         yield "runtime", result.runtime
+    else:
+        yield from runtime_rows(result.runtime)
     for name, both in result.runtimes.items():
         kind = "INT8" if both.int8 else "simplified float"
         yield name, f"float {both.float_ms:.3f} ms, {kind} {both.output_ms:.3f} ms"

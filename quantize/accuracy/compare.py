@@ -17,7 +17,7 @@ from ...calibration.state import Link, summary
 from ..model.files import Weights, load_model, size_on_disk
 from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
-from ..runtime.runtimes import PLAIN, STOCK, Sessions, Setting
+from ..runtime.runtimes import PLAIN, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
 from .classes import Outputs
 from .drop import Versus, versus
@@ -32,6 +32,7 @@ from .verdict import (
     data_row,
     latency_rows,
     metric_rows,
+    runtime_rows,
     size_row,
     verdict,
     versus_lost,
@@ -52,7 +53,7 @@ class Comparison:
         data: A description of the data.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the INT8 model with its external data.
-        runtime: What ran the INT8 model and timed both; empty for ONNX Runtime.
+        runtime: What ran the INT8 model and timed both, with its version.
     """
 
     accuracy: Accuracy
@@ -81,8 +82,7 @@ class Comparison:
         where = self.measured_on
         metric = () if self.metric is None else metric_rows(self.metric, where)
         shown = "" if self.metric is None else self.metric.metric.name
-        rows = [("runtime", self.runtime)] if self.runtime else []
-        rows += [data_row(self.accuracy.samples, self.data), *metric]
+        rows = [*runtime_rows(self.runtime), data_row(self.accuracy.samples, self.data), *metric]
         rows += accuracy_rows(self.accuracy, where, shown)
         rows += (row for timed in self.latencies for row in latency_rows(timed))
         rows.append(size_row(self.float_bytes, self.int8_bytes))
@@ -101,7 +101,7 @@ class Comparison:
         return {
             "verdict": self.verdict,
             "data": self.data,
-            "runtime": self.runtime or str(STOCK.identity),
+            "runtime": self.runtime,
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
             "state": list(map(str, self.state)),
@@ -162,8 +162,9 @@ def compare_models(
         found = time_models(timed, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
         latencies.append(replace(found, regime=load.regime))
     sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
-    where = "" if runtime is STOCK else str(runtime.identity)
-    return Comparison(accuracy, tuple(latencies), compared, source.links, source.description, runtime=where, **sizes)
+    return Comparison(
+        accuracy, tuple(latencies), compared, source.links, source.description, runtime=str(runtime.identity), **sizes
+    )
 
 
 def _report(progress: Progress, source: Source, done: int) -> None:

@@ -189,6 +189,12 @@ def data_row(samples: int, data: str) -> Row:
     return "measured on", data if counted in data else f"{counted} of {data}"
 
 
+def runtime_rows(runtime: str) -> Iterator[Row]:
+    """Yield the runtime in which the models ran; none for ONNX Runtime, which needs no mention."""
+    if runtime and not runtime.startswith("ONNX Runtime"):
+        yield "runtime", runtime
+
+
 def promise_row(found: Promise, where: str) -> Row:
     """Return whether the promise of accuracy is kept, by what, and on which data."""
     return "accuracy", f"{'kept' if found.kept else 'MISSED'}, judged by {found} ({where})"

@@ -21,7 +21,7 @@ from ..job import Job
 from ..placement.reasons import FLOAT_FASTER
 from ..result import Result
 from ..runtime.attribution import CONVERSIONS as TYPES
-from ..runtime.attribution import COUNTED, LAYOUTS, Owners, Spent
+from ..runtime.attribution import LAYOUTS, Owners, Spent
 from ..runtime.executed import SHORT
 from ..runtime.isa import resolve
 from ..runtime.machine import Machine
@@ -241,7 +241,7 @@ def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for run in runs:
         owner = owners.owner(run)
-        inserted = run.op in (*TYPES, *LAYOUTS) and COUNTED.sub("", run.node) not in owners.by_node
+        inserted = run.op in (*TYPES, *LAYOUTS) and not owners.knows(run)
         if owner is not None and not inserted:
             types = [SHORT.get(name, name) for name in (*run.reads[:1], *run.writes[:1])]
             layout = " NCHWc" if run.domain == "com.microsoft.nchwc" else ""

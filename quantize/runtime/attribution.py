@@ -84,6 +84,10 @@ class Owners:
         found = [owner for owner in map(self.of, run.members) if owner is not None]
         return next((owner for owner in found if owner in self.products), found[0] if found else None)
 
+    def knows(self, run: KernelRun) -> bool:
+        """Return whether an executed kernel is a node of the model, and not one that emitter or runtime inserted."""
+        return any(COUNTED.sub("", name) in self.by_node for name in (run.node, *run.members))
+
     def spent(self, runs: Iterable[KernelRun]) -> Spent:
         """Sum the kernel times. A unit that a kernel of another one computes, as far as the runtime tells, takes 0."""
         units: dict[str, float] = defaultdict(float)
@@ -91,7 +95,7 @@ class Owners:
         turned: dict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
         conversions, layouts, rest = [0.0], [0.0], [0.0]
         for run in runs:
-            known = any(COUNTED.sub("", name) in self.by_node for name in (run.node, *run.members))
+            known = self.knows(run)
             if run.op in CONVERSIONS and not known:
                 conversions.append(run.microseconds)
             elif run.op in LAYOUTS and not known:

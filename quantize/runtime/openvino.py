@@ -23,10 +23,9 @@ from .clock import clock_of
 from .machine import Machine
 from .openvino_kernels import fastest_of, kernels_of, measured_totals
 from .profile import Profile
-from .runtimes import Identity, LoadedModel, Runtime
+from .runtimes import DEFAULT, Identity, LoadedModel, Runtime
 
 MISSING = "the runtime openvino is not installed: pip install 'requant[openvino]'"
-DEFAULT = "default"
 SHAPES = 8
 """A model is compiled for each of so many sets of shapes of its inputs, and once more for all others."""
 WINDOWS, LEAST_RUNS = 3, 3  # how often a model is compiled for a profile, and the runs of each
@@ -73,9 +72,10 @@ class OpenVino(Runtime):
         """
         windows = [self._window(model, feed, threads, max(times // WINDOWS, LEAST_RUNS)) for _ in range(WINDOWS)]
         kernels = fastest_of([each.runs for each in windows])
-        cpu, wall = min(each.cpu or each.microseconds for each in windows), min(each.microseconds for each in windows)
-        if clock_of(threads) != "cpu":
+        wall, alone = min(each.microseconds for each in windows), [each.cpu for each in windows if each.cpu is not None]
+        if not alone:
             return Profile(kernels, wall)
+        cpu = min(alone)
         share = min(cpu / max(math.fsum(run.microseconds for run in kernels), cpu), 1.0)
         return Profile(tuple(replace(run, microseconds=share * run.microseconds) for run in kernels), wall, cpu)
 
@@ -92,7 +92,7 @@ class OpenVino(Runtime):
         after = measured_totals(graph, times + 1)
         took = {name: max(total - before.get(name, 0.0), 0.0) / times for name, total in after.items()}
         cpu, wall = (1e6 * min(each) for each in zip(*spent, strict=True))
-        return Profile(kernels_of(graph, took), wall, cpu)
+        return Profile(kernels_of(graph, took), wall, cpu if clock_of(threads) == "cpu" else None)
 
     def machine(self, threads: int) -> Machine:
         """Return this machine with this runtime; see `Runtime.machine`."""
@@ -206,7 +206,8 @@ class OpenVinoModel:
 
 def _openvino() -> Any:
     """Return the package ``openvino``, without its telemetry."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # an import of it fails, and it goes on
+    # openvino reports each import to its makers, except where this package cannot be imported
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None is the documented way
     import openvino
 
     return openvino

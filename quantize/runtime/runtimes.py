@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ... import RequantError
+from ... import RequantError, UnknownNameError
 from ...calibration.session import Array, ModelSource
 from .machine import Machine
 from .profile import Profile, profiled
 from .session import Runner
 
-ONNXRUNTIME, DEFAULT = "onnxruntime", "default"
+ONNXRUNTIME, OPENVINO, DEFAULT = "onnxruntime", "openvino", "default"
 
 
 class LoadedModel(Protocol):
@@ -53,13 +53,7 @@ class Identity:
 
 
 class Runtime(ABC):
-    """A program that runs models on the CPU.
-
-    Attributes:
-        portable: Whether models for it have standard operators alone, as `--portable` writes them.
-    """
-
-    portable: bool = True
+    """A program that runs models on the CPU."""
 
     @property
     @abstractmethod
@@ -94,8 +88,6 @@ class Runtime(ABC):
 
 class OnnxRuntime(Runtime):
     """ONNX Runtime's CPU provider, with the native operators where their library is."""
-
-    portable = False
 
     @property
     def identity(self) -> Identity:
@@ -157,10 +149,13 @@ def runtime_named(name: str, precision: str = DEFAULT) -> Runtime:
         precision: In which type OpenVINO computes float operators: ``f32``, or its ``default``.
 
     Raises:
+        UnknownNameError: There is none of this name.
         RequantError: It is not installed.
     """
     if name == ONNXRUNTIME:
         return STOCK
+    if name != OPENVINO:
+        raise UnknownNameError("runtime", name, (ONNXRUNTIME, OPENVINO))
     from .openvino import OpenVino
 
     return OpenVino(precision)

@@ -39,7 +39,7 @@ from ..placement.rules import all_int8_plan, choose, choose_by
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
 from ..runtime.runtimes import STOCK, Runtime, runtime_named
-from .reference import open_data, reference_of, sessions_of
+from .reference import open_data, reference_of, sessions_of, tried
 from .simplify import LITTLE, RESTORE, pipelines, simplify
 
 RESTORED = (
@@ -78,10 +78,7 @@ def prepare(
     given = Weights.of(original)
     opened = sessions_of(reference, given)
     source, loads = open_data(opened, data, options, given)
-    timed = opened if runtime is STOCK else sessions_of(reference, given, runtime)
-    if timed is not opened:
-        for load in loads:
-            timed.runner(options.threads)(load.feed)  # what the runtime refuses is refused before long work
+    timed = opened if runtime is STOCK else tried(sessions_of(reference, given, runtime), loads, options.threads)
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
     plain = make_plain(path, original, folder, progress, portable=policy.portable, restored=restored)
     simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -71,6 +72,17 @@ def _repair(path: Path, original: ir.Model) -> tuple[str, list[str]]:
 def sessions_of(model: ModelSource, weights: Weights, runtime: Runtime = STOCK) -> Sessions:
     """Return the sessions of a float model in a runtime; small models stay open between uses."""
     return Sessions(model, keep=weights.total <= KEPT, runtime=runtime)
+
+
+def tried(sessions: Sessions, loads: Sequence[Load], threads: int) -> Sessions:
+    """Return the sessions of a float model after one run of each load.
+
+    Raises:
+        RequantError: The runtime cannot load the model, or refuses a feed: now, and not after long work.
+    """
+    for load in loads:
+        sessions.runner(threads)(load.feed)
+    return sessions
 
 
 def open_data(

@@ -117,6 +117,12 @@ def test_without_the_package_a_request_is_refused_in_one_line(monkeypatch: pytes
         runtime_named("openvino")
 
 
+@pytest.mark.parametrize("name", ["auto", "openvin"])
+def test_a_runtime_of_no_known_name_is_refused(name: str) -> None:
+    with pytest.raises(RequantError, match=f"no runtime named '{name}'"):
+        Setting(runtime=name).opened()
+
+
 def test_its_name_has_version_and_precision(capsys: pytest.CaptureFixture[str]) -> None:
     identity = OpenVino("f32").identity
     assert str(identity) == f"OpenVINO {identity.version} (f32)"
