@@ -170,20 +170,26 @@ def measured(work: Sequence[Task], folder: Path, options: Sequence[str], count: 
         left -= time.monotonic() - began
         if quiet is not None and loaded is not None:
             rows.append(Row(task, quiet, loaded, slower(task, quiet.output, loaded.output, 2.0)))
+            click.echo("  ".join(cells(rows[-1])), err=True)
         if left <= 0:
             break
     return rows
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a row; see `COLUMNS`."""
+    verdicts = [f"{run.speedup:.2f}x{'' if run.int8 else ' float'}" for run in (row.quiet, row.busy)]
+    told = f"+-{row.busy.uncertainty:.1%}" + (" told" if row.busy.told else "")
+    seconds = f"{row.quiet.seconds:.0f} -> {row.busy.seconds:.0f}"
+    missed = f"MISSED: {row.missed}" if row.missed else ""
+    return (row.task.name, *verdicts, f"{row.change:+.1%}", told, f"{row.slower:.3f}", seconds, missed)
 
 
 def print_rows(rows: Sequence[Row]) -> None:
     """Print one table."""
     table = plain_table("", COLUMNS, left=("model", ""))
     for row in rows:
-        verdicts = [f"{run.speedup:.2f}x{'' if run.int8 else ' float'}" for run in (row.quiet, row.busy)]
-        told = f"+-{row.busy.uncertainty:.1%}" + (" told" if row.busy.told else "")
-        seconds = f"{row.quiet.seconds:.0f} -> {row.busy.seconds:.0f}"
-        missed = f"MISSED: {row.missed}" if row.missed else ""
-        table.add_row(row.task.name, *verdicts, f"{row.change:+.1%}", told, f"{row.slower:.3f}", seconds, missed)
+        table.add_row(*cells(row))
     print_table(table)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ... import RequantError
-from ..options.declared import BATCH, SOURCES
+from ..options.declared import BATCH, PRECISION, RUNTIME, SOURCES
 from .app import PATH, Talking, is_given, option, shown_progress, shows_tables
 from .options import click_option, force_option, json_option, lengths_options, source_options, threads_option
 from .talk import print_json, say
@@ -192,6 +192,8 @@ def kernels(as_json: bool) -> None:
 @lengths_options
 @click_option(BATCH, help="Items per run.")
 @threads_option
+@click_option(RUNTIME)
+@click_option(PRECISION)
 @option("--no-profile", group="speed", is_flag=True, help="Do not profile the nodes.")
 @option("--settings", group="speed", is_flag=True, help="Search the fastest session options.")
 @option(
@@ -211,6 +213,8 @@ def bench(
     lengths: Lengths,
     batch: int,
     threads: int,
+    runtime: str,
+    precision: str,
     no_profile: bool,
     settings: bool,
     seconds: float,
@@ -224,12 +228,14 @@ def bench(
     Free axes other than the batch need lengths: --shape, --dim or --data. With --settings, --threads fixes the number
     of threads; without it, the number of threads is one of the settings.
     """
+    from ..runtime.runtimes import Setting
     from ..tools.bench.bench import Load, Search, bench_model
 
     if is_given("seconds") and not settings:
         raise click.UsageError("--seconds needs --settings")
     search = Search(seconds, threads if is_given("threads") else None) if settings else None
-    load = Load(batch=batch, threads=threads, lengths=lengths, profile=not no_profile)
+    setting = Setting(threads, runtime, precision)
+    load = Load(batch=batch, setting=setting, lengths=lengths, profile=not no_profile)
     with shown_progress() as progress:
         result = bench_model(model, data, load, other=other, search=search, progress=progress)
     if as_json:
@@ -244,9 +250,19 @@ def bench(
 @click.argument("model", type=PATH)
 @source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
 @threads_option
+@click_option(RUNTIME)
+@click_option(PRECISION)
 @option("--all", "everything", is_flag=True, help="Show every kernel, not only the slowest ones.")
 @json_option
-def explain(model: Path, data: str | DataSpec | None, threads: int, everything: bool, as_json: bool) -> None:
+def explain(
+    model: Path,
+    data: str | DataSpec | None,
+    threads: int,
+    runtime: str,
+    precision: str,
+    everything: bool,
+    as_json: bool,
+) -> None:
     """Show the kernels that MODEL runs here, and why it is slow.
 
     \b
@@ -254,10 +270,11 @@ def explain(model: Path, data: str | DataSpec | None, threads: int, everything: 
 
     MODEL may be float, or quantized by any tool; see docs/explain.md.
     """
+    from ..runtime.runtimes import Setting
     from ..tools.explain.explain import explain_model
 
     with shown_progress() as progress:
-        found = explain_model(model, data, threads=threads, progress=progress)
+        found = explain_model(model, data, setting=Setting(threads, runtime, precision), progress=progress)
     if as_json:
         print_json(found.to_json())
     elif shows_tables():

@@ -90,6 +90,7 @@ def _print_summary(console: Terminal, found: Explanation) -> None:
     listed = ", ".join(f"{name} {_share(spent, totals.kernels)}" for name, spent in parts.items())
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}" if found.threads else "the runtime's threads"
     table.add_row("kernels", f"{totals.kernels / 1000:.3f} ms on {threads}: {listed}")
+    table.add_row("runtime", str(found.runtime))
     table.add_row("inputs", found.data)
     table.add_row("integer kernels", f"{found.mac_share_int8:.1%} of the multiply-accumulates")
     table.add_row("CPU", ", ".join(found.flags) or "unknown: the system does not list its features")

@@ -68,7 +68,8 @@ def print_bench(found: Bench) -> None:
     console = Terminal()
     threads = "the runtime's threads" if found.threads == 0 else f"{found.threads} thread(s)"
     timed, other = found.timed, found.other
-    lines = [f"{timed.model}, batch {found.batch}, {threads}, {found.data}:", _times(timed)]
+    where = f"{found.runtime}, batch {found.batch}, {threads}, {found.data}"
+    lines = [f"{timed.model}, {where}:", _times(timed)]
     lines[1] += f", {found.rate:.0f} items/s"
     if other is not None:
         lines += [f"{other.model}:", _times(other)]

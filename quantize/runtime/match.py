@@ -77,7 +77,7 @@ def match(model: ir.Model, graph: ir.Graph, ran: Iterable[str]) -> Match:
     names = {name: place for place, name in enumerate(ran)}
     nodes = {node.name: node for node in model.graph.all_nodes() if node.name}
     executed = [node for node in graph.all_nodes() if node.name in names]
-    search = _Search(nodes, *_tensors(executed, nodes), _constants(model), names)
+    search = _Search(nodes, *_tensors(executed, nodes), constants_of(model), names)
     _by_name(search, executed)
     producers = {value.name: name for name, node in nodes.items() for value in node.outputs if value.name}
     _moved_conversions(search, [node for node in executed if producers.keys().isdisjoint(v.name for v in node.outputs)])
@@ -125,7 +125,7 @@ def _data_producer(node: ir.Node) -> ir.Node | None:
     return node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
 
 
-def _constants(model: ir.Model) -> frozenset[str]:
+def constants_of(model: ir.Model) -> frozenset[str]:
     """Return the tensors that depend on initializers and constants only."""
     found = {name for graph in model.graphs() for name in graph.initializers}
     if model.ir_version >= IR_INPUTS:

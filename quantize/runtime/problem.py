@@ -30,7 +30,7 @@ FORMS: dict[str, Form] = {
 
 def is_convolution(kernel: Kernel) -> bool:
     """Return whether a kernel is a convolution, transposed or not."""
-    return FORMS.get(kernel.run.op) == "convolution"
+    return _form(kernel) == "convolution"
 
 
 def problem(kernel: Kernel) -> str:
@@ -38,7 +38,7 @@ def problem(kernel: Kernel) -> str:
 
     A convolution is ``mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14...``, a product is ``1x3136:3136x128:1x128``.
     """
-    run, form = kernel.run, FORMS.get(kernel.run.op)
+    run, form = kernel.run, _form(kernel)
     if not run.inputs or not run.outputs:
         return "x".join(map(str, run.outputs[0])) if run.outputs else ""
     source, result = run.inputs[0], run.outputs[0]
@@ -47,11 +47,16 @@ def problem(kernel: Kernel) -> str:
     if form == "product":
         return f"{_dims(source)}:{_dims((*source[-1:], *result[-1:]))}:{_dims(result)}"
     if form in ("convolution", "pooling") and kernel.place is not None and len(source) > 2:
-        return _window(kernel.place, source, result, pooling=form == "pooling")
+        return _window(kernel, kernel.place, source, result)
     if form == "binary":
         tensors = [s for s, t in zip(run.inputs, run.reads, strict=True) if t == run.reads[0] and s not in ((), (1,))]
         return ":".join(_dims(shape) for shape in (tensors[0], tensors[-1])) if tensors else _dims(source)
     return _dims(source)
+
+
+def _form(kernel: Kernel) -> Form | None:
+    """Return how the problem of a kernel is written: by its operator, else by that of its node."""
+    return FORMS.get(kernel.run.op) or FORMS.get(kernel.op)
 
 
 def _source_layout(kernel: Kernel) -> str:
@@ -74,10 +79,11 @@ def _channels_second(shape: Shape) -> Shape:
     return (shape[0], shape[-1], *shape[1:-1]) if len(shape) > 2 else shape
 
 
-def _window(place: ir.Node, source: Shape, result: Shape, *, pooling: bool) -> str:
+def _window(kernel: Kernel, place: ir.Node, source: Shape, result: Shape) -> str:
     """Write the shapes of a convolution or pool: ``mb1_ic32oc64_ih14oh14kh5sh1dh0ph2_iw14ow14kw5sw1dw0pw2``."""
-    space = len(source) - 2
-    kernel = _kernel_shape(place, source, space, pooling=pooling)
+    space, pooling = len(source) - 2, _form(kernel) == "pooling"
+    weight = () if pooling else next(iter(kernel.run.inputs[1:]), ())
+    window = _kernel_shape(place, source, weight, pooling=pooling)
     strides = tuple(place.attributes.get_ints("strides", [1] * space))
     dilations = tuple(place.attributes.get_ints("dilations", [1] * space))
     pads = tuple(place.attributes.get_ints("pads", [0] * 2 * space))
@@ -85,17 +91,20 @@ def _window(place: ir.Node, source: Shape, result: Shape, *, pooling: bool) -> s
     head = f"mb{source[0]}ic{source[1]}" if pooling else f"mb{source[0]}_ic{source[1]}oc{result[1]}"
     parts = [(f"g{group}" if group > 1 else "") + head]
     for axis, letter in enumerate("dhw"[-space:]):
-        lengths = ("i", source[2 + axis]), ("o", result[2 + axis]), ("k", kernel[axis])
+        lengths = ("i", source[2 + axis]), ("o", result[2 + axis]), ("k", window[axis])
         moves = ("s", strides[axis]), ("d", dilations[axis] - 1), ("p", pads[axis])
         parts.append("".join(f"{name}{letter}{length}" for name, length in (*lengths, *moves)))
     return "_".join(parts)
 
 
-def _kernel_shape(place: ir.Node, source: Shape, space: int, *, pooling: bool) -> Shape:
+def _kernel_shape(place: ir.Node, source: Shape, weight: Shape, *, pooling: bool) -> Shape:
     """Return the kernel shape: from the attribute, else from the weight, else the whole input."""
+    space = len(source) - 2
     said = place.attributes.get_ints("kernel_shape", ())
     if said:
         return tuple(said)
+    if len(weight) >= len(source):  # groups may have an axis of their own
+        return weight[-space:]
     for value in () if pooling else place.inputs[1:]:
         if value is not None and value.const_value is not None and len(value.const_value.shape) == space + 2:
             return tuple(value.const_value.shape.numpy()[2:])

@@ -20,7 +20,7 @@ from ...runtime.compiled_for import refuse_foreign
 from ...runtime.inputs import open_data, stacked
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import source_of_shapes
-from ...runtime.session import Runner
+from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
 from .native import needed_library
 from .profile import BenchProfile, profile_model
 from .settings import Settings, recommend
@@ -71,6 +71,7 @@ class Bench:
         shapes: The shapes of its inputs.
         batch: Items per run.
         threads: Threads inside one operator; 0 is the runtime's choice.
+        runtime: The runtime with its version.
         other: The times of the model to compare with; the runs of both alternate.
         profile: The times of its nodes; None without a profile.
         settings: The recommended session options; None without a search.
@@ -83,6 +84,7 @@ class Bench:
     shapes: Mapping[str, tuple[int, ...]]
     batch: int
     threads: int
+    runtime: Identity
     other: Timed | None = None
     profile: BenchProfile | None = None
     settings: Settings | None = None
@@ -118,6 +120,7 @@ class Bench:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "batch": self.batch,
             "threads": self.threads,
+            "runtime": str(self.runtime),
             "uncertainty": self.uncertainty,
             "items_per_second": self.rate,
             "compare": compared,
@@ -146,14 +149,14 @@ class Load:
 
     Attributes:
         batch: Items per run.
-        threads: Threads inside one operator; 0 is the runtime's choice.
+        setting: The runtime, and its threads.
         seconds: How long the model is timed.
         lengths: Lengths of the inputs' free axes; a free first axis without a length has the length of the batch.
         profile: Whether to profile the model.
     """
 
     batch: int = 1
-    threads: int = 1
+    setting: Setting = PLAIN
     seconds: float = 2.0
     lengths: Lengths = field(default_factory=Lengths)
     profile: bool = True
@@ -173,19 +176,22 @@ def bench_model(
     Args:
         path: Path of the model: ONNX or ORT format, float or quantized.
         data: A data source whose first sample is run; None for random inputs.
-        load: Batch, threads, shapes and time.
+        load: Batch, runtime, threads, shapes and time.
         other: Path of a model to compare with on the same inputs; the runs of both alternate.
         search: How to search session options; None for no search.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
         RequantError: A model cannot be loaded or run, or was compiled for another machine; the data do not fit; or a
-            length is unknown.
+            length is unknown; or what only ONNX Runtime has is asked of another runtime.
     """
     load = load or Load()
     if load.batch < 1:
         raise RequantError(f"batch must be at least 1, not {load.batch}")
     models = [Path(path), *([Path(other)] if other is not None else [])]
+    runtime = load.setting.opened()
+    if runtime is not STOCK:
+        _check_foreign(models, runtime.identity, search)
     for model in models:
         _check(model)
     described, feed, batch = _feed(Path(path), data, load)
@@ -196,13 +202,14 @@ def bench_model(
         notes += ("only ONNX files can be profiled",)
     elif load.profile:
         progress("profile", 0, None)
-        profile = profile_model(models[0], feed, threads=load.threads, milliseconds=timed[0].milliseconds)
+        profile = profile_model(models[0], feed, load.setting, timed[0].milliseconds)
     found = Bench(
         timed=timed[0],
         data=described,
         shapes={name: tuple(array.shape) for name, array in feed.items()},
         batch=batch,
-        threads=load.threads,
+        threads=load.setting.threads,
+        runtime=runtime.identity,
         other=timed[1] if other is not None else None,
         profile=profile,
         notes=notes,
@@ -229,6 +236,17 @@ def _check(model: Path) -> None:
         refuse_foreign(model, open_session(model, optimize=False).get_modelmeta().custom_metadata_map)
     else:
         load_model(model)
+
+
+def _check_foreign(models: Sequence[Path], runtime: Identity, search: Search | None) -> None:
+    """Refuse what only ONNX Runtime has."""
+    if search is not None:
+        raise RequantError(f"--settings searches session options of ONNX Runtime, not of {runtime.title}")
+    for model in models:
+        if model.suffix.lower() == ".ort":
+            raise RequantError(
+                f"{model}: only ONNX Runtime loads files in its format; {runtime.title} needs an ONNX file"
+            )
 
 
 def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping[str, Array], int]:
@@ -283,16 +301,16 @@ def _in_turns(
     models: Sequence[Path], feed: Mapping[str, Array], load: Load, seconds: float
 ) -> list[tuple[Timed, Times]]:
     """Load models, run each once, and time them in turn."""
-    runs, before = [], []
+    runs, before, threads = [], [], load.setting.threads
     for model in models:
         start = time.perf_counter()
-        run = Runner(model, threads=load.threads)
+        run = load.setting.opened().open(model, threads=load.setting.threads)
         loaded = time.perf_counter()
         run(feed)
         before.append((1e3 * (loaded - start), 1e3 * (time.perf_counter() - loaded)))
         runs.append(partial(run, feed))
     found = []
-    for model, took, times in zip(models, before, race(runs, seconds=seconds, threads=load.threads), strict=True):
+    for model, took, times in zip(models, before, race(runs, seconds=seconds, threads=threads), strict=True):
         count = len(times.seconds)
         found.append((Timed(os.fspath(model), *took, 1e3 * times.least, 1e3 * times.median, count, times.clock), times))
     return found

@@ -10,10 +10,10 @@ from typing import Any
 
 from ....calibration.session import Array
 from ...model.files import load_model, serialize
-from ...runtime.executed import Kernel, kernels
-from ...runtime.match import match
+from ...runtime.described import described
+from ...runtime.executed import Kernel
 from ...runtime.problem import is_convolution, problem
-from ...runtime.profile import profiled
+from ...runtime.runtimes import Setting
 
 MOST_RUNS, LEAST_RUNS = 20, 3
 SECONDS = 1.0  # the approximate duration of the profiled runs
@@ -86,13 +86,13 @@ class BenchProfile:
         return asdict(self)
 
 
-def profile_model(model: Path, feed: Mapping[str, Array], *, threads: int, milliseconds: float) -> BenchProfile:
+def profile_model(model: Path, feed: Mapping[str, Array], setting: Setting, milliseconds: float) -> BenchProfile:
     """Run a model under the profiler.
 
     Args:
         model: Path of the model.
         feed: The inputs of a run.
-        threads: Threads inside one operator; 0 is the runtime's choice.
+        setting: The runtime, and its threads.
         milliseconds: The time of a run without the profiler; it sets the number of profiled runs.
 
     Raises:
@@ -101,10 +101,8 @@ def profile_model(model: Path, feed: Mapping[str, Array], *, threads: int, milli
     loaded = load_model(model)
     times = max(LEAST_RUNS, min(MOST_RUNS, int(1e3 * SECONDS / max(milliseconds, 1e-3))))
     times = max(1, min(times, MOST_EVENTS // max(loaded.graph.num_nodes(), 1)))
-    profile = profiled(serialize(loaded), feed, threads=threads, times=times)
-    nodes = {node.name: node for node in loaded.graph.all_nodes() if node.name}
-    matched = match(loaded, profile.graph, [run.node for run in profile.runs])
-    ran = kernels(profile.runs, profile.graph, nodes, matched)
+    profile = setting.opened().profile(serialize(loaded), feed, threads=setting.threads, times=times)
+    ran, _ = described(loaded, profile)
     total = sum(kernel.run.microseconds for kernel in ran)
     node_times = [_node_time(kernel, total) for kernel in ran]
     groups = defaultdict[str, list[NodeTime]](list)

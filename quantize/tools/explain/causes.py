@@ -79,10 +79,11 @@ def _percent(part: float, total: float) -> str:
 def _conversions(kernels: Sequence[Kernel], match: Match, total: float) -> Iterator[Cause]:
     """Group QuantizeLinear and DequantizeLinear by the float operator beside them."""
     by_place = {kernel.run.node: kernel for kernel in kernels}
+    by_place |= {name: by_place[home] for name, home in match.kernels.items() if home in by_place.keys() - {name}}
     groups: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         if kernel.kind == "conversion" and kernel.place is not None:
-            groups[_beside(kernel, kernel.place, by_place, match)].append(kernel)
+            groups[_beside(kernel.place, by_place, match)].append(kernel)
     for place, group in groups.items():
         counts = Counter(kernel.run.op for kernel in group)
         listed = " and ".join(f"{count} {op}" for op, count in sorted(counts.items()))
@@ -93,12 +94,12 @@ def _conversions(kernels: Sequence[Kernel], match: Match, total: float) -> Itera
 WHERE = {"DequantizeLinear": "before", "QuantizeLinear": "after"}
 
 
-def _beside(kernel: Kernel, place: ir.Node, by_place: Mapping[str, Kernel], match: Match) -> str:
+def _beside(place: ir.Node, by_place: Mapping[str, Kernel], match: Match) -> str:
     """Return the float operator beside a conversion, or a text for its position."""
     data = place.inputs[0]
-    if kernel.run.op == "DynamicQuantizeLinear":
+    if place.op_type == "DynamicQuantizeLinear":
         return "to find ranges in every run"
-    if kernel.run.op == "DequantizeLinear":
+    if place.op_type == "DequantizeLinear":
         if data is not None and (data.is_initializer() or data.name in match.constants):
             return "of constants in every run"
         users = [by_place.get(use.node.name or "") for value in place.outputs for use in value.uses()]

@@ -14,14 +14,16 @@ from ....calibration.samples import Sample
 from ....calibration.session import ModelSource
 from ....calibration.sources import DataSource
 from ...model.files import load_model, serialize
-from ...runtime.executed import Kernel, kernels
+from ...runtime.described import described
+from ...runtime.executed import Kernel
 from ...runtime.inputs import open_data
 from ...runtime.isa import Isa, probe
 from ...runtime.machine import flags
-from ...runtime.match import PRODUCTS, Match, match
-from ...runtime.profile import integer_share, profiled
+from ...runtime.match import PRODUCTS, Match
+from ...runtime.profile import integer_share
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
+from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
 from .causes import Cause, causes
 from .float_reference import FloatReference, float_references
 from .why_float import Reason, parameters, why_float
@@ -95,6 +97,7 @@ class Explanation:
         model: The model's file.
         data: A text for the inputs of the run.
         threads: Threads inside one operator; 0 is the runtime's choice.
+        runtime: The runtime with its version.
         nodes: The model's nodes, in the model's order.
         kernels: The executed kernels, in order of execution.
         totals: The time of a run in parts.
@@ -107,6 +110,7 @@ class Explanation:
     model: str
     data: str
     threads: int
+    runtime: Identity
     nodes: tuple[NodeFacts, ...]
     kernels: tuple[Kernel, ...]
     totals: Totals
@@ -128,6 +132,7 @@ class Explanation:
             "model": self.model,
             "data": self.data,
             "threads": self.threads,
+            "runtime": str(self.runtime),
             "nodes": [asdict(node) for node in self.nodes],
             "inserted": [
                 {
@@ -156,7 +161,7 @@ def explain_model(
     model: str | os.PathLike[str],
     data: DataSource | None = None,
     *,
-    threads: int = 1,
+    setting: Setting = PLAIN,
     whole: bool = True,
     progress: Progress = silent,
 ) -> Explanation:
@@ -165,38 +170,40 @@ def explain_model(
     Args:
         model: Path of the model.
         data: A data source, whose first sample is run; None for random inputs.
-        threads: Threads inside one operator; 0 is the runtime's choice.
-        whole: Whether to time float kernels too, for comparison with the integer kernels.
+        setting: The runtime, and its threads.
+        whole: Whether to time float kernels too, for comparison with the integer kernels; only in ONNX Runtime.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: The model cannot be loaded or run, the data do not fit, or the model runs on no random inputs.
+        RequantError: The runtime is not installed; the model cannot be loaded or run, the data do not fit, or the model
+            runs on no random inputs.
     """
+    runtime = setting.opened()
     loaded = load_model(model)
     source = serialize(loaded)
     progress("profile", 0, None)
-    described, sample = _sample(loaded, source, data, os.fspath(model))
+    inputs, sample = _sample(loaded, source, data, os.fspath(model))
     try:
-        profile = profiled(source, sample.feed, threads=threads, times=TIMES)
+        profile = runtime.profile(source, sample.feed, threads=setting.threads, times=TIMES)
     except RequantError as error:
         raise RequantError(f"{error}{_hint(loaded)}") from error
     nodes = {node.name: node for node in loaded.graph.all_nodes() if node.name}
-    matched = match(loaded, profile.graph, [run.node for run in profile.runs])
-    ran = kernels(profile.runs, profile.graph, nodes, matched)
+    ran, matched = described(loaded, profile)
     reasons = {
-        kernel.node: why_float(loaded, nodes[kernel.node])
+        kernel.node: why_float(loaded, nodes[kernel.node], ends=runtime is STOCK)
         for kernel in ran
         if kernel.kind == "compute" and not kernel.integer and kernel.node is not None and kernel.op in PRODUCTS
     }
     references: Mapping[str, FloatReference] = {}
-    if whole:
+    if whole and runtime is STOCK:
         progress("compare with float kernels", 0, None)
-        references = float_references(ran, threads=threads)
+        references = float_references(ran, threads=setting.threads)
     total = probe()
     return Explanation(
         model=os.fspath(model),
-        data=described,
-        threads=threads,
+        data=inputs,
+        threads=setting.threads,
+        runtime=runtime.identity,
         nodes=_facts(nodes, ran, matched, reasons),
         kernels=ran,
         totals=_totals(ran, profile.microseconds),

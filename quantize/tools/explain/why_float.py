@@ -33,12 +33,17 @@ class Reason:
     text: str
 
 
-def why_float(model: ir.Model, node: ir.Node) -> tuple[Reason, ...]:
+def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Reason, ...]:
     """Return the reasons why a Conv, Gemm or MatMul has no integer kernel, the most important first.
 
     A Conv needs a DequantizeLinear right before its input, another on its constant weight, and a QuantizeLinear right
     after it. A MatMul or Gemm does not need the last. Between product and QuantizeLinear there may be a Relu or Clip
     that the range of the uint8 tensor includes.
+
+    Args:
+        model: The model.
+        node: The product.
+        ends: Whether an integer convolution must end in a QuantizeLinear; in OpenVINO it may write float.
     """
     if node.op_type in NO_KERNEL:
         return (_same(f"{node.op_type} has no integer kernel for static ranges"),)
@@ -49,7 +54,8 @@ def why_float(model: ir.Model, node: ir.Node) -> tuple[Reason, ...]:
         return (_same("it is not quantized: neither its input nor its weight comes from a DequantizeLinear"),)
     if data is None and weight is not None and _upstream(node) is None:
         return (_same("only its weight is int8: its input is never quantized"),)
-    found = [*_input_reasons(node, data), *_weight_reasons(node, weight), *_output_reasons(node, after)]
+    found = [*_input_reasons(node, data), *_weight_reasons(node, weight)]
+    found += _output_reasons(node, after) if ends else ()
     return tuple(found) or (_same("the graph fits an integer kernel, but the runtime did not choose it"),)
 
 
