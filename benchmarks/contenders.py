@@ -60,6 +60,7 @@ class Form:
         wants: Skip models without this operator: the form does not help them.
         per_batch: Whether each batch size needs its own model.
         peer: Whether to quantize in the interpreter of `--peers-python`.
+        suffix: The suffix of its file.
     """
 
     function: str
@@ -67,6 +68,7 @@ class Form:
     wants: str = ""
     per_batch: bool = False
     peer: bool = False
+    suffix: str = ".onnx"
 
 
 CONTENDERS: Mapping[str, Contender] = {
@@ -79,6 +81,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "openvino": Contender("float in OpenVINO", ("float",), "openvino"),
     "openvino-f32": Contender("float32 in OpenVINO", ("float",), "openvino-f32"),
     "nncf-openvino": Contender("NNCF in OpenVINO", ("nncf",), "openvino", "nncf"),
+    "nncf-ir": Contender("NNCF's IR in OpenVINO", ("nncf-ir",), "openvino", "nncf"),
     "ours-openvino": Contender("ours in OpenVINO", ("portable",), "openvino"),
     "placed-openvino": Contender("ours placed in OpenVINO", ("placed",), "openvino"),
 }
@@ -95,11 +98,13 @@ FORMS: Mapping[str, Form] = {
         "dynamic", {"operators": ("MatMul", "Gemm", "Attention"), "fuse": True}, wants="LayerNormalization"
     ),
     "nncf": Form("nncf", peer=True),
+    "nncf-ir": Form("nncf_ir", peer=True, suffix=".xml"),
     "ours": Form("ours", per_batch=True),
     "stock": Form("ours", {"kernels": "stock"}, per_batch=True),
     "portable": Form("ours", {"portable": True}),
     "placed": Form("ours", {"runtime": "openvino"}),
     "guarded": Form("ours", {"force_int8": False}, per_batch=True),
+    "placed-guarded": Form("ours", {"runtime": "openvino", "force_int8": False}),
 }
 
 
@@ -336,22 +341,36 @@ def _preprocessed(model: str, folder: str, fuse: bool) -> str:
 
 
 def nncf(model: str, feeds: str, output: str) -> dict[str, Any]:
-    """Quantize with NNCF's post-training quantization for ONNX; transformers get the model type for transformers."""
-    os.environ["NNCF_CI"] = "1"  # no telemetry
-    import nncf  # type: ignore[import-not-found]
+    """Quantize with NNCF's post-training quantization for ONNX."""
     import onnx
 
-    loaded = onnx.load(model)
-    transformer = FORMS["static-fused"].wants in {node.op_type for node in loaded.graph.node}
+    onnx.save(_quantized_by_nncf(onnx.load(model), model, feeds), output)
+    return {}
+
+
+def nncf_ir(model: str, feeds: str, output: str) -> dict[str, Any]:
+    """Quantize with NNCF's post-training quantization of the model that OpenVINO reads, and write that."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
+    import openvino
+
+    openvino.save_model(_quantized_by_nncf(openvino.Core().read_model(model), model, feeds), output)
+    return {}
+
+
+def _quantized_by_nncf(loaded: Any, model: str, feeds: str) -> Any:
+    """Quantize a loaded model with NNCF; transformers get the model type for transformers."""
+    os.environ["NNCF_CI"] = "1"  # no telemetry
+    import nncf  # type: ignore[import-not-found]
+
     samples = load_feeds(feeds)
-    quantized = nncf.quantize(
+    return nncf.quantize(
         loaded,
         nncf.Dataset(samples),
         subset_size=len(samples),
-        model_type=nncf.ModelType.TRANSFORMER if transformer else None,
+        model_type=nncf.ModelType.TRANSFORMER
+        if FORMS["static-fused"].wants in _operators(model)["operators"]
+        else None,
     )
-    onnx.save(quantized, output)
-    return {}
 
 
 def ours(model: str, feeds: str, output: str, force_int8: bool = True, **more: Any) -> dict[str, Any]:
@@ -576,7 +595,7 @@ FUNCTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
         *(network, batch, task, tasks, evaluated, described, calibration),
-        *(static, dynamic, nncf, ours, configured),
+        *(static, dynamic, nncf, nncf_ir, ours, configured),
         *(clocked, timed),
     )
 }

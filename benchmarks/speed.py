@@ -3,6 +3,7 @@
     python -m benchmarks.speed table [--batch 1,16] [--only NAME] [--contenders static,ours] [--models FOLDER] [--json]
     python -m benchmarks.speed table --peers-python OTHER/bin/python --openvino
     python -m benchmarks.speed kit FOLDER    # real models; FOLDER contains a realkit.py
+    python -m benchmarks.speed kit FOLDER --openvino --contenders openvino,nncf-openvino,nncf-ir,placed-openvino
     python -m benchmarks.speed seed          # the network of benchmarks/seed_table.py at batch 128
 
 Each model is quantized in a separate process. Each row is measured in one process: the float model in ONNX Runtime and
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ GOALS: Mapping[str, Mapping[str, float]] = {
 }
 """The architectures, and the goal of the speed-up of this project's models over float, by the best instructions of the
 processor. A processor with neither has no goal."""
+GUARDED = {"ours": "guarded", "placed-openvino": "placed-guarded"}
+"""The forms of this project's contenders that may be float."""
 SEED_GOALS: Mapping[str, float] = {"second convolution": 4.0, "whole network": 3.1}
 VALID_DB = 8.0
 """The SQNR of a usable real model is at least this. Random weights have no such limit."""
@@ -146,21 +149,32 @@ def valid(row: Row, contender: str) -> bool:
 
 
 def missed(row: Row) -> list[str]:
-    """Return the goals that this project's model misses in a row."""
+    """Return the goals that this project's models miss in a row."""
     ours = row.ratio("ours")
     if ours is None:
-        return ["no model of ours"] if "ours" in row.errors else []
+        return (["no model of ours"] if "ours" in row.errors else []) + missed_in_openvino(row)
     goals = [f"goal {row.goal:g}x"] if ours < row.goal else []
     if ours < 1 - NOISE * bool(row.verdict):  # with a verdict both models are float: only noise differs
         goals.append("slower than float")
-    goals += [
-        f"slower than {CONTENDERS[name].label}"
-        for name, time in row.times.items()
-        if name not in ("ours", "fallback") and valid(row, name) and row.times["ours"] > time * (1 + NOISE)
-    ]
+    goals += [f"slower than {label}" for label in faster(row, "ours", set(CONTENDERS) - {"fallback"})]
     if row.predicted is not None and abs(row.predicted - 1) > PREDICTED:
         goals.append("predicted")
-    return goals
+    return goals + missed_in_openvino(row)
+
+
+def missed_in_openvino(row: Row) -> list[str]:
+    """Return what runs faster in OpenVINO than the model that is made for it."""
+    if "placed-openvino" in row.errors:
+        return ["no model of ours placed in OpenVINO"]
+    there = {name for name, contender in CONTENDERS.items() if contender.runtime in OPENVINO}
+    return [f"in OpenVINO: slower than {label}" for label in faster(row, "placed-openvino", there)]
+
+
+def faster(row: Row, name: str, rivals: Collection[str]) -> list[str]:
+    """Return the labels of the usable rivals that are faster than a contender; empty if it was not timed."""
+    limit = row.times.get(name, 0.0)
+    found = ((rival, time) for rival, time in row.times.items() if rival in rivals and rival != name)
+    return [CONTENDERS[rival].label for rival, time in found if valid(row, rival) and limit > time * (1 + NOISE)]
 
 
 # ------------------------------------------------------------------------------------------------- measuring
@@ -233,7 +247,7 @@ def make(setting: Setting, folder: Path, form: str, batch: int) -> tuple[Path, d
     if form == "float":
         return folder / "float.onnx", {}
     row = FORMS[form]
-    output = folder / (f"{form}-b{batch}-t{setting.threads}.onnx" if row.per_batch else f"{form}.onnx")
+    output = folder / f"{form}{f'-b{batch}-t{setting.threads}' if row.per_batch else ''}{row.suffix}"
     arguments = {
         "model": str(folder / "float.onnx"),
         "feeds": str(folder / "feeds.npz"),
@@ -256,7 +270,7 @@ def goal_of(model: str) -> float:
 
 
 def measure(
-    setting: Setting, model: str, feed: Path, operators: Sequence[str], batch: int = 1, own: str = "ours"
+    setting: Setting, model: str, feed: Path, operators: Sequence[str], batch: int = 1, guarded: bool = False
 ) -> Row:
     """Quantize and time the models of one row.
 
@@ -266,11 +280,11 @@ def measure(
         feed: The file of the feed that is timed.
         operators: The operators of the model.
         batch: The number of items in the feed.
-        own: The form of this project's model.
+        guarded: Whether this project may write a float model, as for users.
     """
     folder = setting.folder / model
     offered = {
-        name: (own,) if contender.forms == ("ours",) else forms_for(contender, operators)
+        name: (GUARDED[name],) if guarded and name in GUARDED else forms_for(contender, operators)
         for name, contender in setting.contenders.items()
     }
     made, cases = {}, [{"name": "float", "model": str(folder / "float.onnx"), "runtime": "onnxruntime"}]
@@ -311,7 +325,7 @@ def real(setting: Setting, kit: Path, task: str, samples: int) -> Row:
     feeds = folder / "feeds.npz"
     paths: dict[str, Any] = {"model": str(folder / "float.onnx"), "feeds": str(feeds)}
     network = made_once(folder / "float.onnx", "task", kit=str(kit), name=task, samples=samples, **paths)
-    return measure(setting, task, feeds, network["operators"], own="guarded")
+    return measure(setting, task, feeds, network["operators"], guarded=True)
 
 
 # --------------------------------------------------------------------------------------------------- printing
@@ -322,7 +336,7 @@ def cell(row: Row, contender: str) -> str:
     ratio = row.ratio(contender)
     if ratio is None:
         return "fails" if contender in row.errors else "-"
-    plain = CONTENDERS[contender].forms[0] == row.forms[contender] or row.forms[contender] == "guarded"
+    plain = CONTENDERS[contender].forms[0] == row.forms[contender] or row.forms[contender] in GUARDED.values()
     return f"{ratio:.2f}x" + ("" if plain else "*")
 
 
@@ -420,22 +434,36 @@ def table(batch: str, contenders: str, openvino: bool, peers_python: str | None,
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="REALKIT")
 @click.option("--samples", default=8, show_default=True, help="Number of calibration samples.")
+@click.option("--contenders", default="static,ours", show_default=True)
+@click.option("--openvino", is_flag=True, help="Also time models in OpenVINO, those of its contenders that are named.")
+@click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
 @with_options(SHARED)
-def kit(folder: Path, samples: int, as_json: bool, **options: Any) -> None:
-    """Compare this project and `quantize_static` on real models.
+def kit(
+    folder: Path,
+    samples: int,
+    contenders: str,
+    openvino: bool,
+    peers_python: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare this project and other quantizers on real models.
 
     FOLDER, or the variable REALKIT, contains a realkit.py. The first calibration sample is timed.
     """
     folder = folder.resolve()
     only = chosen_tasks(folder, options.pop("only"))
+    found, notes = available(chosen(contenders, CONTENDERS, "contender"), peers_python, openvino=openvino)
     with tempfile.TemporaryDirectory() as temporary:
-        setting = _setting(temporary, {name: CONTENDERS[name] for name in ("static", "ours")}, None, **options)
+        setting = _setting(temporary, found, peers_python, **options)
         rows = [real(setting, folder, task, samples) for task in only]
     if as_json:
         print(json.dumps([to_json(row) for row in rows], indent=2))
     else:
         title = f"real models, {setting.threads} thread(s); speed-up over FP32 in ONNX Runtime"
         _print(to_table(title, rows, setting.contenders, noise=True), footnotes(rows))
+    for note in notes:
+        click.echo(note, err=True)
 
 
 @main.command()

@@ -113,6 +113,12 @@ def test_the_prediction_is_shown_where_there_is_one(made: Any, ratio: float | No
         ({"times": {"nncf-openvino": 0.5}}, ["slower than NNCF in OpenVINO"]),
         ({"times": {"ours-openvino": 0.5}}, ["slower than ours in OpenVINO"]),
         ({"times": {"fallback": 0.5}}, []),
+        (
+            {"times": {"placed-openvino": 2.0, "openvino": 1.97, "nncf-openvino": 1.9}},
+            ["in OpenVINO: slower than NNCF in OpenVINO"],
+        ),
+        ({"times": {"placed-openvino": 2.0, "nncf": 1.5, "openvino-f32": 2.1}}, []),
+        ({"errors": {"placed-openvino": "refused"}}, ["no model of ours placed in OpenVINO"]),
         ({"predicted": 1.16}, ["predicted"]),
         ({"predicted": 0.84}, ["predicted"]),
         ({"predicted": None}, []),
@@ -132,6 +138,9 @@ def test_the_prediction_is_shown_where_there_is_one(made: Any, ratio: float | No
         "OpenVINO faster",
         "OpenVINO faster with our model",
         "the same model without the library",
+        "placed model behind a peer there",
+        "placed model behind a peer elsewhere",
+        "no placed model",
         "predicted too much",
         "predicted too little",
         "no prediction",
@@ -166,8 +175,8 @@ def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.Monke
     monkeypatch.setattr(speed, "has", lambda package, python=None: package == "nncf" and python == "other/python")
     found, notes = speed.available(contenders.CONTENDERS, None, openvino=True)
     assert list(found) == ["static", "dynamic", "stock", "ours", "fallback"]
-    runtimes = ["float in OpenVINO", "float32 in OpenVINO", "NNCF in OpenVINO", "ours in OpenVINO"]
-    runtimes.append("ours placed in OpenVINO")
+    runtimes = ["float in OpenVINO", "float32 in OpenVINO", "NNCF in OpenVINO", "NNCF's IR in OpenVINO"]
+    runtimes += ["ours in OpenVINO", "ours placed in OpenVINO"]
     assert [note.partition(":")[0] for note in notes] == ["NNCF", *runtimes]
     found, notes = speed.available(contenders.CONTENDERS, "other/python", openvino=False)
     assert list(found) == ["static", "dynamic", "nncf", "stock", "ours", "fallback"]
