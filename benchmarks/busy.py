@@ -140,7 +140,7 @@ def said(found: dict[str, Any], seconds: float, output: Path) -> Run:
     latency, placement = (found["rejected"] or found)["latency"], found["placement"]
     unsure = max(latency["uncertainty"], placement["uncertainty"])
     told = unsure > SURE or not placement["costs_sure"]
-    return Run(latency["speedup"], unsure, not found["verdict"], told, seconds, output)
+    return Run(latency["speedup"], unsure, not found["why_not"], told, seconds, output)
 
 
 def slower(task: Task, first: Path, second: Path, seconds: float) -> float:

@@ -41,7 +41,8 @@ def test_a_run_tells_what_its_json_says(latency: float, placement: float, sure: 
         "rejected": rejected,
         "latency": {"speedup": 1.0, "uncertainty": 0.0},
         "placement": {"uncertainty": placement, "costs_sure": sure},
-        "verdict": "int8 gains too little here",
+        "verdict": "NOT INT8: int8 gains too little here",
+        "why_not": "int8 gains too little here",
     }
     heard = busy.said(found, 1.0, Path("q.onnx"))
     assert (heard.speedup, heard.told, heard.int8) == (0.9, told, False)

@@ -26,6 +26,8 @@ SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
 LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs
 MOST_RUNS = 200  # of one block
 PARTS = 4  # parts of the runs of a measurement; each part alone gives a ratio
+BUSY = 0.1
+"""The share of their wall time for which runs of one thread wait for a processor, above which the machine is busy."""
 SURE = 0.05
 """The greatest uncertainty of a measurement that is not repeated, and that needs no remark."""
 UNKNOWN = 9.99  # the greatest uncertainty
@@ -39,10 +41,12 @@ class Times:
     Attributes:
         seconds: The time of each run in seconds, in order.
         clock: What `seconds` counts: CPU time of the thread, or wall time.
+        wall: The wall time of all runs together, in seconds; 0 if only `seconds` is known.
     """
 
     seconds: tuple[float, ...]
     clock: Clock = "wall"
+    wall: float = 0.0
 
     @property
     def least(self) -> float:
@@ -53,6 +57,15 @@ class Times:
     def median(self) -> float:
         """The median in seconds."""
         return statistics.median(self.seconds)
+
+    @property
+    def waited(self) -> float:
+        """The share of the wall time for which a thread that is timed by its CPU time did not run, 0..1."""
+        return max(1 - math.fsum(self.seconds) / self.wall, 0.0) if self.clock == "cpu" and self.wall else 0.0
+
+    def and_more(self, other: Times) -> Times:
+        """Return these runs and those of another measurement of the same function."""
+        return Times(self.seconds + other.seconds, self.clock, self.wall + other.wall)
 
     def parts(self) -> list[float]:
         """Return the minimum of each of `PARTS` parts of the runs; of each run, if there are fewer runs."""
@@ -82,7 +95,7 @@ def interleave(runs: Sequence[Run], *, seconds: float = 2.0, block: float = 0.0,
     """
     clock = clock_of(threads)
     now = time.thread_time if clock == "cpu" else time.perf_counter
-    times: list[list[float]] = [[] for _ in runs]
+    times: list[list[tuple[float, float]]] = [[] for _ in runs]
     slow = False
     for run in runs:
         start = time.perf_counter()
@@ -98,17 +111,17 @@ def interleave(runs: Sequence[Run], *, seconds: float = 2.0, block: float = 0.0,
         for index in order:
             times[index] += _block(runs[index], block, now)
         rounds += 1
-    return [Times(tuple(each), clock) for each in times]
+    return [Times(tuple(spent for spent, _ in each), clock, math.fsum(wall for _, wall in each)) for each in times]
 
 
-def _block(run: Run, seconds: float, now: Callable[[], float]) -> list[float]:
-    """Call a function until `seconds` have passed, at least once, and return the times in seconds."""
-    times: list[float] = []
+def _block(run: Run, seconds: float, now: Callable[[], float]) -> list[tuple[float, float]]:
+    """Call a function until `seconds` have passed, at least once; return time by `now` and wall time of each run."""
+    times: list[tuple[float, float]] = []
     begin = time.perf_counter()
     while not times or (time.perf_counter() - begin < seconds and len(times) < MOST_RUNS):
-        start = now()
+        began, start = time.perf_counter(), now()
         run()
-        times.append(now() - start)
+        times.append((now() - start, time.perf_counter() - began))
     return times
 
 
@@ -119,7 +132,7 @@ def race(runs: Sequence[Run], *, seconds: float = 2.0, threads: int = 0) -> list
         if uncertainty(found) <= SURE:
             break
         more = interleave(runs, seconds=seconds, threads=threads)
-        found = [Times(one.seconds + two.seconds, one.clock) for one, two in zip(found, more, strict=True)]
+        found = [one.and_more(two) for one, two in zip(found, more, strict=True)]
     return found
 
 
@@ -129,9 +142,9 @@ def uncertainty(times: Sequence[Times]) -> float:
     Each function is compared with the first one. A single one is compared with itself: its least time may be too long.
 
     The runs in each of four parts of the measurement give a ratio of their own. The uncertainty is half the distance
-    between the least and the greatest of them, on a logarithmic scale. Of wall times, the ratio of the medians must be
-    the ratio of the minima, too: where a long run never has a processor to itself, but a short one does, all parts
-    agree on a wrong ratio.
+    between the least and the greatest of them, on a logarithmic scale. Of wall times, and of CPU times on a busy
+    machine, the ratio of the medians must be the ratio of the minima, too: where a long run never has a processor and
+    its caches to itself, but a short one does, all parts agree on a wrong ratio.
     """
     first, *others = times
     if not others:
@@ -149,7 +162,7 @@ def _of_ratio(one: Times, other: Times) -> float:
     count = min(len(one.parts()), len(other.parts()))
     ratios = [ratio(a, b) for a, b in zip(one.parts()[:count], other.parts()[:count], strict=True)]
     found = _distance(ratios)
-    if "cpu" in (one.clock, other.clock):
+    if "cpu" in (one.clock, other.clock) and max(one.waited, other.waited) <= BUSY:
         return found
     return max(found, _distance([ratio(one.least, other.least), ratio(one.median, other.median)]))
 

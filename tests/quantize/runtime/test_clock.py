@@ -67,6 +67,7 @@ def test_of_one_thread_cpu_time_counts_and_waiting_does_not(machine: Machine) ->
     runs = [machine.run("f", [19], [131]), machine.run("q", [10])]
     one, several = (interleave(runs, seconds=0.0, threads=threads) for threads in (1, 2))
     assert [each.clock for each in (*one, *several)] == ["cpu", "cpu", "wall", "wall"]
+    assert [each.waited for each in (*one, *several)] == pytest.approx([131 / 150, 0, 0, 0])
     assert one[0].least / one[1].least == pytest.approx(1.9)
     assert several[0].least / several[1].least == pytest.approx(15)
 
@@ -100,6 +101,15 @@ def test_of_wall_times_medians_must_agree_with_minima() -> None:
     assert uncertainty(busy) == pytest.approx(3**0.5 - 1)
     computed = [Times(each.seconds, "cpu") for each in busy]
     assert uncertainty(computed) == 0
+
+
+@pytest.mark.parametrize(("waited", "unsure"), [(0.05, 0.0), (0.2, 3**0.5 - 1)])
+def test_of_cpu_times_medians_count_where_runs_wait_for_a_processor(waited: float, unsure: float) -> None:
+    slow, fast = [2.0, 6.0, 6.0, 6.0] * 4, [1.0] * 16
+    found = [Times(tuple(each), "cpu", sum(each) / (1 - waited)) for each in (slow, fast)]
+    assert [each.waited for each in found] == [pytest.approx(waited)] * 2
+    assert uncertainty(found) == pytest.approx(unsure)
+    assert found[0].and_more(found[1]).waited == pytest.approx(waited)
 
 
 def test_the_uncertainty_has_a_limit_and_zero_is_no_error() -> None:
