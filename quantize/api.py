@@ -70,17 +70,41 @@ def quantize_model(
         raise RequantError(f"{options.plan}: the plan of {output} is written to this path; rename the edited plan")
     if data is None:
         _check_without_data(model, options)
-    watch = Stopwatch(progress)
     with staging(output) as folder:
-        job = hold_out(prepare(model, data, options, folder, watch))
-        watch.expect(forecast(job))
-        job = equalize(job)
-        ranges = find_ranges(job)
-        run = deliver(job, ranges, output)
-        run = replace(run, result=replace(run.result, findings=ranges.findings, seconds=watch.seconds()))
+        run = quantize_in(folder, model, data, output, options, progress)
         if look is not None:
             look(run)
         return run.result
+
+
+def quantize_in(
+    folder: Path,
+    model: str | os.PathLike[str],
+    data: DataSource | None,
+    output: str | os.PathLike[str],
+    options: Options,
+    progress: Progress,
+) -> Run:
+    """Quantize a model as `quantize_model` does, and return all that was computed.
+
+    Args:
+        folder: A folder for large weights. The models of the run read from it as long as they are used.
+        model: Path of the float model.
+        data: The data.
+        output: Path of the model to write.
+        options: The options, for one runtime.
+        progress: As for `quantize_model`.
+
+    Raises:
+        RequantError: The request cannot be met; nothing was written.
+    """
+    watch = Stopwatch(progress)
+    job = hold_out(prepare(model, data, options, folder, watch))
+    watch.expect(forecast(job))
+    job = equalize(job)
+    ranges = find_ranges(job)
+    run = deliver(job, ranges, output)
+    return replace(run, result=replace(run.result, findings=ranges.findings, seconds=watch.seconds()))
 
 
 def search_model(

@@ -166,7 +166,8 @@ def _interval(result: Versus, one: Array, two: Array, rows: Array | None) -> tup
     if not math.isfinite(result.drop):
         return None, "none: the drop is infinite"
     if not result.metric.sums:
-        return area_interval(one, two), "DeLong, paired; items count as independent"
+        area = area_interval(one, two)
+        return area, "DeLong, paired; items count as independent" if area else "none: a label has one item only"
     if result.broken is not None and result.fixed is not None and rows is None:
         return paired_interval(result.broken, result.fixed, len(one)), "Agresti and Min, paired"
     if rows is not None:
@@ -205,6 +206,11 @@ class Allowance:
                 and the drop is a share of it.
         """
         self.check(metric)
+        if self.relative and before == 0:
+            raise RequantError(
+                f"{metric.name} of the float model is 0, and every model keeps a share of 0: check the labels, or give "
+                "the drop in the metric's unit"
+            )
         sign = -1.0 if metric.higher_is_better else 1.0
         if math.isfinite(before):
             return before + sign * (self.amount * abs(before) if self.relative else self.amount)

@@ -348,8 +348,8 @@ def layers_line(now: Measured, before: Measured) -> Line:
 
     The metrics may not show it on a few thousand items.
     """
-    lost = {} if now.int8_model == before.int8_model else dict(_lost(now, before))
     same = now.int8_model == before.int8_model
+    lost = [] if same else list(_lost(now, before))
     names = () if same else dict.fromkeys((*now.layers, *before.layers))
     changed = sum(now.layers.get(name) != before.layers.get(name) for name in names)
     return Line(
@@ -358,10 +358,10 @@ def layers_line(now: Measured, before: Measured) -> Line:
         baseline=f"{len(before.layers)}",
         measured=f"{changed} changed" if changed else "the same",
         tolerance="none",
-        reason="constants are missing or zero: " + ", ".join(f"{role} of {name}" for name, role in lost.items())
+        reason="constants are missing or zero: " + ", ".join(f"{role} of {name}" for name, role in lost)
         if lost
         else "",
-        layers=tuple(lost),
+        layers=tuple(dict.fromkeys(name for name, _ in lost)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -66,12 +66,23 @@ def estimate(unit: Unit, nodes: Mapping[str, ir.Node], sizes: Mapping[str, int],
         per_float, per_u8 = ELEMENTS.get(unit.op, OTHERS)
         return LAUNCH + elements * (per_u8 if impl.reads_u8 else per_float)
     node = nodes[unit.nodes[0]]
-    shape = weight.shape.numpy()
-    depth = math.prod(shape[1:]) if node.op_type == "Conv" else shape[0] if len(shape) == 2 else math.prod(shape[:-1])
-    if node.attributes.get_int("transB", 0):
-        depth = shape[1]
+    depth = _depth(node, weight.shape.numpy())
     produced = sum(sizes.get(tensor, 0) for tensor in unit.outputs)
     return LAUNCH + produced * depth * PRODUCTS[impl] * (DEPTHWISE if depth < FEW else 1.0)
+
+
+def _depth(node: ir.Node, shape: Sequence[int]) -> int:
+    """Return the products that are added for one element of the result.
+
+    Args:
+        node: A Conv, Gemm, MatMul or another product.
+        shape: The shape of its weight: (M, C, *kernel) of a Conv; (..., K, N), or (K,), of a MatMul.
+    """
+    if node.op_type == "Conv":
+        return math.prod(shape[1:])
+    if node.attributes.get_int("transB", 0):
+        return shape[1]
+    return shape[-2] if len(shape) > 1 else math.prod(shape)
 
 
 def conversion(elements: int, rank: int) -> float:

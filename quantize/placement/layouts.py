@@ -34,7 +34,7 @@ class LayoutCosts:
 
     def of(self, unit: Unit) -> float:
         """Return the time of the changes of layout around a float convolution; 0 for other operators."""
-        if unit.op != "Conv":
+        if unit.op != "Conv" or not unit.inputs:
             return 0.0
         read = self.input.get(unit.inputs[0], 0.0) / self.readers.get(unit.inputs[0], 1)
         return read + sum(self.output.get(tensor, 0.0) for tensor in unit.outputs)
@@ -48,7 +48,7 @@ def layout_costs(units: Iterable[Unit], shapes: Mapping[str, Shape], whole: Spen
         shapes: Shapes by tensor, as far as they are known.
         whole: The profile.
     """
-    convs = [unit for unit in units if unit.op == "Conv"]
+    convs = [unit for unit in units if unit.op == "Conv" and unit.inputs]
     read = Counter(unit.inputs[0] for unit in convs)
     written = {tensor for unit in convs for tensor in unit.outputs}
     return LayoutCosts(_shared(read, shapes, whole, INTO), _shared(written, shapes, whole, OUT_OF), read)

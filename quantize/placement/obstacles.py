@@ -246,8 +246,6 @@ def _compute_obstacle(node: ir.Node, row: Op) -> Reason:
         return why.WEIGHTS_RANK.about(len(shape))
     if not weight.size or not _is_finite(weight):
         return why.WEIGHTS_NOT_FINITE if weight.size else why.WEIGHTS_EMPTY
-    if constant(node.inputs[0]) is not None:
-        return why.BOTH_CONSTANT
     bias = node.inputs[row.bias] if row.bias is not None and len(node.inputs) > row.bias else None
     if found := _bias_obstacle(bias):
         return found

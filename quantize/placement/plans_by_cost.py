@@ -72,9 +72,15 @@ def _item(prices: Prices, unit: Unit) -> Item:
     forms = prices.space.forms[unit.name]
     if len(forms) == 1:
         return Item(unit.name, unit.inputs, unit.outputs, {forms[0]: 0.0})
-    known = [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
+    known = _known_forms(prices, unit)
     costs = {form: unit_cost(prices, unit, form) + noise_cost(prices, unit, form) for form in known}
     return Item(unit.name, unit.inputs, unit.outputs, costs)
+
+
+def _known_forms(prices: Prices, unit: Unit) -> list[Impl]:
+    """Return the implementations of a unit that may be chosen: some only where they are measured."""
+    forms = prices.space.forms[unit.name]
+    return [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
 
 
 def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
@@ -84,7 +90,7 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
     """
     if impl.int8:
         return Choice(impl)
-    rows = [[unit_cost(each, unit, form) for form in each.space.forms[unit.name][:2]] for each in every]
+    rows = [_least_costs(each, unit) for each in every]
     (in_float, in_int8), prices = min(zip(rows, every, strict=True), key=lambda row: row[0][0] - row[0][1])
     if in_float == in_int8 == 0:
         return Choice(Impl.FLOAT, ABSORBED)
@@ -93,6 +99,12 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
     gain = in_float - in_int8
     reason = NOISE_COSTS_MORE if noise_around(prices, unit) > gain else CONVERSIONS_COST_MORE
     return Choice(Impl.FLOAT, reason.about(gain))
+
+
+def _least_costs(prices: Prices, unit: Unit) -> tuple[float, float]:
+    """Return the cost of a unit in float, and the least one in integers."""
+    integers = [form for form in _known_forms(prices, unit) if form.int8] or prices.space.forms[unit.name][1:2]
+    return unit_cost(prices, unit, Impl.FLOAT), min(unit_cost(prices, unit, form) for form in integers)
 
 
 def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:

@@ -144,6 +144,13 @@ def lacks_float(prices: Prices, name: str) -> bool:
     return measured(prices, name, Impl.FLOAT) is None
 
 
+def with_absorbed(prices: Prices) -> Prices:
+    """Return prices where units that were measured in integers, but have no kernel in float, count as absorbed."""
+    names = prices.space.keys
+    found = {name for name in names if lacks_float(prices, name) and measured_int8(prices, name) is not None}
+    return replace(prices, absorbed=frozenset(found))
+
+
 def unit_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
     """Return the cost of a unit, in microseconds; in float, with the changes of layout around a convolution."""
     if impl is not Impl.FLOAT:

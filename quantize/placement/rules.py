@@ -24,7 +24,17 @@ from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels
 from .facts import Facts, facts_of
 from .obstacles import OBSTACLES
-from .reasons import EXCLUDED, FLOAT_INPUTS, FLOAT_READERS, FOREIGN, FUSED_ELSEWHERE, NO_FORM, OLD_SCAN, WRITTEN
+from .reasons import (
+    EXCLUDED,
+    FLOAT_INPUTS,
+    FLOAT_READERS,
+    FOREIGN,
+    FUSED_ELSEWHERE,
+    NO_FORM,
+    OLD_SCAN,
+    OPERAND_CONSTANT,
+    WRITTEN,
+)
 
 MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that every runtime computes in integers, besides products and operators that move values."""
@@ -179,6 +189,8 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
         return why_float(unit.op)
     if facts.portable and row.kind == "arith" and unit.op not in MEETING:
         return FUSED_ELSEWHERE
+    if row.kind == "compute" and not unit.inputs:
+        return OPERAND_CONSTANT
     hard_swish = unit.op == GATE and anchor.op_type == "HardSigmoid"  # two kernels in float as well
     return row.slow if row.slow and not facts.allow_slow and not hard_swish else NONE
 

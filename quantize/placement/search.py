@@ -27,9 +27,9 @@ from .pricing import (
     float_time,
     has_unmeasured,
     lacks_float,
-    measured_int8,
     plan_milliseconds,
     plan_noise_cost,
+    with_absorbed,
     with_noise_price,
 )
 from .reasons import TOO_NOISY
@@ -103,7 +103,7 @@ def _sizes(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str
     found = []
     for load in job.loads or (None,):
         batch, feed, regime = (1, None, None) if load is None else (load.batch, load.feed, load.regime)
-        prices = Prices.of(Space.of(job, facts, rules, feed), costs, noise)
+        prices = with_absorbed(Prices.of(Space.of(job, facts, rules, feed), costs, noise))
         found.append(Size(batch, Bench.of(job, rules, write, feed), Measured.of(prices), regime=regime))
     return found
 
@@ -177,9 +177,7 @@ def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Map
             if has_unmeasured(known.prices):
                 _, known = measure_units(size.bench, known)
                 _keep(known)
-        prices = known.prices
-        absorbed = {n for n in prices.space.keys if lacks_float(prices, n) and measured_int8(prices, n) is not None}
-        sizes.append(replace(size, known=replace(known, prices=replace(prices, absorbed=frozenset(absorbed)))))
+        sizes.append(replace(size, known=replace(known, prices=with_absorbed(known.prices))))
     return PricedPlans(job, facts, rules, noise, tuple(sizes))
 
 
@@ -310,12 +308,17 @@ def _native_or_stock(
     name = next(name for name, candidate in candidates.items() if candidate is best)
     other = f"{name}, stock"
     found, last = fastest(sizes, {name: best, other: sizes[0].bench.candidate(stock_plan(best.plan))})
+    if not last.tried:
+        return best, placement
     rows = zip(placement.served, last.served, strict=True)
     served_now = tuple(replace(row, tried={**row.tried, **more.tried}) for row, more in rows)
     placement = replace(placement, tried={**placement.tried, **last.tried}, served=served_now)
     if found is best:
         return best, placement
-    rows_of_other = tuple(replace(row, chosen=other) for row in served_now)
+    rows_of_other = tuple(
+        replace(row, chosen=other, predicted_ms=more.predicted_ms)
+        for row, more in zip(served_now, last.served, strict=True)
+    )
     return found, replace(placement, predicted_ms=last.predicted_ms, served=rows_of_other)
 
 
@@ -401,11 +404,12 @@ def _impls(plan: Plan) -> list[Impl]:
 def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
     """Time candidates in turns at each batch size; return the `fairest` one, with the sum of its kernel times.
 
-    The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out.
+    The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out; if it runs
+    none of them, the first one is returned.
     """
     job, runners = sizes[0].bench.job, _runners(sizes, candidates)
     if not runners:
-        return candidates["rules"], Placement("rules")
+        return next(iter(candidates.values())), Placement("rules")
     job.progress("compare placements", 0, None)
     seconds = max(1.0, job.options.seconds * SHARE)
     every = [size.known.prices for size in sizes]

@@ -12,7 +12,7 @@ from pathlib import Path
 from ... import RequantError
 from ...calibration.sources import DataSource
 from ...system.scratch import exclusive
-from ..api import quantize_model
+from ..api import quantize_in
 from ..model.files import check_output, load_model, staging
 from ..model.writing import save_model
 from ..options.declared import AUTO, RUNTIMES
@@ -94,16 +94,15 @@ def _quantized(
     model: str | os.PathLike[str], data: DataSource, folder: Path, options: Options, progress: Progress
 ) -> _Made | str:
     """Return what is made for a runtime, in a folder of its own; a note if another one than ONNX Runtime fails."""
-    runs: list[Run] = []
     path = folder / "model.onnx"  # not in the folder of `staging`, which is locked
     folder.mkdir()
     try:
-        quantize_model(model, data, path, options, progress, runs.append)
+        run = quantize_in(folder, model, data, path, options, progress)
     except RequantError as error:
         if options.runtime == ONNXRUNTIME:
             raise
         return f"{runtime_named(options.runtime).identity} is left out: {error}"
-    return _Made(path, runs[0])
+    return _Made(path, run)
 
 
 def _times(made: list[_Made], options: Options) -> Mapping[str, Timed]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import RequantError
 from ...calibration import DataSpec
+from ...calibration.text import SUFFIXES as TABLES
 from ..accuracy.drop import parse_drop
 from ..accuracy.metrics import metric_named
 from ..api import quantize_model, search_model
@@ -116,10 +117,16 @@ def _eval_data(values: Mapping[str, Any]) -> str | DataSpec:
     Data of the same kind, folders or tables, are also read with the same preprocessing and tokenizer.
     """
     text = values["eval_data"]
-    same = "data" in values and Path(values["data"]).suffix == Path(text).suffix
+    same = "data" in values and _kind(values["data"]) == _kind(text)
     names = ("state", "preprocess", "tokenizer") if same else ("state",)
     given = {name: values[name] for name in names if values.get(name) is not None}
     return DataSpec(text, **given) if given else text
+
+
+def _kind(text: str) -> str:
+    """Return ``"folder"``, ``"table"`` for .csv and .jsonl files, else the suffix of the file."""
+    suffix = Path(text).suffix.lower()
+    return "folder" if not suffix or Path(text).is_dir() else "table" if suffix in TABLES else suffix
 
 
 def _check_data(data: str | DataSpec | None, options: Options, goal: Goal | None) -> None:

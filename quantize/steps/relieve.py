@@ -69,7 +69,7 @@ def _evidence(job: Job, trial: Trial) -> Evidence:
         return known
     sqnr_db = each_alone(job, trial.candidate, trial.accuracy, SECONDS)
     kept = {**known.kept_float, **ruinous(sqnr_db, EFFORTS[job.options.effort].least_db)}
-    return Evidence(kept, noise_powers(sqnr_db))
+    return replace(known, kept_float=kept, noise=noise_powers(sqnr_db))
 
 
 def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> tuple[PricedPlans, Plan | None]:

@@ -172,7 +172,7 @@ def search(
     if best is None:
         return None, walk.frontier
     if best.digest not in walk.candidates:  # found by an earlier run
-        _emitted(walk, best.price)
+        _emitted(walk, walk.plan_at(best.price))
     return walk.candidates[best.digest], walk.frontier
 
 
@@ -198,15 +198,15 @@ def _bisect(walk: _Walk) -> bool:
 
 def _try(walk: _Walk, price: float) -> Point:
     """Emit, judge and time the model of a price, unless one of its plan was tried before."""
-    candidate = _emitted(walk, price)
-    digest = _digest(candidate.plan)
+    plan = walk.plan_at(price)
+    digest = _digest(plan)
     known = next((point for point in walk.frontier.points if point.digest == digest), None)
     if known is not None:
         return known
     walk.job.progress(_so_far(walk), len(walk.frontier.points), None)
+    candidate = _emitted(walk, plan)
     metric = walk.goal.metric
     value = _scored(walk.job, candidate.source, walk.source, walk.reference)
-    plan = candidate.plan
     units = sum(plan.impl(unit).int8 for unit in plan.units)
     point = Point(price, value, _speedup(walk, candidate), units, reaches(metric, value, walk.frontier.bar), digest)
     points = tuple(sorted((*walk.frontier.points, point), key=lambda each: -each.speedup))
@@ -228,9 +228,8 @@ def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) 
     return found.value
 
 
-def _emitted(walk: _Walk, price: float) -> Candidate:
-    """Return the corrected model of a price; each plan is emitted once."""
-    plan = walk.plan_at(price)
+def _emitted(walk: _Walk, plan: Plan) -> Candidate:
+    """Return the corrected model of a plan; each plan is emitted once."""
     digest = _digest(plan)
     if digest not in walk.candidates:
         made = correct(walk.job, walk.ranges, walk.write(plan))
@@ -269,13 +268,14 @@ def _so_far(walk: _Walk) -> str:
 
 
 def _key(walk: _Walk) -> str:
-    """Return a digest of the model, the data, the metric and the options."""
-    goal, frontier = walk.goal, walk.frontier
+    """Return a digest of the model, the machine with its threads and runtime, the data, the metric and the options."""
+    goal, frontier, job = walk.goal, walk.frontier, walk.job
     tensors = sorted((name, tuple(map(float, span))) for name, span in walk.ranges.ranges.items())
-    batches = walk.job.options.batches
     asked = [
-        walk.job.asked(),
-        *([batches] if len(batches) > 1 else []),
+        job.identity,
+        job.runtime.machine(job.options.threads).key,
+        job.asked(),
+        job.options.batches,
         goal.metric.name,
         frontier.before,
         walk.source.description,
@@ -293,7 +293,10 @@ def _remember(walk: _Walk) -> None:
 
 
 def _recall(walk: _Walk) -> None:
-    """Load the models that an interrupted search of the same model, data and goal has tried."""
+    """Load the models that an interrupted search of the same model, data and goal has tried.
+
+    Costs are measured again, so a price may give another plan now; then its model is tried again.
+    """
     if not os.path.lexists(walk.state):
         return
     try:
@@ -303,10 +306,10 @@ def _recall(walk: _Walk) -> None:
     except RequantError as error:
         logging.getLogger("requant").warning("requant: %s; the search begins anew", error)
         return
-    points = (
-        [Point(**{**asdict(row), "value": float(row.value)}) for row in found.points] if found.key == _key(walk) else []
-    )
+    rows = found.points if found.key == _key(walk) else ()
+    same = (row for row in rows if _digest(walk.plan_at(row.price)) == row.digest)
     bar, metric = walk.frontier.bar, walk.goal.metric
-    points = [replace(point, kept=reaches(metric, point.value, bar)) for point in points]
+    tried = (Point(**{**asdict(row), "value": float(row.value)}) for row in same)
+    points = [replace(point, kept=reaches(metric, point.value, bar)) for point in tried]
     best = next((each for each in points if each.kept and each.int8_units), None)
     walk.frontier = replace(walk.frontier, points=tuple(points), best=best)

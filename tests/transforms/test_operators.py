@@ -242,6 +242,7 @@ EXAMPLES: dict[str, list[Example]] = {
         stored("weights only", "[op] y = Conv(x, w, b)", "x 2x8x8x8; w 8x8x3x3; b 8", runs="Conv", reads="float"),
         floats("27 products per output", "first layer", "[op] y = Conv(x, w)", "x 1x3x8x8; w 8x3x3x3"),
         floats("computed weights", "computed weights", "[op] y = Conv(x, x2)", "x 1x8x8x8; x2 8x8x3x3"),
+        floats("a constant operand", "constant image", "[op] y = Conv(w, x)", "x 8x8x3x3; w 1x8x8x8"),
     ],
     "Gemm": [
         *gemms(),
@@ -263,6 +264,7 @@ EXAMPLES: dict[str, list[Example]] = {
         stored("weights only", "[op] y = Gemm(x, w, c)", "x 20x32; w 32x12; c 12"),
         stored("weights only, stored transposed", "[op] y = Gemm <transB=1> (x, w)", "x 20x32; w 12x32"),
         floats("computed weights", "two activations", "[op] y = Gemm(x, x2)", "x 20x32; x2 32x12"),
+        floats("a constant operand", "constant rows", "[op] y = Gemm(w, x)", "x 32x12; w 20x32"),
     ],
     "MatMul": [
         int8("QLinearMatMul", "to uint8", "[op] a = MatMul(x, w) y = MatMul(a, v)", "x 5x32; w 32x24; v 24x8"),

@@ -116,7 +116,7 @@ def students_t(degrees: int) -> float:
     return z + math.fsum(term / degrees**power for power, term in enumerate(terms, 1))
 
 
-def area_interval(one: Array, two: Array) -> Interval:
+def area_interval(one: Array, two: Array) -> Interval | None:
     """Return the 95 % confidence interval of the difference between two areas under ROC curves, for the same labels.
 
     The method is that of DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837-845, with placements from
@@ -127,10 +127,15 @@ def area_interval(one: Array, two: Array) -> Interval:
     Args:
         one: Scores of the first model, and labels, (k, 2).
         two: Scores of the second model, and the same labels, (k, 2).
+
+    Returns:
+        The interval; None if there is only one item of a label, whose variance is unknown.
     """
     above, below = (np.subtract(a, b) for a, b in zip(_placements(one), _placements(two), strict=True))
+    if min(len(above), len(below)) < 2:
+        return None
     middle = float(above.mean())
-    variance = sum(float(part.var(ddof=1)) / len(part) for part in (above, below) if len(part) > 1)
+    variance = sum(float(part.var(ddof=1)) / len(part) for part in (above, below))
     reach = Z * math.sqrt(variance)
     return max(-1.0, middle - reach), min(1.0, middle + reach)
 

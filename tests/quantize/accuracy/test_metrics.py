@@ -626,6 +626,13 @@ def test_the_interval_of_areas_is_that_of_delong() -> None:
     assert area_interval(one, two) == pytest.approx((middle - reach, middle + reach), abs=40 * 40 * EPS)
 
 
+@pytest.mark.parametrize("ones", [1, 5])
+def test_the_interval_of_areas_needs_two_items_of_each_label(ones: int) -> None:
+    labels = (np.arange(6) < ones).astype(float)
+    one = np.stack([np.arange(6.0), labels], axis=1)
+    assert area_interval(one, one) is None
+
+
 # ------------------------------------------------------------------------------------------------- what may be lost
 
 
@@ -669,6 +676,12 @@ def test_the_bar_that_an_allowance_sets(text: str, metric: str, before: float, b
     assert reaches(METRICS[metric], bar, bar)
     worse = bar - 1 if METRICS[metric].higher_is_better else bar + 1
     assert not reaches(METRICS[metric], min(worse, 1e9), bar)
+
+
+def test_a_share_of_zero_is_refused() -> None:
+    with pytest.raises(RequantError, match=r"top1 of the float model is 0, .* check the labels"):
+        parse_drop("1%").bar(METRICS["top1"], 0.0)
+    assert parse_drop("0.5").bar(METRICS["top1"], 0.0) == -0.5
 
 
 def test_decibels_are_not_taken_from_infinity() -> None:

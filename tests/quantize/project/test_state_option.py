@@ -47,9 +47,19 @@ def test_the_data_of_a_search_have_the_same_state() -> None:
 
 @pytest.mark.parametrize(
     ("data", "evaluated", "same"),
-    [("photos", "other/", True), ("a.csv", "b.csv", True), ("photos", "b.npz", False), ("a.npz:calib", "b.csv", False)],
+    [
+        ("photos_v1.1", "other_v1.2/", True),
+        ("a.csv", "b.jsonl", True),
+        ("photos_v1.1", "b.npz", False),
+        ("a.npz:calib", "b.csv", False),
+    ],
 )
-def test_data_of_the_same_kind_are_read_in_the_same_way(data: str, evaluated: str, same: bool) -> None:
+def test_data_of_the_same_kind_are_read_in_the_same_way(
+    data: str, evaluated: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("photos_v1.1", "other_v1.2"):
+        Path(folder).mkdir()
     reading: Any = {"preprocess": "scale=255", "tokenizer": "tok.py:encode"}
     goal = build_goal({"max_drop": "1%", "metric": "sqnr", "eval_data": evaluated, "data": data, **reading})
     assert goal is not None

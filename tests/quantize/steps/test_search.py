@@ -25,6 +25,7 @@ from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
 from requant.quantize.result import undominated
 from requant.quantize.steps import search as frontier
+from requant.transforms.plan import Plan
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 MODEL = SAMPLE_MODELS / "digits.onnx"
@@ -133,14 +134,14 @@ def test_a_bar_out_of_reach_leaves_the_best_and_exit_code_1(tmp_path: Path) -> N
 
 
 def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[float] = []
+    tried: list[Plan] = []
     emitted = frontier._emitted
 
-    def counted(walk: Any, price: float) -> Any:
-        tried.append(price)
+    def counted(walk: Any, plan: Plan) -> Any:
+        tried.append(plan)
         if len(tried) == 2:
             raise KeyboardInterrupt
-        return emitted(walk, price)
+        return emitted(walk, plan)
 
     monkeypatch.setattr(frontier, "_emitted", counted)
     output = tmp_path / "out.onnx"
@@ -159,6 +160,31 @@ def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monke
     assert result.search is not None
     assert len(before) == 1
     assert len(judged) == 1 + len(result.search.points) - len(before)  # float, and what was not judged before
+
+
+def test_an_interrupted_search_forgets_models_that_its_prices_no_longer_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs are measured again, so a price of the first run may give another plan in the second one."""
+    output = tmp_path / "out.onnx"
+    remember = frontier._remember
+
+    def interrupted(walk: Any) -> None:
+        remember(walk)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(frontier, "_remember", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search_model(MODEL, f"{DATA}:calib", output, goal("50%"), OPTIONS)
+    monkeypatch.setattr(frontier, "_remember", remember)
+    kept = tmp_path / "out.onnx.search.json"
+    state = json.loads(kept.read_text())
+    state["points"] = [{**point, "digest": "0" * 16, "speedup": 99.0} for point in state["points"]]
+    kept.write_text(json.dumps(state))
+    found = search_model(MODEL, f"{DATA}:calib", output, goal("50%"), OPTIONS).search
+    assert found is not None
+    assert found.best is not None
+    assert all(point.speedup < 99 for point in found.points)
 
 
 def test_the_clock_ends_it(tmp_path: Path) -> None:
