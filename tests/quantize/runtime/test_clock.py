@@ -10,7 +10,17 @@ import pytest
 
 from requant.quantize import Latency
 from requant.quantize.runtime import clock
-from requant.quantize.runtime.clock import AGAIN, LEAST_ROUNDS, UNKNOWN, Times, doubt, interleave, race, uncertainty
+from requant.quantize.runtime.clock import (
+    AGAIN,
+    LEAST_ROUNDS,
+    SHARED,
+    UNKNOWN,
+    Times,
+    doubt,
+    interleave,
+    race,
+    uncertainty,
+)
 from requant.quantize.runtime.timing import latency_json, summary
 
 MS = 1e-3
@@ -103,13 +113,14 @@ def test_of_wall_times_medians_must_agree_with_minima() -> None:
     assert uncertainty(computed) == 0
 
 
-@pytest.mark.parametrize(("waited", "unsure"), [(0.05, 0.0), (0.2, 3**0.5 - 1)])
-def test_of_cpu_times_medians_count_where_runs_wait_for_a_processor(waited: float, unsure: float) -> None:
+@pytest.mark.parametrize(("waited", "unsure"), [(0.05, 0.0), (0.2, SHARED)])
+def test_cpu_times_are_unsure_where_runs_wait_for_a_processor(waited: float, unsure: float) -> None:
     slow, fast = [2.0, 6.0, 6.0, 6.0] * 4, [1.0] * 16
     found = [Times(tuple(each), "cpu", sum(each) / (1 - waited)) for each in (slow, fast)]
     assert [each.waited for each in found] == [pytest.approx(waited)] * 2
     assert uncertainty(found) == pytest.approx(unsure)
     assert found[0].and_more(found[1]).waited == pytest.approx(waited)
+    assert bool(doubt(uncertainty(found))) is bool(unsure)
 
 
 def test_the_uncertainty_has_a_limit_and_zero_is_no_error() -> None:
