@@ -92,10 +92,7 @@ def save_baseline(path: str | os.PathLike[str], baseline: Baseline) -> None:
     Raises:
         RequantError: It cannot be written.
     """
-    try:
-        write_atomically(Path(path), (_text(_document(baseline)) + "\n").encode())
-    except OSError as error:
-        raise RequantError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
+    write_atomically(path, (_text(_document(baseline)) + "\n").encode())
 
 
 def load_baseline(path: str | os.PathLike[str]) -> Baseline:

@@ -120,10 +120,7 @@ def write_outputs(
     """
     for path, text in ((junit_path, junit(check)), (markdown_path, markdown(check).encode())):
         if path is not None:
-            try:
-                write_atomically(path, text)
-            except OSError as error:
-                raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
+            write_atomically(path, text)
     summary = environment.get(SUMMARY)
     if summary:
         try:

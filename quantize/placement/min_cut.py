@@ -19,7 +19,6 @@ from ...transforms.plan import Impl
 SOURCE, SINK = "source", "sink"
 BITS = 50
 """The sum of all costs is below 2^BITS units; float64 holds such numbers, and sums of a few, exactly."""
-READS = {Impl.U8: (1, 1), Impl.U8_GEMM: (1, 1), Impl.U8_NATIVE: (1, 1), Impl.U8_FLOAT: (1, 0)}
 """Whether an implementation reads and writes uint8, 1 for uint8; all others read and write float."""
 
 
@@ -148,7 +147,7 @@ class _Cut:
 
 def _domains(impl: Impl) -> tuple[int, int]:
     """Return whether an implementation reads uint8, and whether it writes uint8."""
-    return READS.get(impl, (0, 0))
+    return int(impl.reads_u8), int(impl.writes_u8)
 
 
 def _input(item: Item) -> Any:

@@ -141,8 +141,10 @@ def _table_obstacle(node: ir.Node, facts: Facts) -> Reason:
     table = constant(node.inputs[0])
     if table is None:
         return why.WEIGHTS_COMPUTED
-    if table.dtype is not ir.DataType.FLOAT or not table.size:
+    if table.dtype is not ir.DataType.FLOAT:
         return why.WEIGHTS_NOT_FLOAT32
+    if not table.size:
+        return why.WEIGHTS_EMPTY
     if len(table.shape) != 2:
         return why.WEIGHTS_RANK.about(len(table.shape))
     if node.attributes.get_int("axis", 0) % 2 != 0:

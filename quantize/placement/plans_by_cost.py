@@ -25,14 +25,9 @@ from .reasons import ABSORBED, CONVERSIONS_COST_MORE, FLOAT_FASTER, NOISE_COSTS_
 LEAST_US = 1e-3  # the least time of a float model by its costs, as a divisor
 
 
-def cheapest_plan(prices: Prices, factor: float = 1.0) -> Plan:
-    """Return the plan with the least cost.
-
-    Args:
-        prices: The costs.
-        factor: Multiplies the cost of conversions.
-    """
-    return common_plan([prices], factor)
+def cheapest_plan(prices: Prices) -> Plan:
+    """Return the plan with the least cost."""
+    return common_plan([prices])
 
 
 def common_plan(every: Sequence[Prices], factor: float = 1.0) -> Plan:

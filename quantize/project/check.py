@@ -59,8 +59,7 @@ def check_project(
         prepared = ready(project.model, data, project.baseline, update=update, options=options)
         result = None
         if project.quantize is not None:
-            progress("quantize", 0, None)
-            result = _quantized(project)
+            result = _quantized(project, progress)
         check = judged(prepared, project.output, progress)
     if result is None:
         return check
@@ -93,8 +92,8 @@ def _data(project: Project) -> str | DataSpec:
     return data
 
 
-def _quantized(project: Project) -> Result:
-    """Quantize with the options of the table ``[quantize]``.
+def _quantized(project: Project, progress: Progress) -> Result:
+    """Quantize with the options of the table ``[quantize]``; `progress` as for `check_project`.
 
     Raises:
         RequantError: The request cannot be met.
@@ -106,7 +105,7 @@ def _quantized(project: Project) -> Result:
     try:
         values = {row.name: row.read(given[row.name]) for row in QUANTIZE if row.name in given}
         command = shlex.join(["requant", *quantize_arguments(project)])
-        return Request(model=project.model, output=project.output, values=values, command=command).run()
+        return Request(model=project.model, output=project.output, values=values, command=command).run(progress)
     except RequantError as error:
         hint = f"; without {beside} the model is placed anew" if beside and beside in str(error) else ""
         raise RequantError(f"{project.path or 'requant quantize'}: [quantize]: {error}{hint}") from error

@@ -84,7 +84,6 @@ def _lines(keys: Iterable[Option], values: Mapping[str, str]) -> Iterator[str]:
         if key.kind is Kind.TABLE:
             continue
         if key.name in values:
-            value, _, comment = values[key.name].partition("  # ")
-            yield f"{key.name} = {value}  # {comment or key.comment}"
+            yield f"{key.name} = {values[key.name]}  # {key.comment}"
         else:
             yield f"# {key.name} = {key.example}  # {key.comment}"

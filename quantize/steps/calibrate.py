@@ -12,7 +12,6 @@ from pathlib import Path
 from ... import RequantError
 from ...calibration.checks import Finding
 from ...calibration.files import RangeFile, load_ranges, merge_files, write_atomically
-from ...calibration.identity import fingerprint
 from ...calibration.log import check_names, log_text
 from ...calibration.runner import LOG_MARK, run_logged
 from ...calibration.sources import DataSource
@@ -50,7 +49,6 @@ def calibrate_model(
     options = options or Options()
     if options.ranges is not None:
         raise RequantError(f"{model}: calibration computes ranges; give existing ranges to quantize")
-    identity = fingerprint(load_model(model))
     scratch = options.execution.scratch
     with staging(None if scratch is None else scratch / "model") as folder:  # all workers can read this folder
         job = prepare(model, data, options, folder, progress)
@@ -58,7 +56,7 @@ def calibrate_model(
             raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to calibrate")
         if log is not None:
             check_names(job.all_int8_plan.quantized)
-        file = observe_plan(job, identity)
+        file = observe_plan(job, for_file=True)
         found = inspect_data(job, file.seen, causes_of(job, file.seen))
     if log is not None:
         write_atomically(log, log_text(file.seen.ranges).encode())

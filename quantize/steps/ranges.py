@@ -52,19 +52,19 @@ class TensorRanges:
     seen: Observations = field(default_factory=Observations)
 
 
-def observe_plan(job: Job, model: str = "") -> RangeFile:
+def observe_plan(job: Job, *, for_file: bool = False) -> RangeFile:
     """Observe the tensors that any plan may need, and choose ranges with the rule and the overrides of the user.
 
     Args:
         job: The model, its calibration data and the rule.
-        model: The `fingerprint` of the user's model; without it the result cannot be written to a file.
+        for_file: Whether the result is for a range file, which names the model and its tensors; then a NaN is an error.
 
     Raises:
         RequantError: The data do not fit the model.
     """
     rule, source = job.supply.rule, job.source
     # quantize_model keeps tensors with NaN in float; calibrate_model refuses them
-    execution = replace(job.options.execution, strict=bool(model))
+    execution = replace(job.options.execution, strict=for_file)
     if rule is None or source is None:
         raise AssertionError("where ranges are observed there are data and a rule")
     histogram = rule.needs_histogram or job.supply.overrides.needs_histogram
@@ -80,14 +80,14 @@ def observe_plan(job: Job, model: str = "") -> RangeFile:
     file = RangeFile.of(
         seen,
         rule,
-        model=model,
+        model=job.identity if for_file else "",
         data=Data(
             source.description,
             execution.batch,
             () if execution.shard == (1, 1) else (execution.shard,),
             execution.histogram_values if histogram else None,
         ),
-        digests=tensor_digests(job.simple, job.all_int8_plan.quantized) if model else {},
+        digests=tensor_digests(job.simple, job.all_int8_plan.quantized) if for_file else {},
         precision=precision_of(job.scheme),
     )
     return file.overridden(job.supply.overrides)

@@ -275,13 +275,18 @@ def of_reference(scored: Score) -> Score:
     return replace(scored, value=scored.metric.of(parts), parts=parts)
 
 
+def _has_items(score: Score) -> bool:
+    """Return whether a score has the scores of at least one item."""
+    return score.parts is not None and len(score.parts) > 0
+
+
 def join(scores: Sequence[Score]) -> Score:
     """Return the score over consecutive pieces of data, from the scores on the pieces.
 
     Raises:
         RequantError: There are no scores, they are in several metrics, or a piece has no items.
     """
-    if not scores or any(each.parts is None or each.metric.name != scores[0].metric.name for each in scores):
+    if not scores or any(not _has_items(each) or each.metric.name != scores[0].metric.name for each in scores):
         raise RequantError("only scores in one metric, with the scores of items, can be joined")
     rows, first = [], 0
     for each in scores:
