@@ -27,7 +27,10 @@ def described(model: ir.Model, profile: Profile) -> tuple[tuple[Kernel, ...], Ma
         matched = match(model, profile.graph, [run.node for run in profile.runs])
         return kernels(profile.runs, profile.graph, nodes, matched), matched
     matched = match_members(model, nodes, profile.runs)
-    return tuple(_kernel(run, nodes, matched) for run in profile.runs), matched
+    members: dict[str | None, list[str]] = defaultdict(list)
+    for name, home in matched.kernels.items():
+        members[home].append(name)
+    return tuple(_kernel(run, nodes, matched, members[run.node]) for run in profile.runs), matched
 
 
 def match_members(model: ir.Model, nodes: Mapping[str, ir.Node], runs: Sequence[KernelRun]) -> Match:
@@ -78,11 +81,11 @@ def _part(run: KernelRun, nodes: Mapping[str, ir.Node]) -> str | None:
     return next((name for name in run.members if name in nodes and run.op not in CHANGES), None)
 
 
-def _kernel(run: KernelRun, nodes: Mapping[str, ir.Node], match: Match) -> Kernel:
-    """Describe one kernel. Its place is the node under which it is reported."""
+def _kernel(run: KernelRun, nodes: Mapping[str, ir.Node], match: Match, members: Sequence[str]) -> Kernel:
+    """Describe one kernel with the nodes that it computes. Its place is the node under which it is reported."""
     name = match.principals.get(run.node) or match.parts.get(run.node)
     place = nodes.get(name or "")
-    fused = [node.op_type for each, node in nodes.items() if match.kernels[each] == run.node and each != name]
+    fused = [nodes[each].op_type for each in members if each != name]
     kind = _kind(run, place)
     op = place.op_type if place is not None else run.op
     return Kernel(run, kind, name, op, tuple(fused), "", _precision(run, kind), place)

@@ -58,6 +58,7 @@ class ConcatKernel {
   void join(const std::vector<ort::Tensor>& parts, size_t row, uint8_t* to) const {
     for (size_t i = 0; i < parts.size(); ++i) {
       const size_t count = static_cast<size_t>(parts[i].shape.back());
+      if (count == 0) continue;  // its data may be null
       const uint8_t* from = parts[i].as<uint8_t>() + row * count;
       if (tables_[i].empty())
         std::memcpy(to, from, count);

@@ -50,13 +50,13 @@ void read_weights(const ort::Node& node, Convolution& made) {
 // Reads the curve, and returns the unit of the sums: a part of its segments; without a curve y_scale.
 float unit_of(const ort::Node& node, Convolution& made) {
   const ort::Tensor curve = node.constant(kCurve);
-  if (!curve) return scalar<float>(node, kYScale);
+  if (!curve) return positive(scalar<float>(node, kYScale));
   const ort::Tensor grid = constant(node, kGrid);
   require(curve.shape == std::vector<int64_t>{2, kSegments}, "the curve must be (2, 64)");
-  require(grid.size() == 2 && grid.as<float>()[1] > 0, "the grid must be a beginning and a width");
+  require(grid.size() == 2 && std::isfinite(grid.as<float>()[0]) && grid.as<float>()[1] > 0, "the grid must be a beginning and a width");
   made.curve.assign(curve.as<int16_t>(), curve.as<int16_t>() + curve.size());
   for (int16_t each : made.curve) require(each > INT16_MIN, "the curve must be above -32768");
-  const float first = grid.as<float>()[0], unit = grid.as<float>()[1] / (0x10000 / kSegments);
+  const float first = grid.as<float>()[0], unit = positive(grid.as<float>()[1] / (0x10000 / kSegments));
   made.offset = -first / unit - 0x8000;
   return unit;
 }
@@ -65,17 +65,18 @@ void read_residual(const ort::Node& node, float unit, Convolution& made) {
   if (!node.constant(kResidualScale)) return;
   require(!made.depthwise(), "a depthwise convolution has no residual");
   made.residual_zero = scalar<uint8_t>(node, kResidualZero);
-  made.residual_ratio = scalar<float>(node, kResidualScale) / unit;
+  made.residual_ratio = positive(scalar<float>(node, kResidualScale) / unit);
 }
 
 void read_requantization(const ort::Node& node, Convolution& made) {
-  const float x_scale = scalar<float>(node, kXScale), unit = unit_of(node, made);
+  const float x_scale = positive(scalar<float>(node, kXScale)), unit = unit_of(node, made);
   const ort::Tensor w_scale = constant(node, kWScale);
   require(w_scale.size() == 1 || w_scale.size() == made.outputs, "w_scale must have one value, or one for each output");
   made.x_zero = scalar<uint8_t>(node, kXZero);
   made.y_zero = scalar<uint8_t>(node, kYZero);
   for (int64_t o = 0; o < made.outputs; ++o) {  // in float and in this order, as ONNX Runtime does
     const float scale = w_scale.as<float>()[w_scale.size() == 1 ? 0 : o];
+    require(scale >= 0 && std::isfinite(x_scale * scale / unit), "w_scale must be 0 or positive");  // 0: an empty channel
     made.multiplier.push_back(x_scale * scale / unit);
   }
   const ort::Tensor bias = node.constant(kBias);
@@ -113,7 +114,7 @@ class ConvolutionOperator {
     require(extent.rows > 0 && extent.columns > 0, "the padded input is smaller than the kernel");
     const std::vector<int64_t> shape{extent.batch, extent.rows, extent.columns, made_.outputs};
     const ort::Tensor residual = has_residual_ ? run.input(kResidual) : ort::Tensor{};
-    require(!residual || residual.shape == shape, "the residual must have the shape of the result");
+    require(!has_residual_ || residual.shape == shape, "the residual must have the shape of the result");
     uint8_t* y = run.output(shape);
     if (extent.batch == 0) return;
     kernel_->run(x.as<uint8_t>(), residual.as<uint8_t>(), y, extent, [&](size_t count, const std::function<void(size_t)>& work) {

@@ -8,7 +8,7 @@
 
 namespace requant {
 
-const void* const* ort::api = nullptr;
+std::atomic<const void* const*> ort::api = nullptr;
 
 namespace {
 
@@ -35,6 +35,25 @@ ort::Domain* domain() {
 
 std::string quoted(const char* text) { return std::string("\"") + text + "\""; }
 
+std::string described() {
+  std::string text = "{\"operators\": [";
+  for (const auto& names : operators()) text += (text.back() == '[' ? "" : ", ") + quoted(names[0]->name(names[0]));
+  text += "], \"available\": [";
+  bool first = true;
+  for (const Target* target : targets()) {
+    if (!target->available()) continue;
+    text += (first ? "" : ", ") + quoted(target->name);
+    first = false;
+  }
+  text += "], \"isa\": ";
+  try {
+    text += quoted(chosen().name);
+  } catch (const std::exception&) {
+    text += "null";
+  }
+  return text += "}";
+}
+
 }  // namespace
 }  // namespace requant
 
@@ -58,22 +77,6 @@ REQUANT_EXPORT requant::ort::Status* RegisterCustomOps(requant::ort::SessionOpti
 
 // Returns JSON: the operators, the instruction sets that this CPU has, and the chosen one.
 REQUANT_EXPORT const char* RequantKernels() {
-  using namespace requant;
-  static std::string text;
-  text = "{\"operators\": [";
-  for (const auto& names : operators()) text += (text.back() == '[' ? "" : ", ") + quoted(names[0]->name(names[0]));
-  text += "], \"available\": [";
-  bool first = true;
-  for (const Target* target : targets()) {
-    if (!target->available()) continue;
-    text += (first ? "" : ", ") + quoted(target->name);
-    first = false;
-  }
-  text += "], \"isa\": ";
-  try {
-    text += quoted(chosen().name);
-  } catch (const std::exception&) {
-    text += "null";
-  }
-  return (text += "}").c_str();
+  static const std::string text = requant::described();  // as long as the library
+  return text.c_str();
 }

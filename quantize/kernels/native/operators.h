@@ -1,6 +1,8 @@
 // The custom operators of the domain ai.requant.
 #pragma once
 
+#include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,27 @@ std::vector<ort::CustomOp*> global_mean_operators();
 std::vector<ort::CustomOp*> concat_operators();
 std::vector<ort::CustomOp*> sum_operators();
 std::vector<ort::CustomOp*> product_operators();
+
+// Returns a scale, or a ratio of scales; anything but a positive number would be undefined when it is rounded.
+inline float positive(float value) {
+  if (!(value > 0 && std::isfinite(value))) throw ort::Failure("ai.requant: scales and their ratios must be positive numbers");
+  return value;
+}
+
+// A kernel, and the inputs that must be constants if the node has them, but were not found as constants.
+template <class Kernel>
+struct Held {
+  explicit Held(const ort::Node& node) : kernel(node), lacking(node.lacking()) {}
+
+  void run(const ort::Run& run) const {
+    for (size_t index : lacking)
+      if (run.has(index)) throw ort::Failure("ai.requant: input " + std::to_string(index) + " must be a constant");
+    kernel.run(run);
+  }
+
+  Kernel kernel;
+  std::vector<size_t> lacking;
+};
 
 constexpr int kNames = 16;  // of each operator
 
@@ -47,12 +70,12 @@ class Operator : public ort::CustomOp {
     start_version = [](const CustomOp*) { return 1; };
     end_version = [](const CustomOp*) { return 0x7fffffff; };
     create_kernel_v2 = [](const CustomOp*, const void*, const ort::KernelInfo* info, void** kernel) {
-      return guarded([&] { *kernel = new Kernel(ort::Node(info)); });
+      return guarded([&] { *kernel = new Held<Kernel>(ort::Node(info)); });
     };
     compute_v2 = [](void* kernel, ort::KernelContext* context) {
-      return guarded([&] { static_cast<const Kernel*>(kernel)->run(ort::Run(context)); });
+      return guarded([&] { static_cast<const Held<Kernel>*>(kernel)->run(ort::Run(context)); });
     };
-    destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+    destroy = [](void* kernel) { delete static_cast<Held<Kernel>*>(kernel); };
   }
 
  private:

@@ -3,8 +3,10 @@
 // The interface is a table of functions that only grows: a function keeps its slot in all later versions.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -51,7 +53,7 @@ enum ElementType : int { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt16 = 5
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
-extern const void* const* api;  // set when the library is registered
+extern std::atomic<const void* const*> api;  // set when the library is registered, the same by each session
 
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -59,7 +61,7 @@ struct Failure : std::runtime_error {
 
 template <class Result, class... Arguments>
 Result call(Slot slot, Arguments... arguments) {
-  return reinterpret_cast<Result (*)(Arguments...)>(const_cast<void*>(api[slot]))(arguments...);
+  return reinterpret_cast<Result (*)(Arguments...)>(const_cast<void*>(api.load(std::memory_order_relaxed)[slot]))(arguments...);
 }
 
 inline Status* status(ErrorCode code, const char* message) {
@@ -137,20 +139,20 @@ class Node {
  public:
   explicit Node(const KernelInfo* info) : info_(info) {}
 
-  // Returns a constant input; empty if the node does not have it or it is no constant.
+  // Returns a constant input; empty if the node does not have it. An input that is no constant is empty too: `lacking` has
+  // its index, and the operator refuses to run with it.
   Tensor constant(size_t index) const {
     size_t count = 0;
     invoke(kKernelInfoGetInputCount, info_, &count);
     if (index >= count) return {};
-    int is_constant = 0;
-    const Value* value = nullptr;
-    Status* failed = call<Status*>(kKernelInfoGetConstantInputTensor, info_, index, &is_constant, &value);
-    if (failed != nullptr) {  // an input that the node omits
-      call<void>(kReleaseStatus, failed);
-      return {};
-    }
-    return is_constant && value != nullptr ? tensor_of(value) : Tensor{};
+    Tensor found = constant_or_nothing(index);
+    if (!found) lacking_.push_back(index);
+    return found;
   }
+
+  // Returns the indices of inputs that `constant` did not find; the node may omit them.
+  const std::vector<size_t>& lacking() const { return lacking_; }
+
 
   int64_t attribute(const char* name, int64_t otherwise) const {
     int64_t value = otherwise;
@@ -167,18 +169,62 @@ class Node {
   }
 
  private:
+  Tensor constant_or_nothing(size_t index) const {
+    int is_constant = 0;
+    const Value* value = nullptr;
+    Status* failed = call<Status*>(kKernelInfoGetConstantInputTensor, info_, index, &is_constant, &value);
+    if (failed != nullptr) {  // an input that the node omits
+      call<void>(kReleaseStatus, failed);
+      return {};
+    }
+    return is_constant && value != nullptr ? tensor_of(value) : Tensor{};
+  }
+
   static bool absent(Status* failed) {
     if (failed != nullptr) call<void>(kReleaseStatus, failed);
     return failed != nullptr;
   }
 
   const KernelInfo* info_;
+  mutable std::vector<size_t> lacking_;
+};
+
+// Work on the threads of the runtime, through which no exception may pass: the first one is kept.
+template <class Work>
+class Kept {
+ public:
+  explicit Kept(const Work& work) : work_(work) {}
+
+  void run(size_t index) noexcept {
+    try {
+      work_(index);
+    } catch (...) {
+      if (!any_.test_and_set()) first_ = std::current_exception();
+    }
+  }
+
+  // Throws the first exception again, if there was one.
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  const Work& work_;
+  std::atomic_flag any_;
+  std::exception_ptr first_;
 };
 
 // One run of a kernel.
 class Run {
  public:
   explicit Run(KernelContext* context) : context_(context) {}
+
+  // Returns whether the node has an input, and does not omit it; the index is below the number of its inputs.
+  bool has(size_t index) const {
+    const Value* value = nullptr;
+    invoke(kKernelContextGetInput, static_cast<const KernelContext*>(context_), index, &value);
+    return value != nullptr;
+  }
 
   // Returns an input; empty if the node omits it.
   Tensor input(size_t index) const {
@@ -199,9 +245,11 @@ class Run {
   template <class Work>
   void parallel(size_t count, const Work& work) const {
     if (count == 1) return work(size_t{0});
-    void (*each)(void*, size_t) = [](void* given, size_t index) { (*static_cast<const Work*>(given))(index); };
-    void* given = const_cast<Work*>(&work);
+    Kept<Work> kept(work);
+    void (*each)(void*, size_t) = [](void* given, size_t index) { static_cast<Kept<Work>*>(given)->run(index); };
+    void* given = &kept;
     invoke(kKernelContextParallelFor, static_cast<const KernelContext*>(context_), each, count, size_t{0}, given);
+    kept.rethrow();
   }
 
  private:

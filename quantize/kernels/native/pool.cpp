@@ -21,6 +21,8 @@ void require(bool condition, const char* message) {
   if (!condition) throw ort::Failure(std::string("ai.requant: a pool: ") + message);
 }
 
+constexpr int64_t kMostPixels = int64_t{1} << 23;  // of one mean: their sum fits in 31 bits
+
 // Moves a kernel over images, and calls a function for each place with the pixels under it.
 class Pool {
  public:
@@ -34,16 +36,16 @@ class Pool {
 
   int64_t taps() const { return window_.taps(); }
 
-  // Calls reduce(pixels, number of pixels, channels, to).
+  // Calls reduce(pixels, number of pixels, channels, to); `empty` is the result where no pixel is under the kernel.
   template <class Reduce>
-  void run(const ort::Run& run, const Reduce& reduce) const {
+  void run(const ort::Run& run, uint8_t empty, const Reduce& reduce) const {
     const ort::Tensor x = run.input(0);
     require(x.shape.size() == 4, "x must be (batch, height, width, channels)");
     const Extent extent{x.shape[0], x.shape[1], x.shape[2], length(0, x.shape[1]), length(1, x.shape[2])};
     require(extent.rows > 0 && extent.columns > 0, "x is smaller than the kernel");
     const int64_t channels = x.shape[3];
     uint8_t* y = run.output({extent.batch, extent.rows, extent.columns, channels});
-    if (x.size() == 0) return;
+    if (extent.batch == 0 || channels == 0) return;
     run.parallel(static_cast<size_t>(extent.batch * extent.rows), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / extent.rows, row = static_cast<int64_t>(index) % extent.rows;
       const uint8_t* from = x.as<uint8_t>() + image * extent.height * extent.width * channels;
@@ -52,7 +54,7 @@ class Pool {
       for (int64_t column = 0; column < extent.columns; ++column, to += channels) {
         find(from, extent, channels, row, column, pixels);
         if (pixels.empty())  // the taps of a dilated kernel lie on both sides of a small image
-          std::fill_n(to, channels, 0);
+          std::fill_n(to, channels, empty);
         else
           reduce(pixels.data(), pixels.size(), static_cast<size_t>(channels), to);
       }
@@ -91,7 +93,7 @@ class MaximumKernel {
  public:
   explicit MaximumKernel(const ort::Node& node) : target_(chosen()), pool_(node) {}
 
-  void run(const ort::Run& run) const { pool_.run(run, target_.max_pixels); }
+  void run(const ort::Run& run) const { pool_.run(run, 0, target_.max_pixels); }
 
  private:
   const Target& target_;
@@ -102,7 +104,9 @@ class MaximumKernel {
 class Scales {
  public:
   explicit Scales(const ort::Node& node)
-      : ratio_(one<float>(node, 1) / one<float>(node, 3)), x_zero_(one<uint8_t>(node, 2)), y_zero_(one<uint8_t>(node, 4)) {}
+      : ratio_(positive(positive(one<float>(node, 1)) / positive(one<float>(node, 3)))), x_zero_(one<uint8_t>(node, 2)), y_zero_(one<uint8_t>(node, 4)) {}
+
+  uint8_t zero() const { return static_cast<uint8_t>(y_zero_); }
 
   Mean mean(size_t count, size_t inside) const {
     return {ratio_ / static_cast<float>(count), static_cast<int>(inside) * x_zero_, y_zero_};
@@ -123,10 +127,13 @@ class Scales {
 class MeanKernel {
  public:
   explicit MeanKernel(const ort::Node& node)
-      : target_(chosen()), pool_(node), scales_(node), all_(node.attribute("count_include_pad", 0) != 0) {}
+      : target_(chosen()), pool_(node), scales_(node), all_(node.attribute("count_include_pad", 0) != 0) {
+    require(pool_.taps() <= kMostPixels, "the kernel has too many taps");
+    require(!all_ || node.attribute("ceil_mode", 0) == 0, "ceil_mode with count_include_pad is not supported");
+  }
 
   void run(const ort::Run& run) const {
-    pool_.run(run, [&](const uint8_t* const* pixels, size_t inside, size_t channels, uint8_t* to) {
+    pool_.run(run, scales_.zero(), [&](const uint8_t* const* pixels, size_t inside, size_t channels, uint8_t* to) {
       const size_t count = all_ ? static_cast<size_t>(pool_.taps()) : inside;
       target_.mean_pixels(pixels, inside, channels, scales_.mean(count, inside), to);
     });
@@ -147,7 +154,7 @@ class GlobalMeanKernel {
     const ort::Tensor x = run.input(0);
     if (x.shape.size() != 4) throw ort::Failure("ai.requant.GlobalAveragePool: x must be (batch, height, width, channels)");
     const int64_t pixels = x.shape[1] * x.shape[2], channels = x.shape[3];
-    if (pixels < 1 || pixels > kMost) throw ort::Failure("ai.requant.GlobalAveragePool: x has no pixels, or too many");
+    if (pixels < 1 || pixels > kMostPixels) throw ort::Failure("ai.requant.GlobalAveragePool: x has no pixels, or too many");
     uint8_t* y = run.output({x.shape[0], 1, 1, channels});
     if (x.size() == 0) return;
     const size_t count = static_cast<size_t>(pixels);
@@ -162,8 +169,6 @@ class GlobalMeanKernel {
   }
 
  private:
-  static constexpr int64_t kMost = int64_t{1} << 23;  // pixels whose sum fits in 31 bits
-
   const Target& target_;
   Scales scales_;
 };

@@ -17,7 +17,7 @@ class TableKernel {
   explicit TableKernel(const ort::Node& node) : target_(chosen()) {
     const ort::Tensor table = node.constant(1);
     if (!table) throw ort::Failure("ai.requant.Table: the table must be a constant");
-    if (table.shape.empty() || table.shape.back() != 256 || table.shape.size() > 2)
+    if (table.shape.empty() || table.shape.back() != 256 || table.shape.size() > 2 || table.size() == 0)
       throw ort::Failure("ai.requant.Table: the shape of the table must be (256,) or (C, 256)");
     table_.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
     channels_ = table.shape.size() == 2 ? table.shape[0] : 0;

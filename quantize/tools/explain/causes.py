@@ -79,7 +79,8 @@ def _percent(part: float, total: float) -> str:
 def _conversions(kernels: Sequence[Kernel], match: Match, total: float) -> Iterator[Cause]:
     """Group QuantizeLinear and DequantizeLinear by the float operator beside them."""
     by_place = {kernel.run.node: kernel for kernel in kernels}
-    by_place |= {name: by_place[home] for name, home in match.kernels.items() if home in by_place.keys() - {name}}
+    homes = [(name, home) for name, home in match.kernels.items() if home is not None and name not in by_place]
+    by_place |= {name: by_place[home] for name, home in homes if home in by_place}
     groups: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         if kernel.kind == "conversion" and kernel.place is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....transforms.graph import constant
+from ....transforms.units import clip_bounds
 
 QUANTIZED = frozenset(
     "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QGemm ConvInteger MatMulInteger "
@@ -164,6 +165,10 @@ def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
     if after.quantize is None:
         yield from _without_quantize(node, after)
         return
+    if _integers(after.quantize) not in EIGHT_BITS:
+        width = _integers(after.quantize).name.lower()
+        yield _same(f"{width} results have no integer kernel")
+        return
     scale, zero = parameters(after.quantize)
     name = after.quantize.inputs[0].name if after.quantize.inputs[0] is not None else ""
     if scale is not None and scale.size > 1:
@@ -202,17 +207,10 @@ def _not_absorbed(activation: ir.Node, scale: np.ndarray | None, zero: np.ndarra
             return None
         kind = "zero point after Relu is not the smallest of the type"
         return Reason(kind, f"zero point {int(zero.flat[0])} after {name}, which is absorbed only with {limits.min}")
-    bounds = _clip_bounds(activation)
+    bounds = clip_bounds(activation)
+    if bounds is None:
+        return _same("the bounds of the Clip before its QuantizeLinear are not constant, or do not contain 0")
     if bounds[0] <= low * (1 + 1e-6) and high <= bounds[1] * (1 + 1e-6):  # the scale is rounded to float32
         return None
     text = f"{name} to {bounds[0]:g}..{bounds[1]:g} cuts into the range {low:g}..{high:g} of its QuantizeLinear"
     return Reason("Clip cuts into the range of its QuantizeLinear", text)
-
-
-def _clip_bounds(node: ir.Node) -> tuple[float, float]:
-    """Return the bounds of a Clip, from inputs or (before opset 11) attributes."""
-    low, high = (constant(value) for value in (*node.inputs[1:3], None, None)[:2])
-    return (
-        node.attributes.get_float("min", -np.inf) if low is None else float(low.numpy()),
-        node.attributes.get_float("max", np.inf) if high is None else float(high.numpy()),
-    )

@@ -333,6 +333,8 @@ def test_attributes_that_make_no_sense_are_refused(change: dict[str, Any], messa
         (13, np.full((2, 64), -(2**15), np.int16), "the curve must be above -32768"),
         (14, np.zeros(2, np.float32), "the grid must be a beginning and a width"),
         (9, np.zeros(256, np.uint8), "a convolution has a table or a curve"),
+        *((index, np.full(1, scale, np.float32), "scales") for index in (1, 6) for scale in (0, -1, np.nan, np.inf)),
+        *((4, np.full(1, scale, np.float32), "w_scale must be 0 or positive") for scale in (-1, np.nan, np.inf)),
     ],
 )
 def test_constants_that_do_not_fit_are_refused(index: int, array: Array, message: str) -> None:
@@ -341,6 +343,15 @@ def test_constants_that_do_not_fit_are_refused(index: int, array: Array, message
     inputs[index] = array
     with pytest.raises(Exception, match=message):
         session("Convolution", inputs, **case.attributes)
+
+
+def test_inputs_that_must_be_constants_are_refused_if_they_are_not() -> None:
+    case = Case(table="one")
+    inputs: list[Any] = [case.arrays["x"], *case.constants]
+    inputs[9] = Open()
+    opened = session("Convolution", inputs, **case.attributes)
+    with pytest.raises(Exception, match="input 9 must be a constant"):
+        opened.run(None, {"x": case.arrays["x"], "c8": np.zeros(256, np.uint8)})
 
 
 def test_a_residual_must_fit() -> None:
@@ -391,7 +402,7 @@ def test_a_table_is_its_definition(isa: str, shape: tuple[int, ...], each: bool,
     np.testing.assert_array_equal(found, table[x] if channels is None else table[channels, x])
 
 
-@pytest.mark.parametrize("shape", [(255,), (256, 4), (1, 2, 256)])
+@pytest.mark.parametrize("shape", [(255,), (256, 4), (1, 2, 256), (0, 256)])
 def test_tables_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(Exception, match=r"must be \(256,\) or \(C, 256\)"):
         session("Table", [np.zeros((2, 3), np.uint8), np.zeros(shape, np.uint8)])
@@ -616,6 +627,42 @@ def test_a_pool_refuses_what_it_does_not_compute(shape: tuple[int, ...], window:
     for operator, more in further.items():
         with pytest.raises(Exception, match=message):
             session(operator, [x, *more], **{"kernel_shape": [2, 2], **window}).run(None, {"x": x})
+
+
+@pytest.mark.parametrize(("operator", "value"), [("MaxPool", 0), ("AveragePool", 7)])
+def test_a_pool_of_padding_alone_is_defined(operator: str, value: int) -> None:
+    """The image has no pixels: nothing is larger than 0, and the mean is 0, which the zero point stands for."""
+    x, one = np.zeros((1, 0, 3, 4), np.uint8), np.asarray(1, np.float32)
+    scales: list[Any] = [one, np.asarray(3, np.uint8), one, np.asarray(7, np.uint8)]
+    more = scales if operator == "AveragePool" else []
+    found = session(operator, [x, *more], kernel_shape=[3, 3], pads=[2, 2, 2, 2]).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(found, np.full((1, 2, 5, 4), value, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        ({"kernel_shape": [3000, 3000]}, "too many taps"),
+        ({"kernel_shape": [2, 2], "ceil_mode": 1, "count_include_pad": 1}, "ceil_mode with count_include_pad"),
+    ],
+)
+def test_a_mean_refuses_what_it_does_not_compute(window: dict[str, Any], message: str) -> None:
+    one, zero = np.asarray(1, np.float32), np.asarray(0, np.uint8)
+    with pytest.raises(Exception, match=message):
+        session("AveragePool", [np.zeros((1, 4, 4, 3), np.uint8), one, zero, one, zero], **window)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("operator", ["Add", "Mul", "AveragePool"])
+def test_scales_that_are_no_positive_numbers_are_refused(operator: str, scale: float) -> None:
+    x, one, zero = np.zeros((1, 4, 4, 3), np.uint8), np.asarray(1, np.float32), np.asarray(0, np.uint8)
+    wrong = np.asarray(scale, np.float32)
+    inputs: list[Any] = [x, one, zero, Open(), one, zero, wrong, zero, None]
+    window: dict[str, Any] = {}
+    if operator == "AveragePool":
+        inputs, window = [x, wrong, zero, one, zero], {"kernel_shape": [2, 2]}
+    with pytest.raises(Exception, match="scales and their ratios must be positive numbers"):
+        session(operator, inputs, **window)
 
 
 # --------------------------------------------------------------------------------------------------------- library

@@ -12,7 +12,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from requant.cli import main
 from requant.quantize.runtime.described import described
@@ -86,6 +86,17 @@ def test_a_convolution_may_write_float_where_the_runtime_allows_it() -> None:
     node = next(node for node in model.graph if node.name == "conv")
     assert "no QuantizeLinear on its output" in why_float(model, node)[0].kind
     assert "did not choose it" in why_float(model, node, ends=False)[0].kind
+
+
+def test_results_of_four_bits_have_a_reason() -> None:
+    proto = onnx.parser.parse_model(PAIRS.replace('"" : 17', '"" : 21').replace("ir_version: 8", "ir_version: 10"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((8, 4, 3, 3), np.int8), "w"))
+    proto.graph.initializer.append(helper.make_tensor("zero4", TensorProto.UINT4, [], [0]))
+    proto.graph.node.append(helper.make_node("QuantizeLinear", ["r", "s", "zero4"], ["r4"], "last"))
+    del proto.graph.output[0]
+    model = ir.from_proto(proto)
+    node = next(node for node in model.graph if node.name == "conv")
+    assert [reason.text for reason in why_float(model, node)] == ["uint4 results have no integer kernel"]
 
 
 def test_a_model_is_explained_there(tmp_path: Path) -> None:
