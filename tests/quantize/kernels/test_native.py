@@ -639,17 +639,10 @@ def test_a_pool_of_padding_alone_is_defined(operator: str, value: int) -> None:
     np.testing.assert_array_equal(found, np.full((1, 2, 5, 4), value, np.uint8))
 
 
-@pytest.mark.parametrize(
-    ("window", "message"),
-    [
-        ({"kernel_shape": [3000, 3000]}, "too many taps"),
-        ({"kernel_shape": [2, 2], "ceil_mode": 1, "count_include_pad": 1}, "ceil_mode with count_include_pad"),
-    ],
-)
-def test_a_mean_refuses_what_it_does_not_compute(window: dict[str, Any], message: str) -> None:
+def test_a_mean_of_more_values_than_it_can_add_is_refused() -> None:
     one, zero = np.asarray(1, np.float32), np.asarray(0, np.uint8)
-    with pytest.raises(Exception, match=message):
-        session("AveragePool", [np.zeros((1, 4, 4, 3), np.uint8), one, zero, one, zero], **window)
+    with pytest.raises(Exception, match="too many taps"):
+        session("AveragePool", [np.zeros((1, 4, 4, 3), np.uint8), one, zero, one, zero], kernel_shape=[3000, 3000])
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
