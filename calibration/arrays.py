@@ -22,6 +22,7 @@ from .samples import DataError, Picked, Rows, Sample, as_label, check_names
 from .session import Array, InputSpec, required
 
 LABELS = "labels"
+SUFFIXES = frozenset((".npz", ".npy"))
 """The name of the array with the labels, which is not an input."""
 PLAIN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """The errors of NumPy and zipfile whose messages need no name of the error."""
@@ -284,19 +285,21 @@ def _values_of(archive: zipfile.ZipFile, path: str, member: _Member, *, whole: b
             yield values
 
 
-def array_folder(path: str, inputs: Sequence[InputSpec], limit: int) -> Rows:
+def array_folder(path: str, files: Sequence[str], inputs: Sequence[InputSpec], limit: int) -> Rows:
     """Read a folder of ``.npz`` files or, for a model with one input, of ``.npy`` files: one sample each, by name.
 
-    An array may have `limit` bytes.
+    Args:
+        path: The folder.
+        files: Its files with one of `SUFFIXES`; at least one.
+        inputs: The inputs of the model.
+        limit: The bytes that an array may have.
 
     Raises:
         DataError: The folder contains both kinds, or arrays for another model.
     """
-    kinds = {suffix: sorted(Path(path).glob(f"*{suffix}")) for suffix in (".npz", ".npy")}
-    present = {suffix: files for suffix, files in kinds.items() if files}
-    if len(present) != 1:
+    suffix, *others = {Path(file).suffix.lower() for file in files}
+    if others:
         raise DataError(f"{path}: contains both .npz and .npy files; keep one kind, with one sample per file")
-    suffix, files = present.popitem()
     needed = required(inputs)
     if suffix == ".npy" and len(needed) != 1:
         names = ", ".join(sorted(_names(needed)))
@@ -304,7 +307,7 @@ def array_folder(path: str, inputs: Sequence[InputSpec], limit: int) -> Rows:
 
     def read(picked: Picked) -> Iterator[Sample]:
         for index in range(len(files)) if picked is None else picked:
-            file, where = str(files[index]), f"{files[index]}, sample {index}"
+            file, where = files[index], f"{files[index]}, sample {index}"
             if suffix == ".npy":
                 yield Sample({needed[0].name: _read_npy(file, where, limit)}, None, where)
             else:

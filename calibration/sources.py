@@ -17,7 +17,7 @@ import numpy as np
 from .. import RequantError
 from ..system.regular import check_regular
 from . import audio, images, text
-from .arrays import array_folder, npz_file
+from .arrays import SUFFIXES, array_folder, npz_file
 from .execution import quarter_of_memory
 from .media import Reading, files_below
 from .objects import failing_at, named, python_object
@@ -334,7 +334,7 @@ def _open_folder(spec: DataSpec, path: str, inputs: Sequence[InputSpec]) -> Rows
         DataError: The folder has no files that can be read, or several kinds of files.
     """
     sets = onnx_sets(path)
-    arrays = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith((".npz", ".npy")))
+    arrays = files_below(path, SUFFIXES, deep=False)
     deep = not sets and not arrays  # only images and sounds are read from sub-folders too
     pictures, sounds = (files_below(path, kind.SUFFIXES, deep=deep) for kind in (images, audio))
     kinds: Mapping[str, Sequence[str | Path]] = {
@@ -353,7 +353,7 @@ def _open_folder(spec: DataSpec, path: str, inputs: Sequence[InputSpec]) -> Rows
         return onnx_folder(path, sets, inputs, spec.limit)
     if arrays:
         _refuse_unused(spec, "a folder of arrays")
-        return array_folder(path, inputs, spec.limit)
+        return array_folder(path, arrays, inputs, spec.limit)
     _refuse_unused(spec, "a folder of images or .wav files", "preprocess", "labels")
     read, files = (images.image_folder, pictures) if pictures else (audio.audio_folder, sounds)
     return read(path, files, Reading(spec.preprocess, spec.labels, spec.limit), inputs)

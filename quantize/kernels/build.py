@@ -138,6 +138,10 @@ def _main() -> None:
     parser.add_argument("--check", type=int, metavar="N", help="Compare N random convolutions with their definition.")
     parser.add_argument("--sanitize", action="store_true", help="With --check: stop at undefined behaviour.")
     given = parser.parse_args()
+    if given.check is None and given.sanitize:
+        parser.error("--sanitize needs --check N")
+    if given.check is not None and (given.output is not None or given.check < 1):
+        parser.error("--check writes no library" if given.output else "--check needs a number of at least 1")
     if given.check is None:
         build(given.machine, given.output or OPERATORS.parents[1] / given.machine / OPERATORS.name)
         return

@@ -36,7 +36,7 @@ SPATIAL = frozenset(
 )
 """Operators on tensors with batch, channel and spatial axes."""
 
-ELEMENTWISE = ("Add", "Mul", "Table")
+ELEMENTWISE = ("Add", "Concat", "Mul", "Table")
 """Native operators on tensors of any layout."""
 
 WEIGHTS = {

@@ -12,7 +12,9 @@ Shape = tuple[int, ...]
 Form = Literal["convolution", "product", "pooling", "binary"]
 
 FORMS: dict[str, Form] = {
-    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger ConvTranspose".split(), "convolution"),
+    **dict.fromkeys(
+        "Conv FusedConv NhwcFusedConv QLinearConv ConvInteger ConvTranspose Convolution".split(), "convolution"
+    ),
     **dict.fromkeys(
         "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "
         "QGemm MatMulNBits".split(),

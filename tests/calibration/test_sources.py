@@ -203,7 +203,10 @@ def test_folder_of_npz_files_in_the_order_of_their_names(tmp_path: Path) -> None
 def test_folder_of_npy_files_for_one_input(tmp_path: Path) -> None:
     for index in range(3):
         np.save(tmp_path / f"{index}.npy", rows(1, 3) + index)
-    assert [feed[0][0] for feed in feeds(open_source(str(tmp_path), [X]))] == [0, 1, 2]
+    np.save(tmp_path / "3.NPY", rows(1, 3) + 3)
+    (tmp_path / "3.NPY.npy").rename(tmp_path / "3.NPY")
+    (tmp_path / "._0.npy").write_bytes(b"what some systems keep beside a copied file")
+    assert [feed[0][0] for feed in feeds(open_source(str(tmp_path), [X]))] == [0, 1, 2, 3]
     with pytest.raises(DataError, match=r"a \.npy file has one array, but the model has inputs mask, x; use .npz"):
         open_source(tmp_path, [X, MASK])
 

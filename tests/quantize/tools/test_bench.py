@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner, Result
 
-from requant import RequantError
+from requant import NATIVE_DOMAIN, RequantError
 from requant.cli import main
 from requant.quantize import Lengths, Load, Search, bench_model, compile_model
 from requant.quantize.runtime.configured import Values
+from requant.quantize.runtime.executed import Kernel
+from requant.quantize.runtime.problem import is_convolution, problem
+from requant.quantize.runtime.profile import KernelRun
 from requant.quantize.tools.bench import bench
 from requant.quantize.tools.bench.settings import Settings, Trial
 
@@ -259,3 +263,12 @@ def test_of_ort_files_no_profile_is_told(tmp_path: Path) -> None:
     found = bench_model(tmp_path / "m.ort", load=Load(seconds=0.01, lengths=Lengths({}, {"N": 3})))
     assert (found.profile, found.batch) == (None, 3)
     assert found.notes == ("only ONNX files can be profiled",)
+
+
+def test_the_problem_of_a_native_convolution_is_read_from_its_weights() -> None:
+    weights = ir.val("w", const_value=ir.tensor(np.zeros((8, 4, 3, 3), np.int8)))
+    node = ir.node("Convolution", [ir.val("x"), weights], {"strides": [2, 2], "pads": [1, 1, 1, 1]})
+    run = KernelRun("n", NATIVE_DOMAIN, "Convolution", 1.0, 1, ((1, 4, 4, 8),), ((1, 8, 8, 4), ()), ("uint8", "float"))
+    kernel = Kernel(run, "compute", None, "Convolution", (), "NHWC", "", node)
+    assert is_convolution(kernel)
+    assert problem(kernel) == "mb1_ic4oc8_ih8oh4kh3sh2dh0ph1_iw8ow4kw3sw2dw0pw1"
