@@ -342,10 +342,12 @@ def test_a_search_with_a_damaged_state_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(search, "_key", lambda walk: "k")
+    monkeypatch.setattr(search, "_digest", str)
     metric, state = SimpleNamespace(higher_is_better=True), tmp_path / "q.onnx.search.json"
     frontier = Frontier("sqnr", True, math.inf, 20.0)
-    walk: Any = SimpleNamespace(state=state, goal=SimpleNamespace(metric=metric), frontier=frontier)
-    point = Point(0.1, math.inf, 2.0, 3, True, "d")
+    goal = SimpleNamespace(metric=metric)
+    walk: Any = SimpleNamespace(state=state, goal=goal, frontier=frontier, plan_at=lambda price: f"plan at {price}")
+    point = Point(0.1, math.inf, 2.0, 3, True, "plan at 0.1")
     walk.frontier = replace(frontier, points=(point,))
     search._remember(walk)
     walk.frontier = frontier
