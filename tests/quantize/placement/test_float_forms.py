@@ -18,7 +18,7 @@ from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
-from requant.quantize.placement.pricing import Prices, Space, has_unmeasured, plan_noise_cost
+from requant.quantize.placement.pricing import Prices, Space, has_unmeasured, plan_noise_cost, with_absorbed
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity.each_tensor import alone
@@ -167,3 +167,10 @@ def test_costs_of_every_form_are_measured_and_written(tmp_path: Path) -> None:
     rows = measure_costs(tmp_path / "float.onnx", feeds).rows
     assert len(rows) >= 2
     assert all({"dynamic", "block", "float"} <= row.keys() for key, row in rows.items() if key.startswith("MatMul"))
+
+
+def test_units_without_a_time_in_float_have_no_kernel_of_their_own_there() -> None:
+    """A file of costs has no float row of what the runtime fuses."""
+    found = with_absorbed(prices({"up": {Impl.U8_FLOAT: 60.0}, "down": ROW}))
+    assert found.absorbed == {"up"}
+    assert with_absorbed(prices({"down": ROW})).absorbed == frozenset()
