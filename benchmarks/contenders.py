@@ -350,9 +350,7 @@ def nncf(model: str, feeds: str, output: str) -> dict[str, Any]:
 
 def nncf_ir(model: str, feeds: str, output: str) -> dict[str, Any]:
     """Quantize with NNCF's post-training quantization of the model that OpenVINO reads, and write that."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
-    import openvino
-
+    openvino = _openvino_package()
     openvino.save_model(_quantized_by_nncf(openvino.Core().read_model(model), model, feeds), output)
     return {}
 
@@ -363,13 +361,12 @@ def _quantized_by_nncf(loaded: Any, model: str, feeds: str) -> Any:
     import nncf  # type: ignore[import-not-found]
 
     samples = load_feeds(feeds)
+    transformer = FORMS["static-fused"].wants in _operators(model)["operators"]
     return nncf.quantize(
         loaded,
         nncf.Dataset(samples),
         subset_size=len(samples),
-        model_type=nncf.ModelType.TRANSFORMER
-        if FORMS["static-fused"].wants in _operators(model)["operators"]
-        else None,
+        model_type=nncf.ModelType.TRANSFORMER if transformer else None,
     )
 
 
@@ -566,12 +563,15 @@ def _plain_onnxruntime(model: str, feed: dict[str, Any], threads: int) -> Callab
     return partial(ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run, None, feed)
 
 
+def _openvino_package() -> Any:
+    """Import the package ``openvino``, which reports each import to its makers unless its telemetry is missing."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return importlib.import_module("openvino")
+
+
 def _openvino(model: str, feed: dict[str, Any], threads: int, settings: Mapping[str, str]) -> Callable[[], list[Any]]:
     """Return a function that runs a model in OpenVINO, compiled for the shapes of the feed."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
-    import openvino
-
-    core = openvino.Core()
+    core = _openvino_package().Core()
     read = core.read_model(model)
     if read.is_dynamic():  # free axes cost time
         read.reshape({name: list(array.shape) for name, array in feed.items()})

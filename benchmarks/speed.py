@@ -247,7 +247,8 @@ def make(setting: Setting, folder: Path, form: str, batch: int) -> tuple[Path, d
     if form == "float":
         return folder / "float.onnx", {}
     row = FORMS[form]
-    output = folder / f"{form}{f'-b{batch}-t{setting.threads}' if row.per_batch else ''}{row.suffix}"
+    sizes = f"-b{batch}-t{setting.threads}" if row.per_batch else ""
+    output = folder / f"{form}{sizes}{row.suffix}"
     arguments = {
         "model": str(folder / "float.onnx"),
         "feeds": str(folder / "feeds.npz"),

@@ -21,8 +21,8 @@ from .objects import REASON, reason_of
 from .samples import DataError, Picked, Rows, Sample, as_label, check_names
 from .session import Array, InputSpec, required
 
-LABELS = "labels"
 SUFFIXES = frozenset((".npz", ".npy"))
+LABELS = "labels"
 """The name of the array with the labels, which is not an input."""
 PLAIN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """The errors of NumPy and zipfile whose messages need no name of the error."""

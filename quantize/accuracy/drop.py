@@ -167,7 +167,7 @@ def _interval(result: Versus, one: Array, two: Array, rows: Array | None) -> tup
         return None, "none: the drop is infinite"
     if not result.metric.sums:
         area = area_interval(one, two)
-        return area, "DeLong, paired; items count as independent" if area else "none: a label has one item only"
+        return area, ("DeLong, paired; items count as independent" if area else "none: a label has one item only")
     if result.broken is not None and result.fixed is not None and rows is None:
         return paired_interval(result.broken, result.fixed, len(one)), "Agresti and Min, paired"
     if rows is not None:

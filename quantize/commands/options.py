@@ -18,7 +18,9 @@ from ..options.declared import (
     JSON,
     LOWER,
     OVERRIDES,
+    PRECISION,
     READING,
+    RUNTIME,
     SAMPLES,
     THREADS,
 )
@@ -162,11 +164,28 @@ def lengths_options(command: Command) -> Command:
     return measured
 
 
+threads_option = click_option(THREADS)
+
+
+def setting_options(command: Command) -> Command:
+    """Declare the threads, the runtime and its precision; the command gets a `Setting` as `setting`."""
+
+    @threads_option
+    @click_option(RUNTIME)
+    @click_option(PRECISION)
+    @functools.wraps(command)
+    def running(*, threads: int, runtime: str, precision: str, **others: Any) -> Any:
+        from ..runtime.runtimes import Setting
+
+        return command(setting=Setting(threads, runtime, precision), **others)
+
+    return running
+
+
 json_option = option(JSON.flag, "as_json", group=JSON.group, is_flag=True, help=JSON.help)
 force_option = click_option(FORCE)
 external_option = click_option(EXTERNAL_DATA)
 rule_option = click_option(CALIBRATION, help=f"{CALIBRATION.help} [default: auto]")
 overrides_option = click_option(OVERRIDES)
 samples_option = click_option(SAMPLES)
-threads_option = click_option(THREADS)
 lower_option = click_option(LOWER)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options.declared import BATCH, BATCHES, METRICS, PRECISION, QUANTIZE, RUNTIME
+from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
 from .app import PATH, TYPED, Commands, Talking, option, shown_progress, shows_tables
 from .options import (
     click_option,
@@ -18,13 +19,14 @@ from .options import (
     lower_option,
     rule_option,
     samples_option,
+    setting_options,
     source_options,
-    threads_option,
 )
 from .talk import print_json, say
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
+    from ..runtime.runtimes import Setting
 
 
 @click.command(cls=Talking, section="quantize")
@@ -83,9 +85,7 @@ def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
 @option("--metric", group="accuracy", metavar="M", help=METRICS)
 @lower_option
 @click_option(BATCH, help="Also time runs of N items.")
-@threads_option
-@click_option(RUNTIME)
-@click_option(PRECISION)
+@setting_options
 @json_option
 def compare(
     float_model: Path,
@@ -94,9 +94,7 @@ def compare(
     metric: str | None,
     lower: bool,
     batch: int,
-    threads: int,
-    runtime: str,
-    precision: str,
+    setting: Setting,
     as_json: bool,
 ) -> None:
     """Compare INT8 with FLOAT: accuracy, noise and latency.
@@ -106,7 +104,7 @@ def compare(
 
     The outputs are compared with those of FLOAT in ONNX Runtime, and the latency with that of FLOAT in --runtime.
     """
-    from .. import Setting, compare_models
+    from .. import compare_models
     from ..accuracy.metrics import metric_named
 
     if lower and metric is None:
@@ -118,7 +116,7 @@ def compare(
             int8_model,
             data,
             batch=batch,
-            setting=Setting(threads, runtime, precision),
+            setting=setting,
             progress=progress,
             metric=chosen,
         )
@@ -200,9 +198,7 @@ def clear_costs() -> None:
 @option("-o", "--output", type=PATH, required=True, help="The file of costs to write.")
 @samples_option
 @click_option(BATCHES, help="Items per run; costs of several sizes go into one file.")
-@threads_option
-@click_option(RUNTIME)
-@click_option(PRECISION)
+@setting_options
 @force_option
 def measure_costs(
     model: Path,
@@ -210,9 +206,7 @@ def measure_costs(
     output: Path,
     samples: int | None,
     batch: tuple[int, ...] | None,
-    threads: int,
-    runtime: str,
-    precision: str,
+    setting: Setting,
     force: bool,
 ) -> None:
     """Measure the latency of each unit of MODEL in float and in integers, for --costs on another machine.
@@ -227,7 +221,7 @@ def measure_costs(
 
     check_output(output, model, force=force)
     with shown_progress() as progress:
-        options = Options(samples=samples, batch=batch or 1, threads=threads, runtime=runtime, precision=precision)
+        options = Options(samples=samples, batch=batch or 1, **asdict(setting))
         measured = measure_costs(model, data, options, progress)
     save(measured, output)
     say(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)

@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING
 import click
 
 from ... import RequantError
-from ..options.declared import BATCH, PRECISION, RUNTIME, SOURCES
+from ..options.declared import BATCH, SOURCES
 from .app import PATH, Talking, is_given, option, shown_progress, shows_tables
-from .options import click_option, force_option, json_option, lengths_options, source_options, threads_option
+from .options import (
+    click_option,
+    force_option,
+    json_option,
+    lengths_options,
+    setting_options,
+    source_options,
+    threads_option,
+)
 from .talk import print_json, say
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
     from ..model.shapes import Lengths
+    from ..runtime.runtimes import Setting
 
 
 @click.command(cls=Talking, section="look at models")
@@ -191,9 +200,7 @@ def kernels(as_json: bool) -> None:
 @source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
 @lengths_options
 @click_option(BATCH, help="Items per run.")
-@threads_option
-@click_option(RUNTIME)
-@click_option(PRECISION)
+@setting_options
 @option("--no-profile", group="speed", is_flag=True, help="Do not profile the nodes.")
 @option("--settings", group="speed", is_flag=True, help="Search the fastest session options.")
 @option(
@@ -212,9 +219,7 @@ def bench(
     data: str | DataSpec | None,
     lengths: Lengths,
     batch: int,
-    threads: int,
-    runtime: str,
-    precision: str,
+    setting: Setting,
     no_profile: bool,
     settings: bool,
     seconds: float,
@@ -228,13 +233,11 @@ def bench(
     Free axes other than the batch need lengths: --shape, --dim or --data. With --settings, --threads fixes the number
     of threads; without it, the number of threads is one of the settings.
     """
-    from ..runtime.runtimes import Setting
     from ..tools.bench.bench import Load, Search, bench_model
 
     if is_given("seconds") and not settings:
         raise click.UsageError("--seconds needs --settings")
-    search = Search(seconds, threads if is_given("threads") else None) if settings else None
-    setting = Setting(threads, runtime, precision)
+    search = Search(seconds, setting.threads if is_given("threads") else None) if settings else None
     load = Load(batch=batch, setting=setting, lengths=lengths, profile=not no_profile)
     with shown_progress() as progress:
         result = bench_model(model, data, load, other=other, search=search, progress=progress)
@@ -249,17 +252,13 @@ def bench(
 @click.command(cls=Talking, section="measure")
 @click.argument("model", type=PATH)
 @source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
-@threads_option
-@click_option(RUNTIME)
-@click_option(PRECISION)
+@setting_options
 @option("--all", "everything", is_flag=True, help="Show every kernel, not only the slowest ones.")
 @json_option
 def explain(
     model: Path,
     data: str | DataSpec | None,
-    threads: int,
-    runtime: str,
-    precision: str,
+    setting: Setting,
     everything: bool,
     as_json: bool,
 ) -> None:
@@ -270,11 +269,10 @@ def explain(
 
     MODEL may be float, or quantized by any tool; see docs/explain.md.
     """
-    from ..runtime.runtimes import Setting
     from ..tools.explain.explain import explain_model
 
     with shown_progress() as progress:
-        found = explain_model(model, data, setting=Setting(threads, runtime, precision), progress=progress)
+        found = explain_model(model, data, setting=setting, progress=progress)
     if as_json:
         print_json(found.to_json())
     elif shows_tables():

@@ -19,7 +19,6 @@ from ...transforms.plan import Impl
 SOURCE, SINK = "source", "sink"
 BITS = 50
 """The sum of all costs is below 2^BITS units; float64 holds such numbers, and sums of a few, exactly."""
-"""Whether an implementation reads and writes uint8, 1 for uint8; all others read and write float."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,9 +124,11 @@ def _eval_data(values: Mapping[str, Any]) -> str | DataSpec:
 
 
 def _kind(text: str) -> str:
-    """Return ``"folder"``, ``"table"`` for .csv and .jsonl files, else the suffix of the file."""
+    """Return the kind of data: ``"folder"``, ``"table"`` for .csv, .tsv and .jsonl files, else the suffix."""
     suffix = Path(text).suffix.lower()
-    return "folder" if not suffix or Path(text).is_dir() else "table" if suffix in TABLES else suffix
+    if not suffix or Path(text).is_dir():
+        return "folder"
+    return "table" if suffix in TABLES else suffix
 
 
 def _check_data(data: str | DataSpec | None, options: Options, goal: Goal | None) -> None:

@@ -30,7 +30,7 @@ BUSY = 0.1
 """The share of their wall time for which runs of one thread wait for a processor, above which the machine is busy."""
 SHARED = 0.1
 """The least uncertainty of ratios of CPU times on a busy machine. Processes share caches, and slow one model down more
-than another: beside four processes, the speed-up of a ResNet-20 changed by 11 % though the parts agreed to 5 %."""
+than another: beside four processes, the speed-up of a ResNet-20 changed by 10 % though its parts agreed to 5 %."""
 SURE = 0.05
 """The greatest uncertainty of a measurement that is not repeated, and that needs no remark."""
 UNKNOWN = 9.99  # the greatest uncertainty

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from .attribution import LAYOUTS
 from .executed import SHORT, Kernel, Kind, kernels
-from .match import CONVERSIONS, PRODUCTS, Match, constants_of, match
+from .match import CONVERSIONS, PRODUCTS, Match, constants_of, match, members_of
 from .profile import GraphProfile, KernelRun, Profile
-
-CHANGES = frozenset({"Reorder", "ReorderInput", "Transpose"})
-"""Layout changes, where the runtime inserted them."""
 
 
 def described(model: ir.Model, profile: Profile) -> tuple[tuple[Kernel, ...], Match]:
@@ -26,14 +23,12 @@ def described(model: ir.Model, profile: Profile) -> tuple[tuple[Kernel, ...], Ma
     if isinstance(profile, GraphProfile):
         matched = match(model, profile.graph, [run.node for run in profile.runs])
         return kernels(profile.runs, profile.graph, nodes, matched), matched
-    matched = match_members(model, nodes, profile.runs)
-    members: dict[str | None, list[str]] = defaultdict(list)
-    for name, home in matched.kernels.items():
-        members[home].append(name)
-    return tuple(_kernel(run, nodes, matched, members[run.node]) for run in profile.runs), matched
+    matched = _match_members(model, nodes, profile.runs)
+    members = members_of(matched.kernels)
+    return tuple(_kernel(run, nodes, matched, members.get(run.node, ())) for run in profile.runs), matched
 
 
-def match_members(model: ir.Model, nodes: Mapping[str, ir.Node], runs: Sequence[KernelRun]) -> Match:
+def _match_members(model: ir.Model, nodes: Mapping[str, ir.Node], runs: Sequence[KernelRun]) -> Match:
     """Match nodes to the kernels that name them as members.
 
     A node that no kernel names belongs to the kernel of its reader if it is a product or a DequantizeLinear, else to
@@ -53,12 +48,10 @@ def match_members(model: ir.Model, nodes: Mapping[str, ir.Node], runs: Sequence[
     for name in (*reversed(unnamed), *unnamed):  # back from readers, then on from what the first pass found
         if name not in folded and name not in home and (found := _neighbour(nodes[name], home)) is not None:
             home[name] = found
-    owned: dict[str, list[str]] = defaultdict(list)
-    for name in nodes:
-        owned[home.get(name, "")].append(name)
-    principals = {run.node: _principal(owned[run.node], nodes) for run in runs if run.node in owned}
+    whole = {name: home.get(name) for name in nodes}
+    principals = {kernel: _principal(names, nodes) for kernel, names in members_of(whole).items()}
     parts = {run.node: part for run in runs if run.node not in principals and (part := _part(run, nodes))}
-    return Match({name: home.get(name) for name in nodes}, frozenset(folded), principals, parts, constants)
+    return Match(whole, frozenset(folded), principals, parts, constants)
 
 
 def _neighbour(node: ir.Node, home: Mapping[str, str]) -> str | None:
@@ -78,7 +71,7 @@ def _principal(names: Sequence[str], nodes: Mapping[str, ir.Node]) -> str:
 
 def _part(run: KernelRun, nodes: Mapping[str, ir.Node]) -> str | None:
     """Return the node of which a kernel is one of several; None for a layout change."""
-    return next((name for name in run.members if name in nodes and run.op not in CHANGES), None)
+    return next((name for name in run.members if name in nodes and run.op not in LAYOUTS), None)
 
 
 def _kernel(run: KernelRun, nodes: Mapping[str, ir.Node], match: Match, members: Sequence[str]) -> Kernel:
@@ -94,7 +87,7 @@ def _kernel(run: KernelRun, nodes: Mapping[str, ir.Node], match: Match, members:
 def _kind(run: KernelRun, place: ir.Node | None) -> Kind:
     if run.macs or (place is not None and place.op_type in PRODUCTS):
         return "compute"
-    if run.op in CHANGES and (place is None or place.op_type != "Transpose"):
+    if run.op in LAYOUTS and (place is None or place.op_type != "Transpose"):
         return "layout"
     converts = run.op in CONVERSIONS if place is None else place.op_type in CONVERSIONS
     return "conversion" if converts else "rest"

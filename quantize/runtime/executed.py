@@ -9,7 +9,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from .match import CONVERSIONS, NCHWC, PRODUCTS, REORDERS, Match, inserted_layout
+from .match import CONVERSIONS, NCHWC, PRODUCTS, REORDERS, Match, inserted_layout, members_of
 from .profile import KernelRun
 
 Kind = Literal["compute", "conversion", "layout", "rest"]
@@ -103,10 +103,7 @@ def kernels(
         match: Which kernel computes which node.
     """
     places = {node.name: node for node in graph.all_nodes() if node.name}
-    members: dict[str, list[str]] = {}
-    for name, kernel in match.kernels.items():
-        if kernel is not None:
-            members.setdefault(kernel, []).append(name)
+    members = members_of(match.kernels)
     layouts = _layouts(graph, nodes)
     found = []
     for run in runs:

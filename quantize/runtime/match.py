@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -95,6 +96,19 @@ def match(model: ir.Model, graph: ir.Graph, ran: Iterable[str]) -> Match:
     kernels = {name: search.home.get(name) for name in nodes}
     principals = _principals(search, executed)
     return Match(kernels, frozenset(folded), principals, _parts(search, executed, principals), search.constants)
+
+
+def members_of(kernels: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return the nodes that each executed node computes, in the order of the model.
+
+    Args:
+        kernels: By name of a node, the executed node that computes it; see `Match`.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, kernel in kernels.items():
+        if kernel is not None:
+            found[kernel].append(name)
+    return found
 
 
 def inserted_layout(node: ir.Node, nodes: Mapping[str, ir.Node]) -> bool:
@@ -234,9 +248,7 @@ def _behind(search: _Search, node: ir.Node, *, beyond: bool = False) -> str | No
 
 def _principals(search: _Search, executed: Iterable[ir.Node]) -> dict[str, str]:
     """Choose the node under which a kernel is reported: a product, else its namesake, else the last node in it."""
-    members: dict[str, list[str]] = {}
-    for name, kernel in search.home.items():
-        members.setdefault(kernel, []).append(name)
+    members = members_of(search.home)
     found = {}
     for node in executed:
         kernel, outputs = node.name or "", {value.name for value in node.outputs}

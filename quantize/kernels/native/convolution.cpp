@@ -53,7 +53,8 @@ float unit_of(const ort::Node& node, Convolution& made) {
   if (!curve) return positive(scalar<float>(node, kYScale));
   const ort::Tensor grid = constant(node, kGrid);
   require(curve.shape == std::vector<int64_t>{2, kSegments}, "the curve must be (2, 64)");
-  require(grid.size() == 2 && std::isfinite(grid.as<float>()[0]) && grid.as<float>()[1] > 0, "the grid must be a beginning and a width");
+  require(grid.size() == 2 && std::isfinite(grid.as<float>()[0]) && grid.as<float>()[1] > 0,
+          "the grid must be a beginning and a width");
   made.curve.assign(curve.as<int16_t>(), curve.as<int16_t>() + curve.size());
   for (int16_t each : made.curve) require(each > INT16_MIN, "the curve must be above -32768");
   const float first = grid.as<float>()[0], unit = positive(grid.as<float>()[1] / (0x10000 / kSegments));
@@ -76,7 +77,8 @@ void read_requantization(const ort::Node& node, Convolution& made) {
   made.y_zero = scalar<uint8_t>(node, kYZero);
   for (int64_t o = 0; o < made.outputs; ++o) {  // in float and in this order, as ONNX Runtime does
     const float scale = w_scale.as<float>()[w_scale.size() == 1 ? 0 : o];
-    require(scale >= 0 && std::isfinite(x_scale * scale / unit), "w_scale must be 0 or positive");  // 0: an empty channel
+    // 0: the channel has no weights but 0
+    require(scale >= 0 && std::isfinite(x_scale * scale / unit), "w_scale must be 0 or positive");
     made.multiplier.push_back(x_scale * scale / unit);
   }
   const ort::Tensor bias = node.constant(kBias);

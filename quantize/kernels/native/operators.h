@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,16 +20,17 @@ std::vector<ort::CustomOp*> concat_operators();
 std::vector<ort::CustomOp*> sum_operators();
 std::vector<ort::CustomOp*> product_operators();
 
-// Returns a scale, or a ratio of scales; anything but a positive number would be undefined when it is rounded.
+// Returns a scale, or a ratio of scales. Rounding the results of another number than a positive one would be undefined.
 inline float positive(float value) {
-  if (!(value > 0 && std::isfinite(value))) throw ort::Failure("ai.requant: scales and their ratios must be positive numbers");
+  if (!(value > 0 && std::isfinite(value)))
+    throw ort::Failure("ai.requant: scales and their ratios must be positive numbers");
   return value;
 }
 
-// A kernel, and the inputs that must be constants if the node has them, but were not found as constants.
+// A kernel that does not run if an input, which it reads as a constant, is there and is none.
 template <class Kernel>
-struct Held {
-  explicit Held(const ort::Node& node) : kernel(node), lacking(node.lacking()) {}
+struct Checked {
+  explicit Checked(const ort::Node& node) : kernel(node), lacking(node.lacking()) {}
 
   void run(const ort::Run& run) const {
     for (size_t index : lacking)
@@ -70,12 +70,12 @@ class Operator : public ort::CustomOp {
     start_version = [](const CustomOp*) { return 1; };
     end_version = [](const CustomOp*) { return 0x7fffffff; };
     create_kernel_v2 = [](const CustomOp*, const void*, const ort::KernelInfo* info, void** kernel) {
-      return guarded([&] { *kernel = new Held<Kernel>(ort::Node(info)); });
+      return guarded([&] { *kernel = new Checked<Kernel>(ort::Node(info)); });
     };
     compute_v2 = [](void* kernel, ort::KernelContext* context) {
-      return guarded([&] { static_cast<const Held<Kernel>*>(kernel)->run(ort::Run(context)); });
+      return guarded([&] { static_cast<const Checked<Kernel>*>(kernel)->run(ort::Run(context)); });
     };
-    destroy = [](void* kernel) { delete static_cast<Held<Kernel>*>(kernel); };
+    destroy = [](void* kernel) { delete static_cast<Checked<Kernel>*>(kernel); };
   }
 
  private:

@@ -61,7 +61,8 @@ struct Failure : std::runtime_error {
 
 template <class Result, class... Arguments>
 Result call(Slot slot, Arguments... arguments) {
-  return reinterpret_cast<Result (*)(Arguments...)>(const_cast<void*>(api.load(std::memory_order_relaxed)[slot]))(arguments...);
+  void* function = const_cast<void*>(api.load(std::memory_order_relaxed)[slot]);
+  return reinterpret_cast<Result (*)(Arguments...)>(function)(arguments...);
 }
 
 inline Status* status(ErrorCode code, const char* message) {
@@ -153,7 +154,6 @@ class Node {
   // Returns the indices of inputs that `constant` did not find; the node may omit them.
   const std::vector<size_t>& lacking() const { return lacking_; }
 
-
   int64_t attribute(const char* name, int64_t otherwise) const {
     int64_t value = otherwise;
     return absent(call<Status*>(kKernelInfoGetAttributeInt64, info_, name, &value)) ? otherwise : value;
@@ -186,7 +186,7 @@ class Node {
   }
 
   const KernelInfo* info_;
-  mutable std::vector<size_t> lacking_;
+  mutable std::vector<size_t> lacking_;  // in the order in which a kernel asked for them
 };
 
 // Work on the threads of the runtime, through which no exception may pass: the first one is kept.

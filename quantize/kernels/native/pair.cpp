@@ -19,9 +19,10 @@ template <bool Product>
 class PairKernel {
  public:
   explicit PairKernel(const ort::Node& node) {
-    const float a = one<float>(node, kAScale), b = one<float>(node, kBScale), y = positive(one<float>(node, kYScale));
+    const float a = positive(one<float>(node, kAScale)), b = positive(one<float>(node, kBScale));
+    const float y = positive(one<float>(node, kYScale));
     pair_ = {Product,
-             {Product ? 1.0f : positive(positive(a) / y), positive(Product ? positive(a) * positive(b) / y : b / y)},
+             {Product ? 1.0f : positive(a / y), positive(Product ? a * b / y : b / y)},
              {one<uint8_t>(node, kAZero), one<uint8_t>(node, kBZero)},
              one<uint8_t>(node, kYZero)};
     target_ = &chosen_for(pair_);

@@ -105,7 +105,9 @@ class MaximumKernel {
 class Scales {
  public:
   explicit Scales(const ort::Node& node)
-      : ratio_(positive(positive(one<float>(node, 1)) / positive(one<float>(node, 3)))), x_zero_(one<uint8_t>(node, 2)), y_zero_(one<uint8_t>(node, 4)) {}
+      : ratio_(positive(positive(one<float>(node, 1)) / positive(one<float>(node, 3)))),
+        x_zero_(one<uint8_t>(node, 2)),
+        y_zero_(one<uint8_t>(node, 4)) {}
 
   uint8_t zero() const { return static_cast<uint8_t>(y_zero_); }
 

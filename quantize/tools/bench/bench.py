@@ -191,7 +191,7 @@ def bench_model(
     models = [Path(path), *([Path(other)] if other is not None else [])]
     runtime = load.setting.opened()
     if runtime is not STOCK:
-        _check_foreign(models, runtime.identity, search)
+        _refuse_elsewhere(models, runtime.identity, search)
     for model in models:
         _check(model)
     described, feed, batch = _feed(Path(path), data, load)
@@ -238,8 +238,8 @@ def _check(model: Path) -> None:
         load_model(model)
 
 
-def _check_foreign(models: Sequence[Path], runtime: Identity, search: Search | None) -> None:
-    """Refuse what only ONNX Runtime has."""
+def _refuse_elsewhere(models: Sequence[Path], runtime: Identity, search: Search | None) -> None:
+    """Refuse what only ONNX Runtime has: a search of session options, and models in its format."""
     if search is not None:
         raise RequantError(f"--settings searches session options of ONNX Runtime, not of {runtime.title}")
     for model in models:
@@ -301,10 +301,10 @@ def _in_turns(
     models: Sequence[Path], feed: Mapping[str, Array], load: Load, seconds: float
 ) -> list[tuple[Timed, Times]]:
     """Load models, run each once, and time them in turn."""
-    runs, before, threads = [], [], load.setting.threads
+    runs, before, runtime, threads = [], [], load.setting.opened(), load.setting.threads
     for model in models:
         start = time.perf_counter()
-        run = load.setting.opened().open(model, threads=load.setting.threads)
+        run = runtime.open(model, threads=threads)
         loaded = time.perf_counter()
         run(feed)
         before.append((1e3 * (loaded - start), 1e3 * (time.perf_counter() - loaded)))

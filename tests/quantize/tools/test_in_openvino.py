@@ -73,7 +73,7 @@ def test_a_kernel_is_reported_under_the_product_that_it_names() -> None:
 
 def test_a_second_kernel_of_a_node_is_a_part_of_it() -> None:
     first = kernel("0: conv", "Convolution", "conv", macs=1)
-    second, change = kernel("1: conv", "Math", "conv"), kernel("2: conv", "Reorder", "conv")
+    second, change = kernel("1: conv", "Math", "conv"), kernel("2: conv", "ReorderInput", "conv")
     (conv, part, layout), match = described(pairs(), Profile((first, second, change), 3.0))
     assert (conv.node, part.node, layout.node) == ("conv", "conv", None)
     assert match.parts == {"1: conv": "conv"}
