@@ -160,15 +160,18 @@ def clear() -> int:
     return len(files)
 
 
-def signature(unit: Unit, nodes: Mapping[str, ir.Node], shapes: Mapping[str, tuple[int, ...]]) -> str:
+def signature(
+    unit: Unit, nodes: Mapping[str, ir.Node], shapes: Mapping[str, tuple[int, ...]], followers: Iterable[str] = ()
+) -> str:
     """Return a digest of a unit's operators, attributes and shapes, without names and values.
 
     Args:
         unit: The unit.
         nodes: The nodes of the model by name.
         shapes: Shapes by tensor in the run that is timed, as far as they are known.
+        followers: The nodes of other units whose time is a part of the unit's time.
     """
-    parts = [_node_text(nodes[name], shapes) for name in unit.nodes]
+    parts = [_node_text(nodes[name], shapes) for name in (*unit.nodes, *followers)]
     return f"{unit.op}-{hashlib.blake2b(' '.join(parts).encode(), digest_size=8).hexdigest()}"
 
 

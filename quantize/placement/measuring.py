@@ -15,7 +15,7 @@ from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, Profile
 from .costs import Costs
 from .layouts import layout_costs
-from .pricing import OTHER_FORMS, Prices, conversion_costs, measured, unit_cost
+from .pricing import OTHER_FORMS, Prices, Space, conversion_costs, measured, unit_cost
 from .rules import all_int8_plan
 
 PROFILED = 3e5  # microseconds that one profile takes, in LEAST_RUNS to MOST_RUNS runs
@@ -23,7 +23,8 @@ LEAST_RUNS, MOST_RUNS = 3, 30
 TURNS = 2  # profiles of each model, in turns with the other models
 MORE_TURNS = 4  # further profiles of a model whose kernels had to wait for a processor
 AGREE = 1.1  # two profiles of several threads agree if their sums differ by at most this factor
-MOST_STRETCH = 3.0  # limit of the ratio of measured to estimated time of conversions, and of its inverse
+LEAST_STRETCH, MOST_STRETCH = 0.1, 3.0
+"""Limits of the ratio of measured to estimated time of conversions. OpenVINO computes most of them in other kernels."""
 SLOWED_SHARE = 0.01  # ignore units below this share of the model's time
 SLOWED = 2.0  # a unit that takes more than this many times its cost is slowed down by its neighbours
 
@@ -52,9 +53,10 @@ class Bench:
     owners: Owners
 
     @classmethod
-    def of(cls, job: Job, rules: Plan, write: Write, feed: Mapping[str, Array] | None) -> Bench:
+    def of(cls, job: Job, space: Space, write: Write, feed: Mapping[str, Array] | None) -> Bench:
         """Return the bench of a job."""
-        return cls(job, write, feed or {}, Owners(job.simple, rules.units))
+        leads = {name: product.name for name, product in space.followers.items()}
+        return cls(job, write, feed or {}, Owners(job.simple, space.rules.units, leads))
 
     def candidate(self, plan: Plan) -> Candidate:
         """Return the model of a plan, with its native operators joined, as they will be delivered."""
@@ -163,18 +165,19 @@ def with_profile(known: Measured, plan: Plan, spent: Spent | None) -> Measured:
         return known
     known = _with_costs(known, spent, {unit.name: plan.impl(unit) for unit in plan.units})
     prices = known.prices
-    times = {(unit, plan.impl(unit)): spent.units.get(unit.name, 0.0) for unit in plan.units}
-    slowed = {
-        (unit.name, impl): took
-        for (unit, impl), took in times.items()
-        if took > max(SLOWED * unit_cost(prices, unit, impl), SLOWED_SHARE * spent.total)
-    }
+    plain = replace(prices, slowed={})
+    slowed = dict(prices.slowed)
+    for unit in plan.units:
+        impl, took = plan.impl(unit), spent.units.get(unit.name, 0.0)
+        slowed.pop((unit.name, impl), None)  # a unit is slowed down by its neighbours in the last plan
+        if took > max(SLOWED * unit_cost(plain, unit, impl), SLOWED_SHARE * spent.total):
+            slowed[unit.name, impl] = took
     stretch, expected = prices.stretch, math.fsum(conversion_costs(prices, plan))
     if expected > 0:
         included = math.fsum(prices.layouts.of(unit) for unit in plan.units if not plan.impl(unit).int8)
         actual = spent.conversions + max(spent.layouts - included, 0.0)
-        stretch = min(max(actual / expected, 1 / MOST_STRETCH), MOST_STRETCH)
-    return replace(known, prices=replace(prices, slowed={**prices.slowed, **slowed}, stretch=stretch))
+        stretch = min(max(actual / expected, LEAST_STRETCH), MOST_STRETCH)
+    return replace(known, prices=replace(prices, slowed=slowed, stretch=stretch))
 
 
 def _with_costs(known: Measured, spent: Spent | None, impls: Mapping[str, Impl]) -> Measured:

@@ -89,7 +89,9 @@ def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reas
     row = OPS[unit.op]
     if facts.signed and row.u8 is None and row.u8_float is not None:
         return why.UNSIGNED_ONLY.about(row.u8_float[1])
-    return _u8_obstacle(unit, facts, strategy, row.u8_float, unit.inputs)
+    # in other runtimes every product may write float
+    kernel = row.u8 if facts.portable and row.kind == "compute" else row.u8_float
+    return _u8_obstacle(unit, facts, strategy, kernel, unit.inputs)
 
 
 def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,7 @@ from ..options.efforts import EFFORTS
 from .costs import Costs, signature
 from .estimates import IMAGE, conversion, estimate
 from .facts import Facts
+from .followers import followers_of
 from .joins import joins_of
 from .layouts import LayoutCosts
 from .noise import Noises, noise
@@ -37,6 +39,8 @@ class Space:
         keys: The signature of each unit with several implementations.
         outputs: The outputs of the model.
         joins: The convolution that may absorb each function or sum; see `joins_of`.
+        followers: The product behind which each follower runs, where the runtime has one kernel for both; see
+            `followers_of`. The cost of the product includes the follower.
     """
 
     facts: Facts
@@ -46,15 +50,21 @@ class Space:
     keys: Mapping[str, str]
     outputs: frozenset[str]
     joins: Mapping[str, Unit] = field(default_factory=dict)
+    followers: Mapping[str, Unit] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job, facts: Facts, rules: Plan, feed: Mapping[str, Array] | None) -> Space:
         """Return the space of a job; without a feed, shapes come from the model alone."""
         forms, shapes = able(facts, rules), fed_shapes(job.simple, feed or {})
+        followers = followers_of(rules.units, forms, shapes) if job.runtime.fuses else {}
+        behind: dict[str, list[str]] = defaultdict(list)
+        for unit in rules.units:
+            if unit.name in followers:
+                behind[followers[unit.name].name] += unit.nodes
         free = (unit for unit in rules.units if len(forms[unit.name]) > 1)
-        keys = {unit.name: signature(unit, facts.nodes, shapes) for unit in free}
+        keys = {unit.name: signature(unit, facts.nodes, shapes, behind[unit.name]) for unit in free}
         outputs = frozenset(str(v.name) for v in job.simple.graph.outputs)
-        return cls(facts, rules, forms, shapes, keys, outputs, joins_of(facts, rules, forms))
+        return cls(facts, rules, forms, shapes, keys, outputs, joins_of(facts, rules, forms), followers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +165,7 @@ def unit_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
     """Return the cost of a unit, in microseconds; in float, with the changes of layout around a convolution."""
     if impl is not Impl.FLOAT:
         return _kernel_cost(prices, unit, impl)
-    if unit.name in prices.absorbed:
+    if unit.name in prices.absorbed or unit.name in prices.space.followers:
         return 0.0
     return prices.layouts.of(unit) + _kernel_cost(prices, unit, impl)
 

@@ -76,11 +76,8 @@ def choose_by(facts: Facts, model: ir.Model) -> Plan:
     found = tuple(_units(model.graph, facts.nodes, facts.opset))
     choices = {unit.name: _decide(unit, facts) for unit in found}
     _place_followers(found, choices)
-    fixed = {u.name for u in found if u.op in OPS and facts.selection.strategy_of(u, OPS[u.op]) is Strategy.STATIC}
-    _drop_unread(found, choices, _captured(model), fixed)
-    if facts.portable:
-        _write_float(found, choices, fixed)
-    return Plan(found, choices, facts.portable)
+    _drop_unread(found, choices, _captured(model), _fixed_u8(found, facts))
+    return _with_float_results(Plan(found, choices, facts.portable), facts)
 
 
 def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
@@ -102,7 +99,7 @@ def all_int8_plan(facts: Facts, plan: Plan) -> Plan:
         for name, forms in options.items()
         if len(forms) > 1 and plan.choices[name].impl is not Impl.U8
     }
-    return plan.with_choices(changed)
+    return _with_float_results(plan.with_choices(changed), facts)
 
 
 def native_plan(facts: Facts, plan: Plan) -> Plan:
@@ -221,13 +218,23 @@ def _place_followers(found: tuple[Unit, ...], choices: dict[str, Choice]) -> Non
             choices[unit.name] = Choice(Impl.FLOAT, FLOAT_INPUTS)
 
 
-def _write_float(found: tuple[Unit, ...], choices: dict[str, Choice], fixed: set[str]) -> None:
-    """Make products write float if no unit reads them in uint8: other runtimes need no pair behind them."""
-    read = {tensor for unit in found if choices[unit.name].impl.reads_u8 for tensor in unit.inputs}
-    for unit in found:
-        unread = read.isdisjoint(unit.outputs) and unit.name not in fixed
-        if unread and choices[unit.name].impl is Impl.U8 and OPS[unit.op].kind == "compute":
-            choices[unit.name] = Choice(Impl.U8_FLOAT)
+def _fixed_u8(found: tuple[Unit, ...], facts: Facts) -> set[str]:
+    """Return the units that the user wants to write uint8."""
+    return {u.name for u in found if u.op in OPS and facts.selection.strategy_of(u, OPS[u.op]) is Strategy.STATIC}
+
+
+def _with_float_results(plan: Plan, facts: Facts) -> Plan:
+    """Return a plan; if it is portable, products write float where no unit reads them in uint8.
+
+    Other runtimes need no pair behind them, and compute the float operators behind a product in its kernel.
+    """
+    if not facts.portable:
+        return plan
+    read = {tensor for unit in plan.units if plan.impl(unit).reads_u8 for tensor in unit.inputs}
+    fixed = _fixed_u8(plan.units, facts)
+    unread = (unit for unit in plan.units if read.isdisjoint(unit.outputs) and unit.name not in fixed)
+    products = (unit for unit in unread if plan.impl(unit) is Impl.U8 and OPS[unit.op].kind == "compute")
+    return plan.with_choices({unit.name: Choice(Impl.U8_FLOAT) for unit in products})
 
 
 def _captured(model: ir.Model) -> set[str]:

@@ -103,8 +103,9 @@ def _sizes(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str
     found = []
     for load in job.loads or (None,):
         batch, feed, regime = (1, None, None) if load is None else (load.batch, load.feed, load.regime)
-        prices = with_absorbed(Prices.of(Space.of(job, facts, rules, feed), costs, noise))
-        found.append(Size(batch, Bench.of(job, rules, write, feed), Measured.of(prices), regime=regime))
+        space = Space.of(job, facts, rules, feed)
+        prices = with_absorbed(Prices.of(space, costs, noise))
+        found.append(Size(batch, Bench.of(job, space, write, feed), Measured.of(prices), regime=regime))
     return found
 
 
@@ -194,7 +195,7 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
         if not space.keys:
             raise RequantError(f"{job.path}: no unit of it can become int8")
         known = Measured(Prices.of(space, costs, {}), fresh)
-        _, known = measure_units(Bench.of(job, rules, write, load.feed), known)
+        _, known = measure_units(Bench.of(job, space, write, load.feed), known)
         fresh, sure = known.fresh, sure and known.sure
     if not job.loads:
         raise RequantError(f"{job.path}: no data to run it on")
@@ -351,7 +352,8 @@ def _with_units(size: Size, candidates: dict[str, Candidate]) -> Size:
         candidates["all"], known = measure_units(size.bench, known)
     elif "all" not in candidates:
         candidates["all"] = size.bench.candidate(all_int8_plan(space.facts, space.rules))
-    return replace(size, known=known)
+    # the plans that follow are near the rules, and a kernel's time depends on its neighbours
+    return replace(size, known=measure_plan(size.bench, known, candidates["rules"]))
 
 
 def _with_cuts(size: Size, candidates: dict[str, Candidate], tag: str, tell: Callable[[int], None]) -> Size:

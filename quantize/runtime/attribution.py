@@ -52,13 +52,15 @@ class Spent:
 class Owners:
     """The units of a model, by the names of their nodes and of the outputs of these nodes."""
 
-    def __init__(self, model: ir.Model, units: Iterable[Unit]) -> None:
+    def __init__(self, model: ir.Model, units: Iterable[Unit], leads: Mapping[str, str] | None = None) -> None:
         """Collect the names.
 
         Args:
             model: The simplified model.
             units: Its units.
+            leads: Another unit for each unit whose kernel times count with that other one.
         """
+        self.leads = leads or {}
         found = list(units)
         self.by_node = {name: unit.name for unit in found for name in unit.nodes}
         self.products = {unit.name for unit in found if unit.op in OPS and OPS[unit.op].kind == "compute"}
@@ -78,11 +80,16 @@ class Owners:
             name = shorter
 
     def owner(self, run: KernelRun) -> str | None:
-        """Return the unit of an executed kernel, or None; of several units the first with a product, or the first."""
-        if not run.members:
-            return self.of(run.node)
-        found = [owner for owner in map(self.of, run.members) if owner is not None]
-        return next((owner for owner in found if owner in self.products), found[0] if found else None)
+        """Return the unit of an executed kernel, or None.
+
+        Of several units it is the first with a product, or the last one; a unit counts by its conversions only where
+        the kernel computes no node of the model.
+        """
+        members = run.members or (run.node,)
+        nodes = [name for name in members if COUNTED.sub("", name) in self.by_node]
+        found = [owner for owner in map(self.of, nodes or members) if owner is not None]
+        owner = next((owner for owner in found if owner in self.products), found[-1] if found else None)
+        return None if owner is None else self.leads.get(owner, owner)
 
     def knows(self, run: KernelRun) -> bool:
         """Return whether an executed kernel is a node of the model, and not one that emitter or runtime inserted."""

@@ -41,6 +41,8 @@ class OpenVino(Runtime):
             CPU has instructions for it.
     """
 
+    fuses = True
+
     def __init__(self, precision: str = DEFAULT) -> None:
         """Find OpenVINO.
 

@@ -19,6 +19,8 @@ INTEGER = frozenset({"uint8", "int8"})
 PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul"})
 CONVERTING = frozenset({"FakeQuantize", "Convert", "Reorder", "Eltwise", "Subgraph"})
 """Layers that may change the element type; elementwise operators may be a part of the last two."""
+MADE = re.compile(r"[A-Z][A-Za-z]*_\d+")
+"""The name of a layer that OpenVINO has added; its number differs whenever the model is compiled."""
 ADDED = re.compile(r"/(WithoutBiases|Dequantization\w+)$")
 """What OpenVINO adds to the name of a node."""
 
@@ -67,7 +69,7 @@ def _kernel(place: int, info: Mapping[str, str], op: Any, microseconds: float) -
     members = tuple(dict.fromkeys(ADDED.sub("", ADDED.sub("", each)) for each in _names(info)))
     integers = layer in PRODUCTS and len(factors) == 2 and INTEGER.issuperset(factors)
     kind, macs = _operator(layer, reads, writes), _macs(layer, inputs, outputs)
-    name = f"{place}: {members[0] if members else layer}"
+    name = f"{place}: {next((each for each in members if not MADE.fullmatch(each)), layer)}"
     return KernelRun(name, "", kind, microseconds, macs, outputs, inputs, reads, writes, 0, members, integers)
 
 

@@ -53,7 +53,13 @@ class Identity:
 
 
 class Runtime(ABC):
-    """A program that runs models on the CPU."""
+    """A program that runs models on the CPU.
+
+    Attributes:
+        fuses: Whether a kernel of a product, in float or in integers, may compute the float operators behind it.
+    """
+
+    fuses = False
 
     @property
     @abstractmethod

@@ -34,7 +34,7 @@ from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Bench, Measured, Write, with_profile
 from requant.quantize.placement.noise import Noises
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
-from requant.quantize.placement.pricing import Prices, Space
+from requant.quantize.placement.pricing import Prices, Space, unit_cost
 from requant.quantize.placement.search import Size, fastest, place
 from requant.quantize.runtime.attribution import Spent
 from requant.quantize.runtime.clock import Times
@@ -348,6 +348,16 @@ def test_noise_of_a_tensor_that_only_float_reads_has_its_price(model: Path) -> N
     assert cheapest_plan(replace(slow, noise_price=1.0)).choices["first"].impl is Impl.U8
 
 
+def test_a_unit_is_slowed_down_by_its_neighbours_in_the_last_plan(model: Path) -> None:
+    job, facts, rules, _ = planted(model)
+    known = Measured.of(prices(model, job, facts, rules))
+    cost = unit_cost(known.prices, next(unit for unit in rules.units if unit.name == "second"), Impl.U8)
+    for took, slowed in ((9 * cost, {("second", Impl.U8): 9 * cost}), (8 * cost, {("second", Impl.U8): 8 * cost}),
+                         (1.5 * cost, {})):  # fmt: skip
+        known = with_profile(known, rules, Spent({"second": took}, 0.0, 0.0, 0.0))
+        assert known.prices.slowed == slowed
+
+
 @pytest.mark.parametrize(("noisy", "best"), [(0.0, "all"), (MUCH, "cut")], ids=["no-noise", "noise"])
 def test_of_whole_models_the_noise_counts_too(
     model: Path, monkeypatch: pytest.MonkeyPatch, noisy: float, best: str
@@ -358,7 +368,7 @@ def test_of_whole_models_the_noise_counts_too(
     known = Measured.of(replace(prices(model, job, facts, rules), noises=Noises({"x": noisy}), noise_price=100 / MUCH))
     monkeypatch.setattr(searching, "race", lambda *_, **__: [Times((1.00e-3,)), Times((1.05e-3,))])
     candidates = {"all": write(rules), "cut": write(cut)}
-    found, placement = fastest([Size(1, Bench.of(job, rules, write, feeds()[0]), known)], candidates)
+    found, placement = fastest([Size(1, Bench.of(job, known.prices.space, write, feeds()[0]), known)], candidates)
     assert found is candidates[best]
     assert placement.tried == {"all": 1.0, "cut": 1.05}
 

@@ -222,7 +222,7 @@ def raced(model: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, batches: t
     sizes = []
     for load in job.loads:
         prices = Prices.of(Space.of(job, facts, rules, load.feed), Costs(Machine.here(1)), {})
-        sizes.append(Size(load.batch, Bench.of(job, rules, write, load.feed), Measured.of(prices)))
+        sizes.append(Size(load.batch, Bench.of(job, prices.space, write, load.feed), Measured.of(prices)))
     return candidates, *fastest(sizes, candidates)
 
 
@@ -485,7 +485,7 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
     unit = next(unit for unit in rules.units if unit.op == "Conv" and rules.impl(unit) is Impl.U8)
     best = replace(write(rules), plan=changed(rules, **{unit.name: Impl.U8_NATIVE}))
     prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
-    sizes = [Size(batch, Bench.of(job, rules, write, job.feed), Measured.of(prices)) for batch in BATCHES]
+    sizes = [Size(batch, Bench.of(job, prices.space, write, job.feed), Measured.of(prices)) for batch in BATCHES]
 
     def times(
         sizes: Sequence[Size], runners: Mapping[str, object], seconds: float

@@ -251,6 +251,13 @@ def test_names_of_nodes_lose_what_it_adds_and_untimed_layers_are_left_out() -> N
     assert run.members == ("a", "b", "c")
 
 
+@pytest.mark.parametrize(("names", "node"), [("Convert_12,Multiply_7,y", "0: y"), ("Convert_12", "0: Eltwise")])
+def test_a_kernel_has_the_same_name_whenever_the_model_is_compiled(names: str, node: str) -> None:
+    ends = [Port((1, 8), "u8")], Port((1, 8), "f32")
+    (run,) = openvino_kernels.kernels_of(Graph(layer("Eltwise", *ends, originalLayersNames=names)), {"Eltwise": 1.0})
+    assert run.node == node
+
+
 # ------------------------------------------------------------------------------------------------------------ models
 
 
