@@ -3,12 +3,16 @@
     python -m benchmarks.models KIT... [--only mbv1_075,minilm_l3] [--contenders default,dynamic] [--models kept]
     python -m benchmarks.models KIT... --json > rows.jsonl
     python -m benchmarks.models KIT... --options "--runtime openvino" --contenders default
+    python -m benchmarks.models KIT... --contenders default,ablation          # what each rewrite and each form gains
 
 KIT is the script of a kit, or a folder with one script. A script has a dict ``TASKS`` whose values have the path of
 their float ``model``; a function ``NAME_calib`` for each task that yields calibration feeds; and a command
 ``compare TASK FLOAT INT8`` that prints the metric of both models: ``name FLOAT -> INT8``, or a table in which ``*``
 marks the row ``name FLOAT INT8 CHANGE``. It may print ``broken by INT8 N, fixed by INT8 N, of N`` and ``agreement of
 predictions N %``. With the option ``--runtime openvino`` all metrics and times are those in OpenVINO.
+
+The contender ``ablation`` stands for one ``without-PART`` for each part of `benchmarks.parts` that changes a model:
+steps of the group ``simplify``, and integer forms that the plan of the default has, which is made first.
 
 Each contender quantizes in a process of its own. Then one process runs the float model, the simplified float model and
 all contenders in turn on the first calibration feeds, on one thread; the minimum of CPU time counts. The rows of a task
@@ -27,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +39,12 @@ import click
 
 from benchmarks.contenders import ContenderError, call, one_line
 from benchmarks.options import chosen
+from benchmarks.parts import FORMS, PARTS, steps_of
 from benchmarks.speed import NOISE
 
 REQUANT = "import sys; from requant.cli import main; sys.exit(main(sys.argv[1:]))"
+REQUANT_WITHOUT = f"from benchmarks.parts import PARTS; PARTS[{{!r}}](); {REQUANT}"
+WITHOUT, ABLATION = "without-", "ablation"
 RELATIVE = 0.01
 """The largest drop, as a share of the float value."""
 POINTS = {"top1": 0.003}
@@ -215,14 +223,15 @@ def environment() -> dict[str, str]:
     return {"KIT_LIBRARY": native_library() or "", **os.environ}
 
 
-def requant(*arguments: str, accepted: Sequence[int] = (0,)) -> str:
-    """Run a command of this project and return its output."""
-    return run([sys.executable, "-c", REQUANT, *arguments], accepted=accepted)
+def requant(*arguments: str, accepted: Sequence[int] = (0,), without: str = "") -> str:
+    """Run a command of this project, without a part of it, and return its output."""
+    program = REQUANT_WITHOUT.format(without) if without else REQUANT
+    return run([sys.executable, "-c", program, *arguments], accepted=accepted)
 
 
-def by_default(job: Job, output: Path) -> str:
+def by_default(job: Job, output: Path, without: str = "") -> str:
     """Quantize with the data of the task; return why the output is not INT8."""
-    return quantized(job, output, "--data", job.data)
+    return quantized(job, output, "--data", job.data, without=without)
 
 
 def dynamically(job: Job, output: Path) -> str:
@@ -230,10 +239,10 @@ def dynamically(job: Job, output: Path) -> str:
     return quantized(job, output, "--dynamic")
 
 
-def quantized(job: Job, output: Path, *options: str) -> str:
+def quantized(job: Job, output: Path, *options: str, without: str = "") -> str:
     """Run ``requant quantize`` and return why the output is not INT8. With exit code 1 the output is a float model."""
     command = ["quantize", str(job.model), "-o", str(output), "--json", "--force", *options, *job.options]
-    printed = json.loads(requant(*command, accepted=(0, 1)))
+    printed = json.loads(requant(*command, accepted=(0, 1), without=without))
     return str(printed.get("why_not") or "")
 
 
@@ -254,6 +263,7 @@ CONTENDERS: Mapping[str, Callable[[Job, Path], str]] = {
     "dynamic": dynamically,
     "ort-static": with_runtime("static"),
     "ort-dynamic": with_runtime("dynamic"),
+    **{f"{WITHOUT}{part}": partial(by_default, without=part) for part in PARTS},
 }
 """Each writes a model and returns a verdict, or raises a ContenderError."""
 
@@ -326,12 +336,24 @@ def measured(job: Job, contenders: Sequence[str], tell: Callable[[str], None]) -
     except ContenderError as error:  # the rows then have no time of the simplified model
         tell(f"{job.task}: {error}")
         job.simple.unlink(missing_ok=True)
-    rows = []
-    for contender in contenders:
+    rows: list[Row] = []
+    todo = list(contenders)
+    while todo:
+        contender = todo.pop(0)
+        if contender == ABLATION:
+            todo = [*(f"{WITHOUT}{part}" for part in parts_of(job)), *todo]
+            continue
         tell(f"{job.task}: {contender}")
         rows.append(compared(job, made(job, contender)))
     tell(f"{job.task}: time")
     return timed(job, rows)
+
+
+def parts_of(job: Job) -> list[str]:
+    """Return the parts that change the model of a task, after its default model is made."""
+    plan = job.output("default").with_suffix(".plan.json")
+    forms = plan.read_text(encoding="utf-8") if plan.is_file() else ""
+    return [*steps_of(job.model), *(name for name, impl in FORMS.items() if f'"{impl.value}"' in forms)]
 
 
 def script_of(kit: Path) -> Path:
@@ -406,7 +428,7 @@ def number(value: float | None, form: str) -> str:
 
 COLUMNS = (
     Column("task", 22, lambda row: row.task),
-    Column("contender", 11, lambda row: row.contender),
+    Column("contender", 27, lambda row: row.contender),
     Column("metric", 27, lambda row: row.metric),
     Column("float", -8, lambda row: number(row.before, ".4f")),
     Column("INT8", -8, lambda row: number(row.after, ".4f")),
@@ -452,7 +474,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Measure all models of kits with all contenders."""
-    names = chosen(contenders, CONTENDERS, "contender")
+    names = chosen(contenders, [*CONTENDERS, ABLATION], "contender")
     with tempfile.TemporaryDirectory(prefix="requant-models-") as temporary:
         work = list(jobs(kits, only, (models or Path(temporary)).resolve(), options, seconds))
         if not as_json:

@@ -5,19 +5,32 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
+from onnx import numpy_helper
+
+from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.obstacles import OBSTACLES
+from requant.quantize.placement.rules import able, choose_by
+from requant.transforms import parse_groups, run
+from requant.transforms.groups import GROUPS
+from requant.transforms.ops import OPS
+from requant.transforms.plan import Impl
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 contenders = importlib.import_module("benchmarks.contenders")
 models = importlib.import_module("benchmarks.models")
+parts = importlib.import_module("benchmarks.parts")
 sys.path.remove(str(ROOT))
 
 TABLE = """kwt1: 600 items
@@ -131,11 +144,12 @@ def kit(tmp_path: Path) -> Path:
     return folder
 
 
-def test_one_failing_row_does_not_end_the_table(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def copied(job: Any, output: Path) -> str:
-        output.write_bytes(job.model.read_bytes())
-        return "float is as fast"
+def copied(job: Any, output: Path) -> str:
+    output.write_bytes(job.model.read_bytes())
+    return "float is as fast"
 
+
+def test_one_failing_row_does_not_end_the_table(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(job: Any, output: Path) -> str:
         raise contenders.ContenderError("no such operator")
 
@@ -162,6 +176,47 @@ def test_one_failing_row_does_not_end_the_table(kit: Path, monkeypatch: pytest.M
     assert copy["verdict"] == "float is as fast"
     assert (failed["error"], failed["missed"]) == ("no such operator", ["no result"])
     assert "No such file" in absent["error"]
+
+
+def test_an_ablation_leaves_out_what_changes_the_model(kit: Path, tmp_path: Path) -> None:
+    (job,) = models.jobs([kit], "echo", tmp_path, "", 0.2)
+    job.folder.mkdir(parents=True)
+    assert models.parts_of(job) == ["remove_no_ops"]
+    plan = job.output("default").with_suffix(".plan.json")
+    plan.write_text(json.dumps({"units": [{"name": "a", "as": "block"}, {"name": "b", "as": "u8->u8 gemm"}]}))
+    assert models.parts_of(job) == ["remove_no_ops", "block", "gemm"]
+
+
+def test_an_ablation_has_a_row_for_each_part(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "requant", lambda *arguments: None)
+    monkeypatch.setattr(models, "timed", lambda job, rows: rows)
+    monkeypatch.setattr(models, "CONTENDERS", {"default": copied, "without-block": copied, "dynamic": copied})
+    monkeypatch.setattr(models, "parts_of", lambda job: ["block"])
+    (job,) = models.jobs([kit], "echo", tmp_path, "", 0.2)
+    rows = models.measured(job, ["default", "ablation", "dynamic"], lambda text: None)
+    assert [row.contender for row in rows] == ["default", "without-block", "dynamic"]
+    assert not any(row.error for row in rows)
+
+
+def test_a_part_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[1,4] x) => (float[1,4] y) { t = Identity(x) u = MatMul(t, w) y = Relu(u) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    model = ir.from_proto(proto)
+    monkeypatch.setitem(GROUPS, "simplify", list(GROUPS["simplify"]))
+    assert "Identity" not in {node.op_type for node in run(parse_groups("simplify"), model).model.graph}
+    parts.PARTS["remove_no_ops"]()
+    assert "Identity" in {node.op_type for node in run(parse_groups("simplify"), model).model.graph}
+    for impl in parts.FORMS.values():
+        monkeypatch.setitem(OBSTACLES, impl, OBSTACLES[impl])
+    monkeypatch.setitem(OPS, "GRU", OPS["GRU"])
+    facts = replace(facts_of(model), static=True, ranges=dict.fromkeys("xtuy", (-1.0, 1.0)))
+    assert Impl.BLOCK in able(facts, choose_by(facts, model))["u"]
+    parts.PARTS["block"]()
+    assert Impl.BLOCK not in able(facts, choose_by(facts, model))["u"]
+    parts.PARTS["gru"]()
+    assert OPS["GRU"].dynamic is None
 
 
 def test_unknown_tasks_and_scripts_that_are_no_kit_are_refused(kit: Path, tmp_path: Path) -> None:

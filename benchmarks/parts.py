@@ -1,0 +1,89 @@
+"""Parts of this project that an ablation leaves out, one at a time.
+
+    python -m benchmarks.parts MODEL...
+
+Each model has a line with the steps of the group ``simplify`` that change it: without such a step the simplified model
+is another one. `benchmarks.models` measures what a part gains: contenders ``without-PART`` and ``ablation``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import click
+import onnx_ir as ir
+
+from requant.quantize.placement.obstacles import OBSTACLES, Rule
+from requant.quantize.placement.reasons import NO_FORM
+from requant.transforms import parse_groups, run
+from requant.transforms.groups import GROUPS
+from requant.transforms.ops import OPS
+from requant.transforms.plan import Impl
+
+GROUP = "simplify"
+FORMS: Mapping[str, Impl] = {
+    "block": Impl.BLOCK,
+    "dynamic": Impl.DYNAMIC,
+    "gemm": Impl.U8_GEMM,
+    "native": Impl.U8_NATIVE,
+}
+"""The integer forms that units have only where they are measured to be faster, by the name of the part."""
+NEEDED = frozenset({"inline_functions", "remove_default_inputs", "fold_constants"})
+STEPS: tuple[str, ...] = tuple(member.transform for member in GROUPS[GROUP] if member.transform not in NEEDED)
+"""The steps of the group ``simplify``, without those that others need."""
+
+
+def _without_form(impl: Impl) -> None:
+    cast("dict[Impl, Rule]", OBSTACLES)[impl] = lambda unit, facts, strategy: NO_FORM
+
+
+def _without_operator(name: str) -> None:
+    OPS[name] = replace(OPS[name], dynamic=None)
+
+
+def _without_step(name: str) -> None:
+    GROUPS[GROUP] = [member for member in GROUPS[GROUP] if member.transform != name]
+
+
+PARTS: Mapping[str, Callable[[], None]] = {
+    **{name: partial(_without_form, impl) for name, impl in FORMS.items()},
+    "gru": partial(_without_operator, "GRU"),
+    **{name: partial(_without_step, name) for name in STEPS},
+}
+"""Each removes a part from this process."""
+
+
+def steps_of(model: Path) -> list[str]:
+    """Return the steps of the group ``simplify`` without which the simplified model is another one."""
+    kept = list(GROUPS[GROUP])
+    whole, found = _simplified(model), []
+    for name in STEPS:
+        _without_step(name)
+        if _simplified(model) != whole:
+            found.append(name)
+        GROUPS[GROUP] = list(kept)
+    return found
+
+
+def _simplified(model: Path) -> str:
+    """Return a digest of the simplified model."""
+    made = run(parse_groups(GROUP), ir.load(model)).model
+    made.metadata_props.clear()  # it names the steps
+    return hashlib.sha256(ir.to_proto(made).SerializeToString(deterministic=True)).hexdigest()
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=click.Path(path_type=Path, exists=True))
+def main(models: tuple[Path, ...]) -> None:
+    """Print the steps of the group `simplify` that change each model."""
+    for model in models:
+        click.echo(f"{model.name}: {' '.join(steps_of(model))}")
+
+
+if __name__ == "__main__":
+    main()
