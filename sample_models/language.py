@@ -105,38 +105,61 @@ def _shape_of(graph: Graph, x: str, rest: list[int], at: str) -> str:
     return graph.node("Concat", *lengths, *(graph.constant([length], at=at) for length in rest), at=at, axis=0)
 
 
-LLAMA_VOCABULARY, LLAMA_WIDTH, LLAMA_HEADS, LLAMA_LAYERS, LLAMA_INNER, LLAMA_EPS = 32000, 288, 6, 6, 768, 1e-5
-LLAMA_DEPTH = LLAMA_WIDTH // LLAMA_HEADS
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """The sizes of a llama (Touvron et al., 2023); those of stories15M, unless told otherwise.
+
+    Attributes:
+        vocabulary: The number of tokens.
+        width: The length of the vector of a token.
+        heads: The heads of each attention.
+        layers: The number of layers.
+        inner: The width inside a gated perceptron.
+    """
+
+    vocabulary: int = 32000
+    width: int = 288
+    heads: int = 6
+    layers: int = 6
+    inner: int = 768
+
+    @property
+    def depth(self) -> int:
+        """The length of a query."""
+        return self.width // self.heads
+
+
+LLAMA, LLAMA_EPS = Llama(), 1e-5
 LLAMA_BRANCH = 0.15  # the gain of a residual branch; the stream begins with embeddings of magnitude 2 / sqrt(288)
 
 
-def llama(graph: Graph, _size: int) -> None:
-    """Write a llama (Touvron et al., 2023) with the sizes of stories15M and a cache of keys and values.
+def llama(graph: Graph, _size: int, sizes: Llama = LLAMA) -> None:
+    """Write a llama with a cache of keys and values.
 
     The inputs are the new tokens `input_ids` (N, sequence), and the keys and values of `past` earlier tokens,
-    `past_key_values.LAYER.key` and `.value` (N, 6, past, 48). The outputs `present.*` are the keys and values of all
-    tokens.
+    `past_key_values.LAYER.key` and `.value` (N, heads, past, depth). The outputs `present.*` are the keys and values of
+    all tokens.
     """
     tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])
-    cache: list[int | str] = ["N", LLAMA_HEADS, "past", LLAMA_DEPTH]
+    cache: list[int | str] = ["N", sizes.heads, "past", sizes.depth]
     pasts = [
         {part: graph.input(f"past_key_values.{layer}.{part}", TensorProto.FLOAT, cache) for part in ("key", "value")}
-        for layer in range(LLAMA_LAYERS)
+        for layer in range(sizes.layers)
     ]
     name = "model.embed_tokens.weight"
-    table = graph.parameter(name, graph.normal(name, (LLAMA_VOCABULARY, LLAMA_WIDTH), 2 / math.sqrt(LLAMA_WIDTH)))
+    table = graph.parameter(name, graph.normal(name, (sizes.vocabulary, sizes.width), 2 / math.sqrt(sizes.width)))
     x = graph.node("Gather", table, tokens, at="/model/embed_tokens")
-    places = _places(graph, tokens, pasts[0]["key"])
+    places = _places(graph, tokens, pasts[0]["key"], sizes)
     presents = []
     for layer, past in enumerate(pasts):
-        x, present = _llama_layer(graph, x, past, places, f"/model/layers.{layer}")
+        x, present = _llama_layer(graph, x, past, places, f"/model/layers.{layer}", sizes)
         presents.append(present)
-    x = _rms_norm(graph, x, "/model/norm")
+    x = _rms_norm(graph, x, "/model/norm", sizes)
     logits = graph.node("MatMul", x, graph.node("Transpose", table, at="/lm_head", perm=[1, 0]), at="/lm_head")
-    graph.output("logits", logits, TensorProto.FLOAT, ["N", "sequence", LLAMA_VOCABULARY])
+    graph.output("logits", logits, TensorProto.FLOAT, ["N", "sequence", sizes.vocabulary])
     for layer, present in enumerate(presents):
         for part, value in present.items():
-            shape: list[int | str] = ["N", LLAMA_HEADS, "past + sequence", LLAMA_DEPTH]
+            shape: list[int | str] = ["N", sizes.heads, "past + sequence", sizes.depth]
             graph.output(f"present.{layer}.{part}", value, TensorProto.FLOAT, shape)
 
 
@@ -145,7 +168,7 @@ class Places:
     """The position tensors that all layers share.
 
     Attributes:
-        cos: The cosines of the rotations of the new tokens, (1, 1, sequence, 48).
+        cos: The cosines of the rotations of the new tokens, (1, 1, sequence, depth).
         sin: The sines of the rotations.
         mask: Is added to the scores (sequence, past + sequence): the lowest float32 for later tokens, else 0.
     """
@@ -155,7 +178,7 @@ class Places:
     mask: str
 
 
-def _places(graph: Graph, tokens: str, past: str) -> Places:
+def _places(graph: Graph, tokens: str, past: str, sizes: Llama) -> Places:
     """Append the rotations and the mask; they are computed from the lengths of the inputs."""
     at = "/model"
     before = _length(graph, past, 2, at)
@@ -166,7 +189,7 @@ def _places(graph: Graph, tokens: str, past: str) -> Places:
     mask = graph.node("Where", hidden, graph.constant(LOWEST, at=at), graph.constant(0.0, at=at), at=at)
     at = "/model/rotary_emb"
     positions = unsqueeze(graph, graph.node("Cast", new, at=at, to=TensorProto.FLOAT), [0, 1], at=at)
-    speeds = (10000.0 ** -(np.arange(0, LLAMA_DEPTH, 2) / LLAMA_DEPTH)).reshape(1, -1, 1)
+    speeds = (10000.0 ** -(np.arange(0, sizes.depth, 2) / sizes.depth)).reshape(1, -1, 1)
     angles = graph.node("MatMul", graph.constant(speeds, at=at), positions, at=at)
     angles = graph.node("Transpose", angles, at=at, perm=[0, 2, 1])
     angles = graph.node("Concat", angles, angles, at=at, axis=-1)
@@ -174,42 +197,47 @@ def _places(graph: Graph, tokens: str, past: str) -> Places:
     return Places(cos, sin, mask)
 
 
-def _llama_layer(graph: Graph, x: str, past: dict[str, str], places: Places, at: str) -> tuple[str, dict[str, str]]:
+def _llama_layer(
+    graph: Graph, x: str, past: dict[str, str], places: Places, at: str, sizes: Llama
+) -> tuple[str, dict[str, str]]:
     """Append attention and gated perceptron; each normalizes its input, and its result is added to the input."""
-    y, present = _llama_attention(graph, _rms_norm(graph, x, f"{at}/input_layernorm"), past, places, f"{at}/self_attn")
+    y = _rms_norm(graph, x, f"{at}/input_layernorm", sizes)
+    y, present = _llama_attention(graph, y, past, places, f"{at}/self_attn", sizes)
     x = graph.node("Add", x, y, at=at)
-    y = _rms_norm(graph, x, f"{at}/post_attention_layernorm")
-    gate = token_linear(graph, y, f"{at}/mlp/gate_proj", LLAMA_WIDTH, LLAMA_INNER, gain=RELU, bias=False)
-    up = token_linear(graph, y, f"{at}/mlp/up_proj", LLAMA_WIDTH, LLAMA_INNER, bias=False)
+    y = _rms_norm(graph, x, f"{at}/post_attention_layernorm", sizes)
+    gate = token_linear(graph, y, f"{at}/mlp/gate_proj", sizes.width, sizes.inner, gain=RELU, bias=False)
+    up = token_linear(graph, y, f"{at}/mlp/up_proj", sizes.width, sizes.inner, bias=False)
     y = graph.node("Mul", silu(graph, gate, f"{at}/mlp/act_fn"), up, at=f"{at}/mlp")
-    y = token_linear(graph, y, f"{at}/mlp/down_proj", LLAMA_INNER, LLAMA_WIDTH, gain=LLAMA_BRANCH, bias=False)
+    y = token_linear(graph, y, f"{at}/mlp/down_proj", sizes.inner, sizes.width, gain=LLAMA_BRANCH, bias=False)
     return graph.node("Add", x, y, at=at), present
 
 
-def _llama_attention(graph: Graph, x: str, past: dict[str, str], places: Places, at: str) -> tuple[str, dict[str, str]]:
-    """Append softmax(q k^T / sqrt(48) + mask) v; q and k are rotated, k and v include the past tokens."""
+def _llama_attention(
+    graph: Graph, x: str, past: dict[str, str], places: Places, at: str, sizes: Llama
+) -> tuple[str, dict[str, str]]:
+    """Append softmax(q k^T / sqrt(depth) + mask) v; q and k are rotated, k and v include the past tokens."""
 
     def split(part: str) -> str:
-        y = token_linear(graph, x, f"{at}/{part}_proj", LLAMA_WIDTH, LLAMA_WIDTH, bias=False)
-        y = reshape(graph, y, [0, 0, LLAMA_HEADS, LLAMA_DEPTH], at=at)
+        y = token_linear(graph, x, f"{at}/{part}_proj", sizes.width, sizes.width, bias=False)
+        y = reshape(graph, y, [0, 0, sizes.heads, sizes.depth], at=at)
         return graph.node("Transpose", y, at=at, perm=[0, 2, 1, 3])
 
     query, new_key, new_value = (split(part) for part in "qkv")
-    query, new_key = (_rotated(graph, y, places, at) for y in (query, new_key))
+    query, new_key = (_rotated(graph, y, places, at, sizes) for y in (query, new_key))
     key = graph.node("Concat", past["key"], new_key, at=at, axis=2)
     value = graph.node("Concat", past["value"], new_value, at=at, axis=2)
     scores = graph.node("MatMul", query, graph.node("Transpose", key, at=at, perm=[0, 1, 3, 2]), at=at)
-    scores = graph.node("Mul", scores, graph.constant(LLAMA_DEPTH**-0.5, at=at), at=at)
+    scores = graph.node("Mul", scores, graph.constant(sizes.depth**-0.5, at=at), at=at)
     weights = graph.node("Softmax", graph.node("Add", scores, places.mask, at=at), at=at, axis=-1)
     mixed = graph.node("Transpose", graph.node("MatMul", weights, value, at=at), at=at, perm=[0, 2, 1, 3])
-    mixed = reshape(graph, mixed, [0, 0, LLAMA_WIDTH], at=at)
-    result = token_linear(graph, mixed, f"{at}/o_proj", LLAMA_WIDTH, LLAMA_WIDTH, gain=LLAMA_BRANCH, bias=False)
+    mixed = reshape(graph, mixed, [0, 0, sizes.width], at=at)
+    result = token_linear(graph, mixed, f"{at}/o_proj", sizes.width, sizes.width, gain=LLAMA_BRANCH, bias=False)
     return result, {"key": key, "value": value}
 
 
-def _rotated(graph: Graph, x: str, places: Places, at: str) -> str:
+def _rotated(graph: Graph, x: str, places: Places, at: str, sizes: Llama) -> str:
     """Append x cos + (-x2, x1) sin; x1 and x2 are the halves of the last axis (Su et al., 2021)."""
-    half, last = LLAMA_DEPTH // 2, graph.constant([-1], at=at)
+    half, last = sizes.depth // 2, graph.constant([-1], at=at)
     first, second = (
         graph.node("Slice", x, graph.constant([start], at=at), graph.constant([start + half], at=at), last, at=at)
         for start in (0, half)
@@ -219,14 +247,14 @@ def _rotated(graph: Graph, x: str, places: Places, at: str) -> str:
     return graph.node("Add", *parts, at=at)
 
 
-def _rms_norm(graph: Graph, x: str, at: str) -> str:
+def _rms_norm(graph: Graph, x: str, at: str, sizes: Llama) -> str:
     """Append x / sqrt(mean(x^2) + eps) * weight as seven nodes, as exporters write it."""
     name = f"{path(at)}.weight"
     squares = graph.node("Pow", x, graph.constant(2.0, at=at), at=at)
     mean = reduce_mean(graph, squares, [-1], at=at)
     root = graph.node("Sqrt", graph.node("Add", mean, graph.constant(LLAMA_EPS, at=at), at=at), at=at)
     normed = graph.node("Mul", x, graph.node("Div", graph.constant(1.0, at=at), root, at=at), at=at)
-    return graph.node("Mul", graph.parameter(name, graph.around_one(name, LLAMA_WIDTH)), normed, at=at)
+    return graph.node("Mul", graph.parameter(name, graph.around_one(name, sizes.width)), normed, at=at)
 
 
 TAGGER_VOCABULARY, TAGGER_EMBEDDING, TAGGER_HIDDEN, TAGGER_TAGS = 20000, 100, 200, 9

@@ -1,0 +1,168 @@
+"""Tokens per second of a decoder of a billion parameters, in float and in each integer form of its products.
+
+    python -m benchmarks.decoder
+    python -m benchmarks.decoder --layers 8 --forms float,dynamic,block-8-128 --threads 2
+
+The model is a stack of some of the 22 layers of a llama of 1.1 billion weights (hidden 2048, 32 heads, feed-forward
+5632), with a small vocabulary and random weights. Each form quantizes in a process of its own. Then one process runs
+all models in turn: one token behind `--past` tokens, and a prompt of `--prompt` tokens without any. The minimum counts,
+of CPU time with one thread. Tokens per second are those of 22 layers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.contenders import SAMPLES, ContenderError, call, load_feeds, save_feeds
+from benchmarks.options import chosen
+from benchmarks.tables import plain_table, print_table
+
+WIDTH, HEADS, INNER, LAYERS = 2048, 32, 5632, 22
+VOCABULARY = 64
+CALIBRATION = 4
+"""The number of prompts from which static ranges come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """An integer form of all matrix products.
+
+    Attributes:
+        strategy: The strategy of ``requant quantize``.
+        bits: Bits of a weight in blocks.
+        size: Weights in a block; 0 for other forms.
+    """
+
+    strategy: str
+    bits: int = 8
+    size: int = 0
+
+
+FORMS: Mapping[str, Form | None] = {
+    "float": None,
+    "static-float": Form("static-float"),
+    "dynamic": Form("dynamic"),
+    "block-8-32": Form("block", 8, 32),
+    "block-8-128": Form("block", 8, 128),
+    "block-4-32": Form("block", 4, 32),
+}
+
+
+def write(model: Path, layers: int, opset: int = 17) -> None:
+    """Write a stack of layers with random weights."""
+    import onnx
+
+    sys.path.insert(0, str(SAMPLES))
+    builder, language = (importlib.import_module(name) for name in ("graph_builder", "language"))
+    made = builder.empty_model("decoder", opset)
+    sizes = language.Llama(vocabulary=VOCABULARY, width=WIDTH, heads=HEADS, layers=layers, inner=INNER)
+    language.llama(builder.Graph(0, opset, made.graph), 0, sizes)
+    onnx.save(made, model)
+
+
+def feed(layers: int, tokens: int, past: int, seed: int) -> dict[str, Any]:
+    """Return `tokens` random tokens behind `past` earlier ones."""
+    random = np.random.default_rng(seed)
+    cache = (1, HEADS, past, WIDTH // HEADS)
+    pasts = {
+        f"past_key_values.{layer}.{part}": random.normal(size=cache).astype(np.float32)
+        for layer in range(layers)
+        for part in ("key", "value")
+    }
+    return {"input_ids": random.integers(VOCABULARY, size=(1, tokens)), **pasts}
+
+
+def quantize(model: str, feeds: str, output: str, form: Form) -> None:
+    """Quantize the stack; every matrix product has the form."""
+    from requant.quantize import Options, quantize_model
+    from requant.quantize.options.declared import Strategy
+    from requant.quantize.options.selection import Selection
+    from requant.transforms.qparams import Scheme
+
+    options = Options(
+        force=True,
+        force_int8=True,
+        effort="low",
+        place="rules",
+        selection=Selection(strategy=Strategy(form.strategy)),
+        scheme=Scheme(block_bits=form.bits, block_size=form.size),
+    )
+    quantize_model(model, load_feeds(feeds) if form.strategy == "static-float" else None, output, options)
+
+
+def made(folder: Path, layers: int, prompt: int, names: list[str]) -> dict[str, Path]:
+    """Write the stack in each form; return the paths by name."""
+    models = {"float": folder / "float.onnx"}
+    write(models["float"], layers)
+    feeds = folder / "feeds.npz"
+    save_feeds(str(feeds), [feed(layers, prompt, 0, seed) for seed in range(CALIBRATION)])
+    for name in names:
+        form = FORMS[name]
+        if form is not None:
+            click.echo(f"quantize: {name}", err=True)
+            models[name] = folder / f"{name}.onnx"
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is released
+                pool.submit(quantize, str(models["float"]), str(feeds), str(models[name]), form).result()
+    return models
+
+
+def timed(models: Mapping[str, Path], feeds: Path, threads: int, seconds: float) -> dict[str, float]:
+    """Return the least milliseconds of each model on a feed.
+
+    Raises:
+        click.ClickException: A model does not run.
+    """
+    cases = [{"name": name, "model": str(path), "runtime": "onnxruntime"} for name, path in models.items()]
+    try:
+        found = call("timed", cases=cases, feeds=str(feeds), threads=threads, seconds=seconds, cpu=threads == 1)
+    except ContenderError as error:
+        raise click.ClickException(str(error)) from error
+    failed = next((f"{name}: {row['error']}" for name, row in found.items() if "error" in row), "")
+    if failed:
+        raise click.ClickException(failed)
+    return {name: row["ms"] for name, row in found.items()}
+
+
+@click.command()
+@click.option("--layers", default=2, show_default=True, type=click.IntRange(1, 10), help="Layers in the stack.")
+@click.option("--forms", default=",".join(FORMS), show_default=True)
+@click.option("--past", default=128, show_default=True, help="Tokens before the single one.")
+@click.option("--prompt", default=256, show_default=True, help="Tokens of the prompt.")
+@click.option("--threads", default=1, show_default=True)
+@click.option("--seconds", default=20.0, show_default=True, help="Total time for which the models run at each size.")
+@click.option("--json", "as_json", is_flag=True)
+def main(layers: int, forms: str, past: int, prompt: int, threads: int, seconds: float, as_json: bool) -> None:
+    """Time a decoder of a billion parameters."""
+    names = chosen(forms, FORMS, "form")
+    with tempfile.TemporaryDirectory(prefix="requant-decoder-") as temporary:
+        folder = Path(temporary)
+        models = made(folder, layers, prompt, names)
+        rows: dict[str, dict[str, float]] = {name: {"mb": path.stat().st_size / 1e6} for name, path in models.items()}
+        for tokens, before in ((1, past), (prompt, 0)):
+            one = folder / "feed.npz"
+            save_feeds(str(one), [feed(layers, tokens, before, 99)])
+            for name, ms in timed(models, one, threads, seconds).items():
+                rows[name] |= {f"{tokens} ms": ms, f"{tokens} tokens/s": tokens * 1e3 / ms * layers / LAYERS}
+    if as_json:
+        click.echo(json.dumps({"layers": layers, "threads": threads, "forms": rows}))
+        return
+    table = plain_table("", ["form", *rows["float"]], left=("form",))
+    for name, row in rows.items():
+        table.add_row(name, *(f"{value:.4g}" for value in row.values()))
+    print_table(table)
+
+
+if __name__ == "__main__":
+    main()
