@@ -201,10 +201,15 @@ def compile_model(
         model = chosen.model
         model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
         probes = add_probes(model)
-        _write(model, output, folder if as_ort else None)
+        levels = [with_library(level, chosen.library) for level in LEVELS]
+        staged = _staged(model, output, folder)
+        found = _compare(expected, _outputs(staged, samples, levels[0]), samples)
+        if as_ort:
+            os.replace(staged, os.path.realpath(output))
+            note_written(output)
+        else:
+            save_model(model, output)
         del model, original
-    levels = [with_library(level, chosen.library) for level in LEVELS]
-    found = _compare(expected, _outputs(output, samples, levels[0]), samples)
     progress("time", 0, None)
     if as_ort or weights.large:
         levels = levels[:1]  # a graph in ORT format is not optimised again
@@ -284,23 +289,23 @@ def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -
     return load_model(folder / "optimised.onnx")
 
 
-def _write(model: ir.Model, output: str | os.PathLike[str], folder: Path | None) -> None:
-    """Write a compiled model as ONNX, or in ORT format through files in `folder`.
+def _staged(model: ir.Model, output: str | os.PathLike[str], folder: Path) -> Path:
+    """Write a compiled model into `folder`, in the format of the output; return its path.
 
     Raises:
         RequantError: The model cannot be written.
     """
-    if folder is None:
-        save_model(model, output)
-        return
-    plain, made = folder / "plain.onnx", folder / "made.ort"
+    inner = folder / "compiled"  # writing large weights locks their folder, and `folder` is locked
+    inner.mkdir()
+    plain, made = inner / "plain.onnx", inner / "made.ort"
     save_model(model, plain)
+    if Path(output).suffix.lower() != ".ort":
+        return plain
     try:
         open_session(plain, optimize=False, save_optimized=made)
     except RequantError as error:
         raise RequantError(f"{output}: the installed runtime cannot write the ORT format: {error}") from error
-    os.replace(made, os.path.realpath(output))
-    note_written(output)
+    return made
 
 
 def _outputs(path: str | os.PathLike[str], samples: Sequence[Sample], values: Values) -> list[Outputs]:

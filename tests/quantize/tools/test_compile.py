@@ -373,6 +373,26 @@ def test_a_runtime_without_the_ort_format_is_told_of(
     assert not (tmp_path / "out.ort").exists()
 
 
+@pytest.mark.parametrize("suffix", [".onnx", ".ort"])
+def test_what_does_not_run_when_compiled_is_not_written(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    run = compiling._outputs
+
+    def refuse(path: Any, *rest: Any) -> Any:
+        if Path(path) != model:
+            raise RequantError("it does not load")
+        return run(path, *rest)
+
+    monkeypatch.setattr(compiling, "_outputs", refuse)
+    output = tmp_path / f"out{suffix}"
+    output.write_text("an older file")
+    before = snapshot(tmp_path)
+    with pytest.raises(RequantError, match="it does not load"):
+        quick(model, output, force=True)
+    assert snapshot(tmp_path) == before
+
+
 # --------------------------------------------------------------------------------------------------- the command line
 
 
