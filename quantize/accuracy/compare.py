@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ... import RequantError
-from ...calibration.samples import Sample
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
 from ...calibration.state import Link, summary
@@ -19,11 +17,10 @@ from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
-from .classes import Outputs
 from .drop import Versus, versus
-from .metrics import Metric, Scorer, fitted, metric_named, of_reference, score
+from .metrics import Metric, fitted, metric_named
 from .outputs import Accuracy, accuracy_json
-from .pair import judge_pair, time_models
+from .pair import PairScorer, judge_pair, time_models
 from .shown import as_html, as_text
 from .verdict import (
     Row,
@@ -152,10 +149,10 @@ def compare_models(
     models, weights = (Path(float_model), Path(int8_model)), Weights.of(load_model(float_model))
     runtime = setting.opened()
     timed = tuple(Sessions(model, keep=False, runtime=runtime) for model in models)
-    pair = None if chosen is None else _Pair(chosen)
-    watch = None if pair is None else pair.add
+    scorer = None if chosen is None else PairScorer(chosen)
+    watch = None if scorer is None else scorer.add
     accuracy = judge_pair(models[0], timed[1], source, partial(_report, progress, source), weights=weights, watch=watch)
-    compared = None if pair is None else pair.result(models, source)
+    compared = None if scorer is None else versus(*scorer.result(models, source))
     latencies = []
     for load in loads:
         progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
@@ -170,35 +167,6 @@ def compare_models(
 def _report(progress: Progress, source: Source, done: int) -> None:
     """Report the number of samples so far."""
     progress("compare", done, source.length)
-
-
-class _Pair:
-    """Scores two models in a metric while `judge_pair` compares them."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-        self._before, self._after = Scorer(metric), Scorer(metric)
-
-    def add(self, before: Outputs, after: Outputs, sample: Sample) -> None:
-        """Add the outputs for a sample."""
-        metric = self._metric
-        if metric.own is not None and metric.own.takes_model:
-            return
-        if metric.reference:
-            self._after.add(after, sample, metric.kept(before, sample))
-        else:
-            self._before.add(before, sample)
-            self._after.add(after, sample)
-
-    def result(self, models: Sequence[Path], source: Source) -> Versus:
-        """Return the comparison, after all samples were added."""
-        metric = self._metric
-        if metric.own is not None and metric.own.takes_model:
-            before, after = (score(metric, model, source) for model in models)
-        else:
-            after = self._after.result()
-            before = of_reference(after) if metric.reference else self._before.result()
-        return versus(before, after)
 
 
 def common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:

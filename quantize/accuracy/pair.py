@@ -1,4 +1,4 @@
-"""Compare and time a float and an INT8 model. Large models are loaded one after the other."""
+"""Compare, score and time a float and an INT8 model. Large models are loaded one after the other."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import TypeAlias
 
 from ...calibration.samples import Sample
 from ...calibration.session import FEW, Array, ModelSource
+from ...calibration.sources import Source
 from ..model.files import Weights
 from ..runtime.clock import race
 from ..runtime.own_state import OwnState
 from ..runtime.runtimes import LoadedModel, Sessions
 from ..runtime.timing import Latency, summary
 from .classes import Outputs
+from .metrics import Metric, Score, Scorer, of_reference, score
 from .outputs import Accuracy, Watch, compare_outputs, measure
 
 Model: TypeAlias = ModelSource | Sessions
@@ -60,6 +63,50 @@ def judge_pair(
         progress,
         watch,
     )
+
+
+class PairScorer:
+    """Scores two models in a metric; `add` is a `Watch` of `judge_pair`."""
+
+    def __init__(self, metric: Metric) -> None:
+        """Begin without a sample."""
+        self.metric = metric
+        self._before, self._after = Scorer(metric), Scorer(metric)
+
+    @property
+    def runs_models(self) -> bool:
+        """Whether the metric is a function that runs the models itself."""
+        return self.metric.own is not None and self.metric.own.takes_model
+
+    def add(self, before: Outputs, after: Outputs, sample: Sample) -> None:
+        """Add the outputs for a sample.
+
+        Raises:
+            RequantError: The label does not fit, or the metric fails.
+        """
+        if self.runs_models:
+            return
+        if self.metric.reference:
+            self._after.add(after, sample, self.metric.kept(before, sample))
+        else:
+            self._before.add(before, sample)
+            self._after.add(after, sample)
+
+    def result(self, models: Sequence[Path], source: Source) -> tuple[Score, Score]:
+        """Return the scores, after all samples were added.
+
+        Args:
+            models: The float model and the INT8 model.
+            source: The data.
+
+        Raises:
+            RequantError: No sample was added, or the metric fails.
+        """
+        if self.runs_models:
+            before, after = (score(self.metric, model, source) for model in models)
+            return before, after
+        after = self._after.result()
+        return of_reference(after) if self.metric.reference else self._before.result(), after
 
 
 def _in_turns(

@@ -18,8 +18,8 @@ from ...calibration.session import Array
 from ...calibration.sources import Source
 from ..accuracy.classes import Outputs, evident_scores, is_float
 from ..accuracy.drop import versus
-from ..accuracy.metrics import METRICS, Metric, Score, Scorer, by_row, of_reference, score
-from ..accuracy.pair import judge_pair, time_models
+from ..accuracy.metrics import METRICS, Metric, Score, by_row
+from ..accuracy.pair import PairScorer, judge_pair, time_models
 from ..model.files import Weights, serialize, size_on_disk
 from ..runtime.clock import interleave
 from ..runtime.inputs import stacked
@@ -152,16 +152,12 @@ def _scores(
     pair: Pair, metrics: Sequence[Metric], runtime: Runtime, progress: Progress
 ) -> tuple[dict[str, Scored], DataSummary]:
     """Score both models in one pass over the data; return the scores and a description of the data."""
-    scorers = [(metric, Scorer(metric), Scorer(metric)) for metric in metrics if not _runs_itself(metric)]
+    scorers = [PairScorer(metric) for metric in metrics]
     summarizer = _Summarizer()
 
     def watch(before: Outputs, after: Outputs, sample: Sample) -> None:
-        for metric, one, two in scorers:
-            if metric.reference:
-                two.add(after, sample, metric.kept(before, sample))
-            else:
-                one.add(before, sample)
-                two.add(after, sample)
+        for scorer in scorers:
+            scorer.add(before, after, sample)
 
     def tell(done: int) -> None:
         progress("compare", done, pair.source.length)
@@ -170,19 +166,11 @@ def _scores(
     int8 = Sessions(pair.int8_path, keep=False, runtime=runtime)
     judge_pair(pair.float_path, int8, samples, tell, weights=pair.weights, watch=watch)
     scores = {}
-    for metric, one, two in scorers:
-        after = two.result()
-        scores[metric.name] = scored(of_reference(after) if metric.reference else one.result(), after)
-    for metric in filter(_runs_itself, metrics):
-        progress(metric.name, 0, None)
-        both = [score(metric, path, pair.source) for path in (pair.float_path, pair.int8_path)]
-        scores[metric.name] = scored(*both)
-    return {metric.name: scores[metric.name] for metric in metrics}, summarizer.result(pair.source.description)
-
-
-def _runs_itself(metric: Metric) -> bool:
-    """Return whether a metric is a function that runs the model itself."""
-    return metric.own is not None and metric.own.takes_model
+    for scorer in scorers:
+        if scorer.runs_models:
+            progress(scorer.metric.name, 0, None)
+        scores[scorer.metric.name] = scored(*scorer.result((pair.float_path, pair.int8_path), pair.source))
+    return scores, summarizer.result(pair.source.description)
 
 
 def scored(before: Score, after: Score) -> Scored:

@@ -202,13 +202,7 @@ def compile_model(
         model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
         probes = add_probes(model)
         levels = [with_library(level, chosen.library) for level in LEVELS]
-        staged = _staged(model, output, folder)
-        found = _compare(expected, _outputs(staged, samples, levels[0]), samples)
-        if as_ort:
-            os.replace(staged, os.path.realpath(output))
-            note_written(output)
-        else:
-            save_model(model, output)
+        found = _compare(expected, _written(model, output, folder, samples, levels[0]), samples)
         del model, original
     progress("time", 0, None)
     if as_ort or weights.large:
@@ -289,23 +283,30 @@ def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -
     return load_model(folder / "optimised.onnx")
 
 
-def _staged(model: ir.Model, output: str | os.PathLike[str], folder: Path) -> Path:
-    """Write a compiled model into `folder`, in the format of the output; return its path.
+def _written(
+    model: ir.Model, output: str | os.PathLike[str], folder: Path, samples: Sequence[Sample], values: Values
+) -> list[Outputs]:
+    """Run a compiled model over samples, then write it; return its outputs.
 
     Raises:
-        RequantError: The model cannot be written.
+        RequantError: The model cannot be written or run; the output is as it was.
     """
     inner = folder / "compiled"  # writing large weights locks their folder, and `folder` is locked
     inner.mkdir()
     plain, made = inner / "plain.onnx", inner / "made.ort"
     save_model(model, plain)
     if Path(output).suffix.lower() != ".ort":
-        return plain
+        found = _outputs(plain, samples, values)
+        save_model(model, output)
+        return found
     try:
         open_session(plain, optimize=False, save_optimized=made)
     except RequantError as error:
         raise RequantError(f"{output}: the installed runtime cannot write the ORT format: {error}") from error
-    return made
+    found = _outputs(made, samples, values)
+    os.replace(made, os.path.realpath(output))
+    note_written(output)
+    return found
 
 
 def _outputs(path: str | os.PathLike[str], samples: Sequence[Sample], values: Values) -> list[Outputs]:
