@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 CALIBRATION = 8
@@ -564,8 +564,8 @@ def _plain_onnxruntime(model: str, feed: dict[str, Any], threads: int) -> Callab
 
 
 def _openvino_package() -> Any:
-    """Import the package ``openvino``, which reports each import to its makers unless its telemetry is missing."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    """Import the package ``openvino`` without its telemetry: None keeps Python from importing that module."""
+    sys.modules.setdefault("openvino_telemetry", cast("Any", None))
     return importlib.import_module("openvino")
 
 

@@ -1,7 +1,7 @@
 """Tokens per second of a decoder of a billion parameters, in float and in each integer form of its products.
 
     python -m benchmarks.decoder
-    python -m benchmarks.decoder --layers 8 --forms float,dynamic,block-8-128 --threads 2
+    python -m benchmarks.decoder --layers 8 --forms dynamic,block-8-128 --threads 2
 
 The model is a stack of some of the 22 layers of a llama of 1.1 billion weights (hidden 2048, 32 heads, feed-forward
 5632), with a small vocabulary and random weights. Each form quantizes in a process of its own. Then one process runs
@@ -30,7 +30,7 @@ from benchmarks.options import chosen
 from benchmarks.tables import plain_table, print_table
 
 WIDTH, HEADS, INNER, LAYERS = 2048, 32, 5632, 22
-VOCABULARY = 64
+VOCABULARY, OPSET = 64, 17
 CALIBRATION = 4
 """The number of prompts from which static ranges come."""
 
@@ -50,8 +50,7 @@ class Form:
     size: int = 0
 
 
-FORMS: Mapping[str, Form | None] = {
-    "float": None,
+FORMS: Mapping[str, Form] = {
     "static-float": Form("static-float"),
     "dynamic": Form("dynamic"),
     "block-8-32": Form("block", 8, 32),
@@ -60,15 +59,15 @@ FORMS: Mapping[str, Form | None] = {
 }
 
 
-def write(model: Path, layers: int, opset: int = 17) -> None:
+def write(model: Path, layers: int) -> None:
     """Write a stack of layers with random weights."""
     import onnx
 
     sys.path.insert(0, str(SAMPLES))
     builder, language = (importlib.import_module(name) for name in ("graph_builder", "language"))
-    made = builder.empty_model("decoder", opset)
+    made = builder.empty_model("decoder", OPSET)
     sizes = language.Llama(vocabulary=VOCABULARY, width=WIDTH, heads=HEADS, layers=layers, inner=INNER)
-    language.llama(builder.Graph(0, opset, made.graph), 0, sizes)
+    language.llama(builder.Graph(0, OPSET, made.graph), 0, sizes)
     onnx.save(made, model)
 
 
@@ -103,18 +102,16 @@ def quantize(model: str, feeds: str, output: str, form: Form) -> None:
 
 
 def made(folder: Path, layers: int, prompt: int, names: list[str]) -> dict[str, Path]:
-    """Write the stack in each form; return the paths by name."""
+    """Write the stack in float and in each form; return the paths by name."""
     models = {"float": folder / "float.onnx"}
     write(models["float"], layers)
     feeds = folder / "feeds.npz"
     save_feeds(str(feeds), [feed(layers, prompt, 0, seed) for seed in range(CALIBRATION)])
     for name in names:
-        form = FORMS[name]
-        if form is not None:
-            click.echo(f"quantize: {name}", err=True)
-            models[name] = folder / f"{name}.onnx"
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is released
-                pool.submit(quantize, str(models["float"]), str(feeds), str(models[name]), form).result()
+        click.echo(f"quantize: {name}", err=True)
+        models[name] = folder / f"{name}.onnx"
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is released
+            pool.submit(quantize, str(models["float"]), str(feeds), str(models[name]), FORMS[name]).result()
     return models
 
 

@@ -12,7 +12,7 @@ marks the row ``name FLOAT INT8 CHANGE``. It may print ``broken by INT8 N, fixed
 predictions N %``. With the option ``--runtime openvino`` all metrics and times are those in OpenVINO.
 
 The contender ``ablation`` stands for one ``without-PART`` for each part of `benchmarks.parts` that changes a model:
-steps of the group ``simplify``, and integer forms that the plan of the default has, which is made first.
+steps of the group ``simplify``, and forms that the plan of the default has. The default is made first.
 
 Each contender quantizes in a process of its own. Then one process runs the float model, the simplified float model and
 all contenders in turn on the first calibration feeds, on one thread; the minimum of CPU time counts. The rows of a task
@@ -39,7 +39,7 @@ import click
 
 from benchmarks.contenders import ContenderError, call, one_line
 from benchmarks.options import chosen
-from benchmarks.parts import FORMS, PARTS, steps_of
+from benchmarks.parts import PARTS, forms_of, steps_of
 from benchmarks.speed import NOISE
 
 REQUANT = "import sys; from requant.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -352,8 +352,8 @@ def measured(job: Job, contenders: Sequence[str], tell: Callable[[str], None]) -
 def parts_of(job: Job) -> list[str]:
     """Return the parts that change the model of a task, after its default model is made."""
     plan = job.output("default").with_suffix(".plan.json")
-    forms = plan.read_text(encoding="utf-8") if plan.is_file() else ""
-    return [*steps_of(job.model), *(name for name, impl in FORMS.items() if f'"{impl.value}"' in forms)]
+    units = json.loads(plan.read_text(encoding="utf-8"))["units"].values() if plan.is_file() else ()
+    return [*steps_of(job.model), *forms_of((unit["operator"], unit["implementation"]) for unit in units)]
 
 
 def script_of(kit: Path) -> Path:

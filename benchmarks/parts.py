@@ -9,7 +9,7 @@ is another one. `benchmarks.models` measures what a part gains: contenders ``wit
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from requant.transforms.groups import GROUPS
 from requant.transforms.ops import OPS
 from requant.transforms.plan import Impl
 
-GROUP = "simplify"
+GROUP, GRU = "simplify", "GRU"
 FORMS: Mapping[str, Impl] = {
     "block": Impl.BLOCK,
     "dynamic": Impl.DYNAMIC,
@@ -42,8 +42,8 @@ def _without_form(impl: Impl) -> None:
     cast("dict[Impl, Rule]", OBSTACLES)[impl] = lambda unit, facts, strategy: NO_FORM
 
 
-def _without_operator(name: str) -> None:
-    OPS[name] = replace(OPS[name], dynamic=None)
+def _without_gru() -> None:
+    OPS[GRU] = replace(OPS[GRU], dynamic=None)
 
 
 def _without_step(name: str) -> None:
@@ -52,7 +52,7 @@ def _without_step(name: str) -> None:
 
 PARTS: Mapping[str, Callable[[], None]] = {
     **{name: partial(_without_form, impl) for name, impl in FORMS.items()},
-    "gru": partial(_without_operator, "GRU"),
+    "gru": _without_gru,
     **{name: partial(_without_step, name) for name in STEPS},
 }
 """Each removes a part from this process."""
@@ -68,6 +68,17 @@ def steps_of(model: Path) -> list[str]:
             found.append(name)
         GROUPS[GROUP] = list(kept)
     return found
+
+
+def forms_of(units: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the parts that are forms of units.
+
+    Args:
+        units: The operator and the implementation of each unit of a plan.
+    """
+    known = set(units)
+    found = [name for name, form in FORMS.items() if any(form == implementation for _, implementation in known)]
+    return [*found, "gru"] if (GRU, Impl.DYNAMIC) in known else found
 
 
 def _simplified(model: Path) -> str:

@@ -107,7 +107,7 @@ def _shape_of(graph: Graph, x: str, rest: list[int], at: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """The sizes of a llama (Touvron et al., 2023); those of stories15M, unless told otherwise.
+    """The sizes of a llama (Touvron et al., 2023); by default those of stories15M.
 
     Attributes:
         vocabulary: The number of tokens.

@@ -183,8 +183,12 @@ def test_an_ablation_leaves_out_what_changes_the_model(kit: Path, tmp_path: Path
     job.folder.mkdir(parents=True)
     assert models.parts_of(job) == ["remove_no_ops"]
     plan = job.output("default").with_suffix(".plan.json")
-    plan.write_text(json.dumps({"units": [{"name": "a", "as": "block"}, {"name": "b", "as": "u8->u8 gemm"}]}))
+    pairs = {"a": ("MatMul", "block"), "b": ("Conv", "u8->u8 gemm"), "c": ("Relu", "float")}
+    units = {name: {"operator": op, "implementation": form} for name, (op, form) in pairs.items()}
+    plan.write_text(json.dumps({"units": units}))
     assert models.parts_of(job) == ["remove_no_ops", "block", "gemm"]
+    assert parts.forms_of([("GRU", "dynamic"), ("GRU", "float")]) == ["dynamic", "gru"]
+    assert parts.forms_of([("GRU", "float")]) == []
 
 
 def test_an_ablation_has_a_row_for_each_part(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,18 +73,13 @@ class PairScorer:
         self.metric = metric
         self._before, self._after = Scorer(metric), Scorer(metric)
 
-    @property
-    def runs_models(self) -> bool:
-        """Whether the metric is a function that runs the models itself."""
-        return self.metric.own is not None and self.metric.own.takes_model
-
     def add(self, before: Outputs, after: Outputs, sample: Sample) -> None:
         """Add the outputs for a sample.
 
         Raises:
             RequantError: The label does not fit, or the metric fails.
         """
-        if self.runs_models:
+        if self.metric.runs_models:
             return
         if self.metric.reference:
             self._after.add(after, sample, self.metric.kept(before, sample))
@@ -102,7 +97,7 @@ class PairScorer:
         Raises:
             RequantError: No sample was added, or the metric fails.
         """
-        if self.runs_models:
+        if self.metric.runs_models:
             before, after = (score(self.metric, model, source) for model in models)
             return before, after
         after = self._after.result()

@@ -167,7 +167,7 @@ def _scores(
     judge_pair(pair.float_path, int8, samples, tell, weights=pair.weights, watch=watch)
     scores = {}
     for scorer in scorers:
-        if scorer.runs_models:
+        if scorer.metric.runs_models:
             progress(scorer.metric.name, 0, None)
         scores[scorer.metric.name] = scored(*scorer.result((pair.float_path, pair.int8_path), pair.source))
     return scores, summarizer.result(pair.source.description)

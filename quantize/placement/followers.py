@@ -16,8 +16,8 @@ def followers_of(
     """Return the product behind which each follower runs, by the name of the follower.
 
     A follower has no integer form. All its inputs come from one product or from other followers of it, and have the
-    shape of its output: a SiLU, not the gate of a squeeze-and-excitation. Nothing but followers reads the product, so
-    that one kernel may compute all of them.
+    shape of its output: a SiLU, not the gate of a squeeze-and-excitation. No other unit reads the product, so that one
+    kernel may compute all of them.
 
     Args:
         units: The units in order.
@@ -34,7 +34,7 @@ def followers_of(
         elif len(behind) == 1 and behind <= products.keys() and _may_follow(unit, forms, shapes):
             found[unit.name] = behind.pop()
             lead.update(dict.fromkeys(unit.outputs, found[unit.name]))
-    # the products that other units read too
+    # a product that another unit reads too has no followers
     written = {tensor: name for name, unit in products.items() for tensor in unit.outputs}
     read = {written[t] for unit in units for t in unit.inputs if t in written and found.get(unit.name) != written[t]}
     return {name: products[product] for name, product in found.items() if product not in read}

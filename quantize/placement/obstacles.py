@@ -49,8 +49,7 @@ Rule: TypeAlias = Callable[[Unit, Facts, Strategy], Reason]
 def _static_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot or should not compute from uint8 to uint8, regardless of its neighbours."""
     row = OPS[unit.op]
-    either = row.u8_float is not None or (facts.portable and row.kind == "compute")
-    either = either and strategy is not Strategy.STATIC  # the unit may write float in the end
+    either = _float_kernel(row, facts) is not None and strategy is not Strategy.STATIC  # it may write float in the end
     touched = unit.inputs if either else (*unit.inputs, *unit.outputs)
     return _u8_obstacle(unit, facts, strategy, row.u8, touched)
 
@@ -89,9 +88,13 @@ def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reas
     row = OPS[unit.op]
     if facts.signed and row.u8 is None and row.u8_float is not None:
         return why.UNSIGNED_ONLY.about(row.u8_float[1])
-    # in other runtimes every product may write float
-    kernel = row.u8 if facts.portable and row.kind == "compute" else row.u8_float
-    return _u8_obstacle(unit, facts, strategy, kernel, unit.inputs)
+    return _u8_obstacle(unit, facts, strategy, _float_kernel(row, facts), unit.inputs)
+
+
+def _float_kernel(row: Op, facts: Facts) -> Kernel | None:
+    """Return the kernel that reads uint8 and writes float; in other runtimes every product may write float."""
+    own = row.u8 if facts.portable and row.kind == "compute" else None
+    return own or row.u8_float
 
 
 def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

@@ -82,8 +82,9 @@ class Owners:
     def owner(self, run: KernelRun) -> str | None:
         """Return the unit of an executed kernel, or None.
 
-        Of several units it is the first with a product, or the last one; a unit counts by its conversions only where
-        the kernel computes no node of the model.
+        If the kernel computes several units, it belongs to the first one with a product, else to the last one. If it
+        computes only conversions, it belongs to the unit whose tensor they convert. The time of a unit in `leads`
+        belongs to the other unit there.
         """
         members = run.members or (run.node,)
         nodes = [name for name in members if COUNTED.sub("", name) in self.by_node]

@@ -124,6 +124,11 @@ class Metric:
     own: Own | None = None
 
     @property
+    def runs_models(self) -> bool:
+        """Whether it is a function that runs the models itself."""
+        return self.own is not None and self.own.takes_model
+
+    @property
     def reference(self) -> bool:
         """Whether outputs are compared with the float model's."""
         return self.perfect is not None

@@ -231,7 +231,7 @@ def score(
         RequantError: The model cannot be loaded or run, labels are missing or do not fit, or the metric fails; the
             message names the sample.
     """
-    if metric.own is not None and metric.own.takes_model:
+    if metric.runs_models:
         with as_file(model) as path:
             value, parts = own_value(metric, path)
         return Score(metric, value, parts)
