@@ -126,7 +126,7 @@ class Plan:
 
         In a portable model the inputs of a ``Concat`` have the scale of its result: other runtimes only copy.
         """
-        u8 = [u for u in self.units if u.op in OPS and self.impl(u) is Impl.U8]
+        u8 = [u for u in self.units if u.op in OPS and self.impl(u).writes_u8]
         shared = {output: u.inputs[0] for u in u8 if OPS[u.op].kind == "same" for output in u.outputs}
         joined = {tensor: u.outputs[0] for u in u8 if u.op == "Concat" and self.portable for tensor in u.inputs}
         return shared | joined

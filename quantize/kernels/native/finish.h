@@ -13,8 +13,10 @@ namespace requant::REQUANT_TARGET {
 // Some output channels: a few vectors of them, whose weights are packed together.
 struct Panel {
   int64_t channel = 0;  // the first one
+  int64_t input = 0;    // the first input channel of their group
   int64_t last = 0;     // where the last vector begins behind it: an earlier one may have some of its channels
   int64_t bytes = 0;    // of a vector: fewer than kLanes in a convolution with fewer channels
+  int vectors = 0;
   bool even = false;    // whether the vectors follow each other
   bool narrow = true;   // whether `dot_narrow` is exact
   const int32_t* start = nullptr;     // by lane: what the sums begin with
@@ -63,7 +65,37 @@ class Finish {
     curved_ ? write_copy<true>(copy, Rows, panel, place) : write_copy<false>(copy, Rows, panel, place);
   }
 
+  // Calls `work` with a writer of the results of a panel: write(sums, rows, place) takes the sums of neighbouring pixels, which
+  // include the bias, from memory.
+  template <int Vectors, class Work>
+  void with_writer(const Panel& panel, bool plain, const Work& work) const {
+    if constexpr (Vectors == 1)  // fewer channels than a vector has lanes
+      if (panel.bytes != kLanes) return curved_ ? work(writer<true, false, false, Vectors>(panel)) : work(writer<false, false, false, Vectors>(panel));
+    if (curved_) return plain ? work(writer<true, true, true, Vectors>(panel)) : work(writer<true, true, false, Vectors>(panel));
+    plain ? work(writer<false, true, true, Vectors>(panel)) : work(writer<false, true, false, Vectors>(panel));
+  }
+
  private:
+  template <bool Curved, bool Whole, bool Plain, int Vectors>
+  auto writer(const Panel& panel) const {
+    return [this, panel](const int32_t* sums, int rows, const Place& place) __attribute__((always_inline)) {
+      constexpr int kStep = step(Vectors);
+      int row = 0;
+      for (; row + kStep <= rows; row += kStep) from_memory<kStep, Curved, Whole, Plain, Vectors>(sums, row, panel, place);
+      for (; row < rows; ++row) from_memory<1, Curved, Whole, Plain, Vectors>(sums, row, panel, place);
+    };
+  }
+
+  template <int Rows, bool Curved, bool Whole, bool Plain, int Vectors>
+  REQUANT_INLINE void from_memory(const int32_t* sums, int first, const Panel& panel, const Place& place) const {
+    Ints sum[Rows][Vectors];
+#pragma unroll
+    for (int row = 0; row < Rows; ++row)
+#pragma unroll
+      for (int vector = 0; vector < Vectors; ++vector) sum[row][vector] = load_ints(sums + ((first + row) * Vectors + vector) * kLanes);
+    write_some<Curved, Whole, Plain>(sum, Rows, panel, moved(place, first));
+  }
+
   // Returns how many rows become one vector of bytes.
   static constexpr int step(int vectors) { return vectors < 3 ? 4 / vectors : 1; }
 

@@ -51,9 +51,10 @@ class Pool {
       const int64_t image = static_cast<int64_t>(index) / extent.rows, row = static_cast<int64_t>(index) % extent.rows;
       const uint8_t* from = x.as<uint8_t>() + image * extent.height * extent.width * channels;
       uint8_t* to = y + static_cast<int64_t>(index) * extent.columns * channels;
+      const Taps down = taps(0, row, extent.height);
       thread_local std::vector<const uint8_t*> pixels;  // grows to the largest kernel
       for (int64_t column = 0; column < extent.columns; ++column, to += channels) {
-        find(from, extent, channels, row, column, pixels);
+        find(from, extent, channels, down, column, pixels);
         if (pixels.empty())  // the taps of a dilated kernel lie on both sides of a small image
           std::fill_n(to, channels, empty);
         else
@@ -72,17 +73,27 @@ class Pool {
     return whole || floor * stride >= window_.before[axis] + input ? floor : floor + 1;
   }
 
+  // Taps of the kernel along an axis that are inside of the image.
+  struct Taps {
+    int64_t begin, first, end;  // where the kernel begins in the image; the first tap, and the one behind the last
+  };
+
+  Taps taps(int axis, int64_t at, int64_t size) const {
+    const int64_t begin = at * window_.stride[axis] - window_.before[axis], step = window_.dilation[axis];
+    const int64_t outside = begin < 0 ? (step - 1 - begin) / step : 0;
+    const int64_t inside = begin < size ? (size - begin + step - 1) / step : 0;
+    return {begin, outside, std::min(window_.kernel[axis], inside)};
+  }
+
   // Finds the pixels under the kernel.
-  void find(const uint8_t* from, const Extent& extent, int64_t channels, int64_t row, int64_t column,
+  void find(const uint8_t* from, const Extent& extent, int64_t channels, const Taps& down, int64_t column,
             std::vector<const uint8_t*>& pixels) const {
     pixels.clear();
-    for (int64_t ky = 0; ky < window_.kernel[0]; ++ky) {
-      const int64_t y = row * window_.stride[0] - window_.before[0] + ky * window_.dilation[0];
-      for (int64_t kx = 0; kx < window_.kernel[1]; ++kx) {
-        const int64_t x = column * window_.stride[1] - window_.before[1] + kx * window_.dilation[1];
-        const bool inside = y >= 0 && y < extent.height && x >= 0 && x < extent.width;
-        if (inside) pixels.push_back(from + (y * extent.width + x) * channels);
-      }
+    const Taps across = taps(1, column, extent.width);
+    for (int64_t ky = down.first; ky < down.end; ++ky) {
+      const int64_t y = down.begin + ky * window_.dilation[0], x = across.begin + across.first * window_.dilation[1];
+      const uint8_t* pixel = from + (y * extent.width + x) * channels;
+      for (int64_t kx = across.first; kx < across.end; ++kx, pixel += window_.dilation[1] * channels) pixels.push_back(pixel);
     }
   }
 

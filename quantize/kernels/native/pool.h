@@ -44,13 +44,25 @@ inline void mean_pixels(const uint8_t* const* from, size_t pixels, size_t channe
   mean_from(0, from, pixels, channels, mean, to);
 }
 
+// Writes the largest values of `Count` channels from `first` on.
+template <size_t Count>
+void max_some(const uint8_t* const* from, size_t pixels, size_t first, uint8_t* to) {
+  uint8_t most[Count];
+  std::copy_n(from[0] + first, Count, most);
+  for (size_t pixel = 1; pixel < pixels; ++pixel)
+    for (size_t c = 0; c < Count; ++c) most[c] = std::max(most[c], from[pixel][first + c]);
+  std::copy_n(most, Count, to + first);
+}
+
+template <size_t Count = kChannels>
+void max_from(size_t first, const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to) {
+  for (; first + Count <= channels; first += Count) max_some<Count>(from, pixels, first, to);
+  if constexpr (Count > 1) max_from<Count / 2>(first, from, pixels, channels, to);
+}
+
 // to[c] = the largest of from[p, c] over some pixels, given by their places.
 inline void max_pixels(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to) {
-  std::copy_n(from[0], channels, to);
-  for (size_t pixel = 1; pixel < pixels; ++pixel) {
-    const uint8_t* x = from[pixel];
-    for (size_t c = 0; c < channels; ++c) to[c] = std::max(to[c], x[c]);
-  }
+  max_from(0, from, pixels, channels, to);
 }
 
 }  // namespace requant::REQUANT_TARGET

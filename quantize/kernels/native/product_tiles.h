@@ -1,75 +1,231 @@
-// Products of rows of bytes and a panel of weights, in the matrix tiles of AMX.
+// Products of patches and panels of weights, in the matrix tiles of AMX.
 //
-// A tile has 16 rows of 64 bytes. One instruction multiplies 16 rows by 64 x 16 weights and adds to 16 x 16 sums. Four
-// tiles of sums (32 rows by 32 channels) share two tiles of rows and two of weights, so that loads do not limit it.
+// A tile has up to 16 rows of 64 bytes. One instruction multiplies the rows of a tile by 64 x 16 weights, and adds to as many
+// rows of 16 sums; it takes as many cycles as the first tile has rows, but 9 at least. Four tiles of sums (32 patches by 32
+// channels) share two tiles of patches and two of weights, so that loads do not limit it.
+//
+// The rows of a tile are patches of neighbouring results, which are read where they are. Where the rows of the image are short,
+// a tile goes on in the next one: the patches between two rows of results are multiplied too, and their sums are not used.
 #pragma once
 
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
-#include "target.h"
+#include "product_vector.h"
 
 namespace requant::REQUANT_TARGET {
 
-constexpr int kPanel = 2 * kLanes;     // output channels of a panel
-constexpr int64_t kDepth = 64;         // rows are padded to a multiple of this many bytes
-constexpr int64_t kPatches = 1 << 17;  // bytes of the rows of one task, about: they stay in the second cache
-constexpr int kTile = 16;              // rows of a tile
-constexpr int kRows = 2 * kTile;       // rows of one product
-constexpr int64_t kPanelRow = 4 * kPanel;  // bytes of a panel for four bytes of a row
-
-// The shapes of the eight tiles, as the instruction reads them.
-struct alignas(64) Shapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
-};
-
-// A thread has tiles while this exists. Other code that uses tiles sets its own shapes.
-class Multiplier {
+class TileProduct {
  public:
-  Multiplier() {
-    const Shapes shapes;
+  static constexpr int64_t kWork = 1 << 25;  // products of one task, about
+  static constexpr bool kThin = true;  // whether patches of one pixel are copied, so that they are neighbours
+
+  // Whether tiles are faster than vectors: a step takes as long as about three quads in vectors.
+  static bool suits(const Convolution& conv) { return conv.runs() * (quads(conv.run_bytes()) - 3 * steps(conv.run_bytes())) > 3; }
+
+  // A run has steps of equal length, of 64 bytes at most.
+  static int64_t quads(int64_t run) { return steps(run) * step(run); }
+
+  // Returns the vectors of the next panel, for patches of so many bytes. The results of four are a cache line, but the weights
+  // of a panel should stay in the nearest cache.
+  static int64_t vectors(int64_t left, int64_t patch) { return std::min<int64_t>(left, patch > 256 ? 2 : kPanelVectors); }
+
+  // Returns the pixels of one task of a flat convolution: they and their results stay in the second cache.
+  static int64_t pixels(int64_t inputs, int64_t outputs) {
+    constexpr int64_t kBlock = 1 << 17;
+    return std::clamp<int64_t>(std::min(kBlock / (inputs + outputs), kWork / (outputs * inputs)), 2 * kTile, 2048);
+  }
+
+  TileProduct(const Finish& finish, const Block& block) : finish_(finish), block_(block), vector_(finish, block) {
+    in_vectors_ = block.rows * block.columns < kFew;
+    if (in_vectors_) return;
+    step_ = step(4 * block.quads);
+    divide();
+    find_segments();
+    configure();
+  }
+  ~TileProduct() {
+    if (!in_vectors_) _tile_release();
+  }
+  TileProduct(const TileProduct&) = delete;
+  TileProduct& operator=(const TileProduct&) = delete;
+
+  // Multiplies all patches by some panels, and writes the results.
+  void multiply(const Panel* panels, int64_t count) {
+    if (in_vectors_) return vector_.multiply(panels, count);
+    for (int64_t index = 0; index < count; ++index) multiply_panel<kPanelVectors>(panels[index]);
+  }
+
+ private:
+  static constexpr int kTile = 16;       // rows of a tile
+  static constexpr int64_t kDepth = 64;  // bytes of a row of a tile
+  static constexpr int kFew = 4;         // results: for fewer, vectors are faster
+
+  // The shapes of the eight tiles, as the instruction reads them.
+  struct alignas(64) Shapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+  };
+
+  // Neighbouring results in a pair of tiles: where the first one is, the row of its sums, and how many there are.
+  struct Segment {
+    int64_t row, column;
+    int sums, count;
+  };
+
+  static int64_t steps(int64_t run) { return divided(run, kDepth); }
+  static int64_t step(int64_t run) { return divided(run, 4 * steps(run)); }  // quads
+
+  static int64_t cycles(int64_t tiles, int64_t length) {
+    return tiles * std::max<int64_t>(divided(length, divided(length, kTile)), 9);
+  }
+
+  // Divides the results into tiles: along each row, or along all rows at once if that takes fewer cycles.
+  void divide() {
+    const int64_t across = block_.patches.across, between = block_.patches.down / across;
+    const int64_t whole = (block_.rows - 1) * between + block_.columns;
+    const int64_t apart = cycles(divided(block_.columns, kTile) * block_.rows, block_.columns);
+    const bool even = between * across == block_.patches.down && between >= block_.columns;
+    const bool joined = even && cycles(divided(whole, kTile), whole) < apart;
+    strips_ = joined ? 1 : block_.rows;
+    length_ = joined ? whole : block_.columns;
+    pitch_ = joined ? between : block_.columns;
+    tiles_ = divided(length_, kTile);
+    rows_ = static_cast<int>(divided(length_, tiles_));
+  }
+
+  // A thread has tiles from here on: 0 to 3 are sums, 4 and 5 patches, 6 and 7 weights.
+  void configure() const {
+    Shapes shapes;
+    for (int tile = 0; tile < 8; ++tile) {
+      shapes.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows_ : step_);
+      shapes.bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? 4 * step_ : kDepth);
+    }
     _tile_loadconfig(&shapes);
   }
-  ~Multiplier() { _tile_release(); }
-  Multiplier(const Multiplier&) = delete;
-  Multiplier& operator=(const Multiplier&) = delete;
-};
 
-// Multiplies up to 32 rows by a panel: sums is (32, kPanel).
-//
-//   rows, count, stride: the first row, their number, and the bytes from one to the next
-//   w, quads: the panel: for each four bytes of a row the four weights of each channel; `quads` is a multiple of 16
-//
-// All 16 or 32 rows are read; sums of rows behind `count` have no meaning.
-inline void multiply_tiles(const uint8_t* rows, int64_t count, int64_t stride, const uint8_t* w, int64_t quads, int32_t* sums) {
-  const bool both = count > kTile;
-  const uint8_t* below = rows + (both ? kTile * stride : 0);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t quad = 0; quad < quads; quad += kTile, rows += kDepth, below += kDepth, w += kTile * kPanelRow) {
-    _tile_loadd(4, rows, stride);
-    _tile_loadd(6, w, kPanelRow);
-    _tile_loadd(7, w + kDepth, kPanelRow);
-    _tile_dpbusd(0, 4, 6);
-    _tile_dpbusd(1, 4, 7);
-    if (!both) continue;
-    _tile_loadd(5, below, stride);
-    _tile_dpbusd(2, 5, 6);
-    _tile_dpbusd(3, 5, 7);
+  // Finds the results of each pair of tiles, without the patches between two rows of results.
+  void find_segments() {
+    segments_.clear();
+    begins_.clear();
+    for (int64_t index = 0; index < strips_ * tiles_; ++index) {
+      const int place = static_cast<int>(index % 2) * kTile;
+      if (place == 0) begins_.push_back(segments_.size());
+      const int64_t first = first_of(index);
+      for (int64_t at = first, end = at + rows_; at < end;) {
+        const int64_t column = at % pitch_, count = std::min(block_.columns - column, end - at);
+        if (count > 0)
+          add_segment({index / tiles_ + at / pitch_, column, place + static_cast<int>(at - first), static_cast<int>(count)});
+        at += count > 0 ? count : pitch_ - column;
+      }
+    }
+    begins_.push_back(segments_.size());
   }
-  constexpr int kSumsRow = sizeof(int32_t) * kPanel;
-  _tile_stored(0, sums, kSumsRow);
-  _tile_stored(1, sums + kLanes, kSumsRow);
-  if (both) {
-    _tile_stored(2, sums + kTile * kPanel, kSumsRow);
-    _tile_stored(3, sums + kTile * kPanel + kLanes, kSumsRow);
+
+  // The tiles of a pair may be neighbours.
+  void add_segment(const Segment& segment) {
+    if (segments_.size() > begins_.back()) {
+      Segment& last = segments_.back();
+      if (last.row == segment.row && last.column + last.count == segment.column && last.sums + last.count == segment.sums) {
+        last.count += segment.count;
+        return;
+      }
+    }
+    segments_.push_back(segment);
   }
-}
+
+  // Returns the first patch of a tile in its strip. The last tile begins earlier, and computes some results again.
+  int64_t first_of(int64_t index) const { return std::min(index % tiles_ * rows_, length_ - rows_); }
+
+  const uint8_t* patch(int64_t index, const Panel& panel) const {
+    return block_.patch_at(index / tiles_, first_of(index)) + panel.input;
+  }
+
+  // Multiplies all patches by a panel: a pair of tiles at a time. The results of a pair are written while the next one is
+  // computed.
+  template <int Vectors>
+  void multiply_panel(const Panel& panel) {
+    if constexpr (Vectors > 1)
+      if (panel.vectors < Vectors) return multiply_panel<Vectors - 1>(panel);
+    finish_.with_writer<Vectors>(panel, block_.place.residual == nullptr, [&](const auto& write) {
+      const auto write_pair = [&](int64_t pair) __attribute__((always_inline)) {
+        for (size_t i = begins_[pair]; i < begins_[pair + 1]; ++i) {
+          const Segment& each = segments_[i];
+          write(sums_ + each.sums * Vectors * kLanes, each.count, block_.place_at(each.row, each.column, panel));
+        }
+      };
+      const int64_t all = strips_ * tiles_, pairs = divided(all, 2);
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const bool both = 2 * pair + 1 < all;
+        const uint8_t *one = patch(2 * pair, panel), *other = both ? patch(2 * pair + 1, panel) : nullptr;
+        multiply_pair<Vectors, 0>(one, other, panel);
+        if (pair > 0) write_pair(pair - 1);
+        store_pair<Vectors, 0>(both);
+        if constexpr (Vectors > 2) {
+          multiply_pair<Vectors, 2>(one, other, panel);
+          store_pair<Vectors, 2>(both);
+        }
+      }
+      write_pair(pairs - 1);
+    });
+  }
+
+  // Multiplies one or two tiles of patches by one or two vectors of a panel. Sums begin with the bias.
+  template <int Vectors, int First>
+  REQUANT_INLINE void multiply_pair(const uint8_t* one, const uint8_t* other, const Panel& panel) const {
+    constexpr bool kWide = Vectors - First > 1;
+    constexpr int64_t kRow = Vectors * kBytes;  // of weights, for four bytes of a patch
+    const int32_t* start = panel.start + First * kLanes;
+    _tile_loadd(0, start, 0);
+    if (kWide) _tile_loadd(1, start + kLanes, 0);
+    if (other) _tile_loadd(2, start, 0);
+    if (kWide && other) _tile_loadd(3, start + kLanes, 0);
+    const uint8_t* w = panel.weights + First * kBytes;
+    const int64_t stride = block_.patches.across;
+    for (int64_t down = 0; down < block_.count.down; ++down)
+      for (int64_t across = 0; across < block_.count.across; ++across) {
+        int64_t at = down * block_.runs.down + across * block_.runs.across;
+        for (int64_t quad = 0; quad < block_.quads; quad += step_, at += 4 * step_, w += step_ * kRow) {
+          _tile_loadd(4, one + at, stride);
+          _tile_loadd(6, w, kRow);
+          _tile_dpbusd(0, 4, 6);
+          if (kWide) _tile_loadd(7, w + kBytes, kRow);
+          if (kWide) _tile_dpbusd(1, 4, 7);
+          if (!other) continue;
+          _tile_loadd(5, other + at, stride);
+          _tile_dpbusd(2, 5, 6);
+          if (kWide) _tile_dpbusd(3, 5, 7);
+        }
+      }
+  }
+
+  template <int Vectors, int First>
+  REQUANT_INLINE void store_pair(bool both) {
+    constexpr bool kWide = Vectors - First > 1;
+    constexpr int64_t kRow = Vectors * kBytes;  // of sums
+    int32_t *above = sums_ + First * kLanes, *below = above + kTile * Vectors * kLanes;
+    _tile_stored(0, above, kRow);
+    if (kWide) _tile_stored(1, above + kLanes, kRow);
+    if (both) _tile_stored(2, below, kRow);
+    if (kWide && both) _tile_stored(3, below + kLanes, kRow);
+  }
+
+  const Finish& finish_;
+  const Block& block_;
+  VectorProduct<kFew - 1> vector_;
+  bool in_vectors_;
+  int64_t step_ = 0;                 // quads of a row of a tile
+  int64_t strips_ = 0, length_ = 0;  // tiles go on along a strip of so many patches
+  int64_t pitch_ = 0;                // patches of a strip from one row of results to the next
+  int64_t tiles_ = 0;                // of a strip
+  int rows_ = 0;                     // of a tile
+  alignas(64) int32_t sums_[2 * kTile * kPanelVectors * kLanes];
+  static inline thread_local std::vector<Segment> segments_;
+  static inline thread_local std::vector<size_t> begins_;  // where the segments of a pair begin
+};
 
 }  // namespace requant::REQUANT_TARGET

@@ -56,6 +56,10 @@ struct Convolution : Window {
   std::vector<int16_t> curve;      // (2, kSegments) or empty: in the middle, and what half a segment adds; above -2^15
   float offset = 0;
   bool depthwise() const { return group == inputs && inputs == outputs && group > 1; }
+  // The taps of a patch are runs of neighbouring bytes of the image: so many in a row of the kernel.
+  int64_t runs_across() const { return group == 1 && dilation[1] == 1 ? 1 : kernel[1]; }
+  int64_t runs() const { return kernel[0] * runs_across(); }
+  int64_t run_bytes() const { return taps() / runs() * (inputs / group); }
   // Whether int32 holds all rounded v, of any x. All instruction sets but the portable one need that.
   bool fits() const {
     const size_t depth = weights.size() / bias.size();

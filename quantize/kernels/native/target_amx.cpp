@@ -1,15 +1,27 @@
 #define REQUANT_TARGET amx
 #include "vector_avx512.h"
-#include "dense_tiles.h"
+#include "rows_repeat.h"
+#include "product_tiles.h"
 
-#include "compile_target.h"
 #include "cpu.h"
+#include "dense.h"
 
 namespace requant {
 
-extern const Target target_amx;
+extern const Target target_avx512, target_amx;
+
+namespace amx {
+
+// What tiles do not suit, the same processor computes in vectors.
+std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
+  if (made.depthwise() || !TileProduct::suits(made)) return target_avx512.convolution(std::move(made));
+  return std::make_unique<Dense<TileProduct>>(std::move(made));
+}
+
+}  // namespace amx
+
 const Target target_amx = {
-    "amx", cpu::has_amx, amx::convolution, amx::look_up, amx::combine,
-    amx::mean_pixels, amx::max_pixels};
+    "amx", cpu::has_amx, amx::convolution, target_avx512.lookup, target_avx512.combine,
+    target_avx512.mean_pixels, target_avx512.max_pixels};
 
 }  // namespace requant

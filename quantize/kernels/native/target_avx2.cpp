@@ -2,7 +2,6 @@
 #include "vector_avx2.h"
 #include "bytes_copied.h"
 #include "rows_repeat.h"
-#include "dense_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"

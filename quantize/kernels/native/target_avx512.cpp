@@ -1,7 +1,6 @@
 #define REQUANT_TARGET avx512
 #include "vector_avx512.h"
 #include "rows_repeat.h"
-#include "dense_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"

@@ -2,7 +2,6 @@
 #include "vector_neon.h"
 #include "bytes_copied.h"
 #include "rows_lanes.h"
-#include "dense_vector.h"
 
 #include "compile_target.h"
 #include "cpu.h"

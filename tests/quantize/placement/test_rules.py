@@ -125,6 +125,8 @@ def test_a_chain_is_int8_from_the_second_convolution_to_the_dense_layer() -> Non
     assert plan.observed == ("r", "c", "d")
     assert plan.quantized == ("r", "c", "p", "d", "f")
     assert (plan.root("p"), plan.root("f"), plan.root("y")) == ("c", "d", "y")
+    native = plan.with_choices({name: Choice(Impl.U8_NATIVE) for name in ("second", "pool", "third")})
+    assert (native.root("p"), native.observed) == ("c", plan.observed)
     assert [plan.domain(t) for t in ("x", "r", "c", "p", "f", "y")] == [
         Domain.FLOAT,
         Domain.FLOAT,
