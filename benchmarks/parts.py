@@ -31,6 +31,7 @@ FORMS: Mapping[str, Impl] = {
     "dynamic": Impl.DYNAMIC,
     "gemm": Impl.U8_GEMM,
     "native": Impl.U8_NATIVE,
+    "native-dynamic": Impl.DYNAMIC_NATIVE,
 }
 """The integer forms that units have only where they are measured to be faster, by the name of the part."""
 NEEDED = frozenset({"inline_functions", "remove_default_inputs", "fold_constants"})

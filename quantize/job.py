@@ -287,7 +287,7 @@ class Candidate:
     @property
     def native(self) -> bool:
         """Whether any unit is a native operator."""
-        return any(choice.impl is Impl.U8_NATIVE for choice in self.plan.choices.values())
+        return any(choice.impl.native for choice in self.plan.choices.values())
 
     @cached_property
     def sessions(self) -> Sessions:

@@ -17,7 +17,7 @@ CUBE = 0.044715
 
 
 @dataclass(frozen=True, slots=True)
-class _Gelu:
+class FoundGelu:
     """A GELU: its input, its last node, and whether it is the approximation by tanh."""
 
     source: ir.Value
@@ -40,7 +40,7 @@ def fuse_gelu(model: ir.Model) -> Change:
     """
     change = Change()
     for node in computing_nodes(model, "Erf", "Tanh"):
-        gelu = _find(node)
+        gelu = find_gelu(node)
         if gelu is not None:
             _fuse(model, gelu)
             change.applied += 1
@@ -49,7 +49,7 @@ def fuse_gelu(model: ir.Model) -> Change:
     return change
 
 
-def _fuse(model: ir.Model, gelu: _Gelu) -> None:
+def _fuse(model: ir.Model, gelu: FoundGelu) -> None:
     """Replace the operators of a GELU by one."""
     if model.opset_imports.get("", 0) >= HAS_GELU:
         attributes = {"approximate": "tanh"} if gelu.tanh else {}
@@ -70,7 +70,7 @@ def _fuse(model: ir.Model, gelu: _Gelu) -> None:
         remove(node)
 
 
-def _find(node: ir.Node) -> _Gelu | None:
+def find_gelu(node: ir.Node) -> FoundGelu | None:
     """Return the GELU that contains an Erf or Tanh; None without one."""
     tanh = node.op_type == "Tanh"
     source = _cubic(node.inputs[0]) if tanh else _scaled(node.inputs[0], 1 / sqrt(2))
@@ -95,7 +95,7 @@ def _find(node: ir.Node) -> _Gelu | None:
         else:
             return None
         last = reader
-    return _Gelu(source, last, tanh)
+    return FoundGelu(source, last, tanh)
 
 
 def _factor(node: ir.Node) -> float | None:

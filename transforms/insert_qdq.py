@@ -36,6 +36,7 @@ from .writer import Writer
 
 WITHOUT_PAIRS: Mapping[Impl, Callable[[ir.Node, Unit, WeightWriter], int]] = {
     Impl.DYNAMIC: to_dynamic,
+    Impl.DYNAMIC_NATIVE: to_dynamic,
     Impl.BLOCK: to_blocks,
     Impl.WEIGHT: store_weights,
 }

@@ -23,6 +23,7 @@ class Impl(StrEnum):
     U8_NATIVE = "u8->u8 native"  # an operator of ai.requant, as a function whose body is the form U8
     U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
     DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float with integer products; finds ranges at run time
+    DYNAMIC_NATIVE = "dynamic native"  # an operator of ai.requant, as a function whose body is the form DYNAMIC
     BLOCK = "block"  # MatMulNBits, GatherBlockQuantized: weights in blocks, float to float, products of integers
     WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float
 
@@ -35,6 +36,11 @@ class Impl(StrEnum):
     def writes_u8(self) -> bool:
         """Whether the unit writes uint8 results."""
         return self in (Impl.U8, Impl.U8_GEMM, Impl.U8_NATIVE)
+
+    @property
+    def native(self) -> bool:
+        """Whether an operator of ai.requant computes the unit."""
+        return self in (Impl.U8_NATIVE, Impl.DYNAMIC_NATIVE)
 
     @property
     def int8(self) -> bool:

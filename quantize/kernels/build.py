@@ -28,7 +28,7 @@ SOURCES = Path(__file__).parent / "native"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
-OPERATORS_SOURCES = ("library", "concat", "convolution", "pair", "pool", "table")
+OPERATORS_SOURCES = ("library", "concat", "convolution", "matmul", "pair", "pool", "table")
 KERNELS = ("cpu", "target_portable")
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "vbmi"))

@@ -45,9 +45,10 @@ class Call:
         attributes: The attributes of the node.
         anchor: The node of the body that has the attributes; None without attributes.
         values: The values of further inputs by name: ``table``, ``curve``, ``grid``. A Table has those of its body.
-        sources: The places among the inputs of the uint8 tensors that are computed.
+        sources: The places among the inputs of the tensors that are computed.
         order: The places of these tensors among the inputs of the unit, where they are not the same.
         shapes: The shapes of these tensors and of the result in NCHW, if the operator takes NHWC; else empty.
+        dtype: The element type of these tensors and of the result.
     """
 
     operator: str
@@ -61,10 +62,11 @@ class Call:
     sources: Sequence[int] = (0,)
     order: Sequence[int] = ()
     shapes: Sequence[Shape] = ()
+    dtype: ir.DataType = ir.DataType.UINT8
 
     @property
     def tensors(self) -> list[ir.Value]:
-        """The uint8 tensors that it reads."""
+        """The tensors that it reads and that are computed."""
         return [value for value in (self.inputs[index] for index in self.sources) if value is not None]
 
 

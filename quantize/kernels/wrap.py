@@ -53,7 +53,11 @@ def wrap_units(
         exact: Whether a call computes what its body computes. If not, joined calls round the sums only once, behind the
             function or the other sum: their results are not those of their bodies, but more accurate.
     """
-    calls = _calls(model, units, shapes, join=join, exact=exact)
+    return put_calls(model, _calls(model, units, shapes, join=join, exact=exact))
+
+
+def put_calls(model: ir.Model, calls: Mapping[ir.Value, Call]) -> int:
+    """Put calls into a model, by the tensor that each computes, in order; return how many there are."""
     moved: dict[ir.Value, ir.Value] = {}
     writer = _Writer(model, names(model), {})
     for end, call in calls.items():
@@ -85,7 +89,9 @@ def drop_inner_rounding(model: ir.Model, units: Iterable[Unit], shapes: Mapping[
         grid = call.values.get("grid")
         if call.operator != "Convolution" or (grid is None and len(call.sources) == 1):
             continue
-        rounded = [node for node in call.body[:-1] if node.op_type == "QuantizeLinear"]
+        # blocks of pixels are rounded in front of the convolution
+        after = next(place for place, node in enumerate(call.body) if node.op_type == "Conv")
+        rounded = [node for node in call.body[after:-1] if node.op_type == "QuantizeLinear"]
         for node in rounded:
             value = node.inputs[0]
             assert value is not None
@@ -237,7 +243,7 @@ class _Writer:
 
 
 def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
-    """Compute the uint8 tensor `end` by a call, and remove the nodes that nothing reads then.
+    """Compute the tensor `end` by a call, and remove the nodes that nothing reads then.
 
     Returns:
         The tensor that replaces `end`; None if the model has too many functions of the operator.
@@ -257,7 +263,7 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
         inputs[call.names.index(name)] = value
     inputs += constants
     for value in (*call.tensors, end):
-        value.type = UINT8
+        value.type = ir.TensorType(call.dtype)
     if call.shapes:
         for value, shape in zip((*call.tensors, end), call.shapes, strict=True):
             value.shape = ir.Shape(shape)

@@ -18,6 +18,7 @@ IMAGE = 4  # tensors of this rank change their layout between float and integer 
 PRODUCTS = {Impl.FLOAT: 1 / 60e3, Impl.DYNAMIC: 1 / 130e3, Impl.WEIGHT: 1 / 60e3, Impl.U8_FLOAT: 1 / 200e3}
 PRODUCTS |= {Impl.BLOCK: 1 / 50e3}
 PRODUCTS |= {Impl.U8: 1 / 200e3, Impl.U8_GEMM: 1 / 200e3, Impl.U8_NATIVE: 1 / 200e3}
+PRODUCTS |= {Impl.DYNAMIC_NATIVE: 1 / 200e3}
 """Microseconds per multiply-accumulate of one thread with VNNI."""
 DEPTHWISE = 8.0  # factor on the time of a product in a convolution with fewer than FEW products per output
 FEW = 32

@@ -60,7 +60,7 @@ class Bench:
 
     def candidate(self, plan: Plan) -> Candidate:
         """Return the model of a plan, with its native operators joined, as they will be delivered."""
-        return self.write(plan, last=any(choice.impl is Impl.U8_NATIVE for choice in plan.choices.values()))
+        return self.write(plan, last=any(choice.impl.native for choice in plan.choices.values()))
 
 
 @dataclass(frozen=True, slots=True)

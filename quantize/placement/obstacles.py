@@ -110,6 +110,13 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     return found or (_gru_obstacle(anchor, facts) if unit.op == "GRU" else NONE)
 
 
+def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot be a native product that finds its ranges at run time."""
+    if not facts.native or not facts.joins or unit.op in LEAST_HIDDEN:  # its results are not those of its body
+        return why.NO_FORM
+    return _dynamic_obstacle(unit, facts, strategy)
+
+
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why the weights of `unit` cannot be int8 in the file while the unit computes in float."""
     anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
@@ -165,6 +172,7 @@ OBSTACLES: Mapping[Impl, Rule] = {
     Impl.U8_NATIVE: _native_obstacle,
     Impl.U8_FLOAT: _static_float_obstacle,
     Impl.DYNAMIC: _dynamic_obstacle,
+    Impl.DYNAMIC_NATIVE: _native_dynamic_obstacle,
     Impl.BLOCK: _block_obstacle,
     Impl.WEIGHT: _weight_only_obstacle,
 }

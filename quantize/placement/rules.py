@@ -40,7 +40,11 @@ MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that every runtime computes in integers, besides products and operators that move values."""
 ALL_INT8 = (Impl.U8, Impl.U8_FLOAT, Impl.DYNAMIC, Impl.BLOCK)
 """The forms of a plan with every unit in integers, the preferred ones first."""
-FLOAT_FORMS = {Impl.DYNAMIC: Strategy.DYNAMIC, Impl.BLOCK: Strategy.BLOCK}
+FLOAT_FORMS = {
+    Impl.DYNAMIC: Strategy.DYNAMIC,
+    Impl.DYNAMIC_NATIVE: Strategy.DYNAMIC,
+    Impl.BLOCK: Strategy.BLOCK,
+}
 """Forms of matrix products from float to float, with the strategies whose obstacles count."""
 STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM, Impl.U8_NATIVE)
 
@@ -111,8 +115,8 @@ def native_plan(facts: Facts, plan: Plan) -> Plan:
 
 def stock_plan(plan: Plan) -> Plan:
     """Return a plan with the runtime's operators in place of native ones."""
-    units = (unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE)
-    return plan.with_choices(dict.fromkeys(units, Choice(Impl.U8)))
+    stock = {Impl.U8_NATIVE: Impl.U8, Impl.DYNAMIC_NATIVE: Impl.DYNAMIC}
+    return plan.with_choices({u.name: Choice(stock[plan.impl(u)]) for u in plan.units if plan.impl(u).native})
 
 
 def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:

@@ -19,6 +19,7 @@ from ...transforms.qparams import QParams
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
+from ..kernels.products import wrap_products
 from ..kernels.wrap import drop_inner_rounding, wrap_units
 from ..model.files import serialize
 from ..model.metadata import describe_origin
@@ -129,6 +130,8 @@ def apply_plan(
         wrap_units(model, units, job.shapes, join=last, exact=exact)
     elif units and not exact:
         drop_inner_rounding(model, units, job.shapes)
+    if not learns:
+        wrap_products(model, [unit for unit in plan.units if plan.impl(unit) is Impl.DYNAMIC_NATIVE], join=last)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     source = serialize(model, job.folder)

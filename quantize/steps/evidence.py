@@ -87,9 +87,14 @@ def forms_alone(
         accuracy: As for `each_alone`.
         seconds: As for `each_alone`.
     """
-    options, found = able(facts, rules), {}
+    options = able(facts, rules)
+    found: dict[Impl, dict[str, float]] = {}
     home = {str(node.name) for node in job.simple.graph}
     for form in FLOAT_FORMS:
+        if form is Impl.DYNAMIC_NATIVE:  # the range of a row is at most that of the tensor
+            if Impl.DYNAMIC in found:
+                found[form] = found[Impl.DYNAMIC]
+            continue
         units = [u for u in rules.units if form in options[u.name] and len(options[u.name]) > 1 and u.nodes[0] in home]
         tensors = dict.fromkeys((unit.inputs[0] for unit in units), ROUNDED[form])
         if tensors:

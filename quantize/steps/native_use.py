@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from ...calibration.session import describe, native_library, open_without_library
-from ...transforms.plan import Impl
 from ..job import Job, Trial
 from ..kernels.wrap import native_calls
 from ..result import NativeUse
@@ -20,7 +19,7 @@ def native_use(job: Job, trial: Trial) -> NativeUse | None:
     plan, calls = trial.candidate.plan, len(native_calls(trial.candidate.model))
     if not calls:
         return None
-    library, units = native_library(), sum(choice.impl is Impl.U8_NATIVE for choice in plan.choices.values())
+    library, units = native_library(), sum(choice.impl.native for choice in plan.choices.values())
     return NativeUse(units, units - calls, library or "", None if library is None else _stock_ms(job, trial))
 
 

@@ -21,13 +21,14 @@ struct Block {
   int64_t quads;         // of a run; the bytes behind it are read too, and their weights are 0
   Place place;           // of the first result
   Step results;          // from a result to the next
+  int64_t channel = 1;   // from a channel of a result to the next
 
   const uint8_t* patch_at(int64_t row, int64_t column) const {
     return patch + row * patches.down + column * patches.across;
   }
 
   Place place_at(int64_t row, int64_t column, const Panel& panel) const {
-    const int64_t at = row * results.down + column * results.across + panel.channel;
+    const int64_t at = row * results.down + column * results.across + panel.channel * channel;
     return {place.to + at, place.residual ? place.residual + at : nullptr};
   }
 };

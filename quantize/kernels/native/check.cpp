@@ -176,6 +176,42 @@ bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
   return right;
 }
 
+float share_below(double x) { return static_cast<float>(0.5 * std::erfc(-x / std::sqrt(2.0))); }
+
+// Returns whether an instruction set multiplies rows by a matrix. The order of the roundings to float differs.
+bool matrices_are_right(const Target& target, Random& random) {
+  const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 6 : 70), inputs = draw(random, 1, 300), outputs = draw(random, 1, 150);
+  Matrix made{inputs, outputs, std::vector<int8_t>(inputs * outputs), std::vector<float>(outputs), std::vector<float>(outputs),
+              Function{draw(random, 0, 2)}};
+  for (int8_t& each : made.weights) each = static_cast<int8_t>(draw(random, -128, 127));
+  const auto real = [&](double most) { return static_cast<float>(most * (static_cast<double>(random() >> 11) * 0x1p-52 - 1)); };
+  for (float& each : made.scale) each = std::abs(real(0.01));
+  for (float& each : made.bias) each = real(3);
+  Guarded x(rows * inputs * sizeof(float)), y(rows * outputs * sizeof(float));
+  float *from = reinterpret_cast<float*>(x.data()), *found = reinterpret_cast<float*>(y.data());
+  const double lift = draw(random, 0, 2) ? 0 : 5;
+  for (int64_t i = 0; i < rows * inputs; ++i) from[i] = draw(random, 0, 40) && i / inputs != 1 ? real(3) + static_cast<float>(lift) : 0.0f;
+  target.matrix(made)->run(from, found, rows, [](size_t count, const std::function<void(size_t)>& work) {
+    for (size_t i = 0; i < count; ++i) work(i);
+  });
+  for (int64_t row = 0; row < rows; ++row, from += inputs) {
+    const float least = std::min(0.0f, *std::min_element(from, from + inputs));
+    const float step = std::max(0.0f, *std::max_element(from, from + inputs)) / 255 - least / 255;
+    const float inverse = step > 0 ? 1 / step : 0, zero = std::nearbyint(-least * inverse);
+    for (int64_t o = 0; o < outputs; ++o) {
+      int64_t sum = 0;
+      for (int64_t i = 0; i < inputs; ++i)
+        sum += static_cast<int64_t>(std::clamp(std::nearbyint(from[i] * inverse) + zero, 0.0f, 255.0f) - zero) * made.weights[o * inputs + i];
+      const double scale = static_cast<double>(step) * made.scale[o], value = scale * static_cast<double>(sum) + made.bias[o];
+      const double f = made.function == Function::kRelu ? std::max(value, 0.0) : made.function == Function::kGelu ? value * share_below(value) : value;
+      // three roundings to float of numbers below this one, and the error of the function
+      const double size = scale * 255 * 128 * static_cast<double>(inputs) + std::abs(static_cast<double>(made.bias[o]));
+      if (std::abs(found[row * outputs + o] - f) > 0x1p-21 * size + 4e-6) return false;
+    }
+  }
+  return true;
+}
+
 // Returns whether all instruction sets compute one drawn convolution, and other functions of its tensors, rightly.
 bool check_one(uint64_t seed) {
   Random random(seed);
@@ -204,7 +240,7 @@ bool check_one(uint64_t seed) {
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);
-    right = right && pairs_are_right(*target, random, x);
+    right = right && pairs_are_right(*target, random, x) && matrices_are_right(*target, random);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;
   }

@@ -6,12 +6,15 @@
 #include "pair.h"
 #include "pool.h"
 #include "product_vector.h"
+#include "rows.h"
 
 namespace requant::REQUANT_TARGET {
 
 inline std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
   if (made.depthwise()) return std::make_unique<Depthwise>(std::move(made));
-  return std::make_unique<Dense<VectorProduct<>>>(std::move(made));
+  return std::make_unique<Dense<InVectors>>(std::move(made));
 }
+
+inline std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows<InVectors>>(std::move(made)); }
 
 }  // namespace requant::REQUANT_TARGET

@@ -1,36 +1,16 @@
-// What becomes of the sums of a convolution: the residual, and the requantization or the curve.
+// What becomes of the sums of a product: the residual, and the requantization or the curve; or results in float.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
 
 #include "curve.h"
+#include "float_finish.h"
+#include "panel.h"
 #include "scaled.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
-
-// Some output channels: a few vectors of them, whose weights are packed together.
-struct Panel {
-  int64_t channel = 0;  // the first one
-  int64_t input = 0;    // the first input channel of their group
-  int64_t last = 0;     // where the last vector begins behind it: an earlier one may have some of its channels
-  int64_t bytes = 0;    // of a vector: fewer than kLanes in a convolution with fewer channels
-  int vectors = 0;
-  bool even = false;    // whether the vectors follow each other
-  bool narrow = true;   // whether `dot_narrow` is exact
-  const int32_t* start = nullptr;     // by lane: what the sums begin with
-  const float* multiplier = nullptr;  // by lane
-  const uint8_t* weights = nullptr;
-
-  int64_t offset(int vector, int vectors) const { return vector + 1 < vectors ? vector * kLanes : last; }
-};
-
-// The results of neighbouring pixels: `to` and `residual` are those of the first channel of a panel in the first one.
-struct Place {
-  uint8_t* to;
-  const uint8_t* residual;  // or null
-};
 
 // Copies up to 16 bytes, without a call.
 inline void* copy_few(uint8_t* to, const uint8_t* from, int64_t count) {
@@ -50,10 +30,14 @@ class Finish {
  public:
   explicit Finish(const Convolution& conv) : conv_(conv), curve_(conv.curve), curved_(!conv.curve.empty()) {}
 
+  // Results in float; `conv` is read by nobody.
+  Finish(const Convolution& conv, const FloatFinish& real) : Finish(conv) { real_ = &real; }
+
   // Writes the results of some pixels, from sums that include the bias. It is part of its caller, so that the sums stay in
   // registers; rarer cases get a copy of them.
   template <int Rows, int Vectors>
   REQUANT_INLINE void write(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
+    if (real_ != nullptr) return write_real(sum, panel, place);
     if (panel.bytes == kLanes && place.residual == nullptr)
       return curved_ ? write_all<true, true>(sum, panel, place) : write_all<false, true>(sum, panel, place);
     if (panel.bytes == kLanes && !curved_) return write_all<false, false>(sum, panel, place);
@@ -69,31 +53,52 @@ class Finish {
   // include the bias, from memory.
   template <int Vectors, class Work>
   void with_writer(const Panel& panel, bool plain, const Work& work) const {
-    if constexpr (Vectors == 1)  // fewer channels than a vector has lanes
-      if (panel.bytes != kLanes) return curved_ ? work(writer<true, false, false, Vectors>(panel)) : work(writer<false, false, false, Vectors>(panel));
-    if (curved_) return plain ? work(writer<true, true, true, Vectors>(panel)) : work(writer<true, true, false, Vectors>(panel));
-    plain ? work(writer<false, true, true, Vectors>(panel)) : work(writer<false, true, false, Vectors>(panel));
+    if (real_ != nullptr) return real_->with_writer<Vectors>(panel, work);
+    if (panel.bytes != kLanes) return work(rare_writer<Vectors>(panel));  // fewer channels than a vector has lanes
+    if (curved_) return plain ? work(writer<true, true, Vectors>(panel)) : work(writer<true, false, Vectors>(panel));
+    plain ? work(writer<false, true, Vectors>(panel)) : work(writer<false, false, Vectors>(panel));
   }
 
  private:
-  template <bool Curved, bool Whole, bool Plain, int Vectors>
+  template <int Rows, int Vectors>
+  REQUANT_INLINE void write_real(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
+    alignas(64) int32_t sums[Rows * Vectors * kLanes];
+#pragma unroll
+    for (int row = 0; row < Rows; ++row)
+#pragma unroll
+      for (int vector = 0; vector < Vectors; ++vector) store_ints(sums + (row * Vectors + vector) * kLanes, sum[row][vector]);
+    real_->write<Vectors>(sums, Rows, panel, place);
+  }
+
+  template <int Vectors>
+  auto rare_writer(const Panel& panel) const {
+    return [this, panel](const int32_t* sums, int rows, const Place& place) {
+      for (int row = 0; row < rows; ++row) {
+        Ints one[1][Vectors];
+        for (int vector = 0; vector < Vectors; ++vector) one[0][vector] = load_ints(sums + (row * Vectors + vector) * kLanes);
+        curved_ ? write_copy<true>(one, 1, panel, moved(place, row)) : write_copy<false>(one, 1, panel, moved(place, row));
+      }
+    };
+  }
+
+  template <bool Curved, bool Plain, int Vectors>
   auto writer(const Panel& panel) const {
     return [this, panel](const int32_t* sums, int rows, const Place& place) __attribute__((always_inline)) {
       constexpr int kStep = step(Vectors);
       int row = 0;
-      for (; row + kStep <= rows; row += kStep) from_memory<kStep, Curved, Whole, Plain, Vectors>(sums, row, panel, place);
-      for (; row < rows; ++row) from_memory<1, Curved, Whole, Plain, Vectors>(sums, row, panel, place);
+      for (; row + kStep <= rows; row += kStep) from_memory<kStep, Curved, Plain, Vectors>(sums, row, panel, place);
+      for (; row < rows; ++row) from_memory<1, Curved, Plain, Vectors>(sums, row, panel, place);
     };
   }
 
-  template <int Rows, bool Curved, bool Whole, bool Plain, int Vectors>
+  template <int Rows, bool Curved, bool Plain, int Vectors>
   REQUANT_INLINE void from_memory(const int32_t* sums, int first, const Panel& panel, const Place& place) const {
     Ints sum[Rows][Vectors];
 #pragma unroll
     for (int row = 0; row < Rows; ++row)
 #pragma unroll
       for (int vector = 0; vector < Vectors; ++vector) sum[row][vector] = load_ints(sums + ((first + row) * Vectors + vector) * kLanes);
-    write_some<Curved, Whole, Plain>(sum, Rows, panel, moved(place, first));
+    write_some<Curved, true, Plain>(sum, Rows, panel, moved(place, first));
   }
 
   // Returns how many rows become one vector of bytes.
@@ -164,6 +169,7 @@ class Finish {
   const Convolution& conv_;
   Curve curve_;
   bool curved_;
+  const FloatFinish* real_ = nullptr;
 };
 
 }  // namespace requant::REQUANT_TARGET

@@ -19,6 +19,7 @@ std::vector<ort::CustomOp*> global_mean_operators();
 std::vector<ort::CustomOp*> concat_operators();
 std::vector<ort::CustomOp*> sum_operators();
 std::vector<ort::CustomOp*> product_operators();
+std::vector<ort::CustomOp*> matmul_operators();
 
 // Returns a scale, or a ratio of scales. Rounding the results of another number than a positive one would be undefined.
 inline float positive(float value) {
@@ -48,17 +49,18 @@ constexpr int kNames = 16;  // of each operator
 //
 //   name: its name
 //   inputs: the element types; those from `required` on are optional. Further inputs are constants of the body.
+//   output: the element type of the result
 template <class Kernel>
 class Operator : public ort::CustomOp {
  public:
-  Operator(std::string name, std::vector<ort::ElementType> inputs, size_t required)
-      : name_(std::move(name)), inputs_(std::move(inputs)), required_(required) {
+  Operator(std::string name, std::vector<ort::ElementType> inputs, size_t required, ort::ElementType output)
+      : name_(std::move(name)), inputs_(std::move(inputs)), required_(required), output_(output) {
     inputs_.push_back(ort::kAny);
     CustomOp::name = [](const CustomOp* op) { return self(op).name_.c_str(); };
     provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
     input_type = [](const CustomOp* op, size_t index) { return self(op).inputs_[index]; };
     input_count = [](const CustomOp* op) { return self(op).inputs_.size(); };
-    output_type = [](const CustomOp*, size_t) { return ort::kUint8; };
+    output_type = [](const CustomOp* op, size_t) { return self(op).output_; };
     output_count = [](const CustomOp*) { return size_t{1}; };
     input_characteristic = [](const CustomOp* op, size_t index) -> int {
       if (index < self(op).required_) return ort::kRequired;
@@ -95,16 +97,17 @@ class Operator : public ort::CustomOp {
   std::string name_;
   std::vector<ort::ElementType> inputs_;
   size_t required_;
+  ort::ElementType output_;
 };
 
 // Returns an operator under all its names. They live as long as the library.
 template <class Kernel>
-std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs,
-                                  size_t required) {
+std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
+                                  ort::ElementType output = ort::kUint8) {
   std::vector<ort::CustomOp*> made;
   for (int i = 1; i <= kNames; ++i) {
     const std::string whole = i == 1 ? name : std::string(name) + "_" + std::to_string(i);
-    made.push_back(new Operator<Kernel>(whole, inputs, required));
+    made.push_back(new Operator<Kernel>(whole, inputs, required, output));
   }
   return made;
 }

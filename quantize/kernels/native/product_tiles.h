@@ -18,31 +18,20 @@
 
 namespace requant::REQUANT_TARGET {
 
+constexpr int kTile = 16;       // rows of a tile
+constexpr int64_t kDepth = 64;  // bytes of a row of a tile
+constexpr int64_t kCacheLine = 64;  // bytes
+
+// A run has steps of equal length, of a row of a tile at most.
+inline int64_t steps_of(int64_t run) { return divided(run, kDepth); }
+inline int64_t quads_of_step(int64_t run) { return divided(run, 4 * steps_of(run)); }
+
 class TileProduct {
  public:
-  static constexpr int64_t kWork = 1 << 25;  // products of one task, about
-  static constexpr bool kThin = true;  // whether patches of one pixel are copied, so that they are neighbours
-
-  // Whether tiles are faster than vectors: a step takes as long as about three quads in vectors.
-  static bool suits(const Convolution& conv) { return conv.runs() * (quads(conv.run_bytes()) - 3 * steps(conv.run_bytes())) > 3; }
-
-  // A run has steps of equal length, of 64 bytes at most.
-  static int64_t quads(int64_t run) { return steps(run) * step(run); }
-
-  // Returns the vectors of the next panel, for patches of so many bytes. The results of four are a cache line, but the weights
-  // of a panel should stay in the nearest cache.
-  static int64_t vectors(int64_t left, int64_t patch) { return std::min<int64_t>(left, patch > 256 ? 2 : kPanelVectors); }
-
-  // Returns the pixels of one task of a flat convolution: they and their results stay in the second cache.
-  static int64_t pixels(int64_t inputs, int64_t outputs) {
-    constexpr int64_t kBlock = 1 << 17;
-    return std::clamp<int64_t>(std::min(kBlock / (inputs + outputs), kWork / (outputs * inputs)), 2 * kTile, 2048);
-  }
-
   TileProduct(const Finish& finish, const Block& block) : finish_(finish), block_(block), vector_(finish, block) {
     in_vectors_ = block.rows * block.columns < kFew;
     if (in_vectors_) return;
-    step_ = step(4 * block.quads);
+    step_ = quads_of_step(4 * block.quads);
     divide();
     find_segments();
     configure();
@@ -60,9 +49,8 @@ class TileProduct {
   }
 
  private:
-  static constexpr int kTile = 16;       // rows of a tile
-  static constexpr int64_t kDepth = 64;  // bytes of a row of a tile
-  static constexpr int kFew = 4;         // results: for fewer, vectors are faster
+  static constexpr int kFew = 2;     // results: for fewer, vectors are faster
+  static constexpr int kHidden = 4;  // pairs of tiles behind which the next weights can be fetched
 
   // The shapes of the eight tiles, as the instruction reads them.
   struct alignas(64) Shapes {
@@ -76,9 +64,6 @@ class TileProduct {
     int64_t row, column;
     int sums, count;
   };
-
-  static int64_t steps(int64_t run) { return divided(run, kDepth); }
-  static int64_t step(int64_t run) { return divided(run, 4 * steps(run)); }  // quads
 
   static int64_t cycles(int64_t tiles, int64_t length) {
     return tiles * std::max<int64_t>(divided(length, divided(length, kTile)), 9);
@@ -147,10 +132,10 @@ class TileProduct {
 
   // Multiplies all patches by a panel: a pair of tiles at a time. The results of a pair are written while the next one is
   // computed.
-  template <int Vectors>
+  template <int Vectors>  // 1, 2 or 4
   void multiply_panel(const Panel& panel) {
     if constexpr (Vectors > 1)
-      if (panel.vectors < Vectors) return multiply_panel<Vectors - 1>(panel);
+      if (panel.vectors < Vectors) return multiply_panel<Vectors / 2>(panel);
     finish_.with_writer<Vectors>(panel, block_.place.residual == nullptr, [&](const auto& write) {
       const auto write_pair = [&](int64_t pair) __attribute__((always_inline)) {
         for (size_t i = begins_[pair]; i < begins_[pair + 1]; ++i) {
@@ -158,15 +143,20 @@ class TileProduct {
           write(sums_ + each.sums * Vectors * kLanes, each.count, block_.place_at(each.row, each.column, panel));
         }
       };
-      const int64_t all = strips_ * tiles_, pairs = divided(all, 2);
+      const int64_t all = strips_ * tiles_, pairs = divided(all, 2), sweeps = divided(Vectors, 2) * pairs;
+      const int64_t bytes = block_.count.down * block_.count.across * block_.quads * Vectors * kBytes;
+      const int64_t lines = pairs < kHidden ? 0 : divided(step_ * Vectors * kBytes, sweeps * kCacheLine);
+      const uint8_t* ahead = panel.weights + bytes;
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const bool both = 2 * pair + 1 < all;
         const uint8_t *one = patch(2 * pair, panel), *other = both ? patch(2 * pair + 1, panel) : nullptr;
-        multiply_pair<Vectors, 0>(one, other, panel);
+        multiply_pair<Vectors, 0>(one, other, panel, ahead, lines);
+        ahead += bytes / sweeps;
         if (pair > 0) write_pair(pair - 1);
         store_pair<Vectors, 0>(both);
         if constexpr (Vectors > 2) {
-          multiply_pair<Vectors, 2>(one, other, panel);
+          multiply_pair<Vectors, 2>(one, other, panel, ahead, lines);
+          ahead += bytes / sweeps;
           store_pair<Vectors, 2>(both);
         }
       }
@@ -174,9 +164,11 @@ class TileProduct {
     });
   }
 
-  // Multiplies one or two tiles of patches by one or two vectors of a panel. Sums begin with the bias.
+  // Multiplies one or two tiles of patches by one or two vectors of a panel. Sums begin with the bias. Meanwhile the weights of
+  // the next panel, from `ahead` on, come into the second cache: each step fetches some lines.
   template <int Vectors, int First>
-  REQUANT_INLINE void multiply_pair(const uint8_t* one, const uint8_t* other, const Panel& panel) const {
+  REQUANT_INLINE void multiply_pair(const uint8_t* one, const uint8_t* other, const Panel& panel, const uint8_t* ahead,
+                                    int64_t lines) const {
     constexpr bool kWide = Vectors - First > 1;
     constexpr int64_t kRow = Vectors * kBytes;  // of weights, for four bytes of a patch
     const int32_t* start = panel.start + First * kLanes;
@@ -190,6 +182,7 @@ class TileProduct {
       for (int64_t across = 0; across < block_.count.across; ++across) {
         int64_t at = down * block_.runs.down + across * block_.runs.across;
         for (int64_t quad = 0; quad < block_.quads; quad += step_, at += 4 * step_, w += step_ * kRow) {
+          for (int64_t line = 0; line < lines; ++line, ahead += kCacheLine) __builtin_prefetch(ahead, 0, 2);
           _tile_loadd(4, one + at, stride);
           _tile_loadd(6, w, kRow);
           _tile_dpbusd(0, 4, 6);
@@ -226,6 +219,29 @@ class TileProduct {
   alignas(64) int32_t sums_[2 * kTile * kPanelVectors * kLanes];
   static inline thread_local std::vector<Segment> segments_;
   static inline thread_local std::vector<size_t> begins_;  // where the segments of a pair begin
+};
+
+struct InTiles {
+  using Product = TileProduct;
+
+  static constexpr int64_t kWork = 1 << 25;  // products of one task, about
+  static constexpr bool kThin = true;        // whether patches of one pixel are copied, so that they are neighbours
+
+  // Whether tiles are faster than vectors: a step takes as long as about three quads in vectors.
+  static bool suits(const Convolution& conv) { return conv.runs() * (quads(conv.run_bytes()) - 3 * steps_of(conv.run_bytes())) > 3; }
+
+  // Returns the quads of a run of so many bytes.
+  static int64_t quads(int64_t run) { return steps_of(run) * quads_of_step(run); }
+
+  // Returns the vectors of the next panel, for patches of so many bytes. The results of four are a cache line, but the weights
+  // of a panel should stay in the nearest cache.
+  static int64_t vectors(int64_t left, int64_t patch) { return left < 4 || patch > 256 ? std::min<int64_t>(left, 2) : 4; }
+
+  // Returns the pixels of one task of a flat convolution: they and their results stay in the second cache.
+  static int64_t pixels(int64_t inputs, int64_t outputs) {
+    constexpr int64_t kBlock = 1 << 17;
+    return std::clamp<int64_t>(std::min(kBlock / (inputs + outputs), kWork / (outputs * inputs)), 2 * kTile, 2048);
+  }
 };
 
 }  // namespace requant::REQUANT_TARGET

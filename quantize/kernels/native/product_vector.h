@@ -15,21 +15,6 @@ namespace requant::REQUANT_TARGET {
 template <int MostRows = 64>
 class VectorProduct {
  public:
-  static constexpr int64_t kWork = 1 << 21;  // products of one task, about
-  static constexpr bool kThin = false;  // whether patches of one pixel are copied, so that they are neighbours
-
-  // Returns the quads of a run of so many bytes.
-  static int64_t quads(int64_t run) { return divided(run, 4); }
-
-  // Returns the vectors of the next panel: as few panels as there can be, all of them about as wide.
-  static int64_t vectors(int64_t left, int64_t) { return left / divided(left, kPanelVectors); }
-
-  // Returns the pixels of one task of a flat convolution: their bytes stay in the nearest cache.
-  static int64_t pixels(int64_t inputs, int64_t outputs) {
-    constexpr int64_t kBlock = 1 << 16;
-    return std::clamp<int64_t>(std::min(kBlock / inputs, kWork / (outputs * inputs)), 24, 96);
-  }
-
   VectorProduct(const Finish& finish, const Block& block) : finish_(finish), block_(block) {}
 
   // Multiplies all patches by some panels, and writes the results.
@@ -42,7 +27,7 @@ class VectorProduct {
   template <int Vectors>
   void multiply_panel(const Panel& panel) const {
     if constexpr (Vectors > 1)
-      if (panel.vectors < Vectors) return multiply_panel<Vectors - 1>(panel);
+      if (panel.vectors < Vectors) return multiply_panel<Vectors / 2>(panel);
     constexpr int kRows = std::min(panel_rows(Vectors), MostRows);
     const int64_t steps = divided(block_.columns, kRows), few = block_.columns / steps, more = block_.columns % steps;
     for (int64_t row = 0; row < block_.rows; ++row)
@@ -80,6 +65,25 @@ class VectorProduct {
 
   const Finish& finish_;
   const Block& block_;
+};
+
+struct InVectors {
+  using Product = VectorProduct<>;
+
+  static constexpr int64_t kWork = 1 << 21;  // products of one task, about
+  static constexpr bool kThin = false;       // whether patches of one pixel are copied, so that they are neighbours
+
+  // Returns the quads of a run of so many bytes.
+  static int64_t quads(int64_t run) { return divided(run, 4); }
+
+  // Returns the vectors of the next panel: 1, 2 or 4.
+  static int64_t vectors(int64_t left, int64_t) { return left < 4 ? std::min<int64_t>(left, 2) : kPanelVectors; }
+
+  // Returns the pixels of one task of a flat convolution: their bytes stay in the nearest cache.
+  static int64_t pixels(int64_t inputs, int64_t outputs) {
+    constexpr int64_t kBlock = 1 << 16;
+    return std::clamp<int64_t>(std::min(kBlock / inputs, kWork / (outputs * inputs)), 24, 96);
+  }
 };
 
 }  // namespace requant::REQUANT_TARGET

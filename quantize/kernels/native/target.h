@@ -93,6 +93,31 @@ class ConvolutionKernel {
                    const Parallel& parallel) const = 0;
 };
 
+// What is applied to the results of a product in float.
+enum class Function : int64_t { kNone = 0, kRelu = 1, kGelu = 2 };
+
+// The product of rows in float and a constant matrix, with all that is constant:
+//
+//   y[r, o] = f(step[r] * scale[o] * (sum of q[r, i] * w[o, i] - zero[r] * sum of w[o, i]) + bias[o])
+//
+// q[r] are the values of row r, rounded to uint8: q = clip(rint(x / step) + zero). step is the 255th part of the smallest range
+// that contains 0 and the row, and zero what 0 becomes. `Function::kGelu` is exact to 3e-6.
+struct Matrix {
+  int64_t inputs = 0, outputs = 0;
+  std::vector<int8_t> weights;     // (outputs, inputs)
+  std::vector<float> scale, bias;  // (outputs,)
+  Function function = Function::kNone;
+  // Whether int32 holds all sums.
+  bool fits() const { return inputs <= INT32_MAX / (255 * 128) - 4; }
+};
+
+class MatrixKernel {
+ public:
+  virtual ~MatrixKernel() = default;
+  // x is (rows, inputs), y (rows, outputs).
+  virtual void run(const float* x, float* y, int64_t rows, const Parallel& parallel) const = 0;
+};
+
 // A function of two uint8 tensors, element by element, with all that is constant:
 //
 //   sum:      y = clip(rint(ratio[0] * (a - zero[0]) + ratio[1] * (b - zero[1])) + y_zero)
@@ -115,6 +140,7 @@ struct Target {
   const char* name;
   bool (*available)();
   std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
+  std::unique_ptr<MatrixKernel> (*matrix)(Matrix);
   // to[i] = table[from[i]]; `to` may be `from`.
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.

@@ -5,6 +5,7 @@
 
 #include "cpu.h"
 #include "dense.h"
+#include "rows.h"
 
 namespace requant {
 
@@ -14,14 +15,16 @@ namespace amx {
 
 // What tiles do not suit, the same processor computes in vectors.
 std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
-  if (made.depthwise() || !TileProduct::suits(made)) return target_avx512.convolution(std::move(made));
-  return std::make_unique<Dense<TileProduct>>(std::move(made));
+  if (made.depthwise() || !InTiles::suits(made)) return target_avx512.convolution(std::move(made));
+  return std::make_unique<Dense<InTiles>>(std::move(made));
 }
+
+std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows<InTiles>>(std::move(made)); }
 
 }  // namespace amx
 
 const Target target_amx = {
-    "amx", cpu::has_amx, amx::convolution, target_avx512.lookup, target_avx512.combine,
+    "amx", cpu::has_amx, amx::convolution, amx::matrix, target_avx512.lookup, target_avx512.combine,
     target_avx512.mean_pixels, target_avx512.max_pixels};
 
 }  // namespace requant

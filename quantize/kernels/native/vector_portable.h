@@ -103,6 +103,19 @@ inline Floats plus(Floats a, Floats b) {
   return a;
 }
 
+inline Floats smaller(Floats a, Floats b) {
+  for (int i = 0; i < kLanes; ++i) a.at[i] = std::min(a.at[i], b.at[i]);
+  return a;
+}
+
+inline Floats larger(Floats a, Floats b) {
+  for (int i = 0; i < kLanes; ++i) a.at[i] = std::max(a.at[i], b.at[i]);
+  return a;
+}
+
+inline void store_ints(int32_t* to, Ints value) { std::memcpy(to, value.at, sizeof value.at); }
+inline void store_floats(float* to, Floats value) { std::memcpy(to, value.at, sizeof value.at); }
+
 // Reads as many bytes as a vector has int32, and subtracts `zero` from each.
 inline Ints widen(const uint8_t* from, int zero) {
   Ints made;

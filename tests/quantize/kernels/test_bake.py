@@ -167,6 +167,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "Concat",
         "Add",
         "Mul",
+        "MatMul",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -682,3 +683,119 @@ def test_a_model_without_the_library_is_not_loaded() -> None:
     onnx.checker.check_model(model)
     with pytest.raises(Exception, match=r"ai\.requant"):
         ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+# ------------------------------------------------------------------------------------------- rows in float, a matrix of int8
+
+FUNCTIONS = (lambda v: v, lambda v: np.maximum(v, 0), lambda v: v * share_below(v))
+
+
+def share_below(value: Array) -> Array:
+    """Return the share of a normal distribution below a value."""
+    return np.asarray(np.vectorize(lambda each: 0.5 * math.erfc(-each / math.sqrt(2)))(value))
+
+
+def matmul(w: Array, scale: Array, bias: Array | None, function: int = 0, threads: int = 1) -> ort.InferenceSession:
+    """Load a model with one product of rows in float and a matrix of int8."""
+    assert isinstance(FOUND, Kernels)
+    values = {"w": w, "s": scale, "z": np.zeros_like(scale, np.int8)} | ({} if bias is None else {"b": bias})
+    node = helper.make_node(
+        "MatMul", ["x", "w", "s", "z", "" if bias is None else "b"], ["y"], domain=NATIVE_DOMAIN, function=function
+    )
+    tensors = [numpy_helper.from_array(array, name) for name, array in values.items()]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(NATIVE_DOMAIN, VERSION)]
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y], tensors), opset_imports=opsets, ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.register_custom_ops_library(os.fspath(FOUND.library))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def defined(x: Array, w: Array, scale: Array, bias: Array | None, function: int) -> Array:
+    """Return what the operator is defined to compute, in float64, and the sum of what its terms can be."""
+    least, most = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+    step = most / np.float32(255) - least / np.float32(255)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(step > 0, np.float32(1) / step, np.float32(0))
+    zero = np.rint(-least * inverse)
+    rounded = np.clip(np.rint(x * inverse) + zero, 0, 255) - zero
+    value = (rounded.astype(np.float64) @ w.astype(np.float64)) * step.astype(np.float64) * scale
+    return np.asarray(FUNCTIONS[function](value + (0 if bias is None else bias)))
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.sampled_from([(1,), (3,), (2, 5), (1, 33), (4, 2, 9), (70,)]),
+    inputs=st.integers(1, 200),
+    outputs=st.integers(1, 100),
+    function=st.integers(0, 2),
+    each=st.booleans(),
+    bias=st.booleans(),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 9999),
+)
+def test_rows_times_a_matrix_are_their_definition(
+    isa: str,
+    shape: tuple[int, ...],
+    inputs: int,
+    outputs: int,
+    function: int,
+    each: bool,
+    bias: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    random = np.random.default_rng(seed)
+    w = random.integers(-127, 128, (inputs, outputs)).astype(np.int8)
+    scale = random.uniform(0, 0.02, outputs if each else ()).astype(np.float32)
+    b = random.normal(size=outputs).astype(np.float32) if bias else None
+    x = random.normal(random.choice([0.0, 3.0]), 2, (*shape, inputs)).astype(np.float32)
+    x[..., 0, :] *= random.integers(0, 2)
+    (found,) = matmul(w, scale, b, function, threads).run(None, {"x": x})
+    expected = defined(x, w, scale, b, function)
+    # a sum of up to 255 * 127 * inputs steps is rounded to float three times; GELU is exact to 3e-6
+    size = 255 * 127 * inputs * float(scale.max()) * float(np.abs(x).max()) / 127 + 5
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3 * 2**-23 * size + 3e-6)
+
+
+def test_rows_that_are_not_finite_become_nan_and_others_do_not(isa: str) -> None:
+    w, x = np.ones((40, 5), np.int8), np.ones((6, 40), np.float32)
+    x[1, 3], x[2, 39], x[3] = np.nan, -np.inf, 1e-42
+    (found,) = matmul(w, np.full(5, 0.5, np.float32), np.full(5, 2, np.float32)).run(None, {"x": x})
+    assert np.isnan(found[1:3]).all()
+    np.testing.assert_array_equal(found[3], 2)
+    np.testing.assert_allclose(found[[0, 4, 5]], 22, rtol=1e-6)
+
+
+def test_a_product_has_the_same_bytes_with_any_number_of_threads(isa: str) -> None:
+    random = np.random.default_rng(0)
+    w, x = random.integers(-127, 128, (300, 900)).astype(np.int8), random.normal(size=(50, 300)).astype(np.float32)
+    runs = [matmul(w, np.ones(900, np.float32), None, 2, threads).run(None, {"x": x})[0] for threads in (1, 2, 5)]
+    assert runs[0].tobytes() == runs[1].tobytes() == runs[2].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("w", "scale", "bias", "function", "message"),
+    [
+        ((3, 4, 1), (4,), None, 0, "w must have two axes"),
+        ((0, 4), (4,), None, 0, "w must have two axes, and must not be empty"),
+        ((3, 4), (3,), None, 0, "w_scale must have one value, or one for each output"),
+        ((3, 4), (4,), (3,), 0, "B must have one value for each output"),
+        ((3, 4), (4,), None, 3, "the function must be 0, 1 or 2"),
+        ((70_000, 1), (1,), None, 0, "w has too many inputs"),
+    ],
+)
+def test_matrices_that_do_not_fit_are_refused(
+    w: tuple[int, ...], scale: tuple[int, ...], bias: tuple[int, ...] | None, function: int, message: str
+) -> None:
+    b = None if bias is None else np.zeros(bias, np.float32)
+    with pytest.raises(Exception, match=message):
+        matmul(np.ones(w, np.int8), np.ones(scale, np.float32), b, function)
+
+
+def test_rows_that_do_not_fit_are_refused_and_no_rows_are_not() -> None:
+    made = matmul(np.ones((3, 4), np.int8), np.ones(4, np.float32), None)
+    with pytest.raises(Exception, match="the last axis of x must be the inputs of w"):
+        made.run(None, {"x": np.zeros((2, 4), np.float32)})
+    assert made.run(None, {"x": np.zeros((0, 3), np.float32)})[0].shape == (0, 4)

@@ -442,6 +442,25 @@ def test_a_model_with_functions_computes_the_same_with_and_without_the_library(
     assert again.forms == native.forms
 
 
+@needs_library
+def test_corrections_are_learned_where_the_first_convolution_reads_blocks_of_pixels(tmp_path: Path) -> None:
+    text = """g (float[1,3,32,32] x) => (float[1,8,16,16] y) {
+        [first] c = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, v, b)
+        f = Sigmoid(c) [silu] s = Mul(c, f)
+        [last] y = Conv <pads = [1, 1, 1, 1]> (s, u, b)
+    }"""
+    random = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(HEAD + text)
+    for name, shape in (("v", (8, 3, 3, 3)), ("u", (8, 8, 3, 3)), ("b", (8,))):
+        proto.graph.initializer.append(numpy_helper.from_array(random.normal(0, 0.4, shape).astype(np.float32), name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=random.normal(size=(8, 3, 32, 32)).astype(np.float32))
+    options = Options(place="all", kernels="native", force_int8=True, seconds=0.05)
+    found = quantize_model(tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "q.onnx", options)
+    assert found.forms["u8->u8 native"] == 3
+    assert found.accuracy.worst_sqnr_db > 30
+
+
 def test_native_operators_stay_functions_unless_they_are_to_be_inlined() -> None:
     made = model(CONV.format(middle="", last="c"))
     unit = Unit(name="conv", op="Conv", nodes=("conv",), inputs=("x",), outputs=("c",))

@@ -1,0 +1,66 @@
+// MatMul: rows in float times a constant matrix of int8, in integers; float tensors with the rows along the last axis.
+//
+// Inputs: x, w, w_scale, w_zero_point, B; all but x are constants. w is (inputs, outputs), w_scale has one value or one for each
+// output, the zero points are 0, and B, which may be missing, is (outputs,). The attribute `function` is what is applied to the
+// results: 0 nothing, 1 Relu, 2 Gelu. Each row of x is rounded to 8 bits with the smallest range that contains it and 0.
+#include <algorithm>
+
+#include "operators.h"
+#include "target.h"
+
+namespace requant {
+namespace {
+
+void require(bool condition, const char* message) {
+  if (!condition) throw ort::Failure(std::string("ai.requant.MatMul: ") + message);
+}
+
+class MatMulKernel {
+ public:
+  explicit MatMulKernel(const ort::Node& node) {
+    const ort::Tensor w = node.constant(1), scale = node.constant(2), zero = node.constant(3), bias = node.constant(4);
+    require(w && scale, "w and w_scale must be constants");
+    require(w.shape.size() == 2 && w.size() > 0, "w must have two axes, and must not be empty");
+    inputs_ = w.shape[0];
+    outputs_ = w.shape[1];
+    require(scale.size() == 1 || scale.size() == outputs_, "w_scale must have one value, or one for each output");
+    require(!bias || bias.size() == outputs_, "B must have one value for each output");
+    for (int64_t i = 0; i < zero.size() && zero; ++i) require(zero.as<int8_t>()[i] == 0, "the zero points of w must be 0");
+    const int64_t function = node.attribute("function", 0);
+    require(function >= 0 && function <= static_cast<int64_t>(Function::kGelu), "the function must be 0, 1 or 2");
+    Matrix made{inputs_, outputs_, std::vector<int8_t>(w.size()), {}, std::vector<float>(outputs_), Function{function}};
+    for (int64_t i = 0; i < inputs_; ++i)
+      for (int64_t o = 0; o < outputs_; ++o) made.weights[o * inputs_ + i] = w.as<int8_t>()[i * outputs_ + o];
+    for (int64_t o = 0; o < outputs_; ++o) {
+      made.scale.push_back(scale.as<float>()[scale.size() == 1 ? 0 : o]);
+      require(made.scale[o] >= 0 && std::isfinite(made.scale[o]), "w_scale must be 0 or positive");  // 0: no weights but 0
+      if (bias) made.bias[o] = bias.as<float>()[o];
+    }
+    require(made.fits(), "w has too many inputs");
+    kernel_ = chosen().matrix(std::move(made));
+  }
+
+  void run(const ort::Run& run) const {
+    const ort::Tensor x = run.input(0);
+    require(!x.shape.empty() && x.shape.back() == inputs_, "the last axis of x must be the inputs of w");
+    std::vector<int64_t> shape = x.shape;
+    shape.back() = outputs_;
+    float* y = reinterpret_cast<float*>(run.output(shape));
+    const int64_t rows = x.size() / inputs_;
+    if (rows == 0) return;
+    kernel_->run(x.as<float>(), y, rows, [&](size_t count, const std::function<void(size_t)>& work) { run.parallel(count, work); });
+  }
+
+ private:
+  int64_t inputs_, outputs_;
+  std::unique_ptr<MatrixKernel> kernel_;
+};
+
+}  // namespace
+
+std::vector<ort::CustomOp*> matmul_operators() {
+  using enum ort::ElementType;
+  return named<MatMulKernel>("MatMul", {kFloat, kInt8, kFloat, kInt8, kFloat}, 4, kFloat);
+}
+
+}  // namespace requant

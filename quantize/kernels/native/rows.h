@@ -1,0 +1,151 @@
+// Products of rows in float and a constant matrix, in integers. Each row is rounded to 8 bits with a range of its own.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+
+#include "block.h"
+#include "finish.h"
+#include "packed.h"
+#include "target.h"
+
+namespace requant::REQUANT_TARGET {
+
+// Rounds a row of `count` floats: to[i] = clip(rint(x[i] / step) + zero, 0, 255), where [zero - 255, zero] * -step contains 0 and all
+// x. A row that is all 0, or whose step is no normal number, has the step 0. A row with an infinity or NaN has the step NaN.
+inline Rounding round_row(const float* x, int64_t count, uint8_t* to) {
+  constexpr int64_t kStep = 4 * kLanes;
+  Floats least = fill_floats(0), most = least, odd = least;  // odd: NaN if a value is infinite or NaN
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats each = load_floats(x + i);
+    least = smaller(least, each);
+    most = larger(most, each);
+    odd = times_plus(each, fill_floats(0), odd);
+  }
+  float low[kLanes], high[kLanes], strange[kLanes];
+  store_floats(low, least);
+  store_floats(high, most);
+  store_floats(strange, odd);
+  float bottom = 0, top = 0, any = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    bottom = std::min(bottom, low[lane]);
+    top = std::max(top, high[lane]);
+    any += strange[lane];
+  }
+  for (; i < count; ++i) {
+    bottom = std::min(bottom, x[i]);
+    top = std::max(top, x[i]);
+    any += 0 * x[i];
+  }
+  const float step = top / 255 - bottom / 255;
+  if (!(any == 0)) return std::memset(to, 0, count), Rounding{NAN, NAN};
+  if (step < FLT_MIN) return std::memset(to, 0, count), Rounding{0, 0};
+  const float inverse = 1 / step;
+  const int zero = static_cast<int>(std::clamp(std::nearbyint(-bottom * inverse), 0.0f, 255.0f));
+  const auto round_some = [&](const float* from, uint8_t* into) {
+    Floats value[4];
+    for (int k = 0; k < 4; ++k) value[k] = times(load_floats(from + k * kLanes), fill_floats(inverse));
+    store_bytes(into, ordered(rounded_bytes(value, zero)));
+  };
+  for (i = 0; i + kStep <= count; i += kStep) round_some(x + i, to + i);
+  if (i < count) {
+    float part[kStep] = {};
+    uint8_t made[kStep];
+    std::copy_n(x + i, count - i, part);
+    round_some(part, made);
+    std::memcpy(to + i, made, count - i);
+  }
+  return {step, step * static_cast<float>(zero)};
+}
+
+template <class Way>
+class Rows final : public MatrixKernel {
+ public:
+  explicit Rows(Matrix made) : inputs_(made.inputs), outputs_(made.outputs), function_(made.function), shape_(convolution_of(made)), packed_(shape_) {
+    shape_.weights = {};
+    for (Aligned<float>* each : {&channels_.scale, &channels_.shift, &channels_.bias}) each->assign(outputs_ + kLanes, 0);
+    for (int64_t o = 0; o < outputs_; ++o) {
+      int64_t sum = 0;
+      for (int64_t i = 0; i < inputs_; ++i) sum += made.weights[o * inputs_ + i];
+      channels_.scale[o] = made.scale[o];
+      channels_.shift[o] = made.scale[o] * static_cast<float>(sum);
+      channels_.bias[o] = made.bias[o];
+    }
+  }
+
+  void run(const float* x, float* y, int64_t rows, const Parallel& parallel) const override {
+    const int64_t pitch = 4 * packed_.quads(), most = std::clamp<int64_t>(kHeld / pitch, kAtLeast, rows + kAtLeast);
+    const int64_t blocks = divided(rows, most), each = divided(rows, blocks);
+    for (int64_t first = 0; first < rows; first += each)
+      multiply(x + first * inputs_, y + first * outputs_, std::min(each, rows - first), parallel);
+  }
+
+ private:
+  static constexpr int64_t kHeld = 1 << 20;    // bytes of the rows that are rounded at once, about: they stay in the second cache
+  static constexpr int64_t kAtLeast = 32;      // rows
+  static constexpr int64_t kWork = 1 << 22;    // products of one task, about
+  static constexpr int64_t kRounded = 1 << 14;  // values that one task rounds, about
+
+  // Returns a product as a convolution of one pixel.
+  static Convolution convolution_of(const Matrix& made) {
+    Convolution conv;
+    conv.inputs = made.inputs;
+    conv.outputs = made.outputs;
+    conv.weights = made.weights;
+    conv.bias.assign(made.outputs, 0);
+    conv.multiplier.assign(made.outputs, 0);
+    return conv;
+  }
+
+  void multiply(const float* x, float* y, int64_t rows, const Parallel& parallel) const {
+    thread_local Scratch bytes, roundings;
+    const int64_t pitch = 4 * packed_.quads();
+    uint8_t* const rounded = bytes.bytes(rows * pitch);
+    Rounding* const how = reinterpret_cast<Rounding*>(roundings.bytes(rows * static_cast<int64_t>(sizeof(Rounding))));
+    const int64_t together = std::max<int64_t>(1, kRounded / inputs_);
+    parallel(static_cast<size_t>(divided(rows, together)), [&](size_t index) {
+      const int64_t first = static_cast<int64_t>(index) * together;
+      for (int64_t row = first; row < std::min(first + together, rows); ++row) {
+        how[row] = round_row(x + row * inputs_, inputs_, rounded + row * pitch);
+        std::memset(rounded + row * pitch + inputs_, 0, pitch - inputs_);  // its weights are 0
+      }
+    });
+    const int64_t panels = static_cast<int64_t>(packed_.panels().size());
+    const int64_t tasks = std::clamp<int64_t>(rows * inputs_ * outputs_ / kWork, 1, panels), some = divided(panels, tasks);
+    parallel(static_cast<size_t>(divided(panels, some)), [&](size_t index) {
+      const int64_t first = static_cast<int64_t>(index) * some;
+      multiply_panels(rounded, how, y, rows, first, std::min(some, panels - first));
+    });
+  }
+
+  void multiply_panels(const uint8_t* rounded, const Rounding* how, float* y, int64_t rows, int64_t first, int64_t count) const {
+    constexpr int64_t kFloat = sizeof(float);
+    const int64_t pitch = 4 * packed_.quads();
+    uint8_t* const to = reinterpret_cast<uint8_t*>(y);
+    const Block block{.rows = 1,
+                      .columns = rows,
+                      .patch = rounded,
+                      .patches = {rows * pitch, pitch},
+                      .runs = {0, 0},
+                      .count = {1, 1},
+                      .quads = packed_.quads(),
+                      .place = {to, nullptr},
+                      .results = {rows * outputs_ * kFloat, outputs_ * kFloat},
+                      .channel = kFloat};
+    const FloatFinish real(channels_, function_, how, to, outputs_ * kFloat);
+    const Finish finish(shape_, real);
+    typename Way::Product product(finish, block);
+    product.multiply(&packed_.panels()[first], count);
+  }
+
+  int64_t inputs_, outputs_;
+  Function function_;
+  Convolution shape_;
+  Channels channels_;
+  Packed<Way> packed_;
+};
+
+}  // namespace requant::REQUANT_TARGET

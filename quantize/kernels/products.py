@@ -1,0 +1,116 @@
+"""Put products that find their ranges at run time into functions, which the native operator ``MatMul`` computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from ...transforms.fuse_gelu import find_gelu
+from ...transforms.graph import constant, sole_reader
+from ...transforms.plan import Unit
+from .calls import Call
+from .wrap import put_calls
+
+MS = "com.microsoft"
+MATMUL = ("x", "w", "w_scale", "w_zero_point", "B")
+BIAS = MATMUL.index("B")
+RELU, GELU = 1, 2
+"""Values of the attribute ``function``."""
+
+
+def wrap_products(model: ir.Model, units: Iterable[Unit], *, join: bool = False) -> int:
+    """Put products into functions; return how many.
+
+    Before:  y = Gelu(Add(com.microsoft.DynamicQuantizeMatMul(x, W, scale, zero point), b))
+    After:   y = ai.requant.MatMul(x, W, scale, zero point, b), function 2, whose body is what was there
+        The operator rounds each row of x with a range of its own, the body all rows with one.
+    Left alone: products in bodies of control flow, and those that have another form in the model.
+
+    Args:
+        model: A model with products that find their ranges at run time.
+        units: The products, in order.
+        join: Whether a call includes the bias and the Relu or GELU behind it.
+    """
+    nodes = {str(node.name): node for node in model.graph}
+    functions = _functions(model) if join else {}
+    calls = {}
+    for unit in units:
+        node = nodes.get(unit.nodes[0])
+        if node is None or node.op_type != "DynamicQuantizeMatMul":
+            continue
+        call = _joined(_call(node), functions) if join else _call(node)
+        calls[call.body[-1].outputs[0]] = call
+    return put_calls(model, calls)
+
+
+@dataclass(frozen=True, eq=False)
+class _Function:
+    """Nodes that compute a function of a tensor, in order, and its number."""
+
+    nodes: tuple[ir.Node, ...]
+    number: int
+
+
+def _functions(model: ir.Model) -> dict[ir.Value, _Function]:
+    """Return the functions in the main graph that a product may include, by the tensor that nothing else reads."""
+    found: dict[ir.Value, _Function] = {}
+    for node in model.graph:
+        if node.op_type == "Erf" and (gelu := find_gelu(node)) is not None:
+            inside = _between(gelu.source, gelu.last)
+            if all(use.node in inside for use in gelu.source.uses()) and not gelu.source.is_graph_output():
+                found[gelu.source] = _Function(tuple(each for each in model.graph if each in inside), GELU)
+        plain = node.attributes.get_string("approximate", "none") == "none"
+        number = {("Relu", ""): RELU, ("Gelu", ""): GELU, ("Gelu", MS): GELU}.get((node.op_type, node.domain))
+        value = node.inputs[0] if number is not None else None
+        if number is not None and plain and value is not None and sole_reader(value) is node:
+            found[value] = _Function((node,), number)
+    return found
+
+
+def _between(source: ir.Value, last: ir.Node) -> set[ir.Node]:
+    """Return the nodes that compute the result of `last` from a tensor."""
+    found, waiting = {last}, list(last.inputs)
+    while waiting:
+        value = waiting.pop()
+        node = value.producer() if value is not None and value is not source and constant(value) is None else None
+        if node is not None and node not in found:
+            found.add(node)
+            waiting.extend(node.inputs)
+    return found
+
+
+def _call(node: ir.Node) -> Call:
+    """Return the call of a product alone."""
+    attributes = {"function": ir.AttrInt64("function", 0)}
+    return Call("MatMul", str(node.name), MATMUL, list(node.inputs), [node], attributes, dtype=ir.DataType.FLOAT)
+
+
+def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
+    """Return the call of a product with the bias and the function behind it."""
+    end = call.body[-1].outputs[0]
+    bias = _bias(call, end)
+    if bias is not None:
+        add, value = bias
+        call = replace(call, inputs=[*call.inputs, value], body=[*call.body, add])
+        end = add.outputs[0]
+    function = functions.get(end)
+    if function is None:
+        return call
+    attributes = {"function": ir.AttrInt64("function", function.number)}
+    return replace(call, body=[*call.body, *function.nodes], attributes=attributes)
+
+
+def _bias(call: Call, end: ir.Value) -> tuple[ir.Node, ir.Value] | None:
+    """Return the Add of a bias that alone reads a product without one, and the bias; None if another node reads it."""
+    add, scale = sole_reader(end), constant(call.inputs[2])
+    if len(call.inputs) > BIAS or add is None or add.op_type != "Add" or scale is None:
+        return None
+    (value,) = (each for each in add.inputs if each is not end) if len({*add.inputs}) == 2 else (None,)
+    tensor, source = constant(value), call.inputs[0]
+    assert source is not None
+    rank = len(source.shape) if source.shape is not None else 0
+    if value is None or tensor is None or tensor.size != scale.size or not 1 <= len(tensor.shape) <= max(rank, 1):
+        return None
+    return (add, value) if tensor.shape[-1] == tensor.size else None

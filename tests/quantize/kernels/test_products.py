@@ -1,0 +1,149 @@
+"""Products that find their ranges at run time, in functions: with the library, without it, and before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from requant import NATIVE_DOMAIN
+from requant.calibration.session import open_session
+from requant.quantize import Options, quantize_model
+from requant.quantize.kernels.products import wrap_products
+from requant.transforms.plan import Impl, Unit
+
+from ...native import needs_library
+
+Array = NDArray[Any]
+HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
+GELU = """d = Div(a, root) e = Erf(d) u = Add(e, one) m = Mul(a, u) [gelu] y = Mul(m, half)"""
+PRODUCT = "[product] p = com.microsoft.DynamicQuantizeMatMul(x, w, s, z)"
+RANDOM = np.random.default_rng(0)
+CONSTANTS: Mapping[str, Array] = {
+    "w": RANDOM.integers(-127, 128, (16, 24)).astype(np.int8),
+    "s": RANDOM.uniform(0.001, 0.002, 24).astype(np.float32),
+    "z": np.zeros(24, np.int8),
+    "b": RANDOM.normal(size=24).astype(np.float32),
+    "row": RANDOM.normal(size=(2, 3, 24)).astype(np.float32),
+    "root": np.asarray(np.sqrt(2), np.float32),
+    "one": np.asarray(1, np.float32),
+    "half": np.asarray(0.5, np.float32),
+}
+UNIT = Unit(name="product", op="MatMul", nodes=("product",), inputs=("x",), outputs=("p",))
+
+
+def model(nodes: str, outputs: str = "float[2,3,24] y") -> ir.Model:
+    """Return a model with a dynamic product of x (2, 3, 16)."""
+    proto = onnx.parser.parse_model(f"{HEAD} g (float[2,3,16] x) => ({outputs}) {{ {nodes} }}")
+    read = {name for node in proto.graph.node for name in node.input}
+    proto.graph.initializer.extend(numpy_helper.from_array(CONSTANTS[name], name) for name in CONSTANTS if name in read)
+    return ir.from_proto(proto)
+
+
+def run(session: ort.InferenceSession) -> list[Array]:
+    x = np.random.default_rng(1).normal(size=(2, 3, 16)).astype(np.float32)
+    x[1] /= 8  # rows have ranges of their own
+    return [np.asarray(each) for each in session.run(None, {"x": x})]
+
+
+def bytes_of(made: ir.Model) -> bytes:
+    return bytes(ir.to_proto(made).SerializeToString())
+
+
+CASES = {
+    "alone": (f"{PRODUCT} y = Neg(p)", 1, 0),
+    "with a bias inside": ("[product] y = com.microsoft.DynamicQuantizeMatMul(x, w, s, z, b)", 1, 0),
+    "bias": (f"{PRODUCT} y = Add(b, p)", 2, 0),
+    "relu": (f"{PRODUCT} y = Relu(p)", 2, 1),
+    "bias and relu": (f"{PRODUCT} a = Add(p, b) y = Relu(a)", 3, 1),
+    "bias and gelu": (f"{PRODUCT} a = Add(p, b) {GELU}", 7, 2),
+    "gelu": (f"{PRODUCT} y = com.microsoft.Gelu(p)", 2, 2),
+    "a sum with a tensor": (f"{PRODUCT} y = Add(p, row)", 1, 0),
+}
+
+
+@needs_library
+@pytest.mark.parametrize(("nodes", "body", "function"), CASES.values(), ids=CASES)
+def test_a_product_becomes_a_function_with_what_follows(nodes: str, body: int, function: int) -> None:
+    made = model(nodes)
+    before = run(ort.InferenceSession(bytes_of(made), providers=["CPUExecutionProvider"]))
+    assert wrap_products(made, [UNIT], join=True) == 1
+    (call,) = [node for node in made.graph if node.domain == NATIVE_DOMAIN]
+    (inner,) = made.functions.values()
+    assert (call.op_type, len(list(inner))) == ("MatMul", body)
+    assert call.attributes.get_int("function", -1) == function
+    # without the library the body runs
+    for one, wanted in zip(
+        run(ort.InferenceSession(bytes_of(made), providers=["CPUExecutionProvider"])), before, strict=True
+    ):
+        np.testing.assert_allclose(one, wanted, atol=1e-6)
+    # with it, rows are rounded with ranges of their own: 16 products of steps of 1/255 of x, which is below 4
+    (found,) = run(open_session(bytes_of(made), threads=1))
+    step = 4 * 2 / 255 / 2
+    assert np.abs(found - before[0]).max() <= 2 * step * np.abs(CONSTANTS["w"] * CONSTANTS["s"]).sum(0).max()
+
+
+LEFT = {
+    "a product that others read": (f"{PRODUCT} y = Relu(p) o = Neg(p)", "float[2,3,24] y, float[2,3,24] o", 1),
+    "a product that is an output": (f"{PRODUCT} y = Add(p, b)", "float[2,3,24] y, float[2,3,24] p", 1),
+    "a gelu that others read": (f"{PRODUCT} a = Add(p, b) {GELU} o = Neg(a)", "float[2,3,24] y, float[2,3,24] o", 2),
+    "a tanh gelu": (f"{PRODUCT} y = com.microsoft.FastGelu(p)", "float[2,3,24] y", 1),
+}
+
+
+@pytest.mark.parametrize(("nodes", "outputs", "body"), LEFT.values(), ids=LEFT)
+def test_what_others_read_stays_behind_the_product(nodes: str, outputs: str, body: int) -> None:
+    made = model(nodes, outputs)
+    assert wrap_products(made, [UNIT], join=True) == 1
+    (inner,) = made.functions.values()
+    assert len(list(inner)) == body
+    onnx.checker.check_model(onnx.load_from_string(bytes_of(made)))
+
+
+def test_alone_a_product_has_no_function() -> None:
+    made = model(CASES["bias and gelu"][0])
+    assert wrap_products(made, [UNIT]) == 1
+    assert [len(list(each)) for each in made.functions.values()] == [1]
+
+
+@needs_library
+def test_native_products_are_chosen_by_their_costs_and_can_be_planned(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[48,256] x) => (float[48,256] y) { [up] a = MatMul(x, v) [bias] c = Add(a, b) [relu] r = Relu(c)
+        [down] y = MatMul(r, w) }"""
+    proto = onnx.parser.parse_model(text)
+    for name, shape in (("v", (256, 512)), ("b", (512,)), ("w", (512, 256))):
+        proto.graph.initializer.append(numpy_helper.from_array(random.normal(0, 0.1, shape).astype(np.float32), name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=random.normal(size=(480, 256)).astype(np.float32))
+    asked: dict[str, Any] = {"seconds": 0.05, "force_int8": True, "effort": "low"}
+    quantize_model(tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "q.onnx", Options(kernels="native", **asked))
+    plan = (tmp_path / "q.plan.json").read_text()
+    (tmp_path / "mine.json").write_text(_with_form(plan, Impl.DYNAMIC_NATIVE))
+    made = quantize_model(
+        tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "p.onnx", Options(plan=tmp_path / "mine.json", **asked)
+    )
+    assert made.forms["dynamic native"] == 2
+    assert made.native is not None
+    assert made.native.units == 2
+    names = [node.op_type for node in onnx.load(tmp_path / "p.onnx").graph.node if node.domain == NATIVE_DOMAIN]
+    assert [name.split("_")[0] for name in names] == ["MatMul", "MatMul"]
+
+
+def _with_form(plan: str, form: Impl) -> str:
+    """Return a plan file in which all products have a form."""
+    read = json.loads(plan)
+    for unit in read["units"].values():
+        unit["implementation"] = form.value if unit["operator"] == "MatMul" else "float"
+    return json.dumps(read)
