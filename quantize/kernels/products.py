@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from ...transforms.fuse_gelu import find_gelu
-from ...transforms.graph import constant, sole_reader
+from ...transforms.graph import Shape, constant, sole_reader
 from ...transforms.plan import Unit
 from .calls import Call
 from .wrap import put_calls
 
 MS = "com.microsoft"
-MATMUL = ("x", "w", "w_scale", "w_zero_point", "B")
-BIAS = MATMUL.index("B")
+MATMUL = ("x", "w", "w_scale", "w_zero_point", "B", "residual")
+BIAS, RESIDUAL = MATMUL.index("B"), MATMUL.index("residual")
 RELU, GELU = 1, 2
 """Values of the attribute ``function``."""
 
 
-def wrap_products(model: ir.Model, units: Iterable[Unit], *, join: bool = False) -> int:
+def wrap_products(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, join: bool = False) -> int:
     """Put products into functions; return how many.
 
     Before:  y = Gelu(Add(com.microsoft.DynamicQuantizeMatMul(x, W, scale, zero point), b))
@@ -31,7 +31,8 @@ def wrap_products(model: ir.Model, units: Iterable[Unit], *, join: bool = False)
     Args:
         model: A model with products that find their ranges at run time.
         units: The products, in order.
-        join: Whether a call includes the bias and the Relu or GELU behind it.
+        shapes: Shapes of the float tensors by name.
+        join: Whether a call includes what is behind it: the bias, a Relu or GELU, and the sum with another tensor.
     """
     nodes = {str(node.name): node for node in model.graph}
     functions = _functions(model) if join else {}
@@ -40,7 +41,7 @@ def wrap_products(model: ir.Model, units: Iterable[Unit], *, join: bool = False)
         node = nodes.get(unit.nodes[0])
         if node is None or node.op_type != "DynamicQuantizeMatMul":
             continue
-        call = _joined(_call(node), functions) if join else _call(node)
+        call = _with_residual(_joined(_call(node), functions), shapes) if join else _call(node)
         calls[call.body[-1].outputs[0]] = call
     return put_calls(model, calls)
 
@@ -114,3 +115,17 @@ def _bias(call: Call, end: ir.Value) -> tuple[ir.Node, ir.Value] | None:
     if value is None or tensor is None or tensor.size != scale.size or not 1 <= len(tensor.shape) <= max(rank, 1):
         return None
     return (add, value) if tensor.shape[-1] == tensor.size else None
+
+
+def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:
+    """Return the call of a product with the sum of its result and another tensor of the same shape, if that follows."""
+    end = call.body[-1].outputs[0]
+    add = sole_reader(end)
+    if add is None or add.op_type != "Add" or len({*add.inputs}) != 2:
+        return call
+    (other,) = (each for each in add.inputs if each is not end)
+    known = [shapes.get(str(value.name)) for value in (end, other) if value is not None]
+    if other is None or constant(other) is not None or None in known or known[0] != known[1]:
+        return call
+    inputs = [*call.inputs, *[None] * (RESIDUAL - len(call.inputs)), other]
+    return replace(call, inputs=inputs, body=[*call.body, add])

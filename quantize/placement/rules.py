@@ -97,13 +97,21 @@ def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
 
 def all_int8_plan(facts: Facts, plan: Plan) -> Plan:
     """Return a plan with every unit in integers that can be."""
+    return _with_float_results(widest_plan(facts, plan), facts)
+
+
+def widest_plan(facts: Facts, plan: Plan) -> Plan:
+    """Return a plan whose ``quantized`` tensors are all that any placement may quantize: these need ranges.
+
+    A portable plan with every unit in integers has fewer, because its products write float where floats read them.
+    """
     options = able(facts, plan)
     changed = {
         name: Choice(next(form for form in ALL_INT8 if form in forms))
         for name, forms in options.items()
         if len(forms) > 1 and plan.choices[name].impl is not Impl.U8
     }
-    return _with_float_results(plan.with_choices(changed), facts)
+    return plan.with_choices(changed)
 
 
 def native_plan(facts: Facts, plan: Plan) -> Plan:

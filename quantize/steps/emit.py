@@ -131,7 +131,8 @@ def apply_plan(
     elif units and not exact:
         drop_inner_rounding(model, units, job.shapes)
     if not learns:
-        wrap_products(model, [unit for unit in plan.units if plan.impl(unit) is Impl.DYNAMIC_NATIVE], join=last)
+        products = [unit for unit in plan.units if plan.impl(unit) is Impl.DYNAMIC_NATIVE]
+        wrap_products(model, products, job.shapes, join=last)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     source = serialize(model, job.folder)

@@ -35,7 +35,7 @@ from ..options.selection import Selection
 from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
 from ..placement.plan_file import read_plan
-from ..placement.rules import all_int8_plan, choose, choose_by
+from ..placement.rules import choose, choose_by, widest_plan
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
 from ..runtime.runtimes import STOCK, Runtime, runtime_named
@@ -196,7 +196,7 @@ def _plan(model: ir.Model, facts: Facts, policy: Policy) -> Plan:
     plan = choose_by(facts, model)
     if policy.plan is not None:
         read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
-    return all_int8_plan(facts, plan) if policy.all_int8 and facts.static else plan
+    return widest_plan(facts, plan) if policy.all_int8 and facts.static else plan
 
 
 def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> list[str]:

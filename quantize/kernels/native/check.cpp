@@ -191,7 +191,10 @@ bool matrices_are_right(const Target& target, Random& random) {
   float *from = reinterpret_cast<float*>(x.data()), *found = reinterpret_cast<float*>(y.data());
   const double lift = draw(random, 0, 2) ? 0 : 5;
   for (int64_t i = 0; i < rows * inputs; ++i) from[i] = draw(random, 0, 40) && i / inputs != 1 ? real(3) + static_cast<float>(lift) : 0.0f;
-  target.matrix(made)->run(from, found, rows, [](size_t count, const std::function<void(size_t)>& work) {
+  std::vector<float> more(rows * outputs);
+  for (float& each : more) each = real(2);
+  const bool adds = draw(random, 0, 1) == 1;
+  target.matrix(made)->run(from, adds ? more.data() : nullptr, found, rows, [](size_t count, const std::function<void(size_t)>& work) {
     for (size_t i = 0; i < count; ++i) work(i);
   });
   for (int64_t row = 0; row < rows; ++row, from += inputs) {
@@ -203,7 +206,8 @@ bool matrices_are_right(const Target& target, Random& random) {
       for (int64_t i = 0; i < inputs; ++i)
         sum += static_cast<int64_t>(std::clamp(std::nearbyint(from[i] * inverse) + zero, 0.0f, 255.0f) - zero) * made.weights[o * inputs + i];
       const double scale = static_cast<double>(step) * made.scale[o], value = scale * static_cast<double>(sum) + made.bias[o];
-      const double f = made.function == Function::kRelu ? std::max(value, 0.0) : made.function == Function::kGelu ? value * share_below(value) : value;
+      const double shown = made.function == Function::kRelu ? std::max(value, 0.0) : made.function == Function::kGelu ? value * share_below(value) : value;
+      const double f = shown + (adds ? static_cast<double>(more[row * outputs + o]) : 0.0);
       // three roundings to float of numbers below this one, and the error of the function
       const double size = scale * 255 * 128 * static_cast<double>(inputs) + std::abs(static_cast<double>(made.bias[o]));
       if (std::abs(found[row * outputs + o] - f) > 0x1p-21 * size + 4e-6) return false;

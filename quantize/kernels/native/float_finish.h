@@ -43,12 +43,19 @@ struct Rounding {
   float step, shift;
 };
 
-// Writes results in float: f(step * scale * sum - step * zero * scale * (sum of weights) + bias).
+// The results of a product: the first one, the bytes from one row to the next, and what is added to them, which lies as they do
+// and may be null.
+struct Results {
+  const uint8_t* first;
+  int64_t bytes;
+  const float* residual;
+};
+
+// Writes results in float: f(step * scale * sum - step * zero * scale * (sum of weights) + bias) + residual.
 class FloatFinish {
  public:
-  // `first` is the first result, and results of a row after the next are `bytes` apart.
-  FloatFinish(const Channels& channels, Function function, const Rounding* rows, const uint8_t* first, int64_t bytes)
-      : channels_(channels), function_(function), rows_(rows), first_(first), bytes_(bytes) {}
+  FloatFinish(const Channels& channels, Function function, const Rounding* rows, const Results& results)
+      : channels_(channels), function_(function), rows_(rows), results_(results) {}
 
   // Writes the results of neighbouring rows, from sums in memory.
   template <int Vectors>
@@ -64,7 +71,7 @@ class FloatFinish {
         const int64_t offset = panel.offset(vector, Vectors);
         const Column column{sums + vector * kLanes, Vectors * kLanes, rows, panel.channel + offset, panel.bytes};
         uint8_t* const to = place.to + offset * static_cast<int64_t>(sizeof(float));
-        const Rounding* const rounding = rows_ + (place.to - first_) / bytes_;
+        const Rounding* const rounding = rows_ + (place.to - results_.first) / results_.bytes;
         if (function_ == Function::kGelu)
           write_column<Function::kGelu>(column, rounding, to);
         else
@@ -88,12 +95,22 @@ class FloatFinish {
     const Floats scale = load_floats(&channels_.scale[channel]), shift = load_floats(&channels_.shift[channel]);
     const Floats bias = load_floats(&channels_.bias[channel]);
     const int32_t* from = sums;
-    for (int row = 0; row < rows; ++row, from += step, to += bytes_) {
+    for (int row = 0; row < rows; ++row, from += step, to += results_.bytes) {
       const Floats start = times_plus(fill_floats(-rounding[row].shift), shift, bias);
       const Floats scaled = times(floats(load_ints(from)), scale);
-      const Floats made = applied<Applied>(times_plus(fill_floats(rounding[row].step), scaled, start));
+      Floats made = applied<Applied>(times_plus(fill_floats(rounding[row].step), scaled, start));
+      if (results_.residual != nullptr) made = plus(made, residual(to, count));
       count == kLanes ? store_floats(reinterpret_cast<float*>(to), made) : store_few(to, made, count);
     }
+  }
+
+  // Returns what is added to `count` results from `to` on.
+  Floats residual(const uint8_t* to, int64_t count) const {
+    const float* from = results_.residual + (to - results_.first) / static_cast<int64_t>(sizeof(float));
+    if (count == kLanes) return load_floats(from);
+    float part[kLanes] = {};
+    std::memcpy(part, from, count * sizeof(float));
+    return load_floats(part);
   }
 
   static void store_few(uint8_t* to, Floats value, int64_t count) {
@@ -105,8 +122,7 @@ class FloatFinish {
   const Channels& channels_;
   Function function_;
   const Rounding* rows_;
-  const uint8_t* first_;
-  int64_t bytes_;
+  Results results_;
 };
 
 }  // namespace requant::REQUANT_TARGET

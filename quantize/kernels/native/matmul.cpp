@@ -1,8 +1,9 @@
 // MatMul: rows in float times a constant matrix of int8, in integers; float tensors with the rows along the last axis.
 //
-// Inputs: x, w, w_scale, w_zero_point, B; all but x are constants. w is (inputs, outputs), w_scale has one value or one for each
-// output, the zero points are 0, and B, which may be missing, is (outputs,). The attribute `function` is what is applied to the
-// results: 0 nothing, 1 Relu, 2 Gelu. Each row of x is rounded to 8 bits with the smallest range that contains it and 0.
+// Inputs: x, w, w_scale, w_zero_point, B, residual; all but x and the residual are constants, and the last two may be missing. w is
+// (inputs, outputs), w_scale has one value or one for each output, the zero points are 0, B is (outputs,), and the residual has the
+// shape of the result. The attribute `function` is what is applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu. Each
+// row of x is rounded to 8 bits with the smallest range that contains it and 0.
 #include <algorithm>
 
 #include "operators.h"
@@ -17,7 +18,7 @@ void require(bool condition, const char* message) {
 
 class MatMulKernel {
  public:
-  explicit MatMulKernel(const ort::Node& node) {
+  explicit MatMulKernel(const ort::Node& node) : count_(node.count()) {
     const ort::Tensor w = node.constant(1), scale = node.constant(2), zero = node.constant(3), bias = node.constant(4);
     require(w && scale, "w and w_scale must be constants");
     require(w.shape.size() == 2 && w.size() > 0, "w must have two axes, and must not be empty");
@@ -46,13 +47,18 @@ class MatMulKernel {
     std::vector<int64_t> shape = x.shape;
     shape.back() = outputs_;
     float* y = reinterpret_cast<float*>(run.output(shape));
+    const ort::Tensor residual = count_ > kResidual ? run.input(kResidual) : ort::Tensor{};
+    require(!residual || residual.shape == shape, "the residual must have the shape of the result");
     const int64_t rows = x.size() / inputs_;
     if (rows == 0) return;
-    kernel_->run(x.as<float>(), y, rows, [&](size_t count, const std::function<void(size_t)>& work) { run.parallel(count, work); });
+    kernel_->run(x.as<float>(), residual.as<float>(), y, rows, [&](size_t count, const std::function<void(size_t)>& work) { run.parallel(count, work); });
   }
 
  private:
+  static constexpr size_t kResidual = 5;  // among the inputs
+
   int64_t inputs_, outputs_;
+  size_t count_;  // of the node's inputs
   std::unique_ptr<MatrixKernel> kernel_;
 };
 
@@ -60,7 +66,7 @@ class MatMulKernel {
 
 std::vector<ort::CustomOp*> matmul_operators() {
   using enum ort::ElementType;
-  return named<MatMulKernel>("MatMul", {kFloat, kInt8, kFloat, kInt8, kFloat}, 4, kFloat);
+  return named<MatMulKernel>("MatMul", {kFloat, kInt8, kFloat, kInt8, kFloat, kFloat}, 4, kFloat);
 }
 
 }  // namespace requant

@@ -140,12 +140,17 @@ class Node {
  public:
   explicit Node(const KernelInfo* info) : info_(info) {}
 
+  // Returns the number of inputs, with those that the node omits.
+  size_t count() const {
+    size_t count = 0;
+    invoke(kKernelInfoGetInputCount, info_, &count);
+    return count;
+  }
+
   // Returns a constant input; empty if the node does not have it. An input that is no constant is empty too: `lacking` has
   // its index, and the operator refuses to run with it.
   Tensor constant(size_t index) const {
-    size_t count = 0;
-    invoke(kKernelInfoGetInputCount, info_, &count);
-    if (index >= count) return {};
+    if (index >= count()) return {};
     Tensor found = constant_or_nothing(index);
     if (!found) lacking_.push_back(index);
     return found;

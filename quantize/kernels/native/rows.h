@@ -17,20 +17,24 @@ namespace requant::REQUANT_TARGET {
 // x. A row that is all 0, or whose step is no normal number, has the step 0. A row with an infinity or NaN has the step NaN.
 inline Rounding round_row(const float* x, int64_t count, uint8_t* to) {
   constexpr int64_t kStep = 4 * kLanes;
-  Floats least = fill_floats(0), most = least, odd = least;  // odd: NaN if a value is infinite or NaN
+  const Floats none = fill_floats(0);
+  Floats least[4] = {none, none, none, none}, most[4] = {none, none, none, none}, odd[4] = {none, none, none, none};
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats each = load_floats(x + i);
-    least = smaller(least, each);
-    most = larger(most, each);
-    odd = times_plus(each, fill_floats(0), odd);
+  for (; i + kStep <= count; i += kStep)
+    for (int k = 0; k < 4; ++k) {  // four at a time, because each waits for the one before
+      const Floats each = load_floats(x + i + k * kLanes);
+      least[k] = smaller(least[k], each);
+      most[k] = larger(most[k], each);
+      odd[k] = times_plus(each, none, odd[k]);  // NaN if a value is infinite or NaN
+    }
+  float low[kStep], high[kStep], strange[kStep];
+  for (int k = 0; k < 4; ++k) {
+    store_floats(low + k * kLanes, least[k]);
+    store_floats(high + k * kLanes, most[k]);
+    store_floats(strange + k * kLanes, odd[k]);
   }
-  float low[kLanes], high[kLanes], strange[kLanes];
-  store_floats(low, least);
-  store_floats(high, most);
-  store_floats(strange, odd);
   float bottom = 0, top = 0, any = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
+  for (int lane = 0; lane < kStep; ++lane) {
     bottom = std::min(bottom, low[lane]);
     top = std::max(top, high[lane]);
     any += strange[lane];
@@ -76,11 +80,12 @@ class Rows final : public MatrixKernel {
     }
   }
 
-  void run(const float* x, float* y, int64_t rows, const Parallel& parallel) const override {
+  void run(const float* x, const float* residual, float* y, int64_t rows, const Parallel& parallel) const override {
     const int64_t pitch = 4 * packed_.quads(), most = std::clamp<int64_t>(kHeld / pitch, kAtLeast, rows + kAtLeast);
     const int64_t blocks = divided(rows, most), each = divided(rows, blocks);
     for (int64_t first = 0; first < rows; first += each)
-      multiply(x + first * inputs_, y + first * outputs_, std::min(each, rows - first), parallel);
+      multiply({x + first * inputs_, residual ? residual + first * outputs_ : nullptr, y + first * outputs_, std::min(each, rows - first)},
+               parallel);
   }
 
  private:
@@ -100,7 +105,15 @@ class Rows final : public MatrixKernel {
     return conv;
   }
 
-  void multiply(const float* x, float* y, int64_t rows, const Parallel& parallel) const {
+  // Some rows, what is added to their results (or null), and their results.
+  struct Part {
+    const float *x, *residual;
+    float* y;
+    int64_t rows;
+  };
+
+  void multiply(const Part& part, const Parallel& parallel) const {
+    const int64_t rows = part.rows;
     thread_local Scratch bytes, roundings;
     const int64_t pitch = 4 * packed_.quads();
     uint8_t* const rounded = bytes.bytes(rows * pitch);
@@ -109,7 +122,7 @@ class Rows final : public MatrixKernel {
     parallel(static_cast<size_t>(divided(rows, together)), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) * together;
       for (int64_t row = first; row < std::min(first + together, rows); ++row) {
-        how[row] = round_row(x + row * inputs_, inputs_, rounded + row * pitch);
+        how[row] = round_row(part.x + row * inputs_, inputs_, rounded + row * pitch);
         std::memset(rounded + row * pitch + inputs_, 0, pitch - inputs_);  // its weights are 0
       }
     });
@@ -117,14 +130,14 @@ class Rows final : public MatrixKernel {
     const int64_t tasks = std::clamp<int64_t>(rows * inputs_ * outputs_ / kWork, 1, panels), some = divided(panels, tasks);
     parallel(static_cast<size_t>(divided(panels, some)), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) * some;
-      multiply_panels(rounded, how, y, rows, first, std::min(some, panels - first));
+      multiply_panels(rounded, how, part, first, std::min(some, panels - first));
     });
   }
 
-  void multiply_panels(const uint8_t* rounded, const Rounding* how, float* y, int64_t rows, int64_t first, int64_t count) const {
+  void multiply_panels(const uint8_t* rounded, const Rounding* how, const Part& part, int64_t first, int64_t count) const {
     constexpr int64_t kFloat = sizeof(float);
-    const int64_t pitch = 4 * packed_.quads();
-    uint8_t* const to = reinterpret_cast<uint8_t*>(y);
+    const int64_t pitch = 4 * packed_.quads(), rows = part.rows;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(part.y);
     const Block block{.rows = 1,
                       .columns = rows,
                       .patch = rounded,
@@ -135,7 +148,7 @@ class Rows final : public MatrixKernel {
                       .place = {to, nullptr},
                       .results = {rows * outputs_ * kFloat, outputs_ * kFloat},
                       .channel = kFloat};
-    const FloatFinish real(channels_, function_, how, to, outputs_ * kFloat);
+    const FloatFinish real(channels_, function_, how, {to, outputs_ * kFloat, part.residual});
     const Finish finish(shape_, real);
     typename Way::Product product(finish, block);
     product.multiply(&packed_.panels()[first], count);

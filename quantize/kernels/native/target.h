@@ -98,7 +98,7 @@ enum class Function : int64_t { kNone = 0, kRelu = 1, kGelu = 2 };
 
 // The product of rows in float and a constant matrix, with all that is constant:
 //
-//   y[r, o] = f(step[r] * scale[o] * (sum of q[r, i] * w[o, i] - zero[r] * sum of w[o, i]) + bias[o])
+//   y[r, o] = f(step[r] * scale[o] * (sum of q[r, i] * w[o, i] - zero[r] * sum of w[o, i]) + bias[o]) + residual[r, o]
 //
 // q[r] are the values of row r, rounded to uint8: q = clip(rint(x / step) + zero). step is the 255th part of the smallest range
 // that contains 0 and the row, and zero what 0 becomes. `Function::kGelu` is exact to 3e-6.
@@ -114,8 +114,8 @@ struct Matrix {
 class MatrixKernel {
  public:
   virtual ~MatrixKernel() = default;
-  // x is (rows, inputs), y (rows, outputs).
-  virtual void run(const float* x, float* y, int64_t rows, const Parallel& parallel) const = 0;
+  // x is (rows, inputs), y and the residual (rows, outputs). The residual may be null.
+  virtual void run(const float* x, const float* residual, float* y, int64_t rows, const Parallel& parallel) const = 0;
 };
 
 // A function of two uint8 tensors, element by element, with all that is constant:

@@ -695,17 +695,25 @@ def share_below(value: Array) -> Array:
     return np.asarray(np.vectorize(lambda each: 0.5 * math.erfc(-each / math.sqrt(2)))(value))
 
 
-def matmul(w: Array, scale: Array, bias: Array | None, function: int = 0, threads: int = 1) -> ort.InferenceSession:
-    """Load a model with one product of rows in float and a matrix of int8."""
+def matmul(
+    w: Array, scale: Array, bias: Array | None, function: int = 0, threads: int = 1, *, adds: bool = False
+) -> ort.InferenceSession:
+    """Load a model with one product of rows in float and a matrix of int8; with ``adds`` it adds an input ``r``."""
     assert isinstance(FOUND, Kernels)
     values = {"w": w, "s": scale, "z": np.zeros_like(scale, np.int8)} | ({} if bias is None else {"b": bias})
     node = helper.make_node(
-        "MatMul", ["x", "w", "s", "z", "" if bias is None else "b"], ["y"], domain=NATIVE_DOMAIN, function=function
+        "MatMul",
+        ["x", "w", "s", "z", "" if bias is None else "b", "r" if adds else ""],
+        ["y"],
+        domain=NATIVE_DOMAIN,
+        function=function,
     )
     tensors = [numpy_helper.from_array(array, name) for name, array in values.items()]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
+    x, r, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xry")
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(NATIVE_DOMAIN, VERSION)]
-    model = helper.make_model(helper.make_graph([node], "g", [x], [y], tensors), opset_imports=opsets, ir_version=8)
+    model = helper.make_model(
+        helper.make_graph([node], "g", [x, r] if adds else [x], [y], tensors), opset_imports=opsets, ir_version=8
+    )
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     options.register_custom_ops_library(os.fspath(FOUND.library))
@@ -766,6 +774,19 @@ def test_rows_that_are_not_finite_become_nan_and_others_do_not(isa: str) -> None
     assert np.isnan(found[1:3]).all()
     np.testing.assert_array_equal(found[3], 2)
     np.testing.assert_allclose(found[[0, 4, 5]], 22, rtol=1e-6)
+
+
+@pytest.mark.parametrize("outputs", [5, 48])
+@pytest.mark.parametrize("function", [0, 2])
+def test_a_product_adds_a_tensor_behind_its_function(isa: str, function: int, outputs: int) -> None:
+    random = np.random.default_rng(0)
+    w, scale = random.integers(-127, 128, (20, outputs)).astype(np.int8), np.full(outputs, 0.01, np.float32)
+    x, r = random.normal(size=(4, 9, 20)).astype(np.float32), random.normal(size=(4, 9, outputs)).astype(np.float32)
+    (alone,) = matmul(w, scale, None, function).run(None, {"x": x})
+    made = matmul(w, scale, None, function, adds=True)
+    np.testing.assert_array_equal(made.run(None, {"x": x, "r": r})[0], alone + r)
+    with pytest.raises(Exception, match="the residual must have the shape of the result"):
+        made.run(None, {"x": x, "r": r[:1]})
 
 
 def test_a_product_has_the_same_bytes_with_any_number_of_threads(isa: str) -> None:

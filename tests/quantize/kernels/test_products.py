@@ -34,11 +34,14 @@ CONSTANTS: Mapping[str, Array] = {
     "s": RANDOM.uniform(0.001, 0.002, 24).astype(np.float32),
     "z": np.zeros(24, np.int8),
     "b": RANDOM.normal(size=24).astype(np.float32),
+    "f": RANDOM.normal(size=(16, 24)).astype(np.float32),
+    "axis": np.asarray([-1]),
     "row": RANDOM.normal(size=(2, 3, 24)).astype(np.float32),
     "root": np.asarray(np.sqrt(2), np.float32),
     "one": np.asarray(1, np.float32),
     "half": np.asarray(0.5, np.float32),
 }
+SHAPES: Mapping[str, tuple[int, ...]] = dict.fromkeys(("p", "a", "n", "y"), (2, 3, 24))
 UNIT = Unit(name="product", op="MatMul", nodes=("product",), inputs=("x",), outputs=("p",))
 
 
@@ -68,7 +71,14 @@ CASES = {
     "bias and relu": (f"{PRODUCT} a = Add(p, b) y = Relu(a)", 3, 1),
     "bias and gelu": (f"{PRODUCT} a = Add(p, b) {GELU}", 7, 2),
     "gelu": (f"{PRODUCT} y = com.microsoft.Gelu(p)", 2, 2),
-    "a sum with a tensor": (f"{PRODUCT} y = Add(p, row)", 1, 0),
+    "a sum with a constant": (f"{PRODUCT} y = Add(p, row)", 1, 0),
+    "a sum with a tensor": (f"r = MatMul(x, f) {PRODUCT} y = Add(r, p)", 2, 0),
+    "bias, gelu and a sum": (
+        f"r = MatMul(x, f) {PRODUCT} a = Add(p, b) {GELU.replace('y =', 'n =')} y = Add(n, r)",
+        8,
+        2,
+    ),
+    "a sum with a row": (f"r = ReduceSum <keepdims = 1> (x, axis) {PRODUCT} y = Add(r, p)", 1, 0),
 }
 
 
@@ -76,8 +86,9 @@ CASES = {
 @pytest.mark.parametrize(("nodes", "body", "function"), CASES.values(), ids=CASES)
 def test_a_product_becomes_a_function_with_what_follows(nodes: str, body: int, function: int) -> None:
     made = model(nodes)
+    shapes = {**SHAPES, "r": (2, 3, 1 if "axis" in nodes else 24)}
     before = run(ort.InferenceSession(bytes_of(made), providers=["CPUExecutionProvider"]))
-    assert wrap_products(made, [UNIT], join=True) == 1
+    assert wrap_products(made, [UNIT], shapes, join=True) == 1
     (call,) = [node for node in made.graph if node.domain == NATIVE_DOMAIN]
     (inner,) = made.functions.values()
     assert (call.op_type, len(list(inner))) == ("MatMul", body)
@@ -104,7 +115,7 @@ LEFT = {
 @pytest.mark.parametrize(("nodes", "outputs", "body"), LEFT.values(), ids=LEFT)
 def test_what_others_read_stays_behind_the_product(nodes: str, outputs: str, body: int) -> None:
     made = model(nodes, outputs)
-    assert wrap_products(made, [UNIT], join=True) == 1
+    assert wrap_products(made, [UNIT], SHAPES, join=True) == 1
     (inner,) = made.functions.values()
     assert len(list(inner)) == body
     onnx.checker.check_model(onnx.load_from_string(bytes_of(made)))
@@ -112,7 +123,7 @@ def test_what_others_read_stays_behind_the_product(nodes: str, outputs: str, bod
 
 def test_alone_a_product_has_no_function() -> None:
     made = model(CASES["bias and gelu"][0])
-    assert wrap_products(made, [UNIT]) == 1
+    assert wrap_products(made, [UNIT], SHAPES) == 1
     assert [len(list(each)) for each in made.functions.values()] == [1]
 
 

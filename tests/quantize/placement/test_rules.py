@@ -17,7 +17,7 @@ from requant import UnknownNameError
 from requant.quantize import Selection, Strategy, choose
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.noise import Noises
-from requant.quantize.placement.rules import FLOAT_FORMS, able, choose_by
+from requant.quantize.placement.rules import FLOAT_FORMS, able, choose_by, widest_plan
 from requant.transforms.graph import node_name
 from requant.transforms.plan import Choice, Domain, Impl, Plan
 from requant.transforms.reasons import other
@@ -681,3 +681,21 @@ def test_an_embedding_moves_no_tensor_that_has_noise() -> None:
         w=(16, 2),
     )
     assert Noises.of(choose(model), {"x": 0.5}, {}, {}).of_tensor("x") == 0.5
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["here", "portable"])
+def test_what_any_placement_may_quantize_is_calibrated(portable: bool) -> None:
+    text = """g (float[1,4,8,8] x) => (float[1,8,8,8] y) {
+        [first] a = Conv <pads = [1, 1, 1, 1]> (x, v)
+        [sigmoid] s = Sigmoid(a)  [silu] b = Mul(a, s)
+        [second] c = Conv <pads = [1, 1, 1, 1]> (b, w)
+        [sin] y = Sin(c)
+    }"""
+    made = build(text, v=(8, 4, 3, 3), w=(8, 8, 3, 3))
+    facts = dataclasses.replace(facts_of(made), portable=portable)
+    plan = choose_by(facts, made)
+    options = able(facts, plan)
+    read = {t for unit in plan.units for form in options[unit.name] if form.reads_u8 for t in unit.inputs}
+    written = {t for unit in plan.units for form in options[unit.name] if form.writes_u8 for t in unit.outputs}
+    assert {"a", "c"} <= written
+    assert read | written <= set(widest_plan(facts, plan).quantized)
