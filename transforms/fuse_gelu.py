@@ -30,7 +30,7 @@ def fuse_gelu(model: ir.Model) -> Change:
     """Replace the operators of a GELU by one operator.
 
     Before:  y = 0.5 * x * (1 + Erf(x / sqrt(2)))
-             z = 0.5 * x * (1 + Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))
+             z = 0.5 * x * (1 + Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))), with x ** 3 or x * (x * x)
     After:   y = Gelu(x);  z = Gelu(x), approximate tanh: the standard operator from opset 20 on; below it
              com.microsoft.Gelu and com.microsoft.FastGelu
         The factors may be in any order, as Mul or Div. ONNX Runtime fuses a GELU in a float graph, but not behind a
@@ -144,7 +144,18 @@ def _cubic(value: ir.Value | None) -> ir.Value | None:
         return None
     for x, cube in (node.inputs, node.inputs[::-1]):
         powered = _scaled(cube, CUBE)
-        power = powered.producer() if powered is not None else None
-        if x is not None and power is not None and power.op_type == "Pow" and power.inputs[0] is x:
-            return x if _number(power.inputs[1]) == 3 else None
+        if x is not None and powered is not None and _is_cube(powered, x):
+            return x
     return None
+
+
+def _is_cube(value: ir.Value, x: ir.Value) -> bool:
+    """Return whether a tensor is ``x ** 3`` or ``x * (x * x)``."""
+    node = value.producer()
+    if node is None or node.domain or len(node.inputs) != 2:
+        return False
+    if node.op_type == "Pow":
+        return node.inputs[0] is x and _number(node.inputs[1]) == 3
+    other = next((each for each in node.inputs if each is not x), None)
+    square = other.producer() if other is not None and node.op_type == "Mul" and x in node.inputs else None
+    return square is not None and (square.op_type, square.domain) == ("Mul", "") and {*square.inputs} == {x}

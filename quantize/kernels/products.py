@@ -16,7 +16,7 @@ from .wrap import put_calls
 MS = "com.microsoft"
 MATMUL = ("x", "w", "w_scale", "w_zero_point", "B", "residual")
 BIAS, RESIDUAL = MATMUL.index("B"), MATMUL.index("residual")
-RELU, GELU = 1, 2
+RELU, GELU, GELU_BY_TANH = 1, 2, 3
 """Values of the attribute ``function``."""
 
 
@@ -58,16 +58,26 @@ def _functions(model: ir.Model) -> dict[ir.Value, _Function]:
     """Return the functions in the main graph that a product may include, by the tensor that nothing else reads."""
     found: dict[ir.Value, _Function] = {}
     for node in model.graph:
-        if node.op_type == "Erf" and (gelu := find_gelu(node)) is not None:
+        if node.op_type in ("Erf", "Tanh") and (gelu := find_gelu(node)) is not None:
             inside = _between(gelu.source, gelu.last)
             if all(use.node in inside for use in gelu.source.uses()) and not gelu.source.is_graph_output():
-                found[gelu.source] = _Function(tuple(each for each in model.graph if each in inside), GELU)
-        plain = node.attributes.get_string("approximate", "none") == "none"
-        number = {("Relu", ""): RELU, ("Gelu", ""): GELU, ("Gelu", MS): GELU}.get((node.op_type, node.domain))
-        value = node.inputs[0] if number is not None else None
-        if number is not None and plain and value is not None and sole_reader(value) is node:
+                found[gelu.source] = _Function(
+                    tuple(each for each in model.graph if each in inside), GELU_BY_TANH if gelu.tanh else GELU
+                )
+        number, value = _number(node), node.inputs[0] if node.inputs else None
+        if number and value is not None and sole_reader(value) is node:
             found[value] = _Function((node,), number)
     return found
+
+
+def _number(node: ir.Node) -> int:
+    """Return the number of the function that a node computes of its first input; 0 for another function."""
+    tanh = node.attributes.get_string("approximate", "none") == "tanh"
+    gelu = GELU_BY_TANH if tanh else GELU
+    numbers = {("", "Relu"): RELU, ("", "Gelu"): gelu, (MS, "Gelu"): GELU}
+    if (node.domain, node.op_type) == (MS, "FastGelu") and len(node.inputs) == 1:  # a second input is a bias
+        return GELU_BY_TANH
+    return numbers.get((node.domain, node.op_type), 0)
 
 
 def _between(source: ir.Value, last: ir.Node) -> set[ir.Node]:

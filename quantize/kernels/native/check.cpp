@@ -176,13 +176,19 @@ bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
   return right;
 }
 
-float share_below(double x) { return static_cast<float>(0.5 * std::erfc(-x / std::sqrt(2.0))); }
+// Returns f(x).
+double applied(Function function, double x) {
+  const double cubic = std::sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x);
+  if (function == Function::kRelu) return std::max(x, 0.0);
+  if (function == Function::kGelu) return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+  return function == Function::kGeluByTanh ? x * 0.5 * (1 + std::tanh(cubic)) : x;
+}
 
 // Returns whether an instruction set multiplies rows by a matrix. The order of the roundings to float differs.
 bool matrices_are_right(const Target& target, Random& random) {
   const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 6 : 70), inputs = draw(random, 1, 300), outputs = draw(random, 1, 150);
   Matrix made{inputs, outputs, std::vector<int8_t>(inputs * outputs), std::vector<float>(outputs), std::vector<float>(outputs),
-              Function{draw(random, 0, 2)}};
+              Function{draw(random, 0, 3)}};
   for (int8_t& each : made.weights) each = static_cast<int8_t>(draw(random, -128, 127));
   const auto real = [&](double most) { return static_cast<float>(most * (static_cast<double>(random() >> 11) * 0x1p-52 - 1)); };
   for (float& each : made.scale) each = std::abs(real(0.01));
@@ -206,8 +212,7 @@ bool matrices_are_right(const Target& target, Random& random) {
       for (int64_t i = 0; i < inputs; ++i)
         sum += static_cast<int64_t>(std::clamp(std::nearbyint(from[i] * inverse) + zero, 0.0f, 255.0f) - zero) * made.weights[o * inputs + i];
       const double scale = static_cast<double>(step) * made.scale[o], value = scale * static_cast<double>(sum) + made.bias[o];
-      const double shown = made.function == Function::kRelu ? std::max(value, 0.0) : made.function == Function::kGelu ? value * share_below(value) : value;
-      const double f = shown + (adds ? static_cast<double>(more[row * outputs + o]) : 0.0);
+      const double f = applied(made.function, value) + (adds ? static_cast<double>(more[row * outputs + o]) : 0.0);
       // three roundings to float of numbers below this one, and the error of the function
       const double size = scale * 255 * 128 * static_cast<double>(inputs) + std::abs(static_cast<double>(made.bias[o]));
       if (std::abs(found[row * outputs + o] - f) > 0x1p-21 * size + 4e-6) return false;

@@ -11,25 +11,32 @@
 
 namespace requant::REQUANT_TARGET {
 
-// Returns x times the share of a normal distribution below x, to 3e-6. The share is 1/2 + x P(u) with u = 2 (x / 5)^2 - 1; P is
-// the polynomial of degree 11 with the least greatest error where |x| <= 5 and with the share 1 at 5. For greater |x| the
-// share is that of 5.
-inline Floats gelu(Floats x) {
-  constexpr float kMost = 5, kTerms[] = {1.413637549e-01f, -7.029844075e-02f, 5.152461678e-02f, -4.038664699e-02f,
-                                         3.136502951e-02f, -2.366185188e-02f, 1.688032411e-02f, -1.006356347e-02f,
-                                         5.155723542e-03f, -4.007847048e-03f, 3.173768055e-03f, -1.044869889e-03f};
-  const Floats inside = bounded(x, -kMost, kMost);
-  const Floats u = times_plus(times(inside, inside), fill_floats(2 / (kMost * kMost)), fill_floats(-1));
-  Floats sum = fill_floats(kTerms[11]);
+constexpr float kMostGelu = 5;
+constexpr int kGeluTerms = 12;
+// 1/2 + x P(u) with u = 2 (x / 5)^2 - 1 is the share of a normal distribution below x; or what GELU by tanh takes for it. P has
+// the least greatest error where |x| <= 5, with the share 1 at 5.
+constexpr float kGelu[kGeluTerms] = {1.413637549e-01f, -7.029844075e-02f, 5.152461678e-02f, -4.038664699e-02f,
+                                     3.136502951e-02f, -2.366185188e-02f, 1.688032411e-02f, -1.006356347e-02f,
+                                     5.155723542e-03f, -4.007847048e-03f, 3.173768055e-03f, -1.044869889e-03f};
+constexpr float kGeluByTanh[kGeluTerms] = {1.413784772e-01f, -7.036800683e-02f, 5.166145787e-02f, -4.048439115e-02f,
+                                           3.126670420e-02f, -2.342097834e-02f, 1.654087007e-02f, -9.331471287e-03f,
+                                           4.460314289e-03f, -4.404340871e-03f, 4.154995549e-03f, -1.453634584e-03f};
+
+// Returns x times the share below x, to 3e-6; for |x| above 5 the share is that of 5.
+REQUANT_INLINE Floats gelu(Floats x, const float (&terms)[kGeluTerms]) {
+  const Floats inside = bounded(x, -kMostGelu, kMostGelu);
+  const Floats u = times_plus(times(inside, inside), fill_floats(2 / (kMostGelu * kMostGelu)), fill_floats(-1));
+  Floats sum = fill_floats(terms[kGeluTerms - 1]);
 #pragma unroll
-  for (int i = 10; i >= 0; --i) sum = times_plus(sum, u, fill_floats(kTerms[i]));
+  for (int i = kGeluTerms - 2; i >= 0; --i) sum = times_plus(sum, u, fill_floats(terms[i]));
   return times(x, times_plus(inside, sum, fill_floats(0.5f)));
 }
 
 template <Function Applied>
 inline Floats applied(Floats x) {
   if constexpr (Applied == Function::kRelu) return larger(x, fill_floats(0));
-  if constexpr (Applied == Function::kGelu) return gelu(x);
+  if constexpr (Applied == Function::kGelu) return gelu(x, kGelu);
+  if constexpr (Applied == Function::kGeluByTanh) return gelu(x, kGeluByTanh);
   return x;
 }
 
@@ -72,11 +79,12 @@ class FloatFinish {
         const Column column{sums + vector * kLanes, Vectors * kLanes, rows, panel.channel + offset, panel.bytes};
         uint8_t* const to = place.to + offset * static_cast<int64_t>(sizeof(float));
         const Rounding* const rounding = rows_ + (place.to - results_.first) / results_.bytes;
-        if (function_ == Function::kGelu)
-          write_column<Function::kGelu>(column, rounding, to);
-        else
-          function_ == Function::kRelu ? write_column<Function::kRelu>(column, rounding, to)
-                                       : write_column<Function::kNone>(column, rounding, to);
+        switch (function_) {
+          case Function::kNone: write_column<Function::kNone>(column, rounding, to); break;
+          case Function::kRelu: write_column<Function::kRelu>(column, rounding, to); break;
+          case Function::kGelu: write_column<Function::kGelu>(column, rounding, to); break;
+          case Function::kGeluByTanh: write_column<Function::kGeluByTanh>(column, rounding, to); break;
+        }
       }
     });
   }

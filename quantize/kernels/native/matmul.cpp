@@ -2,7 +2,7 @@
 //
 // Inputs: x, w, w_scale, w_zero_point, B, residual; all but x and the residual are constants, and the last two may be missing. w is
 // (inputs, outputs), w_scale has one value or one for each output, the zero points are 0, B is (outputs,), and the residual has the
-// shape of the result. The attribute `function` is what is applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu. Each
+// shape of the result. The attribute `function` is what is applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu, 3 Gelu by tanh. Each
 // row of x is rounded to 8 bits with the smallest range that contains it and 0.
 #include <algorithm>
 
@@ -28,7 +28,7 @@ class MatMulKernel {
     require(!bias || bias.size() == outputs_, "B must have one value for each output");
     for (int64_t i = 0; i < zero.size() && zero; ++i) require(zero.as<int8_t>()[i] == 0, "the zero points of w must be 0");
     const int64_t function = node.attribute("function", 0);
-    require(function >= 0 && function <= static_cast<int64_t>(Function::kGelu), "the function must be 0, 1 or 2");
+    require(function >= 0 && function <= static_cast<int64_t>(Function::kGeluByTanh), "the function must be from 0 to 3");
     Matrix made{inputs_, outputs_, std::vector<int8_t>(w.size()), {}, std::vector<float>(outputs_), Function{function}};
     for (int64_t i = 0; i < inputs_; ++i)
       for (int64_t o = 0; o < outputs_; ++o) made.weights[o * inputs_ + i] = w.as<int8_t>()[i * outputs_ + o];

@@ -687,7 +687,12 @@ def test_a_model_without_the_library_is_not_loaded() -> None:
 
 # ------------------------------------------------------------------------------------------- rows in float, a matrix of int8
 
-FUNCTIONS = (lambda v: v, lambda v: np.maximum(v, 0), lambda v: v * share_below(v))
+FUNCTIONS = (
+    lambda v: v,
+    lambda v: np.maximum(v, 0),
+    lambda v: v * share_below(v),
+    lambda v: v / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (v + 0.044715 * v**3))),
+)
 
 
 def share_below(value: Array) -> Array:
@@ -737,7 +742,7 @@ def defined(x: Array, w: Array, scale: Array, bias: Array | None, function: int)
     shape=st.sampled_from([(1,), (3,), (2, 5), (1, 33), (4, 2, 9), (70,)]),
     inputs=st.integers(1, 200),
     outputs=st.integers(1, 100),
-    function=st.integers(0, 2),
+    function=st.integers(0, 3),
     each=st.booleans(),
     bias=st.booleans(),
     threads=st.sampled_from([1, 3]),
@@ -803,7 +808,7 @@ def test_a_product_has_the_same_bytes_with_any_number_of_threads(isa: str) -> No
         ((0, 4), (4,), None, 0, "w must have two axes, and must not be empty"),
         ((3, 4), (3,), None, 0, "w_scale must have one value, or one for each output"),
         ((3, 4), (4,), (3,), 0, "B must have one value for each output"),
-        ((3, 4), (4,), None, 3, "the function must be 0, 1 or 2"),
+        ((3, 4), (4,), None, 4, "the function must be from 0 to 3"),
         ((70_000, 1), (1,), None, 0, "w has too many inputs"),
     ],
 )

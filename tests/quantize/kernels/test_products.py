@@ -27,6 +27,8 @@ from ...native import needs_library
 Array = NDArray[Any]
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
 GELU = """d = Div(a, root) e = Erf(d) u = Add(e, one) m = Mul(a, u) [gelu] y = Mul(m, half)"""
+TANH = """q = Mul(a, a) c = Mul(a, q) k = Mul(c, cubic) l = Add(a, k) f = Mul(l, rate) t = Tanh(f) u = Add(t, one)
+    m = Mul(a, u) y = Mul(m, half)"""
 PRODUCT = "[product] p = com.microsoft.DynamicQuantizeMatMul(x, w, s, z)"
 RANDOM = np.random.default_rng(0)
 CONSTANTS: Mapping[str, Array] = {
@@ -34,10 +36,12 @@ CONSTANTS: Mapping[str, Array] = {
     "s": RANDOM.uniform(0.001, 0.002, 24).astype(np.float32),
     "z": np.zeros(24, np.int8),
     "b": RANDOM.normal(size=24).astype(np.float32),
-    "f": RANDOM.normal(size=(16, 24)).astype(np.float32),
+    "g": RANDOM.normal(size=(16, 24)).astype(np.float32),
     "axis": np.asarray([-1]),
     "row": RANDOM.normal(size=(2, 3, 24)).astype(np.float32),
     "root": np.asarray(np.sqrt(2), np.float32),
+    "cubic": np.asarray(0.044715, np.float32),
+    "rate": np.asarray(np.sqrt(2 / np.pi), np.float32),
     "one": np.asarray(1, np.float32),
     "half": np.asarray(0.5, np.float32),
 }
@@ -70,11 +74,13 @@ CASES = {
     "relu": (f"{PRODUCT} y = Relu(p)", 2, 1),
     "bias and relu": (f"{PRODUCT} a = Add(p, b) y = Relu(a)", 3, 1),
     "bias and gelu": (f"{PRODUCT} a = Add(p, b) {GELU}", 7, 2),
+    "tanh gelu": (f"{PRODUCT} y = com.microsoft.FastGelu(p)", 2, 3),
+    "bias and tanh gelu": (f"{PRODUCT} a = Add(p, b) {TANH}", 11, 3),
     "gelu": (f"{PRODUCT} y = com.microsoft.Gelu(p)", 2, 2),
     "a sum with a constant": (f"{PRODUCT} y = Add(p, row)", 1, 0),
-    "a sum with a tensor": (f"r = MatMul(x, f) {PRODUCT} y = Add(r, p)", 2, 0),
+    "a sum with a tensor": (f"r = MatMul(x, g) {PRODUCT} y = Add(r, p)", 2, 0),
     "bias, gelu and a sum": (
-        f"r = MatMul(x, f) {PRODUCT} a = Add(p, b) {GELU.replace('y =', 'n =')} y = Add(n, r)",
+        f"r = MatMul(x, g) {PRODUCT} a = Add(p, b) {GELU.replace('y =', 'n =')} y = Add(n, r)",
         8,
         2,
     ),
@@ -108,7 +114,7 @@ LEFT = {
     "a product that others read": (f"{PRODUCT} y = Relu(p) o = Neg(p)", "float[2,3,24] y, float[2,3,24] o", 1),
     "a product that is an output": (f"{PRODUCT} y = Add(p, b)", "float[2,3,24] y, float[2,3,24] p", 1),
     "a gelu that others read": (f"{PRODUCT} a = Add(p, b) {GELU} o = Neg(a)", "float[2,3,24] y, float[2,3,24] o", 2),
-    "a tanh gelu": (f"{PRODUCT} y = com.microsoft.FastGelu(p)", "float[2,3,24] y", 1),
+    "a gelu with a bias of its own": (f"{PRODUCT} y = com.microsoft.FastGelu(p, b)", "float[2,3,24] y", 1),
 }
 
 
