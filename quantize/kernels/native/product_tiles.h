@@ -49,8 +49,10 @@ class TileProduct {
   }
 
  private:
-  static constexpr int kFew = 2;     // results: for fewer, vectors are faster
-  static constexpr int kHidden = 4;  // pairs of tiles behind which the next weights can be fetched
+  static constexpr int kFew = 2;  // results: for fewer, vectors are faster
+  // Weights may come from far away, and the processor fetches by itself within a page of 4 KB only: each step fetches some lines
+  // of a page that comes later.
+  static constexpr int64_t kAhead = 6144, kFetched = 4;
 
   // The shapes of the eight tiles, as the instruction reads them.
   struct alignas(64) Shapes {
@@ -143,20 +145,15 @@ class TileProduct {
           write(sums_ + each.sums * Vectors * kLanes, each.count, block_.place_at(each.row, each.column, panel));
         }
       };
-      const int64_t all = strips_ * tiles_, pairs = divided(all, 2), sweeps = divided(Vectors, 2) * pairs;
-      const int64_t bytes = block_.count.down * block_.count.across * block_.quads * Vectors * kBytes;
-      const int64_t lines = pairs < kHidden ? 0 : divided(step_ * Vectors * kBytes, sweeps * kCacheLine);
-      const uint8_t* ahead = panel.weights + bytes;
+      const int64_t all = strips_ * tiles_, pairs = divided(all, 2);
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const bool both = 2 * pair + 1 < all;
         const uint8_t *one = patch(2 * pair, panel), *other = both ? patch(2 * pair + 1, panel) : nullptr;
-        multiply_pair<Vectors, 0>(one, other, panel, ahead, lines);
-        ahead += bytes / sweeps;
+        multiply_pair<Vectors, 0>(one, other, panel);
         if (pair > 0) write_pair(pair - 1);
         store_pair<Vectors, 0>(both);
         if constexpr (Vectors > 2) {
-          multiply_pair<Vectors, 2>(one, other, panel, ahead, lines);
-          ahead += bytes / sweeps;
+          multiply_pair<Vectors, 2>(one, other, panel);
           store_pair<Vectors, 2>(both);
         }
       }
@@ -164,11 +161,9 @@ class TileProduct {
     });
   }
 
-  // Multiplies one or two tiles of patches by one or two vectors of a panel. Sums begin with the bias. Meanwhile the weights of
-  // the next panel, from `ahead` on, come into the second cache: each step fetches some lines.
+  // Multiplies one or two tiles of patches by one or two vectors of a panel. Sums begin with the bias.
   template <int Vectors, int First>
-  REQUANT_INLINE void multiply_pair(const uint8_t* one, const uint8_t* other, const Panel& panel, const uint8_t* ahead,
-                                    int64_t lines) const {
+  REQUANT_INLINE void multiply_pair(const uint8_t* one, const uint8_t* other, const Panel& panel) const {
     constexpr bool kWide = Vectors - First > 1;
     constexpr int64_t kRow = Vectors * kBytes;  // of weights, for four bytes of a patch
     const int32_t* start = panel.start + First * kLanes;
@@ -182,7 +177,7 @@ class TileProduct {
       for (int64_t across = 0; across < block_.count.across; ++across) {
         int64_t at = down * block_.runs.down + across * block_.runs.across;
         for (int64_t quad = 0; quad < block_.quads; quad += step_, at += 4 * step_, w += step_ * kRow) {
-          for (int64_t line = 0; line < lines; ++line, ahead += kCacheLine) __builtin_prefetch(ahead, 0, 2);
+          for (int64_t line = 0; line < kFetched; ++line) __builtin_prefetch(w + kAhead + line * kCacheLine, 0, 2);
           _tile_loadd(4, one + at, stride);
           _tile_loadd(6, w, kRow);
           _tile_dpbusd(0, 4, 6);
