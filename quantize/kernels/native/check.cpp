@@ -186,7 +186,8 @@ double applied(Function function, double x) {
 
 // Returns whether an instruction set multiplies rows by a matrix. The order of the roundings to float differs.
 bool matrices_are_right(const Target& target, Random& random) {
-  const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 6 : 70), inputs = draw(random, 1, 300), outputs = draw(random, 1, 150);
+  const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 6 : 70);
+  const int64_t inputs = draw(random, 1, 300), outputs = draw(random, 1, 150);
   Matrix made{inputs, outputs, std::vector<int8_t>(inputs * outputs), std::vector<float>(outputs), std::vector<float>(outputs),
               Function{draw(random, 0, 3)}};
   for (int8_t& each : made.weights) each = static_cast<int8_t>(draw(random, -128, 127));
@@ -196,21 +197,25 @@ bool matrices_are_right(const Target& target, Random& random) {
   Guarded x(rows * inputs * sizeof(float)), y(rows * outputs * sizeof(float));
   float *from = reinterpret_cast<float*>(x.data()), *found = reinterpret_cast<float*>(y.data());
   const double lift = draw(random, 0, 2) ? 0 : 5;
-  for (int64_t i = 0; i < rows * inputs; ++i) from[i] = draw(random, 0, 40) && i / inputs != 1 ? real(3) + static_cast<float>(lift) : 0.0f;
+  for (int64_t i = 0; i < rows * inputs; ++i)
+    from[i] = draw(random, 0, 40) && i / inputs != 1 ? real(3) + static_cast<float>(lift) : 0.0f;
   std::vector<float> more(rows * outputs);
   for (float& each : more) each = real(2);
   const bool adds = draw(random, 0, 1) == 1;
-  target.matrix(made)->run(from, adds ? more.data() : nullptr, found, rows, [](size_t count, const std::function<void(size_t)>& work) {
+  const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
     for (size_t i = 0; i < count; ++i) work(i);
-  });
+  };
+  target.matrix(made)->run(from, adds ? more.data() : nullptr, found, rows, serial);
   for (int64_t row = 0; row < rows; ++row, from += inputs) {
     const float least = std::min(0.0f, *std::min_element(from, from + inputs));
     const float step = std::max(0.0f, *std::max_element(from, from + inputs)) / 255 - least / 255;
     const float inverse = step > 0 ? 1 / step : 0, zero = std::nearbyint(-least * inverse);
     for (int64_t o = 0; o < outputs; ++o) {
       int64_t sum = 0;
-      for (int64_t i = 0; i < inputs; ++i)
-        sum += static_cast<int64_t>(std::clamp(std::nearbyint(from[i] * inverse) + zero, 0.0f, 255.0f) - zero) * made.weights[o * inputs + i];
+      for (int64_t i = 0; i < inputs; ++i) {
+        const float rounded = std::clamp(std::nearbyint(from[i] * inverse) + zero, 0.0f, 255.0f) - zero;
+        sum += static_cast<int64_t>(rounded) * made.weights[o * inputs + i];
+      }
       const double scale = static_cast<double>(step) * made.scale[o], value = scale * static_cast<double>(sum) + made.bias[o];
       const double f = applied(made.function, value) + (adds ? static_cast<double>(more[row * outputs + o]) : 0.0);
       // three roundings to float of numbers below this one, and the error of the function

@@ -72,7 +72,8 @@ class Dense final : public ConvolutionKernel {
   // ------------------------------------------------------------------------------------------------------ parts
 
   Grid grid_of(const Extent& extent) const {
-    const int64_t all = static_cast<int64_t>(packed_.panels().size()), row = extent.columns * conv_.outputs * conv_.taps() * depth_;
+    const int64_t all = static_cast<int64_t>(packed_.panels().size());
+    const int64_t row = extent.columns * conv_.outputs * conv_.taps() * depth_;  // products
     Grid grid{1, extent.rows, 1, extent.columns, 1, all};
     if (conv_.pointwise()) {
       grid.blocks = divided(extent.columns, Way::pixels(depth_, conv_.outputs));

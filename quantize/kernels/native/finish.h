@@ -97,7 +97,8 @@ class Finish {
 #pragma unroll
     for (int row = 0; row < Rows; ++row)
 #pragma unroll
-      for (int vector = 0; vector < Vectors; ++vector) sum[row][vector] = load_ints(sums + ((first + row) * Vectors + vector) * kLanes);
+      for (int vector = 0; vector < Vectors; ++vector)
+        sum[row][vector] = load_ints(sums + ((first + row) * Vectors + vector) * kLanes);
     write_some<Curved, true, Plain>(sum, Rows, panel, moved(place, first));
   }
 

@@ -1,9 +1,9 @@
 // MatMul: rows in float times a constant matrix of int8, in integers; float tensors with the rows along the last axis.
 //
-// Inputs: x, w, w_scale, w_zero_point, B, residual; all but x and the residual are constants, and the last two may be missing. w is
-// (inputs, outputs), w_scale has one value or one for each output, the zero points are 0, B is (outputs,), and the residual has the
-// shape of the result. The attribute `function` is what is applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu, 3 Gelu by tanh. Each
-// row of x is rounded to 8 bits with the smallest range that contains it and 0.
+// Inputs: x, w, w_scale, w_zero_point, B, residual; all but x and the residual are constants, and the last two may be missing.
+// w is (inputs, outputs), w_scale has one value or one for each output, the zero points are 0, B is (outputs,), and the residual
+// has the shape of the result. The attribute `function` is what is applied before the residual is added: 0 nothing, 1 Relu,
+// 2 Gelu, 3 Gelu by tanh. Each row of x is rounded to 8 bits with the smallest range that contains it and 0.
 #include <algorithm>
 
 #include "operators.h"
@@ -51,7 +51,9 @@ class MatMulKernel {
     require(!residual || residual.shape == shape, "the residual must have the shape of the result");
     const int64_t rows = x.size() / inputs_;
     if (rows == 0) return;
-    kernel_->run(x.as<float>(), residual.as<float>(), y, rows, [&](size_t count, const std::function<void(size_t)>& work) { run.parallel(count, work); });
+    kernel_->run(x.as<float>(), residual.as<float>(), y, rows, [&](size_t count, const std::function<void(size_t)>& work) {
+      run.parallel(count, work);
+    });
   }
 
  private:

@@ -18,8 +18,8 @@
 
 namespace requant::REQUANT_TARGET {
 
-constexpr int kTile = 16;       // rows of a tile
-constexpr int64_t kDepth = 64;  // bytes of a row of a tile
+constexpr int kTile = 16;           // rows of a tile
+constexpr int64_t kDepth = 64;      // bytes of a row of a tile
 constexpr int64_t kCacheLine = 64;  // bytes
 
 // A run has steps of equal length, of a row of a tile at most.
@@ -50,8 +50,8 @@ class TileProduct {
 
  private:
   static constexpr int kFew = 2;  // results: for fewer, vectors are faster
-  // Weights may come from far away, and the processor fetches by itself within a page of 4 KB only: each step fetches some lines
-  // of a page that comes later.
+  // Weights may come from far away, and the processor fetches by itself within a page of 4 KB only: each step fetches some
+  // lines of a page that comes later.
   static constexpr int64_t kAhead = 6144, kFetched = 4;
 
   // The shapes of the eight tiles, as the instruction reads them.
@@ -223,7 +223,9 @@ struct InTiles {
   static constexpr bool kThin = true;        // whether patches of one pixel are copied, so that they are neighbours
 
   // Whether tiles are faster than vectors: a step takes as long as about three quads in vectors.
-  static bool suits(const Convolution& conv) { return conv.runs() * (quads(conv.run_bytes()) - 3 * steps_of(conv.run_bytes())) > 3; }
+  static bool suits(const Convolution& conv) {
+    return conv.runs() * (quads(conv.run_bytes()) - 3 * steps_of(conv.run_bytes())) > 3;
+  }
 
   // Returns the quads of a run of so many bytes.
   static int64_t quads(int64_t run) { return steps_of(run) * quads_of_step(run); }

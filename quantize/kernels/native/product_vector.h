@@ -33,7 +33,8 @@ class VectorProduct {
     for (int64_t row = 0; row < block_.rows; ++row)
       for (int64_t step = 0, column = 0; step < steps; ++step) {  // steps of equal length, or one more
         const int64_t rows = few + (step < more);
-        multiply_rows<kRows, Vectors>(rows, block_.patch_at(row, column) + panel.input, panel, block_.place_at(row, column, panel));
+        const uint8_t* x = block_.patch_at(row, column) + panel.input;
+        multiply_rows<kRows, Vectors>(rows, x, panel, block_.place_at(row, column, panel));
         column += rows;
       }
   }

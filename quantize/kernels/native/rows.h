@@ -13,8 +13,8 @@
 
 namespace requant::REQUANT_TARGET {
 
-// Rounds a row of `count` floats: to[i] = clip(rint(x[i] / step) + zero, 0, 255), where [zero - 255, zero] * -step contains 0 and all
-// x. A row that is all 0, or whose step is no normal number, has the step 0. A row with an infinity or NaN has the step NaN.
+// Rounds a row of `count` floats: to[i] = clip(rint(x[i] / step) + zero, 0, 255), as `Matrix` says. A row that is all 0, or whose
+// step is no normal number, has the step 0. A row with an infinity or NaN has the step NaN.
 inline Rounding round_row(const float* x, int64_t count, uint8_t* to) {
   constexpr int64_t kStep = 4 * kLanes;
   const Floats none = fill_floats(0);
@@ -68,7 +68,12 @@ inline Rounding round_row(const float* x, int64_t count, uint8_t* to) {
 template <class Way>
 class Rows final : public MatrixKernel {
  public:
-  explicit Rows(Matrix made) : inputs_(made.inputs), outputs_(made.outputs), function_(made.function), shape_(convolution_of(made)), packed_(shape_) {
+  explicit Rows(Matrix made)
+      : inputs_(made.inputs),
+        outputs_(made.outputs),
+        function_(made.function),
+        shape_(convolution_of(made)),
+        packed_(shape_) {
     shape_.weights = {};
     for (Aligned<float>* each : {&channels_.scale, &channels_.shift, &channels_.bias}) each->assign(outputs_ + kLanes, 0);
     for (int64_t o = 0; o < outputs_; ++o) {
@@ -84,14 +89,17 @@ class Rows final : public MatrixKernel {
     const int64_t pitch = 4 * packed_.quads(), most = std::clamp<int64_t>(kHeld / pitch, kAtLeast, rows + kAtLeast);
     const int64_t blocks = divided(rows, most), each = divided(rows, blocks);
     for (int64_t first = 0; first < rows; first += each)
-      multiply({x + first * inputs_, residual ? residual + first * outputs_ : nullptr, y + first * outputs_, std::min(each, rows - first)},
+      multiply({.x = x + first * inputs_,
+                .residual = residual ? residual + first * outputs_ : nullptr,
+                .y = y + first * outputs_,
+                .rows = std::min(each, rows - first)},
                parallel);
   }
 
  private:
-  static constexpr int64_t kHeld = 1 << 20;    // bytes of the rows that are rounded at once, about: they stay in the second cache
-  static constexpr int64_t kAtLeast = 32;      // rows
-  static constexpr int64_t kWork = 1 << 22;    // products of one task, about
+  static constexpr int64_t kHeld = 1 << 20;     // bytes of rows that are rounded at once, about: they stay in the second cache
+  static constexpr int64_t kAtLeast = 32;       // rows
+  static constexpr int64_t kWork = 1 << 22;     // products of one task, about
   static constexpr int64_t kRounded = 1 << 14;  // values that one task rounds, about
 
   // Returns a product as a convolution of one pixel.
