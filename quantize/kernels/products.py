@@ -36,12 +36,17 @@ def wrap_products(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, S
     """
     nodes = {str(node.name): node for node in model.graph}
     functions = _functions(model) if join else {}
-    calls = {}
+    calls: dict[ir.Value, Call] = {}
     for unit in units:
         node = nodes.get(unit.nodes[0])
         if node is None or node.op_type != "DynamicQuantizeMatMul":
             continue
-        call = _with_residual(_joined(_call(node), functions), shapes) if join else _call(node)
+        call = _call(node)
+        if join:
+            call = _joined(call, functions)
+            both = _with_residual(call, shapes)
+            # a sum of two products belongs to the first one
+            call = call if both.body[-1].outputs[0] in calls else both
         calls[call.body[-1].outputs[0]] = call
     return put_calls(model, calls)
 
@@ -57,13 +62,13 @@ class _Function:
 def _functions(model: ir.Model) -> dict[ir.Value, _Function]:
     """Return the functions in the main graph that a product may include, by the tensor that nothing else reads."""
     found: dict[ir.Value, _Function] = {}
-    for node in model.graph:
+    places = {node: place for place, node in enumerate(model.graph)}
+    for node in places:
         if node.op_type in ("Erf", "Tanh") and (gelu := find_gelu(node)) is not None:
             inside = _between(gelu.source, gelu.last)
             if all(use.node in inside for use in gelu.source.uses()) and not gelu.source.is_graph_output():
-                found[gelu.source] = _Function(
-                    tuple(each for each in model.graph if each in inside), GELU_BY_TANH if gelu.tanh else GELU
-                )
+                nodes = tuple(sorted(inside, key=places.__getitem__))
+                found[gelu.source] = _Function(nodes, GELU_BY_TANH if gelu.tanh else GELU)
         number, value = _number(node), node.inputs[0] if node.inputs else None
         if number and value is not None and sole_reader(value) is node:
             found[value] = _Function((node,), number)
@@ -72,11 +77,10 @@ def _functions(model: ir.Model) -> dict[ir.Value, _Function]:
 
 def _number(node: ir.Node) -> int:
     """Return the number of the function that a node computes of its first input; 0 for another function."""
-    tanh = node.attributes.get_string("approximate", "none") == "tanh"
-    gelu = GELU_BY_TANH if tanh else GELU
-    numbers = {("", "Relu"): RELU, ("", "Gelu"): gelu, (MS, "Gelu"): GELU}
-    if (node.domain, node.op_type) == (MS, "FastGelu") and len(node.inputs) == 1:  # a second input is a bias
-        return GELU_BY_TANH
+    by_tanh = node.attributes.get_string("approximate", "none") == "tanh"
+    numbers = {("", "Relu"): RELU, ("", "Gelu"): GELU_BY_TANH if by_tanh else GELU, (MS, "Gelu"): GELU}
+    if len(node.inputs) == 1:  # a second input is a bias
+        numbers[MS, "FastGelu"] = GELU_BY_TANH
     return numbers.get((node.domain, node.op_type), 0)
 
 

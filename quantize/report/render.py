@@ -37,11 +37,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "u8->u8 native": ("u8", "NATIVE", "in integers, in an operator of requant"),
     "u8->float": ("u8f", "INT8→F", "integer products, float result"),
     "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
-    "dynamic native": (
-        "dyn",
-        "NATIVE",
-        "integer products, ranges found at run time, in an operator of requant",
-    ),
+    "dynamic native": ("dyn", "NATIVE", "integer products, ranges found at run time, in an operator of requant"),
     "block": ("w8", "BLOCK", "weights in blocks of integers, float to float"),
     "weight-only": ("w8", "W8", "int8 weights, computed in float"),
     "float": ("float", "FLOAT", "float"),

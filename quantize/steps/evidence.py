@@ -24,6 +24,8 @@ from .judge import measure_accuracy
 from .ranges import TensorRanges
 
 EVIDENCE = 4  # samples for each tensor
+EVIDENCE_OF = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC}
+"""Forms that are not tried, and those whose noise counts for them: the range of a row is at most that of its tensor."""
 FINE_DB = 45.0  # with less noise the model is as good as float: no tensors are tried alone
 
 
@@ -90,16 +92,12 @@ def forms_alone(
     options = able(facts, rules)
     found: dict[Impl, dict[str, float]] = {}
     home = {str(node.name) for node in job.simple.graph}
-    for form in FLOAT_FORMS:
-        if form is Impl.DYNAMIC_NATIVE:  # the range of a row is at most that of the tensor
-            if Impl.DYNAMIC in found:
-                found[form] = found[Impl.DYNAMIC]
-            continue
+    for form in (each for each in FLOAT_FORMS if each not in EVIDENCE_OF):
         units = [u for u in rules.units if form in options[u.name] and len(options[u.name]) > 1 and u.nodes[0] in home]
         tensors = dict.fromkeys((unit.inputs[0] for unit in units), ROUNDED[form])
         if tensors:
             found[form] = _tried(job, tensors, accuracy, seconds, {unit.nodes[0] for unit in units})
-    return found
+    return found | {form: found[tried] for form, tried in EVIDENCE_OF.items() if tried in found}
 
 
 def _tried(

@@ -26,7 +26,7 @@ class MatMulKernel {
     outputs_ = w.shape[1];
     require(scale.size() == 1 || scale.size() == outputs_, "w_scale must have one value, or one for each output");
     require(!bias || bias.size() == outputs_, "B must have one value for each output");
-    for (int64_t i = 0; i < zero.size() && zero; ++i) require(zero.as<int8_t>()[i] == 0, "the zero points of w must be 0");
+    for (int64_t i = 0; zero && i < zero.size(); ++i) require(zero.as<int8_t>()[i] == 0, "the zero points of w must be 0");
     const int64_t function = node.attribute("function", 0);
     require(function >= 0 && function <= static_cast<int64_t>(Function::kGeluByTanh), "the function must be from 0 to 3");
     Matrix made{inputs_, outputs_, std::vector<int8_t>(w.size()), {}, std::vector<float>(outputs_), Function{function}};

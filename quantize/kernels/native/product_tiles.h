@@ -18,9 +18,8 @@
 
 namespace requant::REQUANT_TARGET {
 
-constexpr int kTile = 16;           // rows of a tile
-constexpr int64_t kDepth = 64;      // bytes of a row of a tile
-constexpr int64_t kCacheLine = 64;  // bytes
+constexpr int kTile = 16;       // rows of a tile
+constexpr int64_t kDepth = 64;  // bytes of a row of a tile
 
 // A run has steps of equal length, of a row of a tile at most.
 inline int64_t steps_of(int64_t run) { return divided(run, kDepth); }
@@ -50,8 +49,8 @@ class TileProduct {
 
  private:
   static constexpr int kFew = 2;  // results: for fewer, vectors are faster
-  // Weights may come from far away, and the processor fetches by itself within a page of 4 KB only: each step fetches some
-  // lines of a page that comes later.
+  // Weights may come from far away, and the processor fetches by itself within a page of 4 KB only: each step fetches a few
+  // vectors of weights, so many bytes ahead.
   static constexpr int64_t kAhead = 6144, kFetched = 4;
 
   // The shapes of the eight tiles, as the instruction reads them.
@@ -177,7 +176,7 @@ class TileProduct {
       for (int64_t across = 0; across < block_.count.across; ++across) {
         int64_t at = down * block_.runs.down + across * block_.runs.across;
         for (int64_t quad = 0; quad < block_.quads; quad += step_, at += 4 * step_, w += step_ * kRow) {
-          for (int64_t line = 0; line < kFetched; ++line) __builtin_prefetch(w + kAhead + line * kCacheLine, 0, 2);
+          for (int64_t i = 0; i < kFetched; ++i) __builtin_prefetch(w + kAhead + i * kBytes, 0, 2);
           _tile_loadd(4, one + at, stride);
           _tile_loadd(6, w, kRow);
           _tile_dpbusd(0, 4, 6);

@@ -108,7 +108,7 @@ struct Matrix {
   std::vector<float> scale, bias;  // (outputs,)
   Function function = Function::kNone;
   // Whether int32 holds all sums.
-  bool fits() const { return inputs <= INT32_MAX / (255 * 128) - 4; }
+  bool fits() const { return inputs <= INT32_MAX / (255 * 128); }
 };
 
 class MatrixKernel {

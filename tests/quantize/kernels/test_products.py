@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,18 @@ def test_a_product_becomes_a_function_with_what_follows(nodes: str, body: int, f
     (found,) = run(open_session(bytes_of(made), threads=1))
     step = 4 * 2 / 255 / 2
     assert np.abs(found - before[0]).max() <= 2 * step * np.abs(CONSTANTS["w"] * CONSTANTS["s"]).sum(0).max()
+
+
+@needs_library
+def test_a_sum_of_two_products_belongs_to_the_first_one() -> None:
+    nodes = f"{PRODUCT} [second] n = com.microsoft.DynamicQuantizeMatMul(x, w, s, z, b) y = Add(p, n)"
+    made, second = model(nodes), replace(UNIT, name="second", nodes=("second",), outputs=("n",))
+    before = run(ort.InferenceSession(bytes_of(made), providers=["CPUExecutionProvider"]))
+    assert wrap_products(made, [UNIT, second], SHAPES, join=True) == 2
+    assert [node.op_type.split("_")[0] for node in made.graph] == ["MatMul", "MatMul"]
+    (found,) = run(open_session(bytes_of(made), threads=1))
+    step = 4 * 2 / 255 / 2
+    assert np.abs(found - before[0]).max() <= 4 * step * np.abs(CONSTANTS["w"] * CONSTANTS["s"]).sum(0).max()
 
 
 LEFT = {
