@@ -44,9 +44,11 @@ def kernels_of(graph: Any, took: Mapping[str, float]) -> tuple[KernelRun, ...]:
 def fastest_of(windows: Sequence[Sequence[KernelRun]]) -> tuple[KernelRun, ...]:
     """Return the kernels of a model that was compiled several times, each with its least time.
 
-    OpenVINO numbers layers that it makes, and the numbers differ, so that the kernels are joined by their place.
+    OpenVINO numbers layers that it makes, and the numbers differ, so that the kernels are joined by their place. It says
+    of a kernel that takes less than its clock shows that it did not run: windows with fewer kernels do not count.
     """
-    same = [each for each in windows if len(each) == len(windows[0])]
+    most = max(map(len, windows))
+    same = [each for each in windows if len(each) == most]
     return tuple(min(kernels, key=lambda run: run.microseconds) for kernels in zip(*same, strict=True))
 
 
