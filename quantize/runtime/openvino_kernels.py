@@ -44,8 +44,9 @@ def kernels_of(graph: Any, took: Mapping[str, float]) -> tuple[KernelRun, ...]:
 def fastest_of(windows: Sequence[Sequence[KernelRun]]) -> tuple[KernelRun, ...]:
     """Return the kernels of a model that was compiled several times, each with its least time.
 
-    OpenVINO numbers layers that it makes, and the numbers differ, so that the kernels are joined by their place. A kernel
-    below the resolution of its clock counts as not executed: windows with fewer kernels than others are left out.
+    OpenVINO numbers layers that it makes, and the numbers differ, so that the kernels are joined by their place. A
+    kernel below the resolution of its clock counts as not executed: windows with fewer kernels than others are left
+    out.
     """
     most = max(map(len, windows))
     same = [each for each in windows if len(each) == most]
