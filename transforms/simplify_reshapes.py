@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -25,18 +26,24 @@ from .graph import (
 from .inference import stand_ins
 from .registry import Change, transform
 
+Known: TypeAlias = Mapping[ir.Value, ir.Value]
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+WIDEST = {"MatMul": 2, "Add": 1, "Mul": 1, "Sub": 1, "Div": 1}
+"""Operators that keep all axes of a tensor but the last one, and the most axes of the constant beside it."""
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
 
 
 @transform("simplify_reshapes", after=("fold_constants",))
 def simplify_reshapes(model: ir.Model) -> Change:
-    """Merge consecutive reshapes, and give a Reshape with one computed length a constant target.
+    """Merge consecutive reshapes, and give a Reshape with computed lengths a constant target where that is possible.
 
     Before:  y = Reshape(x, Concat(Gather(Shape(x), 0), [8, 64]));  z = Squeeze(Unsqueeze(Reshape(x, s), a), b)
+             t = Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), [8, 64]))
     After:   y = Reshape(x, [-1, 8, 64]);                           z = Reshape(x, [-1, 8]), z (N, 8)
+             t = Reshape(x, [0, 0, 8, 64]): lengths of axes that keep their place are 0
         An Unsqueeze and a Squeeze of the same axes are both removed. Exporters write computed targets if the batch size
-        is dynamic; shape inference then fails. `strip_unused_nodes` removes the nodes that computed the target.
+        is dynamic; shape inference then fails, and the computation of the targets takes longer than the reshapes.
+        `strip_unused_nodes` removes the nodes that computed the target.
     Left alone: a tensor between two reshapes that other nodes read (``read-between``); results with more than one
         unknown length (``shape-unknown``) or with a length of 0 (``empty``); opsets below 5.
     """
@@ -51,31 +58,86 @@ def simplify_reshapes(model: ir.Model) -> Change:
         known = stand_ins(model)
         for node in computing_nodes(model, *RESHAPES):
             if node.graph is not None:  # an earlier merge removes nodes
-                progress |= _fix_target(node, taken, change)
+                progress |= _fix_target(node, known, taken, change)
                 progress |= _merge(node, known, taken, change)
     return change
 
 
-def _fix_target(node: ir.Node, taken: set[str], change: Change) -> bool:
+def _fix_target(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
     """Replace a target made of constants and one computed length by a constant; return whether it changed."""
     target = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
     concat = target.producer() if target is not None else None
     if concat is None or concat.op_type != "Concat" or concat.domain or node.attributes.get_int("allowzero", 0) != 0:
         return False
     parts = [_part(value) for value in concat.inputs]
+    if not all(part is not None or _is_one_length(value) for value, part in zip(concat.inputs, parts, strict=True)):
+        return False
     lengths = [length for part in parts for length in ([-1] if part is None else part)]
-    if parts.count(None) != 1 or lengths.count(-1) != 1:
-        return False
-    (unknown,) = (value for value, part in zip(concat.inputs, parts, strict=True) if part is None)
-    if not _is_one_length(unknown):
-        return False
     if 0 in lengths:
         change.skip("empty")
+        return False
+    if None not in parts:
+        return False
+    if lengths.count(-1) > 1:
+        lengths = _with_kept(node.inputs[0], concat.inputs, parts, known)
+    if lengths.count(-1) > 1:
         return False
     node.replace_input_with(1, _target(node, lengths, taken))
     discard(target)
     change.applied += 1
     return True
+
+
+def _with_kept(
+    x: ir.Value | None, values: Sequence[ir.Value | None], parts: Sequence[Sequence[int] | None], known: Known
+) -> list[int]:
+    """Return the lengths of a target: 0 for a computed length that is the length of the same axis of x, else -1.
+
+    Args:
+        x: The tensor that is reshaped.
+        values: The parts of the target; those that are computed have one length.
+        parts: The constant parts; None for computed ones.
+        known: Stand-ins of values whose shapes are inferred.
+    """
+    lengths: list[int] = []
+    for value, part in zip(values, parts, strict=True):
+        if part is not None:
+            lengths += part
+        else:
+            lengths.append(0 if _is_length(value, x, len(lengths), known) else -1)
+    return lengths
+
+
+def _is_length(value: ir.Value | None, x: ir.Value | None, axis: int, known: Known) -> bool:
+    """Whether a computed length is the length of an axis of x: of x itself, or of a tensor with the same axis."""
+    while (node := _standard(value)) is not None and node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
+        value = node.inputs[0]
+    shape = _standard(node.inputs[0]) if node is not None and node.op_type == "Gather" else None
+    if node is None or shape is None or shape.op_type != "Shape" or {"start", "end"} & {*shape.attributes}:
+        return False
+    picked = _part(node.inputs[1])
+    return picked == [axis] and _like(shape.inputs[0], axis, known) is _like(x, axis, known)
+
+
+def _like(x: ir.Value | None, axis: int, known: Known) -> ir.Value | None:
+    """Return the first tensor whose axis has the length of the same axis of x, as far as products and biases tell."""
+    while (node := _standard(x)) is not None and x is not None:
+        widest = WIDEST.get(node.op_type, -1)
+        computed = [value for value in node.inputs if constant(value) is None]
+        constants = [tensor for tensor in map(constant, node.inputs) if tensor is not None]
+        plain = len(computed) == len(constants) == 1 and len(constants[0].shape) <= widest
+        turned = node.op_type == "MatMul" and computed[:1] != [node.inputs[0]]
+        shape = known.get(x, x).shape
+        if not plain or turned or shape is None or axis >= len(shape) - 1:
+            break
+        (x,) = computed
+    return x
+
+
+def _standard(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that computes a tensor if it is a standard operator."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and not node.domain else None
 
 
 def _part(value: ir.Value | None) -> list[int] | None:
@@ -139,7 +201,7 @@ def _undoes(second: ir.Node, first: ir.Node) -> bool:
     return bool(axes[0]) and axes[0] == axes[1]
 
 
-def _merge(node: ir.Node, known: Mapping[ir.Value, ir.Value], taken: set[str], change: Change) -> bool:
+def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
     """Merge a reshape with the reshape before it; return whether the graph changed."""
     between = node.inputs[0]
     first = between.producer() if between is not None else None
