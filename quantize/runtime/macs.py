@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
+from ... import NATIVE_DOMAIN
+
+NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION = (
+    f"{NATIVE_DOMAIN}.{operator}" for operator in ("Convolution", "MatMul", "Attention")
+)
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
-    "DynamicQuantizeLSTM QAttention Convolution".split()
-)
+    "DynamicQuantizeLSTM QAttention".split()
+) | {NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION}
+NUMBER = re.compile(r"_[0-9]+$")  # of the names of a native operator
 INTEGER_LEVEL = 4
 """The accuracy_level with which a MatMulNBits multiplies integers."""
 
@@ -46,25 +53,40 @@ def _attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     return math.prod(inputs[0]) * weights[1] + 2 * math.prod(output) * inputs[0][1]
 
 
+def _heads(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
+    """Each query is multiplied by each key, and each result needs one product per key."""
+    rows_first = node.attributes.get_ints("rows_first", (0, 0, 0, 0))
+    keys = inputs[1][-3 if rows_first[1] else -2]
+    return (math.prod(inputs[0]) + math.prod(output)) * keys
+
+
 MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
-    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger Convolution".split(), _convolution),
+    **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
+    NATIVE_CONVOLUTION: _convolution,
     "ConvTranspose": _transposed,
     **dict.fromkeys(
         "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "
         "QGemm MatMulNBits".split(),
         _product,
     ),
+    NATIVE_PRODUCT: _product,
     **dict.fromkeys(("Attention", "QAttention"), _attention),
+    NATIVE_ATTENTION: _heads,
     **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
 }
 """Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""
+
+
+def counted_as(op: str, domain: str) -> str:
+    """Return the name of an operator in `MACS` and `INTEGER`; a native operator has its domain there, and no number."""
+    return f"{domain}.{NUMBER.sub('', op)}" if domain == NATIVE_DOMAIN else op
 
 
 def multiply_accumulates(op: str, node: ir.Node | None, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Return the multiply-accumulates of one run of a node; 0 for operators that are not in `MACS`.
 
     Args:
-        op: The executed operator.
+        op: The executed operator, see `counted_as`.
         node: The node with its constants.
         inputs: Shapes of its inputs, in order, without constants that the kernel has packed.
         outputs: Shapes of its outputs.
@@ -83,7 +105,7 @@ def multiplies_integers(op: str, level: int) -> bool:
     """Return whether an operator multiplies integers.
 
     Args:
-        op: The operator.
+        op: The operator, see `counted_as`.
         level: Its accuracy_level.
     """
     return op in INTEGER or (op == "MatMulNBits" and level == INTEGER_LEVEL)

@@ -18,11 +18,10 @@ from ... import NATIVE_DOMAIN, RequantError
 from ...calibration.session import ModelSource, describe, open_session
 from ...system.scratch import scratch_folder
 from .clock import clock_of
-from .macs import accuracy_level, multiplies_integers, multiply_accumulates
+from .macs import NUMBER, accuracy_level, counted_as, multiplies_integers, multiply_accumulates
 from .session import Runner
 
 RUNS = 3
-NUMBER = re.compile(r"_[0-9]+$")  # of the names of a native operator
 
 
 class _Arguments(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +81,9 @@ class KernelRun:
     @property
     def integer(self) -> bool:
         """Whether it multiplies integers."""
-        return multiplies_integers(self.op, self.level) if self.integers is None else self.integers
+        if self.integers is not None:
+            return self.integers
+        return multiplies_integers(counted_as(self.op, self.domain), self.level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _runs(
         steps = max(1, len(times) // runs)  # a node in the body of a Loop runs many times
         domain = node.domain if node is not None else ""
         op = NUMBER.sub("", args.op_name) if domain == NATIVE_DOMAIN else args.op_name
-        macs = steps * multiply_accumulates(op, node, inputs, outputs)
+        macs = steps * multiply_accumulates(counted_as(op, domain), node, inputs, outputs)
         spent = steps * min(times)
         yield KernelRun(name, domain, op, spent, macs, outputs, inputs, reads, writes, accuracy_level(node))
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ....calibration.session import Array, open_session
 from ...runtime.isa import probe
-from ...runtime.macs import INTEGER
+from ...runtime.macs import INTEGER, counted_as
 
 BLOCKED = "com.microsoft.nchwc"
 """The domain of operators on (N, C / block, H, W, block); a block of channels fills a register of the CPU."""
@@ -35,7 +35,9 @@ def add_probes(model: ir.Model) -> tuple[str, ...]:
     if any(node.domain == BLOCKED for node in model.graph.all_nodes()):
         probes["layout"] = _layout_probe(_picked())
     opset = model.opset_imports.get("", 0)
-    if opset >= 10 and any(node.op_type in INTEGER for node in model.graph.all_nodes()):  # the first with MatMulInteger
+    if opset >= 10 and any(
+        counted_as(node.op_type, node.domain) in INTEGER for node in model.graph.all_nodes()
+    ):  # the first with MatMulInteger
         probes["products"] = _products_probe(probe())
     nodes = [node for probing in probes.values() for node in probing]
     for value in (value for node in nodes for value in node.inputs):

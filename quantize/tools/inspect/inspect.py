@@ -21,7 +21,7 @@ from ....transforms.verify import Port, signature
 from ...model.files import load_model
 from ...model.shapes import Lengths, Shape, Shaped, free_axes, inputs_of, shaped
 from ...runtime.inputs import open_data
-from ...runtime.macs import MACS, accuracy_level, multiplies_integers, multiply_accumulates
+from ...runtime.macs import MACS, accuracy_level, counted_as, multiplies_integers, multiply_accumulates
 from .constants import Counted, count_weights
 
 Precision = Literal["int8", "weight-only", "float", ""]
@@ -271,13 +271,14 @@ def _axis(axis: int | ir.SymbolicDim) -> str:
 
 def node_macs(node: ir.Node) -> int | None:
     """Return the multiply-accumulates of one run of a node; None if shapes are unknown."""
-    if node.op_type not in MACS:
+    op = counted_as(node.op_type, node.domain)
+    if op not in MACS:
         return 0
     shapes = [_lengths(value) if value is not None else () for value in node.inputs]
     outputs = [_lengths(value) for value in node.outputs[:1]]
     if any(shape is None for shape in (*shapes, *outputs)):
         return None
-    return multiply_accumulates(node.op_type, node, shapes, outputs)  # type: ignore[arg-type]
+    return multiply_accumulates(op, node, shapes, outputs)  # type: ignore[arg-type]
 
 
 def _lengths(value: ir.Value) -> Shape | None:
@@ -306,9 +307,10 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 def precision(node: ir.Node) -> Precision:
     """Return the precision of a product in the graph; empty for other nodes."""
-    if node.op_type not in MACS:
+    op = counted_as(node.op_type, node.domain)
+    if op not in MACS:
         return ""
-    if multiplies_integers(node.op_type, accuracy_level(node)):
+    if multiplies_integers(op, accuracy_level(node)):
         return "int8"
     factors = [_stored(value) for value in node.inputs[:2]]
     if all(dtype in EIGHT for dtype in factors):
