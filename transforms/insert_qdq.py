@@ -20,7 +20,7 @@ from .int8_forms import (
     to_qattention,
 )
 from .int8_weights import Adjustment, WeightWriter, shift_behind
-from .ops import GATE, MS, OPS
+from .ops import ATTENTION, GATE, MS, OPS
 from .packed_conv import pack_pixels
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, quantize
@@ -111,7 +111,7 @@ def insert_qdq(
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     lookups = [node for unit in integer for node in map(nodes.__getitem__, unit.nodes) if node.op_type == "HardSigmoid"]
     qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
-    rewritten = [unit for unit in plan.units if plan.impl(unit) in WITHOUT_PAIRS]
+    rewritten = [u for u in plan.units if plan.impl(u) in WITHOUT_PAIRS and u.op != ATTENTION]  # stays as it is
     applied = sum(WITHOUT_PAIRS[plan.impl(unit)](nodes[unit.nodes[0]], unit, weights) for unit in rewritten)
     for unit in integer:
         applied += _constants(nodes[unit.nodes[0]], unit, qparams[plan.root(unit.inputs[0])], scheme, weights)
@@ -200,7 +200,7 @@ def _insert_pairs(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams], w
     """Put pairs on the tensors of the plan, also in each body that computes on them; return the number of pairs."""
     nodes = nodes_by_name(model)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
-    readers = {id(nodes[name]) for unit in integer for name in (unit.nodes if unit.op == GATE else unit.nodes[:1])}
+    readers = {id(nodes[name]) for unit in integer for name in unit.readers}
     values = ir.convenience.create_value_mapping(model.graph)
     count = 0
     for tensor in plan.quantized:

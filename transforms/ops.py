@@ -22,6 +22,8 @@ MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Un
 GATE = "gate"
 """The name of the group ``x * sigmoid(x)`` (SiLU) or ``x * hardsigmoid(x)`` (hard-swish)."""
 GATES = frozenset({"Sigmoid", "HardSigmoid"})
+ATTENTION = "attention"
+"""The name of the group ``softmax(q k' + mask) v``; see `attention.find_attention`."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
 GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C
 
@@ -42,6 +44,7 @@ class Op:
         u8_float: Kernel that reads uint8 and writes float.
         dynamic: Kernel that reads and writes float and computes in integers; it finds ranges at run time.
         blocks: Kernel that reads and writes float, with a matrix of integers in blocks, each with its scale.
+        native: Operator of ``ai.requant`` that computes a group of operators from float to float, in integers.
         stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
         absorbs: Following operators that run inside its kernel.
         bare: Whether it must read the uint8 tensor directly, because the runtime does not fuse it with a
@@ -59,6 +62,7 @@ class Op:
     u8_float: Kernel | None = None
     dynamic: Kernel | None = None
     blocks: Kernel | None = None
+    native: str = ""
     stores: tuple[int, ...] = ()
     absorbs: frozenset[str] = frozenset()
     bare: bool = False
@@ -109,6 +113,7 @@ OPS: dict[str, Op] = {
         stores=(1,),
         absorbs=RELUS,
     ),
+    ATTENTION: _float(reasons.SOFTMAX, native="Attention"),
     f"{MS}.Attention": Op(kind="compute", weight=1, channel_axis=lambda node: -1, u8_float=(MS, "QAttention")),
     "ConvTranspose": _float(
         reasons.NO_KERNEL.about("ConvTranspose"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from .ops import OPS
+from .ops import ATTENTION, GATE, OPS
 from .reasons import NONE, Reason
 
 
@@ -55,6 +55,10 @@ class Domain(StrEnum):
     U8 = "u8"
 
 
+ROUNDED = {ATTENTION: 3}
+"""How many of its first inputs a unit rounds in forms from float to float, if not one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """An operator with what it absorbs, or a group of operators that must stay whole.
@@ -72,6 +76,16 @@ class Unit:
     nodes: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Names of the nodes that may read its inputs."""
+        return self.nodes if self.op in (ATTENTION, GATE) else self.nodes[:1]
+
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        """The inputs that forms from float to float round; the last input of attention may be a mask."""
+        return self.inputs[: ROUNDED.get(self.op, 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
+from .attention import FoundAttention
 from .graph import constant, node_name, sole_reader
-from .ops import GATE, GATES, key, row_of
+from .ops import ATTENTION, GATE, GATES, key, row_of
 from .plan import Unit
 
 # Operators that a fan-out group may contain: element-wise operators, and a reduction that feeds one.
@@ -17,16 +18,23 @@ CHEAP = frozenset(
 GROUP_LIMIT = 16
 
 
-def units(graph: ir.Graph) -> tuple[Unit, ...]:
+def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[Unit, ...]:
     """Partition the nodes of `graph`, without its bodies, into units, in execution order.
 
     A Conv, Gemm, MatMul, Add, Mul or LeakyRelu forms a unit with the Relu or Clip that is its only reader. Element-wise
     operators between a tensor with several readers and the node where their results join (``x * sigmoid(x)``, GELU, a
     decomposed layer or RMS norm, a hard-swish) form a group: the runtime fuses them if no other node is inserted
     between them. A layer norm forms two groups: ``x - mean(x)`` and the division.
+
+    Args:
+        graph: The graph.
+        attentions: Operators that form one unit each, with the inputs in the order of `FoundAttention`.
     """
     by_last: dict[ir.Node, Unit] = {}
     taken: set[ir.Node] = set()
+    for found in attentions:
+        by_last[found.nodes[-1]] = _unit(list(found.nodes), found.nodes[-1], found.inputs, op=ATTENTION)
+        taken.update(found.nodes)
     for value in _values(graph):
         region = _fan_out_group(value)
         if region and not taken.intersection(region):

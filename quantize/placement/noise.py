@@ -65,7 +65,8 @@ class Noises:
         for another implementation of the latter, and for a DequantizeLinear (`of_dequantize`).
         """
         if impl in self.forms:
-            return self.forms[impl].get(unit.inputs[0], 0.0) / max(self.readers.get(unit.inputs[0], 0), 1)
+            known = self.forms[impl]
+            return math.fsum(known.get(tensor, 0.0) / max(self.readers.get(tensor, 0), 1) for tensor in unit.rounded)
         found = 0.0
         if impl.writes_u8:
             between = {each.outputs[0] for each in self.joins.values()}

@@ -114,7 +114,16 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
     """Return why `unit` cannot be a native product that finds its ranges at run time."""
     if not facts.native or not facts.joins or unit.op in LEAST_HIDDEN:  # its results are not those of its body
         return why.NO_FORM
-    return _dynamic_obstacle(unit, facts, strategy)
+    return _attention_form_obstacle(unit, facts) if OPS[unit.op].native else _dynamic_obstacle(unit, facts, strategy)
+
+
+def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
+    """Return why attention cannot be a native operator."""
+    if not all(_is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
+        return why.NOT_FLOAT32
+    harmed = facts.harmed_by.get(Impl.DYNAMIC_NATIVE, {})
+    found = next((harmed[tensor] for tensor in unit.rounded if tensor in harmed), "")
+    return why.KEPT_FLOAT.about(found) if found else NONE
 
 
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from ...transforms.attention import FoundAttention, find_attention
 from ...transforms.graph import bodies, computing_graphs
 from ...transforms.ops import GATE, OPS, why_float
 from ...transforms.plan import Choice, Impl, Plan, Unit
@@ -77,7 +78,7 @@ def choose(
 
 def choose_by(facts: Facts, model: ir.Model) -> Plan:
     """Return the plan by rules for given facts; see `choose`."""
-    found = tuple(_units(model.graph, facts.nodes, facts.opset))
+    found = tuple(_units(model.graph, facts))
     choices = {unit.name: _decide(unit, facts) for unit in found}
     _place_followers(found, choices)
     _drop_unread(found, choices, _captured(model), _fixed_u8(found, facts))
@@ -106,10 +107,11 @@ def widest_plan(facts: Facts, plan: Plan) -> Plan:
     A portable plan with every unit in integers has fewer, because its products write float where floats read them.
     """
     options = able(facts, plan)
+    preferred = {name: next((form for form in ALL_INT8 if form in forms), None) for name, forms in options.items()}
     changed = {
-        name: Choice(next(form for form in ALL_INT8 if form in forms))
-        for name, forms in options.items()
-        if len(forms) > 1 and plan.choices[name].impl is not Impl.U8
+        name: Choice(form)
+        for name, form in preferred.items()
+        if form is not None and len(options[name]) > 1 and plan.choices[name].impl is not Impl.U8
     }
     return plan.with_choices(changed)
 
@@ -143,18 +145,24 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     # the strategy STATIC includes the obstacles of the unit's outputs
     static = STATIC_FORMS if _decide(unit, free).impl.reads_u8 else ()
     forms = [form for form in static if not OBSTACLES[form](unit, free, Strategy.STATIC)]
-    if row.kind == "compute" and not _fixed_float(unit, free) and free.blocks == BlockForm():
+    if (row.kind == "compute" or row.native) and not _fixed_float(unit, free) and free.blocks == BlockForm():
         forms += [form for form, asked in FLOAT_FORMS.items() if not OBSTACLES[form](unit, free, asked)]
     return (Impl.FLOAT, *forms) if forms else (impl,)
 
 
-def _units(graph: ir.Graph, nodes: Mapping[str, ir.Node], opset: int) -> Iterator[Unit]:
+def _units(graph: ir.Graph, facts: Facts) -> Iterator[Unit]:
     """Yield the units of a graph; units of a body come before the node that runs the body."""
-    for unit in units(graph):
+    for unit in units(graph, _attentions(graph) if facts.native and facts.joins else ()):
         for name in unit.nodes:
-            for body in bodies(nodes[name], opset):
-                yield from _units(body, nodes, opset)
+            for body in bodies(facts.nodes[name], facts.opset):
+                yield from _units(body, facts)
         yield unit
+
+
+def _attentions(graph: ir.Graph) -> list[FoundAttention]:
+    """Return the attentions in a graph."""
+    found = (find_attention(node) for node in graph if node.op_type == "Softmax" and not node.domain)
+    return [each for each in found if each is not None]
 
 
 def _decide(unit: Unit, facts: Facts) -> Choice:
@@ -194,7 +202,7 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
         return EXCLUDED.about(refused)
     if unit.op == "Scan" and not bodies(anchor, facts.opset):
         return OLD_SCAN
-    if row.kind == "float" and not row.stores and row.dynamic is None:
+    if row.kind == "float" and not row.stores and row.dynamic is None and not row.native:
         return why_float(unit.op)
     if facts.portable and row.kind == "arith" and unit.op not in MEETING:
         return FUSED_ELSEWHERE

@@ -105,7 +105,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
     taps: dict[Switch, Tap] = {}
     for unit in plan.units:
         impl, first = plan.impl(unit), nodes[unit.nodes[0]]
-        readers = [nodes[name] for name in unit.nodes] if unit.op == GATE else [first]
+        readers = [nodes[name] for name in unit.readers]
         if impl.reads_u8:
             inside = [str(first.outputs[0].name)] if unit.op == GATE else []
             for tensor in (*unit.inputs, *inside):
@@ -113,7 +113,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
                 params = params or asymmetric_u8(0.0, 1.0)  # the range of a sigmoid
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, params)
         elif impl in ROUNDED and unit.op != "Gather":
-            for tensor in unit.inputs[:1]:
+            for tensor in unit.rounded:
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, ROUNDED[impl])
     taken = {(id(node), index) for tap in taps.values() for node, index in tap.uses}
     for tensor in sorted(plan.produced_u8, key=list(plan.quantized).index):

@@ -19,6 +19,8 @@ from ...transforms.qparams import QParams
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
+from ..kernels.attentions import wrap_attentions
+from ..kernels.normalizations import wrap_normalizations
 from ..kernels.products import wrap_products
 from ..kernels.wrap import drop_inner_rounding, wrap_units
 from ..model.files import serialize
@@ -94,8 +96,9 @@ def apply_plan(
         ranges: The ranges.
         plan: The implementation of each unit.
         adjusted: Corrected weights and biases, by unit.
-        last: Whether two convolutions become one if only their sum is read, and a native convolution becomes one with
-            the function behind it. If not, every unit has its own kernel, which can be timed and corrected.
+        last: Whether two convolutions become one if only their sum is read, a native convolution becomes one with
+            the function behind it, and normalizations beside native operators are native too. If not, every unit has
+            its own kernel, which can be timed and corrected.
         learns: Whether corrections are learned on the model: it has pairs, whatever the format, and native operators
             stay pairs too, without those at which they do not round.
     """
@@ -133,6 +136,9 @@ def apply_plan(
     if not learns:
         products = [unit for unit in plan.units if plan.impl(unit) is Impl.DYNAMIC_NATIVE]
         wrap_products(model, products, job.shapes, join=last)
+        wrap_attentions(model, products)
+    if last and not learns and not exact and any(choice.impl.native for choice in plan.choices.values()):
+        wrap_normalizations(model, job.shapes)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     source = serialize(model, job.folder)

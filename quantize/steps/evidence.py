@@ -78,9 +78,9 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
 def forms_alone(
     job: Job, facts: Facts, rules: Plan, accuracy: Accuracy, seconds: float = math.inf
 ) -> dict[Impl, dict[str, float]]:
-    """Return the SQNR with one input of matrix products alone rounded as a form from float to float rounds it.
+    """Return the SQNR with one input of products or attention alone rounded as a form from float to float rounds it.
 
-    Only the products read the rounded tensor: a residual beside them stays float, as in the model that has the form.
+    Only the units read the rounded tensor: a residual beside them stays float, as in the model that has the form.
 
     Args:
         job: The job.
@@ -93,10 +93,14 @@ def forms_alone(
     found: dict[Impl, dict[str, float]] = {}
     home = {str(node.name) for node in job.simple.graph}
     for form in (each for each in FLOAT_FORMS if each not in EVIDENCE_OF):
-        units = [u for u in rules.units if form in options[u.name] and len(options[u.name]) > 1 and u.nodes[0] in home]
-        tensors = dict.fromkeys((unit.inputs[0] for unit in units), ROUNDED[form])
+        alike = {form, *(each for each, tried in EVIDENCE_OF.items() if tried is form)}
+        units = [
+            u for u in rules.units if alike & {*options[u.name]} and len(options[u.name]) > 1 and u.nodes[0] in home
+        ]
+        tensors = dict.fromkeys((tensor for unit in units for tensor in unit.rounded), ROUNDED[form])
+        readers = {name for unit in units for name in unit.readers}
         if tensors:
-            found[form] = _tried(job, tensors, accuracy, seconds, {unit.nodes[0] for unit in units})
+            found[form] = _tried(job, tensors, accuracy, seconds, readers)
     return found | {form: found[tried] for form, tried in EVIDENCE_OF.items() if tried in found}
 
 

@@ -23,8 +23,10 @@ from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
-from requant.transforms.ops import GATE, MS, OPS, Kernel, Op
+from requant.transforms.ops import ATTENTION, GATE, MS, OPS, Kernel, Op
 from requant.transforms.qparams import Scheme
+
+from ..native import FOUND
 
 Array = NDArray[Any]
 Feed = dict[str, Array]
@@ -655,6 +657,15 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
         behind_gate(OPS[GATE].slow.text, "by rule", "Mul(a, s)", "[gate] s = Sigmoid(a)", place="rules"),
     ],
+    ATTENTION: [
+        between_floats(
+            ATTENTION,
+            "without heads",
+            "MatMul(p, x3)",
+            "x2 2x6x24; x3 2x6x24",
+            before="t = Transpose <perm=[0,2,1]> (x2) s = MatMul(a, t) p = Softmax <axis=-1> (s)",
+        ),
+    ],
     "HardSwish": [between_convs("QLinearMul", "a gate and a product", "HardSwish(a)", place="rules")],
     "Swish": [
         between_products("QLinearMul", "a gate and a product", "Swish(a)", place="all", opset=24),
@@ -824,6 +835,8 @@ def claimed(row: Op) -> set[Kernel]:
 
 def skip_missing(row: str) -> None:
     """Skip what this version of the runtime cannot show."""
+    if OPS[row].native and isinstance(FOUND, str):
+        pytest.skip(FOUND)
     missing = sorted(name for _, name in claimed(OPS[row]) - uint8_kernels())
     if missing:
         pytest.skip(f"the installed runtime has no {', '.join(missing)}")

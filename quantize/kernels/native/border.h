@@ -9,8 +9,6 @@
 
 namespace requant::REQUANT_TARGET {
 
-inline int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }  // rounded up
-
 // Rows and columns of an image; they may lie outside of it.
 struct Region {
   int64_t top, left, rows, columns;

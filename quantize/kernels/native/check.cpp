@@ -226,6 +226,77 @@ bool matrices_are_right(const Target& target, Random& random) {
   return true;
 }
 
+// Returns a row rounded to integers from -127 to 127, or a column if its values are `step` apart, and the size of a step.
+std::pair<std::vector<int>, double> evenly(const float* x, int64_t count, int64_t step) {
+  float peak = 0;
+  for (int64_t i = 0; i < count; ++i) peak = std::max(peak, std::abs(x[i * step]));
+  const float size = peak / 127, inverse = size > 0 ? 1 / size : 0;
+  std::vector<int> made;
+  for (int64_t i = 0; i < count; ++i) made.push_back(static_cast<int>(std::nearbyint(x[i * step] * inverse)));
+  return {made, size};
+}
+
+// Returns whether an instruction set computes attention. Only a share near a half may be rounded to another integer.
+bool attentions_are_right(const Target& target, Random& random) {
+  const AttentionSize size{draw(random, 1, 80), draw(random, 1, 150), draw(random, 1, 70), draw(random, 1, 70), 0.3f};
+  const int64_t gap = draw(random, 0, 3), masked = draw(random, 0, 1);
+  const auto drawn = [&](int64_t rows, int64_t columns) {
+    std::vector<float> made(rows * (columns + gap) - gap);
+    for (float& each : made) each = static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-51 - 2);
+    return made;
+  };
+  std::vector<float> q = drawn(size.queries, size.depth), k = drawn(size.keys, size.depth), v = drawn(size.keys, size.width);
+  std::vector<float> mask(size.keys);
+  for (float& each : mask) each = masked && draw(random, 0, 2) == 0 ? -3e38f : 0.0f;
+  mask[draw(random, 0, size.keys - 1)] = 0;
+  std::fill_n(q.begin(), draw(random, 0, 1) * size.depth, 0.0f);
+  Guarded rows[] = {Guarded(q.size() * 4), Guarded(k.size() * 4), Guarded(v.size() * 4)}, y(size.queries * size.width * 4);
+  std::memcpy(rows[0].data(), q.data(), q.size() * 4);
+  std::memcpy(rows[1].data(), k.data(), k.size() * 4);
+  std::memcpy(rows[2].data(), v.data(), v.size() * 4);
+  const auto at = [&](int index) { return reinterpret_cast<const float*>(rows[index].data()); };
+  target.attend(size, {at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
+                       size.depth + gap, size.width + gap, 0, size.width, false});
+  for (int64_t row = 0; row < size.queries; ++row) {
+    const float* x = q.data() + row * (size.depth + gap);
+    const float least = std::min(0.0f, *std::min_element(x, x + size.depth));
+    const float step = std::max(0.0f, *std::max_element(x, x + size.depth)) / 255 - least / 255;
+    const float inverse = step > 0 ? 1 / step : 0, zero = std::nearbyint(-least * inverse);
+    std::vector<double> scores;
+    double span = 0;  // of what is rounded to float on the way to a score
+    for (int64_t key = 0; key < size.keys; ++key) {
+      const auto [of_key, scale] = evenly(k.data() + key * (size.depth + gap), size.depth, 1);
+      int64_t sum = 0;
+      for (int64_t i = 0; i < size.depth; ++i)
+        sum += static_cast<int64_t>(std::clamp(std::nearbyint(x[i] * inverse) + zero, 0.0f, 255.0f) - zero) * of_key[i];
+      scores.push_back(scale * step * size.scale * static_cast<double>(sum) + mask[key]);
+      span = std::max(span, scale * step * size.scale * 255 * 127 * static_cast<double>(size.depth));
+    }
+    const double most = *std::max_element(scores.begin(), scores.end()), blur = 3e-4 + 0x1p-20 * span;  // of a share, relative
+    std::vector<double> share, unsure;
+    double sum = 0, doubtful = 0;
+    for (double score : scores) {
+      const double exact = 255 * std::exp(score - most), off = std::abs(exact - std::floor(exact) - 0.5);
+      share.push_back(std::nearbyint(exact));
+      unsure.push_back(off <= blur * exact + 1e-4 ? 1 : 0);
+      sum += share.back();
+      doubtful += unsure.back();
+    }
+    for (int64_t o = 0; o < size.width; ++o) {
+      const auto [of_column, scale] = evenly(v.data() + o, size.keys, size.width + gap);
+      double value = 0, allowed = 0;
+      for (int64_t key = 0; key < size.keys; ++key) {
+        value += share[key] * of_column[key] * scale / sum;
+        allowed += unsure[key] * std::abs(of_column[key]) * scale / (sum - doubtful);
+      }
+      allowed += std::abs(value) * doubtful / (sum - doubtful) + 0x1p-20 * scale * 127;
+      const float found = reinterpret_cast<const float*>(y.data())[row * size.width + o];
+      if (!(std::abs(found - value) <= allowed)) return false;
+    }
+  }
+  return true;
+}
+
 // Returns whether all instruction sets compute one drawn convolution, and other functions of its tensors, rightly.
 bool check_one(uint64_t seed) {
   Random random(seed);
@@ -255,6 +326,7 @@ bool check_one(uint64_t seed) {
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && matrices_are_right(*target, random);
+    right = right && attentions_are_right(*target, random);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;
   }

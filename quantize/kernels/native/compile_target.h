@@ -1,8 +1,10 @@
 // The kernels of one instruction set. The file that includes this defines REQUANT_TARGET and includes its vectors first.
 #pragma once
 
+#include "attention.h"
 #include "dense.h"
 #include "depthwise.h"
+#include "normalization.h"
 #include "pair.h"
 #include "pool.h"
 #include "product_vector.h"
@@ -16,5 +18,7 @@ inline std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
 }
 
 inline std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows<InVectors>>(std::move(made)); }
+
+inline void attend_head(const AttentionSize& size, const Head& head) { attend<InVectors>(size, head); }
 
 }  // namespace requant::REQUANT_TARGET

@@ -108,23 +108,14 @@ class FloatFinish {
       const Floats scaled = times(floats(load_ints(from)), scale);
       Floats made = applied<Applied>(times_plus(fill_floats(rounding[row].step), scaled, start));
       if (results_.residual != nullptr) made = plus(made, residual(to, count));
-      count == kLanes ? store_floats(reinterpret_cast<float*>(to), made) : store_few(to, made, count);
+      store_few(reinterpret_cast<float*>(to), made, count);
     }
   }
 
   // Returns what is added to `count` results from `to` on.
   Floats residual(const uint8_t* to, int64_t count) const {
     const float* from = results_.residual + (to - results_.first) / static_cast<int64_t>(sizeof(float));
-    if (count == kLanes) return load_floats(from);
-    float part[kLanes] = {};
-    std::memcpy(part, from, count * sizeof(float));
-    return load_floats(part);
-  }
-
-  static void store_few(uint8_t* to, Floats value, int64_t count) {
-    float made[kLanes];
-    store_floats(made, value);
-    std::memcpy(to, made, count * sizeof(float));
+    return load_few(from, count);
   }
 
   const Channels& channels_;

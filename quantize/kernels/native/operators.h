@@ -20,6 +20,8 @@ std::vector<ort::CustomOp*> concat_operators();
 std::vector<ort::CustomOp*> sum_operators();
 std::vector<ort::CustomOp*> product_operators();
 std::vector<ort::CustomOp*> matmul_operators();
+std::vector<ort::CustomOp*> attention_operators();
+std::vector<ort::CustomOp*> normalization_operators();
 
 // Returns a scale, or a ratio of scales. Rounding the results of another number than a positive one would be undefined.
 inline float positive(float value) {

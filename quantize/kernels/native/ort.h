@@ -38,6 +38,7 @@ enum Slot : size_t {
   kGetDimensionsCount = 61,
   kGetDimensions = 62,
   kGetTensorTypeAndShape = 65,
+  kKernelInfoGetAttributeFloat = 85,
   kKernelInfoGetAttributeInt64 = 86,
   kKernelContextGetInput = 90,
   kKernelContextGetOutput = 91,
@@ -162,6 +163,11 @@ class Node {
   int64_t attribute(const char* name, int64_t otherwise) const {
     int64_t value = otherwise;
     return absent(call<Status*>(kKernelInfoGetAttributeInt64, info_, name, &value)) ? otherwise : value;
+  }
+
+  float real_attribute(const char* name, float otherwise) const {
+    float value = otherwise;
+    return absent(call<Status*>(kKernelInfoGetAttributeFloat, info_, name, &value)) ? otherwise : value;
   }
 
   std::vector<int64_t> attributes(const char* name, std::vector<int64_t> otherwise) const {

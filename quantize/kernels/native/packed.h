@@ -45,17 +45,12 @@ class Packed {
 
  private:
   void add_panel(const Convolution& conv, int64_t group, int64_t first, int vectors, uint8_t* to) {
-    Panel panel;
-    panel.channel = group * width_ + first * kLanes;
+    Panel panel = panel_of_vectors(width_, first, vectors);
+    panel.channel += group * width_;
     panel.input = group * depth_;
-    panel.bytes = std::min<int64_t>(kLanes, width_);
-    panel.last = (vectors - 1) * kLanes;
-    if (first + vectors == divided(width_, kLanes)) panel.last = std::max<int64_t>(0, width_ - kLanes) - first * kLanes;
-    panel.even = panel.last == (vectors - 1) * kLanes && panel.bytes == kLanes;
     panel.start = starts_.data() + starts_.size();
     panel.multiplier = multipliers_.data() + multipliers_.size();
     panel.weights = to;
-    panel.vectors = vectors;
     for (int vector = 0; vector < vectors; ++vector)
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         const bool there = lane < panel.bytes;

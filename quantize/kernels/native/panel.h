@@ -1,6 +1,7 @@
 // Weights that are packed together, and where the results of their channels go.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "target.h"
@@ -22,6 +23,19 @@ struct Panel {
 
   int64_t offset(int vector, int vectors) const { return vector + 1 < vectors ? vector * kLanes : last; }
 };
+
+// Returns a panel of some vectors of `width` channels, from vector `first` on. The last vector of all begins earlier, so that it
+// is full, if there are enough channels.
+inline Panel panel_of_vectors(int64_t width, int64_t first, int vectors) {
+  Panel panel;
+  panel.channel = first * kLanes;
+  panel.bytes = std::min<int64_t>(kLanes, width);
+  panel.last = (vectors - 1) * kLanes;
+  if (first + vectors == divided(width, kLanes)) panel.last = std::max<int64_t>(0, width - kLanes) - first * kLanes;
+  panel.even = panel.last == (vectors - 1) * kLanes && panel.bytes == kLanes;
+  panel.vectors = vectors;
+  return panel;
+}
 
 // The results of neighbouring pixels: `to` and `residual` are those of the first channel of a panel in the first one.
 struct Place {

@@ -2,87 +2,15 @@
 #pragma once
 
 #include <algorithm>
-#include <cfloat>
-#include <cmath>
 #include <cstring>
 
 #include "block.h"
 #include "finish.h"
 #include "packed.h"
+#include "rounded_rows.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
-
-// The smallest range that contains 0 and a row, and whether all values of the row are finite.
-struct Range {
-  float least, most;
-  bool finite;
-};
-
-inline Range range_of(const float* x, int64_t count) {
-  constexpr int64_t kStep = 4 * kLanes;
-  const Floats none = fill_floats(0);
-  Floats least[4] = {none, none, none, none}, most[4] = {none, none, none, none}, odd[4] = {none, none, none, none};
-  int64_t i = 0;
-  for (; i + kStep <= count; i += kStep)
-    for (int k = 0; k < 4; ++k) {  // four at a time, because each waits for the one before
-      const Floats each = load_floats(x + i + k * kLanes);
-      least[k] = smaller(least[k], each);
-      most[k] = larger(most[k], each);
-      odd[k] = times_plus(each, none, odd[k]);  // NaN if a value is infinite or NaN
-    }
-  float low[kStep], high[kStep], strange[kStep];
-  for (int k = 0; k < 4; ++k) {
-    store_floats(low + k * kLanes, least[k]);
-    store_floats(high + k * kLanes, most[k]);
-    store_floats(strange + k * kLanes, odd[k]);
-  }
-  float bottom = 0, top = 0, any = 0;
-  for (int lane = 0; lane < kStep; ++lane) {
-    bottom = std::min(bottom, low[lane]);
-    top = std::max(top, high[lane]);
-    any += strange[lane];
-  }
-  for (; i < count; ++i) {
-    bottom = std::min(bottom, x[i]);
-    top = std::max(top, x[i]);
-    any += 0 * x[i];
-  }
-  return {bottom, top, any == 0};
-}
-
-// Writes to[i] = clip(rint(x[i] * inverse) + zero, 0, 255).
-inline void round_values(const float* x, int64_t count, float inverse, int zero, uint8_t* to) {
-  constexpr int64_t kStep = 4 * kLanes;
-  const auto round_some = [&](const float* from, uint8_t* into) {
-    Floats value[4];
-    for (int k = 0; k < 4; ++k) value[k] = times(load_floats(from + k * kLanes), fill_floats(inverse));
-    store_bytes(into, ordered(rounded_bytes(value, zero)));
-  };
-  int64_t i = 0;
-  for (; i + kStep <= count; i += kStep) round_some(x + i, to + i);
-  if (i == count) return;
-  float part[kStep] = {};
-  uint8_t made[kStep];
-  std::copy_n(x + i, count - i, part);
-  round_some(part, made);
-  std::memcpy(to + i, made, count - i);
-}
-
-// Rounds a row of `count` floats as `Matrix` says. A row that is all 0, or whose step is no normal number, has the step 0. A row
-// with an infinity or NaN has the step NaN.
-inline Rounding round_row(const float* x, int64_t count, uint8_t* to) {
-  const Range range = range_of(x, count);
-  const float step = range.finite ? range.most / 255 - range.least / 255 : NAN;
-  if (!(step >= FLT_MIN)) {
-    std::memset(to, 0, count);
-    return range.finite ? Rounding{0, 0} : Rounding{NAN, NAN};
-  }
-  const float inverse = 1 / step;
-  const int zero = static_cast<int>(std::clamp(std::nearbyint(-range.least * inverse), 0.0f, 255.0f));
-  round_values(x, count, inverse, zero, to);
-  return {step, step * static_cast<float>(zero)};
-}
 
 template <class Way>
 class Rows final : public MatrixKernel {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "target.h"
 
@@ -12,6 +13,52 @@ inline Floats scaled(Ints sum, const float* multiplier) { return times(floats(su
 // Returns (from - zero) * ratio for as many bytes as a vector has int32.
 inline Floats scaled(const uint8_t* from, int zero, float ratio) {
   return times(floats(widen(from, zero)), fill_floats(ratio));
+}
+
+// Returns a vector whose first `count` numbers are there, and whose others are 0.
+REQUANT_INLINE Floats load_few(const float* from, int64_t count) {
+  if (count == kLanes) return load_floats(from);
+  float part[kLanes] = {};
+  std::memcpy(part, from, count * sizeof(float));
+  return load_floats(part);
+}
+
+// Returns the first `count` numbers of a vector, and 0 behind them.
+REQUANT_INLINE Floats first_of(Floats value, int64_t count) {
+  if (count == kLanes) return value;
+  float part[kLanes];
+  store_floats(part, value);
+  return load_few(part, count);
+}
+
+// Writes the first `count` numbers of a vector.
+REQUANT_INLINE void store_few(float* to, Floats value, int64_t count) {
+  if (count == kLanes) return store_floats(to, value);
+  float made[kLanes];
+  store_floats(made, value);
+  std::memcpy(to, made, count * sizeof(float));
+}
+
+// Returns what an operation makes of all numbers of a vector, by halves.
+template <class Operation>
+REQUANT_INLINE float joined(Floats value, const Operation& operation) {
+  float all[kLanes];
+  store_floats(all, value);
+#pragma unroll
+  for (int half = kLanes / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int lane = 0; lane < half; ++lane) all[lane] = operation(all[lane], all[lane + half]);
+  return all[0];
+}
+
+REQUANT_INLINE float least_of(Floats value) {
+  return joined(value, [](float a, float b) { return b < a ? b : a; });
+}
+REQUANT_INLINE float greatest_of(Floats value) {
+  return joined(value, [](float a, float b) { return a < b ? b : a; });
+}
+REQUANT_INLINE float sum_of(Floats value) {
+  return joined(value, [](float a, float b) { return a + b; });
 }
 
 // Returns rint(value) + zero, clipped to [0, 255], in the order of `bytes`.

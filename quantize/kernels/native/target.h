@@ -82,6 +82,8 @@ struct Extent {
   int64_t batch, height, width, rows, columns;
 };
 
+inline int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }  // rounded up
+
 // Calls a function for each index below a count, on several threads.
 using Parallel = std::function<void(size_t count, const std::function<void(size_t)>& work)>;
 
@@ -118,6 +120,30 @@ class MatrixKernel {
   virtual void run(const float* x, const float* residual, float* y, int64_t rows, const Parallel& parallel) const = 0;
 };
 
+// The sizes of attention: softmax(scale * q k' + mask) v for one head, with q (queries, depth), k (keys, depth), v (keys, width).
+struct AttentionSize {
+  int64_t queries, keys, depth, width;  // keys and width are at least 1
+  float scale;
+};
+
+// One head; `step` is the number of floats from one row to the next. The mask is added to the scores, and may be null.
+//
+// A row of q is rounded as in a Matrix, a row of k and a column of v to integers from -127 to 127. A row of the softmax becomes
+// rint(255 exp(score - greatest score)), and is divided by its sum after the product with v. exp is exact to 1e-4.
+struct Head {
+  const float *q, *k, *v, *mask;
+  float* y;
+  int64_t q_step, k_step, v_step, mask_step, y_step;
+  bool mask_repeats;  // whether a row of the mask has one value for all keys
+};
+
+// How a row x becomes y = (x - mean) / sqrt(variance + epsilon) * scale + bias; for an RMS norm the mean counts as 0.
+struct Normalization {
+  std::vector<float> scale, bias;  // a value for each of the row
+  float epsilon = 0;
+  bool centred = true;
+};
+
 // A function of two uint8 tensors, element by element, with all that is constant:
 //
 //   sum:      y = clip(rint(ratio[0] * (a - zero[0]) + ratio[1] * (b - zero[1])) + y_zero)
@@ -141,6 +167,9 @@ struct Target {
   bool (*available)();
   std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
   std::unique_ptr<MatrixKernel> (*matrix)(Matrix);
+  void (*attend)(const AttentionSize& size, const Head& head);
+  // x and y are rows as long as the scale.
+  void (*normalize)(const Normalization& norm, const float* x, float* y, int64_t rows);
   // to[i] = table[from[i]]; `to` may be `from`.
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.

@@ -3,6 +3,7 @@
 #include "rows_repeat.h"
 #include "product_tiles.h"
 
+#include "attention.h"
 #include "cpu.h"
 #include "dense.h"
 #include "rows.h"
@@ -21,10 +22,12 @@ std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
 
 std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows<InTiles>>(std::move(made)); }
 
+void attend_head(const AttentionSize& size, const Head& head) { attend<InTiles>(size, head); }
+
 }  // namespace amx
 
 const Target target_amx = {
-    "amx", cpu::has_amx, amx::convolution, amx::matrix, target_avx512.lookup, target_avx512.combine,
-    target_avx512.mean_pixels, target_avx512.max_pixels};
+    "amx", cpu::has_amx, amx::convolution, amx::matrix, amx::attend_head, target_avx512.normalize,
+    target_avx512.lookup, target_avx512.combine, target_avx512.mean_pixels, target_avx512.max_pixels};
 
 }  // namespace requant

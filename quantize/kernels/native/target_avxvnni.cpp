@@ -10,7 +10,7 @@ namespace requant {
 
 extern const Target target_avxvnni;
 const Target target_avxvnni = {
-    "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::matrix, avxvnni::look_up, avxvnni::combine,
-    avxvnni::mean_pixels, avxvnni::max_pixels};
+    "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::matrix, avxvnni::attend_head, avxvnni::normalize,
+    avxvnni::look_up, avxvnni::combine, avxvnni::mean_pixels, avxvnni::max_pixels};
 
 }  // namespace requant

@@ -85,6 +85,10 @@ inline Ints widen(const uint8_t* from, int zero) {
 inline Floats times_plus(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Ints nearest(Floats value) { return _mm256_cvtps_epi32(value); }
 
+inline Floats power_of_two(Ints n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+
 inline Floats bounded(Floats value, float least, float most) {
   return _mm256_min_ps(_mm256_max_ps(value, _mm256_set1_ps(least)), _mm256_set1_ps(most));
 }
@@ -121,6 +125,11 @@ struct Lines {
     at_slope = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
   }
 };
+
+inline Bytes signed_groups(Bytes value) {
+  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm256_xor_si256(_mm256_shuffle_epi8(value, _mm256_broadcastsi128_si256(order)), fill(0x80));
+}
 
 inline Bytes ordered(Bytes value) {
   return _mm256_permutevar8x32_epi32(value, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));

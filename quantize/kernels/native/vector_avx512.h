@@ -65,6 +65,10 @@ inline Ints widen(const uint8_t* from, int zero) {
 inline Floats times_plus(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Ints nearest(Floats value) { return _mm512_cvtps_epi32(value); }
 
+inline Floats power_of_two(Ints n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+
 inline Floats bounded(Floats value, float least, float most) {
   return _mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(least)), _mm512_set1_ps(most));
 }
@@ -99,6 +103,11 @@ struct Lines {
     at_slope = _mm512_permutex2var_epi16(slope[0], index, slope[1]);
   }
 };
+
+inline Bytes signed_groups(Bytes value) {
+  const Bytes order = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
+  return _mm512_xor_si512(_mm512_shuffle_epi8(value, order), fill(0x80));
+}
 
 inline Bytes ordered(Bytes value) {
   return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), value);

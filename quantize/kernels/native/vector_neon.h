@@ -98,6 +98,8 @@ inline Ints widen(const uint8_t* from, int zero) {
 inline Floats times_plus(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
 inline Ints nearest(Floats value) { return vcvtnq_s32_f32(value); }
 
+inline Floats power_of_two(Ints n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23)); }
+
 inline Floats bounded(Floats value, float least, float most) {
   return vminq_f32(vmaxq_f32(value, vdupq_n_f32(least)), vdupq_n_f32(most));
 }
@@ -135,6 +137,11 @@ struct Lines {
     at_slope = vld1q_s16(found[1]);
   }
 };
+
+inline Bytes signed_groups(Bytes value) {
+  const uint8_t order[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  return veorq_u8(vqtbl1q_u8(value, vld1q_u8(order)), fill(0x80));
+}
 
 inline Bytes ordered(Bytes value) { return value; }
 

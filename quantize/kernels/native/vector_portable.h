@@ -129,6 +129,13 @@ inline Floats times_plus(Floats a, Floats b, Floats c) {
   return a;
 }
 
+// Returns 2^n for n from -126 to 127.
+inline Floats power_of_two(Ints n) {
+  Floats made;
+  for (int i = 0; i < kLanes; ++i) made.at[i] = std::ldexp(1.0f, n.at[i]);
+  return made;
+}
+
 inline Floats bounded(Floats value, float least, float most) {
   for (float& each : value.at) each = std::min(std::max(each, least), most);
   return value;
@@ -221,6 +228,13 @@ struct Lines {
     }
   }
 };
+
+// Returns what `bytes` returned as groups of four, one from each vector, and minus 128 as int8.
+inline Bytes signed_groups(Bytes value) {
+  Bytes made;
+  for (int i = 0; i < kBytes; ++i) made.at[i] = value.at[i % 4 * kLanes + i / 4] ^ 0x80;
+  return made;
+}
 
 // Returns what `bytes` returned in order: the bytes of the first vector, those of the second one, and so on.
 inline Bytes ordered(Bytes value) { return value; }

@@ -168,6 +168,8 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "Add",
         "Mul",
         "MatMul",
+        "Attention",
+        "Normalization",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"

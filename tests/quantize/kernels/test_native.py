@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -25,17 +25,8 @@ from requant.quantize.kernels.library import VERSION, Kernels, names_of
 from ...native import FOUND, needs_library
 
 Array = NDArray[Any]
-ISAS = FOUND.available if isinstance(FOUND, Kernels) else ()
 
 pytestmark = needs_library
-
-
-@pytest.fixture(params=ISAS or [""], scope="module")
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Compute with one instruction set."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REQUANT_KERNELS_ISA", request.param)
-        yield request.param
 
 
 class Open:

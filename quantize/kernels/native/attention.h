@@ -1,0 +1,90 @@
+// Attention of one head: keys and values become weights, and the softmax of a row becomes the patch of the second product.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "block.h"
+#include "finish.h"
+#include "operand.h"
+#include "rounded_rows.h"
+#include "softmax.h"
+#include "target.h"
+
+namespace requant::REQUANT_TARGET {
+
+template <class Way>
+class Attention {
+ public:
+  void run(const AttentionSize& size, const Head& head) {
+    keys_.take_rows({head.k, head.k_step}, size.keys, size.depth, size.scale);
+    values_.take_columns({head.v, head.v_step}, size.keys, size.width);
+    const int64_t pitch = divided(size.keys, 4 * kLanes) * 4 * kLanes;  // floats of a row of scores
+    const int64_t most = std::clamp<int64_t>(kHeld / pitch / kAtLeast, 1, size.queries / kAtLeast + 1) * kAtLeast;
+    const int64_t rows = divided(size.queries, divided(size.queries, most));
+    for (int64_t first = 0; first < size.queries; first += rows)
+      attend(size, head, first, std::min(rows, size.queries - first), pitch);
+  }
+
+ private:
+  static constexpr int64_t kHeld = 1 << 14;  // scores that are computed at once, about: they stay in the second cache
+  static constexpr int64_t kAtLeast = 32;    // queries
+
+  void attend(const AttentionSize& size, const Head& head, int64_t first, int64_t rows, int64_t pitch) {
+    const int64_t bytes = 4 * keys_.quads(), wide = std::max(pitch, 4 * values_.quads());
+    uint8_t* const queries = queries_.bytes(rows * bytes);
+    Rounding* const how = reinterpret_cast<Rounding*>(roundings_.bytes(rows * static_cast<int64_t>(sizeof(Rounding))));
+    for (int64_t row = 0; row < rows; ++row) {
+      how[row] = round_row(head.q + (first + row) * head.q_step, size.depth, queries + row * bytes);
+      std::memset(queries + row * bytes + size.depth, 0, bytes - size.depth);  // its weights are 0
+    }
+    float* const scores = reinterpret_cast<float*>(scores_.bytes(rows * pitch * static_cast<int64_t>(sizeof(float))));
+    multiply(keys_, {queries, bytes, rows}, how, scores, pitch);
+    uint8_t* const shares = shares_.bytes(rows * wide);
+    for (int64_t row = 0; row < rows; ++row) {
+      float* const of_row = scores + row * pitch;
+      if (head.mask != nullptr) add_mask(of_row, head.mask + (first + row) * head.mask_step, size.keys, head.mask_repeats);
+      how[row] = {round_softmax(of_row, size.keys, shares + row * wide), 0};
+      std::memset(shares + row * wide + pitch, 0, wide - pitch);
+    }
+    multiply(values_, {shares, wide, rows}, how, head.y + first * head.y_step, head.y_step);
+  }
+
+  // Rounded rows, a number of bytes apart.
+  struct Patches {
+    const uint8_t* first;
+    int64_t step, rows;
+  };
+
+  // Writes the product of some rows and an operand, `step` floats from row to row.
+  static void multiply(const Operand<Way>& operand, const Patches& patches, const Rounding* how, float* y, int64_t step) {
+    constexpr int64_t kFloat = sizeof(float);
+    uint8_t* const to = reinterpret_cast<uint8_t*>(y);
+    const Block block{.rows = 1,
+                      .columns = patches.rows,
+                      .patch = patches.first,
+                      .patches = {patches.rows * patches.step, patches.step},
+                      .runs = {0, 0},
+                      .count = {1, 1},
+                      .quads = operand.quads(),
+                      .place = {to, nullptr},
+                      .results = {patches.rows * step * kFloat, step * kFloat},
+                      .channel = kFloat};
+    const FloatFinish real(operand.channels(), Function::kNone, how, {to, step * kFloat, nullptr});
+    static const Convolution nothing;
+    const Finish finish(nothing, real);
+    typename Way::Product product(finish, block);
+    product.multiply(operand.panels().data(), static_cast<int64_t>(operand.panels().size()));
+  }
+
+  Operand<Way> keys_, values_;
+  Scratch queries_, roundings_, scores_, shares_;
+};
+
+template <class Way>
+void attend(const AttentionSize& size, const Head& head) {
+  thread_local Attention<Way> attention;  // its memory grows to the largest head
+  attention.run(size, head);
+}
+
+}  // namespace requant::REQUANT_TARGET

@@ -1,0 +1,238 @@
+"""Attention in functions: the native operator, its body, and the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from requant import NATIVE_DOMAIN
+from requant.calibration.session import open_session
+from requant.quantize import Options, quantize_model
+from requant.quantize.kernels.attentions import wrap_attentions
+from requant.quantize.kernels.library import VERSION, Kernels
+from requant.transforms.attention import find_attention
+from requant.transforms.plan import Impl
+from requant.transforms.units import units
+
+from ...native import FOUND, needs_library
+
+pytestmark = needs_library
+Array = NDArray[Any]
+LAYOUTS = st.tuples(*[st.integers(0, 1)] * 4)
+
+
+def attention(scale: float, rows_first: Sequence[int], *, masked: bool, threads: int = 1) -> ort.InferenceSession:
+    """Load a model with the operator alone."""
+    assert isinstance(FOUND, Kernels)
+    names = ["q", "k", "v", "m"] if masked else ["q", "k", "v"]
+    node = helper.make_node(
+        "Attention",
+        [*"qkv", "m" if masked else ""],
+        ["y"],
+        domain=NATIVE_DOMAIN,
+        scale=float(scale),
+        rows_first=list(rows_first),
+    )
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(NATIVE_DOMAIN, VERSION)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, outputs), opset_imports=opsets, ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.register_custom_ops_library(os.fspath(FOUND.library))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def evenly(x: Array) -> tuple[Array, Array]:
+    """Return the last axis rounded to integers from -127 to 127, and the steps."""
+    peak = np.abs(x).max(-1, keepdims=True)
+    step = (peak / np.float32(127)).astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    return np.rint(x * inverse), step.astype(np.float64)
+
+
+def by_row(x: Array) -> tuple[Array, Array]:
+    """Return the last axis rounded to uint8 with the least range that has it and 0, minus the zero point; the steps."""
+    least, most = x.min(-1, keepdims=True).clip(None, 0), x.max(-1, keepdims=True).clip(0)
+    step = most / np.float32(255) - least / np.float32(255)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    zero = np.rint(-least * inverse)
+    return np.clip(np.rint(x * inverse) + zero, 0, 255) - zero, step.astype(np.float64)
+
+
+def defined(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array, Array]:
+    """Return what the operator is defined to compute, (batch, heads, rows, columns) each, and how far it may be off.
+
+    A share near a half may become one of two integers: the operator has exp to 1e-4, and scores in float32.
+    """
+    (q8, q_step), (k8, k_step) = by_row(q), evenly(k)
+    v8, v_step = (each.swapaxes(-1, -2) for each in evenly(v.swapaxes(-1, -2)))
+    score = scale * (q8 @ k8.swapaxes(-1, -2)) * q_step * k_step.swapaxes(-1, -2) + mask
+    exact = 255 * np.exp(score - score.max(-1, keepdims=True))
+    share, blur = np.rint(exact), 3e-4 + 2.0**-20 * scale * 255 * 127 * q.shape[-1] * q_step * k_step.max()
+    unsure = np.abs(np.abs(exact - np.floor(exact)) - 0.5) <= blur * exact + 1e-4
+    total, doubtful = share.sum(-1, keepdims=True), unsure.sum(-1, keepdims=True)
+    values = v8 * v_step
+    y = share @ values / total
+    off = (unsure @ np.abs(values) + np.abs(y) * doubtful) / (total - doubtful) + 2.0**-18 * np.abs(values).max()
+    return y, off
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.tuples(*[st.integers(1, each) for each in (2, 3, 40, 70, 40, 40)]),
+    layout=LAYOUTS,
+    mask=st.sampled_from(["", "keys", "rows", "all", "causal"]),
+    single=st.sampled_from(["", "q", "k", "v"]),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 9999),
+)
+def test_the_operator_computes_its_definition_in_every_layout(
+    isa: str,
+    sizes: tuple[int, ...],
+    layout: tuple[int, ...],
+    mask: str,
+    single: str,
+    threads: int,
+    seed: int,
+) -> None:
+    batch, heads, queries, keys, depth, width = sizes
+    random = np.random.default_rng(seed)
+    shapes = {"q": (queries, depth), "k": (keys, depth), "v": (keys, width)}
+    given_heads = {name: (1 if name == single else batch, heads, *shape) for name, shape in shapes.items()}
+    tensors = {name: random.normal(0.2, 1.5, shape).astype(np.float32) for name, shape in given_heads.items()}
+    masks = {"keys": (1, 1, 1, keys), "rows": (queries, 1), "all": (batch, heads, queries, keys)}
+    added = random.normal(0, 3, masks.get(mask, ())).astype(np.float32)
+    if mask == "causal":
+        added = np.where(np.arange(keys) <= np.arange(queries)[:, None], 0, -np.inf).astype(np.float32)
+    fed = {n: tensors[n].swapaxes(1, 2) if first else tensors[n] for n, first in zip("qkv", layout, strict=False)}
+    fed |= {"m": added} if mask else {}
+    made = attention(0.3, layout, masked=bool(mask), threads=threads)
+    found = made.run(None, {name: np.ascontiguousarray(array) for name, array in fed.items()})[0]
+    y, off = defined(**tensors, mask=added if mask else np.zeros(()), scale=0.3)
+    shape = np.broadcast_shapes(*(each[:2] for each in given_heads.values()), added.shape[:-2] if mask == "all" else ())
+    np.testing.assert_array_less(np.abs((found.swapaxes(1, 2) if layout[3] else found) - y), off)
+    assert y.shape[:2] == shape
+
+
+def test_attention_without_heads_has_three_axes(isa: str) -> None:
+    random = np.random.default_rng(0)
+    q, k, v = (random.normal(size=(2, rows, 8)).astype(np.float32) for rows in (5, 9, 9))
+    m = random.normal(size=(2, 1, 9)).astype(np.float32)
+    found = attention(1, (0, 0, 0, 0), masked=True).run(None, {"q": q, "k": k, "v": v, "m": m})[0]
+    y, off = defined(q, k, v, m, 1)
+    np.testing.assert_array_less(np.abs(found - y), off)
+
+
+def test_rows_that_are_not_finite_become_nan_and_others_do_not(isa: str) -> None:
+    q, k, v = (np.ones((1, 1, rows, 8), np.float32) for rows in (4, 6, 6))
+    q[0, 0, 1, 3], mask = np.nan, np.zeros((4, 6), np.float32)
+    mask[2], mask[3, 1:] = -np.inf, -np.inf
+    (found,) = attention(1, (0, 0, 0, 0), masked=True).run(None, {"q": q, "k": k, "v": v, "m": mask})
+    assert np.isnan(found[0, 0, 1:3]).all()
+    np.testing.assert_allclose(found[0, 0, [0, 3]], 1, rtol=1e-6)
+    v[0, 0, 0, 2] = np.inf
+    (found,) = attention(1, (0, 0, 0, 0), masked=False).run(None, {"q": np.ones_like(q), "k": k, "v": v})
+    assert np.isnan(found[..., 2]).all()
+    assert np.isfinite(np.delete(found, 2, -1)).all()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"q": (1, 1, 2, 3)}, "do not fit together"),
+        ({"v": (1, 1, 4, 8)}, "do not fit together"),
+        ({"k": (5, 8)}, "three or four axes"),
+        ({"m": (2, 5)}, "a row for each query"),
+        ({"m": (3, 4)}, "a column for each key"),
+        ({"q": (2, 1, 3, 8), "k": (3, 1, 5, 8)}, "same batch and heads"),
+        ({"k": (1, 1, 0, 8), "v": (1, 1, 0, 8), "m": (1, 1)}, "no keys"),
+    ],
+)
+def test_shapes_that_do_not_fit_end_with_one_line(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    whole = {"q": (1, 1, 3, 8), "k": (1, 1, 5, 8), "v": (1, 1, 5, 8), "m": (3, 5)} | shapes
+    with pytest.raises(Exception, match=message):
+        attention(1, (0, 0, 0, 0), masked=True).run(
+            None, {n: np.zeros(shape, np.float32) for n, shape in whole.items()}
+        )
+
+
+BLOCK = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,24,64] x, float[1,1,1,24] m) => (float[1,24,64] y) <int64[4] heads = {0, 0, 4, 16}, int64[3] whole = {0, 0, 64},
+    float scale = {0.25}> {
+    a = MatMul(x, wq) b = MatMul(x, wk) c = MatMul(x, wv)
+    q = Reshape(a, heads) k = Reshape(b, heads) v = Reshape(c, heads)
+    qt = Transpose<perm = [0,2,1,3]>(q) kt = Transpose<perm = [0,2,3,1]>(k) vt = Transpose<perm = [0,2,1,3]>(v)
+    [scores] s = MatMul(qt, kt) t = Mul(s, scale) u = Add(t, m) p = Softmax(u) [values] o = MatMul(p, vt)
+    [attend] ot = Transpose<perm = [0,2,1,3]>(o) z = Reshape(ot, whole) y = MatMul(z, wo) }"""
+
+
+def block(folder: Path) -> Path:
+    """Write a block of a transformer with data beside it; return the path of the model."""
+    random, proto = np.random.default_rng(0), onnx.parser.parse_model(BLOCK)
+    for name in ("wq", "wk", "wv", "wo"):
+        proto.graph.initializer.append(
+            numpy_helper.from_array(random.normal(0, 0.2, (64, 64)).astype(np.float32), name)
+        )
+    onnx.save(proto, folder / "m.onnx")
+    x = random.normal(size=(20, 24, 64)).astype(np.float32)
+    np.savez(folder / "d.npz", x=x, m=np.where(random.random((20, 1, 1, 24)) < 0.2, -1e4, 0).astype(np.float32))
+    return folder / "m.onnx"
+
+
+def test_attention_becomes_a_function_whose_body_is_what_was_there(tmp_path: Path) -> None:
+    model = ir.load(block(tmp_path))
+    found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
+    assert found is not None
+    (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
+    assert (unit.name, unit.inputs) == ("attend", ("q", "k", "v", "m"))
+    assert wrap_attentions(model, [unit]) == 1
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto)
+    (call,) = (node for node in proto.graph.node if node.domain == NATIVE_DOMAIN)
+    assert (call.name, [*call.input[:4]]) == ("attend", ["q", "k", "v", "m"])
+    (body,) = proto.functions
+    kinds = ["Transpose", "Transpose", "MatMul", "Mul", "Add", "Softmax", "Transpose", "MatMul", "Transpose"]
+    assert [node.op_type for node in body.node] == kinds
+    feed = {"x": np.load(tmp_path / "d.npz")["x"][:1], "m": np.load(tmp_path / "d.npz")["m"][:1]}
+    (before,) = ort.InferenceSession(tmp_path / "m.onnx").run(None, feed)
+    (without,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
+    np.testing.assert_allclose(without, before, rtol=0, atol=2e-5)
+    onnx.save(proto, tmp_path / "native.onnx")
+    (native,) = open_session(tmp_path / "native.onnx").run(None, feed)
+    # a head has 16 values of about 1.6: noise of 1/255 of a range in q, k and v, and of 1/255 in the shares
+    assert np.square(native - before).mean() < 1e-3 * np.square(before).mean()
+    assert not np.array_equal(native, before)
+
+
+def test_attention_is_chosen_by_its_costs_and_can_be_planned(tmp_path: Path) -> None:
+    path = block(tmp_path)
+    asked: dict[str, Any] = {"seconds": 0.05, "force_int8": True, "effort": "low"}
+    quantize_model(path, tmp_path / "d.npz", tmp_path / "q.onnx", Options(kernels="native", **asked))
+    plan = json.loads((tmp_path / "q.plan.json").read_text())
+    assert plan["units"]["attend"]["operator"] == "attention"
+    for unit in plan["units"].values():
+        wanted = {"MatMul": Impl.DYNAMIC, "attention": Impl.DYNAMIC_NATIVE}
+        unit["implementation"] = wanted.get(unit["operator"], Impl.FLOAT).value
+    (tmp_path / "mine.json").write_text(json.dumps(plan))
+    made = quantize_model(path, tmp_path / "d.npz", tmp_path / "p.onnx", Options(plan=tmp_path / "mine.json", **asked))
+    assert (made.forms["dynamic native"], made.forms["dynamic"]) == (1, 4)
+    names = [node.op_type for node in onnx.load(tmp_path / "p.onnx").graph.node if node.domain == NATIVE_DOMAIN]
+    assert names == ["Attention"]
+    stock = Options(plan=tmp_path / "mine.json", kernels="stock", **asked)
+    with pytest.raises(Exception, match="native"):
+        quantize_model(path, tmp_path / "d.npz", tmp_path / "s.onnx", stock)

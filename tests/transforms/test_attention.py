@@ -1,0 +1,93 @@
+"""Which operators are attention, and what it reads."""
+
+from __future__ import annotations
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from requant.transforms.attention import FoundAttention, find_attention
+from requant.transforms.units import units
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
+ROWS = "float[N,S,4,8]"
+HEADS = "float[N,4,S,8]"
+BEFORE = "qt = Transpose<perm = [0,2,1,3]>(q) kt = Transpose<perm = [0,2,3,1]>(k) vt = Transpose<perm = [0,2,1,3]>(v)"
+BEHIND = "a = Add(d, m) p = Softmax<axis = -1>(a) o = MatMul(p, vt) y = Transpose<perm = [0,2,1,3]>(o)"
+TURNED = "kt = Transpose<perm = [0,1,3,2]>(k)"
+WEIGHED = "p = Softmax<axis = 3>(t) y = MatMul(p, v)"
+PLAIN = "kt = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, kt) [soft] p = Softmax(s)"
+
+
+def found_in(nodes: str, tensors: str = HEADS, outputs: str = "float y") -> tuple[FoundAttention | None, ir.Model]:
+    """Return the attention in a model with the inputs q, k, v and m, and the model."""
+    graph = f"g ({tensors} q, {tensors} k, {tensors} v, float[N,1,1,S] m) => ({outputs})"
+    constants = "float half = {0.5}, float[1] three = {3.0}, float[2] both = {1.0, 2.0}"
+    model = ir.from_proto(onnx.parser.parse_model(f"{HEAD} {graph} <{constants}> {{ {nodes} }}"))
+    return find_attention(next(node for node in model.graph if node.op_type == "Softmax")), model
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tensors", "scale", "masked", "rows_first", "count"),
+    [
+        (f"{PLAIN} y = MatMul(p, v)", HEADS, 1, False, (0, 0, 0, 0), 4),
+        (
+            f"{BEFORE} s = MatMul(qt, kt) d = Div(s, three) {BEHIND}",
+            ROWS,
+            1 / 3,
+            True,
+            (1, 1, 1, 1),
+            9,
+        ),
+        (
+            f"{TURNED} a = Mul(half, q) b = Mul(kt, three) s = MatMul(a, b) t = Add(m, s) {WEIGHED}",
+            HEADS,
+            1.5,
+            True,
+            (0, 0, 0, 0),
+            7,
+        ),
+        (
+            "kt = Transpose<perm = [0,2,1]>(k) s = MatMul(q, kt) t = Mul(s, half) p = Softmax(t) y = MatMul(p, v)",
+            "float[N,S,8]",
+            0.5,
+            False,
+            (0, 0, 0, 0),
+            5,
+        ),
+    ],
+)
+def test_attention_is_found_with_its_scale_mask_and_layout(
+    nodes: str, tensors: str, scale: float, masked: bool, rows_first: tuple[int, ...], count: int
+) -> None:
+    found, model = found_in(nodes, tensors)
+    assert found is not None
+    assert [value.name for value in found.inputs] == ["q", "k", "v", *["m"] * masked]
+    assert found.scale == pytest.approx(scale)
+    assert tuple(map(int, found.rows_first)) == rows_first
+    assert len(found.nodes) == count == len({*found.nodes})
+    unit = units(model.graph, [found])[-1]
+    assert (unit.op, unit.rounded, unit.outputs) == ("attention", ("q", "k", "v"), ("y",))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ("s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v)", "float y"),  # keys that are not turned
+        (f"{PLAIN} y = MatMul(v, p)", "float y"),
+        (f"{PLAIN} y = MatMul(p, v)", "float y, float p"),  # another reader
+        (f"{PLAIN} y = MatMul(p, v) z = Relu(s)", "float y, float z"),
+        ("kt = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, kt) p = Softmax<axis = 1>(s) y = MatMul(p, v)", "float y"),
+        ("kt = Transpose<perm = [0,1,3,2]>(q) s = MatMul(q, kt) p = Softmax(s) y = MatMul(p, v)", "float y"),
+        (
+            "kt = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, kt) t = Mul(s, both) p = Softmax(t) y = MatMul(p, v)",
+            "float y",
+        ),
+        (
+            "kt = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, kt) a = Add(s, s) p = Softmax(a) y = MatMul(p, v)",
+            "float y",
+        ),
+    ],
+)
+def test_other_operators_around_a_softmax_are_no_attention(nodes: str, outputs: str) -> None:
+    assert found_in(nodes, outputs=outputs)[0] is None

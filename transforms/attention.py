@@ -1,0 +1,182 @@
+"""Find the operators that compute attention: softmax(scale * q k' + mask) v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+import onnx_ir as ir
+
+from .graph import constant, one_number, sole_reader
+
+HEADS = (0, 2, 1, 3)
+"""The permutation between (batch, rows, heads, columns) and (batch, heads, rows, columns)."""
+KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
+"""The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoundAttention:
+    """The operators of attention.
+
+    Attributes:
+        q: Queries, (batch, heads, queries, depth), or (batch, queries, depth) without heads.
+        k: Keys, one in each row.
+        v: Values, one in each row.
+        mask: What is added to the scores; None without it.
+        scale: What the scores are multiplied by before that.
+        rows_first: Whether the rows of q, k, v and of the result come before the heads.
+        nodes: All operators, in an order in which they can run; the last one computes the result.
+    """
+
+    q: ir.Value
+    k: ir.Value
+    v: ir.Value
+    mask: ir.Value | None
+    scale: float
+    rows_first: tuple[bool, bool, bool, bool]
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def inputs(self) -> tuple[ir.Value, ...]:
+        """The tensors that it reads; the mask is the last one."""
+        return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+
+
+@dataclass(eq=False)
+class _Operand:
+    """A factor of a product, followed back to the tensor that attention reads.
+
+    Attributes:
+        value: The tensor.
+        scale: What it is multiplied by on the way.
+        rows_first: Whether its rows come before its heads.
+        turned: The permutation that turned rows of keys into columns.
+        nodes: The operators on the way, in order.
+    """
+
+    value: ir.Value
+    scale: float = 1.0
+    rows_first: bool = False
+    turned: tuple[int, ...] = ()
+    nodes: list[ir.Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """The scores that a softmax reads: the product of matrices, and what comes behind it."""
+
+    product: ir.Node
+    mask: ir.Value | None
+    scale: float
+    nodes: list[ir.Node]
+
+
+def find_attention(softmax: ir.Node) -> FoundAttention | None:
+    """Return the attention around a Softmax; None if there is none.
+
+    Its inputs are three computed tensors. No other operator reads what stands between them and the result.
+    """
+    product = sole_reader(softmax.outputs[0])
+    scores = _scores(softmax.inputs[0], softmax)
+    if scores is None or not _is(product, "MatMul") or product.inputs[0] is not softmax.outputs[0]:
+        return None
+    q, k, v = _operand(scores.product, 0), _operand(scores.product, 1, of_keys=True), _operand(product, 1)
+    tensors = {q.value, k.value, v.value}
+    computed = len(tensors) == 3 and all(constant(value) is None for value in tensors)
+    along_rows = softmax.attributes.get_int("axis", -1) in (-1, len(k.turned) - 1)
+    if not computed or not along_rows or not k.turned or v.scale != 1:
+        return None
+    turn = sole_reader(product.outputs[0])
+    behind = [turn] if _is(turn, "Transpose") and _permutation(turn) == HEADS else []
+    return FoundAttention(
+        q.value,
+        k.value,
+        v.value,
+        scores.mask,
+        q.scale * k.scale * scores.scale,
+        (q.rows_first, k.rows_first, v.rows_first, bool(behind)),
+        (*q.nodes, *k.nodes, scores.product, *scores.nodes, softmax, *v.nodes, product, *behind),
+    )
+
+
+def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:
+    """Return the scores that a softmax reads; None if they are no product of matrices."""
+    mask, scale = None, 1.0
+    nodes: list[ir.Node] = []
+    while (node := _inner(value, reader)) is not None and not _is(node, "MatMul"):
+        if (found := _scaled(node)) is not None:
+            value, factor = found
+            scale *= factor
+        elif not nodes and (masked := _masked(node)) is not None:
+            value, mask = masked
+        else:
+            return None
+        nodes.insert(0, node)
+        reader = node
+    return None if node is None else _Scores(node, mask, scale, nodes)
+
+
+def _masked(add: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """Return the scores and the mask that an Add joins; None unless exactly one of its operands is a product."""
+    if not _is(add, "Add"):
+        return None
+    one, other = add.inputs
+    products = [_scores(value, add) is not None for value in (one, other)] if one is not other else []
+    if one is None or other is None or sum(products) != 1:
+        return None
+    return (one, other) if products[0] else (other, one)
+
+
+def _operand(product: ir.Node, index: int, *, of_keys: bool = False) -> _Operand:
+    """Return a factor of a product, followed back; `of_keys`: its columns become rows."""
+    value = product.inputs[index]
+    assert value is not None
+    operand, reader = _Operand(value), product
+    while (node := _inner(operand.value, reader)) is not None:
+        found, order = _scaled(node), _permutation(node)
+        if found is not None:
+            operand.value, factor = found
+            operand.scale *= factor
+        elif of_keys and not operand.turned and order in KEYS:
+            operand.value, operand.rows_first, operand.turned = _source(node), KEYS[order], order
+        elif order == HEADS and not operand.rows_first and (operand.turned or not of_keys):
+            operand.value, operand.rows_first = _source(node), True
+        else:
+            break
+        operand.nodes.insert(0, node)
+        reader = node
+    return operand
+
+
+def _is(node: ir.Node | None, op: str) -> TypeGuard[ir.Node]:
+    """Return whether a node is a standard operator."""
+    return node is not None and node.op_type == op and not node.domain
+
+
+def _inner(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
+    """Return the node that computes a tensor; None if there is none, or if the tensor has another reader."""
+    return value.producer() if value is not None and sole_reader(value) is reader else None
+
+
+def _source(node: ir.Node) -> ir.Value:
+    """Return the first input of a node that has one."""
+    (value,) = node.inputs
+    assert value is not None
+    return value
+
+
+def _permutation(node: ir.Node) -> tuple[int, ...]:
+    """Return the permutation of a Transpose; empty for other nodes, and if it is not written."""
+    return tuple(node.attributes.get_ints("perm", ())) if _is(node, "Transpose") else ()
+
+
+def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """Return the tensor that a Mul or Div multiplies by a number, and the number; None for other nodes."""
+    if not _is(node, "Mul") and not _is(node, "Div"):
+        return None
+    for index in (1,) if node.op_type == "Div" else (1, 0):
+        number, value = one_number(node.inputs[index], 1), node.inputs[1 - index]
+        if number and value is not None and constant(value) is None:
+            return value, 1 / number if node.op_type == "Div" else number
+    return None
