@@ -123,6 +123,13 @@ def native_plan(facts: Facts, plan: Plan) -> Plan:
     return plan.with_choices(dict.fromkeys(units, Choice(Impl.U8_NATIVE)))
 
 
+def native_products_plan(facts: Facts, plan: Plan) -> Plan:
+    """Return a plan with the native form from float to float wherever a unit that writes float has one."""
+    options = able(facts, plan)
+    units = (u.name for u in plan.units if not plan.impl(u).writes_u8 and Impl.DYNAMIC_NATIVE in options[u.name])
+    return plan.with_choices(dict.fromkeys(units, Choice(Impl.DYNAMIC_NATIVE)))
+
+
 def stock_plan(plan: Plan) -> Plan:
     """Return a plan with the runtime's operators in place of native ones."""
     stock = {Impl.U8_NATIVE: Impl.U8, Impl.DYNAMIC_NATIVE: Impl.DYNAMIC}

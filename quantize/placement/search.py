@@ -33,7 +33,7 @@ from .pricing import (
     with_noise_price,
 )
 from .reasons import TOO_NOISY
-from .rules import able, all_int8_plan, native_plan, stock_plan
+from .rules import able, all_int8_plan, native_plan, native_products_plan, stock_plan
 
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
 LEAST_MS = 0.5  # shorter runs time too noisily
@@ -292,9 +292,13 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         candidates |= {f"{name}, native": bench.candidate(plan) for name, plan in everywhere.items()}
         candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates
         return fastest(sizes, candidates)
-    everything = native_plan(space.facts, candidates["all"].plan)
-    if not _is_tried(everything, candidates):  # joined operators take less than the sum of their costs
-        candidates["all, native"] = bench.candidate(everything)
+    cut = [name for name in candidates if name.startswith("cut")][-1:]
+    # joined operators take less than the sum of their costs
+    joined = {"all, native": native_plan(space.facts, candidates["all"].plan)}
+    joined |= {f"{name}, products": native_products_plan(space.facts, candidates[name].plan) for name in cut}
+    for name, plan in joined.items():
+        if not _is_tried(plan, candidates):
+            candidates[name] = bench.candidate(plan)
     best, placement = fastest(sizes, candidates)
     return _native_or_stock(sizes, candidates, best, placement) if best.native else (best, placement)
 

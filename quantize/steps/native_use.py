@@ -16,11 +16,13 @@ SECONDS = 1.0  # how long the model is timed with and without the library
 
 def native_use(job: Job, trial: Trial) -> NativeUse | None:
     """Return the native operators of a model; None for a model without them."""
-    plan, calls = trial.candidate.plan, len(native_calls(trial.candidate.model))
+    plan, calls = trial.candidate.plan, native_calls(trial.candidate.model)
     if not calls:
         return None
-    library, units = native_library(), sum(choice.impl.native for choice in plan.choices.values())
-    return NativeUse(units, units - calls, library or "", None if library is None else _stock_ms(job, trial))
+    library, units = native_library(), [unit for unit in plan.units if plan.impl(unit).native]
+    named = {name for unit in units for name in unit.nodes}
+    joined = len(units) - sum(call.name in named for call in calls)  # normalizations are no such units
+    return NativeUse(len(units), joined, library or "", None if library is None else _stock_ms(job, trial))
 
 
 def _stock_ms(job: Job, trial: Trial) -> float | None:
