@@ -39,8 +39,8 @@ def test_scores_beside_boxes_have_an_sqnr_of_their_own(axis: int, where: str) ->
     assert decibels == pytest.approx(13.0, abs=0.01)
     judged = promise(found)
     assert not judged.kept
-    assert judged.text == f"13.0 dB at y{where}, 14 dB are needed"
-    assert judged.excess == pytest.approx(10**0.1, rel=0.01)
+    assert judged.text == f"13.0 dB at y{where}, 15 dB are needed"
+    assert judged.excess == pytest.approx(10**0.2, rel=0.01)
 
 
 def test_balanced_noise_is_the_mean_of_the_relative_noise_of_both_parts() -> None:
