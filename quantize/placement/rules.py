@@ -8,7 +8,7 @@ branches, follow their neighbours: they run on uint8 if their inputs come in uin
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -123,10 +123,14 @@ def native_plan(facts: Facts, plan: Plan) -> Plan:
     return plan.with_choices(dict.fromkeys(units, Choice(Impl.U8_NATIVE)))
 
 
-def native_products_plan(facts: Facts, plan: Plan) -> Plan:
-    """Return a plan with the native form from float to float wherever a unit that writes float has one."""
-    options = able(facts, plan)
-    units = (u.name for u in plan.units if not plan.impl(u).writes_u8 and Impl.DYNAMIC_NATIVE in options[u.name])
+def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan) -> Plan:
+    """Return a plan with the native form from float to float wherever a unit that writes float has one.
+
+    Args:
+        forms: The possible implementations by unit.
+        plan: The plan.
+    """
+    units = (u.name for u in plan.units if not plan.impl(u).writes_u8 and Impl.DYNAMIC_NATIVE in forms[u.name])
     return plan.with_choices(dict.fromkeys(units, Choice(Impl.DYNAMIC_NATIVE)))
 
 

@@ -295,7 +295,7 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
     cut = [name for name in candidates if name.startswith("cut")][-1:]
     # joined operators take less than the sum of their costs
     joined = {"all, native": native_plan(space.facts, candidates["all"].plan)}
-    joined |= {f"{name}, products": native_products_plan(space.facts, candidates[name].plan) for name in cut}
+    joined |= {f"{name}, products": native_products_plan(space.forms, candidates[name].plan) for name in cut}
     for name, plan in joined.items():
         if not _is_tried(plan, candidates):
             candidates[name] = bench.candidate(plan)

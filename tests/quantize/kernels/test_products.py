@@ -21,7 +21,8 @@ from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.products import wrap_products
-from requant.transforms.plan import Impl, Unit
+from requant.quantize.placement.rules import native_products_plan
+from requant.transforms.plan import Choice, Impl, Plan, Unit
 
 from ...native import needs_library
 
@@ -169,6 +170,17 @@ def test_native_products_are_chosen_by_their_costs_and_can_be_planned(tmp_path: 
     assert made.native.units == 2
     names = [node.op_type for node in onnx.load(tmp_path / "p.onnx").graph.node if node.domain == NATIVE_DOMAIN]
     assert [name.split("_")[0] for name in names] == ["MatMul", "MatMul"]
+
+
+def test_every_unit_that_writes_float_has_its_native_form_in_a_plan_of_native_products() -> None:
+    before = [Impl.FLOAT, Impl.DYNAMIC, Impl.U8_FLOAT, Impl.U8, Impl.FLOAT]
+    units = tuple(replace(UNIT, name=f"product{index}") for index in range(len(before)))
+    plan = Plan(units, {unit.name: Choice(impl) for unit, impl in zip(units, before, strict=True)})
+    forms = {unit.name: (Impl.FLOAT, Impl.DYNAMIC, Impl.DYNAMIC_NATIVE) for unit in units[:-1]} | {
+        units[-1].name: (Impl.FLOAT,)
+    }
+    made = native_products_plan(forms, plan)
+    assert [made.impl(unit) for unit in units] == [*[Impl.DYNAMIC_NATIVE] * 3, Impl.U8, Impl.FLOAT]
 
 
 def _with_form(plan: str, form: Impl) -> str:

@@ -339,7 +339,11 @@ def test_a_model_is_placed_and_timed_at_every_batch_size(tmp_path: Path, monkeyp
     names = set(found.placement.tried)
     assert {"rules", "all"} <= names
     # what costs give beside these, and whether native operators win, depends on the machine
-    others = {name.removesuffix(", stock").removesuffix(", products") for name in names} - {"rules", "all", "all, native"}
+    others = {name.removesuffix(", stock").removesuffix(", products") for name in names} - {
+        "rules",
+        "all",
+        "all, native",
+    }
     assert all(re.search(r" for (batch [18]|all)$", name) for name in others), names
     for row in found.placement.served:
         assert set(row.tried) == names
