@@ -11,6 +11,7 @@ from .graph import constant, one_number, sole_reader
 
 HEADS = (0, 2, 1, 3)
 """The permutation between (batch, rows, heads, columns) and (batch, heads, rows, columns)."""
+LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
 KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
 """The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
 
@@ -84,7 +85,7 @@ def find_attention(softmax: ir.Node) -> FoundAttention | None:
     q, k, v = _operand(scores.product, 0), _operand(scores.product, 1, of_keys=True), _operand(product, 1)
     tensors = {q.value, k.value, v.value}
     computed = len(tensors) == 3 and all(constant(value) is None for value in tensors)
-    along_rows = softmax.attributes.get_int("axis", -1) in (-1, len(k.turned) - 1)
+    along_rows = softmax.attributes.get_int("axis", _default_axis(softmax)) in (-1, len(k.turned) - 1)
     if not computed or not along_rows or not k.turned or v.scale != 1:
         return None
     turn = sole_reader(product.outputs[0])
@@ -147,6 +148,12 @@ def _operand(product: ir.Node, index: int, *, of_keys: bool = False) -> _Operand
         operand.nodes.insert(0, node)
         reader = node
     return operand
+
+
+def _default_axis(softmax: ir.Node) -> int:
+    """Return the axis of a Softmax that does not say it."""
+    graph = softmax.graph
+    return -1 if graph is None or graph.opset_imports.get("", LAST_AXIS) >= LAST_AXIS else 1
 
 
 def _is(node: ir.Node | None, op: str) -> TypeGuard[ir.Node]:

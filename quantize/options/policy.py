@@ -20,6 +20,7 @@ class Policy:
         portable: Whether the model has only what other runtimes know too.
         timed: Whether the speed in the runtime of the request decides.
         native: Whether units may be native operators; a plan file may name them where their library is not here.
+        attention: Whether attention is one unit, which may be a native operator.
         plan: The plan file; None without one.
         costs: The file of costs; None without one.
     """
@@ -30,11 +31,12 @@ class Policy:
     portable: bool
     timed: bool
     native: bool
+    attention: bool
     plan: str | os.PathLike[str] | None
     costs: str | os.PathLike[str] | None
 
     @classmethod
-    def of(cls, options: Options, *, exact: bool, native: bool) -> Policy:
+    def of(cls, options: Options, *, exact: bool, native: bool, attention: bool = True) -> Policy:
         """Return the policy of the options.
 
         Args:
@@ -42,7 +44,9 @@ class Policy:
             exact: Whether the target adds products of 8 bits exactly. Only then can uint8 activations multiply int8
                 weights with a zero point without saturation.
             native: Whether the library of the native operators is here.
+            attention: Whether the plan file, if there is one, has attention as one unit.
         """
+        native = options.may_be_native and (native or options.plan is not None)
         how = options.place if options.costs is None else "estimated"
         how = "rules" if options.portable else how
         types, portable = (options.scheme.activation, options.scheme.weight), options.writes_portable
@@ -52,7 +56,8 @@ class Policy:
             zero_points=exact and not portable and types == ("u8", "s8"),
             portable=portable,
             timed=not options.portable,
-            native=options.may_be_native and (native or options.plan is not None),
+            native=native,
+            attention=native and attention and options.kernels != "exact",
             plan=options.plan,
             costs=options.costs,
         )

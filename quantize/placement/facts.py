@@ -35,6 +35,7 @@ class Facts:
         zero_points: Whether int8 weights may have a zero point.
         portable: Whether the model is for other runtimes too.
         native: Whether units may be native operators.
+        attention: Whether attention is one unit.
         joins: Whether native convolutions may absorb functions and sums, and not round in front of them.
         blocks: The form of weights in blocks.
         noise_of: By form of matrix products from float to float, the noise at the outputs by input tensor.
@@ -55,6 +56,7 @@ class Facts:
     zero_points: bool = False
     portable: bool = False
     native: bool = False
+    attention: bool = False
     joins: bool = True
     blocks: BlockForm = field(default_factory=BlockForm)
     noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)

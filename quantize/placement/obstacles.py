@@ -118,9 +118,13 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
 
 
 def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
-    """Return why attention cannot be a native operator."""
+    """Return why attention cannot be a native operator: q, k and v have the same rank, and the mask no more axes."""
     if not all(_is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return why.NOT_FLOAT32
+    shapes = [plain_shape(facts.values.get(name)) for name in unit.inputs]
+    ranks = [len(shape) for shape in shapes if shape is not None]
+    if len(ranks) < len(unit.inputs) or len({*ranks[: len(unit.rounded)]}) != 1 or max(ranks) != ranks[0]:
+        return why.NO_FORM
     harmed = facts.harmed_by.get(Impl.DYNAMIC_NATIVE, {})
     found = next((harmed[tensor] for tensor in unit.rounded if tensor in harmed), "")
     return why.KEPT_FLOAT.about(found) if found else NONE

@@ -35,6 +35,7 @@ class _Row:
 
     implementation: str
     reason: str = ""
+    operator: str = ""
 
 
 def plan_path(output: str | os.PathLike[str]) -> Path:
@@ -95,6 +96,15 @@ def implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:
         RequantError: The file cannot be read, or is not a plan file.
     """
     return {name: row.implementation for name, row in _rows(path).items()}
+
+
+def operators_in(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the operators of the units in a plan file, as far as it says them.
+
+    Raises:
+        RequantError: The file cannot be read, or is not a plan file.
+    """
+    return frozenset(row.operator for row in _rows(path).values())
 
 
 def _rows(path: str | os.PathLike[str]) -> Mapping[str, _Row]:

@@ -163,7 +163,7 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
 
 def _units(graph: ir.Graph, facts: Facts) -> Iterator[Unit]:
     """Yield the units of a graph; units of a body come before the node that runs the body."""
-    for unit in units(graph, _attentions(graph) if facts.native and facts.joins else ()):
+    for unit in units(graph, _attentions(graph) if facts.attention else ()):
         for name in unit.nodes:
             for body in bodies(facts.nodes[name], facts.opset):
                 yield from _units(body, facts)

@@ -50,6 +50,7 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
         zero_points=job.policy.zero_points,
         portable=job.policy.portable,
         native=job.policy.native,
+        attention=job.policy.attention,
         joins=job.options.kernels != "exact",
         blocks=job.scheme.blocks,
         noise_of=evidence.noise_of,

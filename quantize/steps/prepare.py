@@ -19,6 +19,7 @@ from ...transforms import Pipeline, PipelineResult, StepResult
 from ...transforms.existing import given_params, is_finished, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import taken_origins
+from ...transforms.ops import ATTENTION
 from ...transforms.plan import Plan
 from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
 from ...transforms.sort_by_execution_order import sort_by_execution_order
@@ -34,7 +35,7 @@ from ..options.policy import Policy
 from ..options.selection import Selection
 from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
-from ..placement.plan_file import read_plan
+from ..placement.plan_file import operators_in, read_plan
 from ..placement.rules import choose, choose_by, widest_plan
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
@@ -61,7 +62,8 @@ def prepare(
     supply = load_given_ranges(options)
     runtime = runtime_named(options.runtime, options.precision)
     no_saturation = resolve(options.isa).exact
-    policy = Policy.of(options, exact=no_saturation, native=_has_native(options))
+    attention = options.plan is None or ATTENTION in operators_in(options.plan)
+    policy = Policy.of(options, exact=no_saturation, native=_has_native(options), attention=attention)
     original = load_model(path)
     options.selection.check(original)
     static = data is not None or supply.ranges is not None
@@ -168,6 +170,7 @@ def _facts(model: ir.Model, selection: Selection, types: Mapping[str, str], opti
         zero_points=policy.zero_points,
         portable=policy.portable,
         native=policy.native,
+        attention=policy.attention,
         blocks=options.scheme.blocks,
     )
 

@@ -70,6 +70,16 @@ def test_attention_is_found_with_its_scale_mask_and_layout(
     assert (unit.op, unit.rounded, unit.outputs) == ("attention", ("q", "k", "v"), ("y",))
 
 
+def test_a_softmax_of_an_older_opset_says_its_axis() -> None:
+    for axis, expected in (("", False), ("<axis = 3>", True)):
+        graph = f"g ({HEADS} q, {HEADS} k, {HEADS} v) => (float y)"
+        nodes = f"{TURNED} s = MatMul(q, kt) p = Softmax{axis}(s) y = MatMul(p, v)"
+        text = f'<ir_version: 8, opset_import: ["" : 12]> {graph} {{ {nodes} }}'
+        model = ir.from_proto(onnx.parser.parse_model(text))
+        found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
+        assert (found is not None) is expected
+
+
 @pytest.mark.parametrize(
     ("nodes", "outputs"),
     [

@@ -54,16 +54,15 @@ class AttentionKernel {
     require(masking.shape.size() <= rank, "the mask has too many axes");
     const auto view = [&](int index) { return View(given[index].shape, given[index].data, rank == 4, rows_first_[index] != 0); };
     const View q = view(0), k = view(1), v = view(2), mask(masking.shape, masking.data, rank == 4);
-    require(q.shape[3] == k.shape[3] && k.shape[2] == v.shape[2], "q, k and v do not fit together");
-    std::array<int64_t, 4> shape{0, 0, q.shape[2], v.shape[3]};
+    require(q.shape[3] == k.shape[3] && k.shape[2] == v.shape[2], "the shapes do not fit together");
+    std::array<int64_t, 4> shape{0, 0, common({q.shape[2], mask.shape[2]}), v.shape[3]};
     for (int axis = 0; axis < 2; ++axis) shape[axis] = common({q.shape[axis], k.shape[axis], v.shape[axis], mask.shape[axis]});
-    require(mask.shape[2] == 1 || mask.shape[2] == q.shape[2], "the mask must have a row for each query, or one row");
     require(mask.shape[3] == 1 || mask.shape[3] == k.shape[2], "the mask must have a column for each key, or one column");
     std::vector<int64_t> written(shape.begin(), shape.end());
     if (rows_first_[3]) std::swap(written[1], written[2]);
     if (rank == 3) written.erase(written.begin() + (rows_first_[3] ? 2 : 1));
     const View y(written, run.output(written), rank == 4, rows_first_[3] != 0);
-    const AttentionSize size{q.shape[2], k.shape[2], q.shape[3], v.shape[3], scale_};
+    const AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_};
     if (shape[0] * shape[1] * size.queries * size.width == 0) return;
     require(size.keys > 0 && size.keys <= kMostKeys && size.depth <= kMostKeys, "there are no keys, or too many");
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
@@ -73,7 +72,7 @@ class AttentionKernel {
                           .v = v.at(batch, head),
                           .mask = masking ? mask.at(batch, head) : nullptr,
                           .y = y.at(batch, head),
-                          .q_step = q.step[2],
+                          .q_step = q.shape[2] > 1 ? q.step[2] : 0,
                           .k_step = k.step[2],
                           .v_step = v.step[2],
                           .mask_step = mask.shape[2] > 1 ? mask.step[2] : 0,
@@ -90,7 +89,7 @@ class AttentionKernel {
   static int64_t common(std::initializer_list<int64_t> lengths) {
     int64_t found = 1;
     for (int64_t length : lengths) {
-      require(length == 1 || found == 1 || length == found, "all tensors must have the same batch and heads");
+      require(length == 1 || found == 1 || length == found, "the shapes do not fit together");
       if (length != 1) found = length;
     }
     return found;

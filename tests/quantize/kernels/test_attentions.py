@@ -138,6 +138,16 @@ def test_attention_without_heads_has_three_axes(isa: str) -> None:
     np.testing.assert_array_less(np.abs(found - y), off)
 
 
+def test_a_mask_with_more_rows_repeats_a_single_query(isa: str) -> None:
+    random = np.random.default_rng(0)
+    q, k, v = (random.normal(size=(1, 2, rows, 8)).astype(np.float32) for rows in (1, 9, 9))
+    m = random.normal(size=(6, 9)).astype(np.float32)
+    found = attention(1, (0, 0, 0, 0), masked=True).run(None, {"q": q, "k": k, "v": v, "m": m})[0]
+    y, off = defined(q, k, v, m, 1)
+    assert found.shape == (1, 2, 6, 8)
+    np.testing.assert_array_less(np.abs(found - y), off)
+
+
 def test_rows_that_are_not_finite_become_nan_and_others_do_not(isa: str) -> None:
     q, k, v = (np.ones((1, 1, rows, 8), np.float32) for rows in (4, 6, 6))
     q[0, 0, 1, 3], mask = np.nan, np.zeros((4, 6), np.float32)
@@ -157,9 +167,9 @@ def test_rows_that_are_not_finite_become_nan_and_others_do_not(isa: str) -> None
         ({"q": (1, 1, 2, 3)}, "do not fit together"),
         ({"v": (1, 1, 4, 8)}, "do not fit together"),
         ({"k": (5, 8)}, "three or four axes"),
-        ({"m": (2, 5)}, "a row for each query"),
+        ({"m": (2, 5)}, "do not fit together"),
         ({"m": (3, 4)}, "a column for each key"),
-        ({"q": (2, 1, 3, 8), "k": (3, 1, 5, 8)}, "same batch and heads"),
+        ({"q": (2, 1, 3, 8), "k": (3, 1, 5, 8)}, "do not fit together"),
         ({"k": (1, 1, 0, 8), "v": (1, 1, 0, 8), "m": (1, 1)}, "no keys"),
     ],
 )
@@ -236,3 +246,17 @@ def test_attention_is_chosen_by_its_costs_and_can_be_planned(tmp_path: Path) -> 
     stock = Options(plan=tmp_path / "mine.json", kernels="stock", **asked)
     with pytest.raises(Exception, match="native"):
         quantize_model(path, tmp_path / "d.npz", tmp_path / "s.onnx", stock)
+
+
+def test_a_plan_without_attention_has_its_operators_as_units(tmp_path: Path) -> None:
+    path = block(tmp_path)
+    asked: dict[str, Any] = {"seconds": 0.05, "force_int8": True, "effort": "low"}
+    quantize_model(path, tmp_path / "d.npz", tmp_path / "q.onnx", Options(kernels="stock", **asked))
+    plan = json.loads((tmp_path / "q.plan.json").read_text())
+    assert {"scores", "values"} <= plan["units"].keys()
+    again = Options(plan=tmp_path / "q.plan.json", **asked)
+    quantize_model(path, tmp_path / "d.npz", tmp_path / "p.onnx", again)
+    written = json.loads((tmp_path / "p.plan.json").read_text())
+    assert {name: row["implementation"] for name, row in written["units"].items()} == {
+        name: row["implementation"] for name, row in plan["units"].items()
+    }
