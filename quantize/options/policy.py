@@ -57,7 +57,7 @@ class Policy:
             portable=portable,
             timed=not options.portable,
             native=native,
-            attention=native and attention and options.kernels != "exact",
+            attention=native and attention and options.kernels != "exact" and options.place != "all",
             plan=options.plan,
             costs=options.costs,
         )

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
+from ...transforms.attention import find_attention
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import DEFAULTS as ACTIVATIONS
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
@@ -121,13 +122,16 @@ def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return why attention cannot be a native operator: q, k and v have the same rank, and the mask no more axes."""
     if not all(_is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return why.NOT_FLOAT32
-    shapes = [plain_shape(facts.values.get(name)) for name in unit.inputs]
+    softmax = next(facts.nodes[name] for name in unit.nodes if facts.nodes[name].op_type == "Softmax")
+    found = find_attention(softmax)
+    inputs = () if found is None else found.inputs
+    shapes = [plain_shape(facts.values.get(str(value.name), value)) for value in inputs]
     ranks = [len(shape) for shape in shapes if shape is not None]
-    if len(ranks) < len(unit.inputs) or len({*ranks[: len(unit.rounded)]}) != 1 or max(ranks) != ranks[0]:
+    if len(ranks) < len(inputs) or len({*ranks[:3]}) != 1 or max(ranks) != ranks[0]:
         return why.NO_FORM
     harmed = facts.harmed_by.get(Impl.DYNAMIC_NATIVE, {})
-    found = next((harmed[tensor] for tensor in unit.rounded if tensor in harmed), "")
-    return why.KEPT_FLOAT.about(found) if found else NONE
+    harm = next((harmed[tensor] for tensor in unit.rounded if tensor in harmed), "")
+    return why.KEPT_FLOAT.about(harm) if harm else NONE
 
 
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

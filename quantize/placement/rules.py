@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...transforms.attention import FoundAttention, find_attention
 from ...transforms.graph import bodies, computing_graphs
-from ...transforms.ops import GATE, OPS, why_float
+from ...transforms.ops import ATTENTION, GATE, OPS, why_float
 from ...transforms.plan import Choice, Impl, Plan, Unit
 from ...transforms.qparams import BlockForm
 from ...transforms.reasons import FUSED_GROUP, NONE, Reason
@@ -78,7 +78,7 @@ def choose(
 
 def choose_by(facts: Facts, model: ir.Model) -> Plan:
     """Return the plan by rules for given facts; see `choose`."""
-    found = tuple(_units(model.graph, facts))
+    found = tuple(_units(model.graph, facts, _attentions(model.graph, facts)))
     choices = {unit.name: _decide(unit, facts) for unit in found}
     _place_followers(found, choices)
     _drop_unread(found, choices, _captured(model), _fixed_u8(found, facts))
@@ -136,8 +136,10 @@ def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan) -> Pla
 
 def stock_plan(plan: Plan) -> Plan:
     """Return a plan with the runtime's operators in place of native ones."""
-    stock = {Impl.U8_NATIVE: Impl.U8, Impl.DYNAMIC_NATIVE: Impl.DYNAMIC}
-    return plan.with_choices({u.name: Choice(stock[plan.impl(u)]) for u in plan.units if plan.impl(u).native})
+    stock = {Impl.U8_NATIVE: Choice(Impl.U8), Impl.DYNAMIC_NATIVE: Choice(Impl.DYNAMIC)}
+    native = [unit for unit in plan.units if plan.impl(unit).native]
+    alone = Choice(Impl.FLOAT, why_float(ATTENTION))
+    return plan.with_choices({u.name: alone if u.op == ATTENTION else stock[plan.impl(u)] for u in native})
 
 
 def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
@@ -161,19 +163,29 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     return (Impl.FLOAT, *forms) if forms else (impl,)
 
 
-def _units(graph: ir.Graph, facts: Facts) -> Iterator[Unit]:
+def _units(graph: ir.Graph, facts: Facts, attentions: Sequence[FoundAttention] = ()) -> Iterator[Unit]:
     """Yield the units of a graph; units of a body come before the node that runs the body."""
-    for unit in units(graph, _attentions(graph) if facts.attention else ()):
+    for unit in units(graph, attentions):
         for name in unit.nodes:
             for body in bodies(facts.nodes[name], facts.opset):
                 yield from _units(body, facts)
         yield unit
 
 
-def _attentions(graph: ir.Graph) -> list[FoundAttention]:
-    """Return the attentions in a graph."""
-    found = (find_attention(node) for node in graph if node.op_type == "Softmax" and not node.domain)
-    return [each for each in found if each is not None]
+def _attentions(graph: ir.Graph, facts: Facts) -> list[FoundAttention]:
+    """Return the attentions that are units; none where the user decides over the forms of operators in them."""
+    chosen, taken = facts.selection, set[ir.Node]()
+    if not facts.attention or chosen.strategy is not Strategy.AUTO or chosen.include_ops:
+        return []
+    found: list[FoundAttention] = []
+    for node in graph:
+        each = find_attention(node) if node.op_type == "Softmax" and not node.domain else None
+        if each is None or taken.intersection(each.nodes):  # two may share a product
+            continue
+        if not any(node.name in chosen.strategies for node in each.nodes):
+            found.append(each)
+            taken.update(each.nodes)
+    return found
 
 
 def _decide(unit: Unit, facts: Facts) -> Choice:

@@ -69,6 +69,8 @@ def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: Weigh
 def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict[int, Array]:
     """Return the dequantized weights of a unit that reads float."""
     row, found = OPS[unit.op], {}
+    if row.native:  # attention has no weights
+        return {}
     if impl is Impl.BLOCK:
         values = writer.blocked(node, unit).values()
         return {0: values} if unit.op == "Gather" else {1: turned(node, values)}

@@ -16,7 +16,7 @@ void require(bool condition, const char* message) {
   if (!condition) throw ort::Failure(std::string("ai.requant.Attention: ") + message);
 }
 
-// The floats of a tensor by batch, head, row and column. A step of 0 repeats.
+// The floats of a tensor by batch, head, row and column.
 struct View {
   float* data;
   std::array<int64_t, 4> shape, step;
@@ -64,7 +64,8 @@ class AttentionKernel {
     const View y(written, run.output(written), rank == 4, rows_first_[3] != 0);
     const AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_};
     if (shape[0] * shape[1] * size.queries * size.width == 0) return;
-    require(size.keys > 0 && size.keys <= kMostKeys && size.depth <= kMostKeys, "there are no keys, or too many");
+    require(size.keys <= kMostKeys && size.depth <= kMostKeys, "there are too many keys");
+    if (size.keys == 0) return static_cast<void>(std::fill_n(y.data, shape[0] * shape[1] * shape[2] * shape[3], 0.0f));
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
       const int64_t batch = static_cast<int64_t>(index) / shape[1], head = static_cast<int64_t>(index) % shape[1];
       target_.attend(size, {.q = q.at(batch, head),

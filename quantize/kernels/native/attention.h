@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "block.h"
 #include "finish.h"
@@ -41,13 +42,19 @@ class Attention {
     float* const scores = reinterpret_cast<float*>(scores_.bytes(rows * pitch * static_cast<int64_t>(sizeof(float))));
     multiply(keys_, {queries, bytes, rows}, how, scores, pitch);
     uint8_t* const shares = shares_.bytes(rows * wide);
+    rough_.assign(rows, false);
     for (int64_t row = 0; row < rows; ++row) {
       float* const of_row = scores + row * pitch;
       if (head.mask != nullptr) add_mask(of_row, head.mask + (first + row) * head.mask_step, size.keys, head.mask_repeats);
-      how[row] = {round_softmax(of_row, size.keys, shares + row * wide), 0};
+      const Shares found = round_softmax(of_row, size.keys, shares + row * wide);
+      how[row] = {found.step, 0};
+      rough_[row] = found.rough;
       std::memset(shares + row * wide + pitch, 0, wide - pitch);
     }
-    multiply(values_, {shares, wide, rows}, how, head.y + first * head.y_step, head.y_step);
+    float* const y = head.y + first * head.y_step;
+    multiply(values_, {shares, wide, rows}, how, y, head.y_step);
+    for (int64_t row = 0; row < rows; ++row)
+      if (rough_[row]) weigh_row(scores + row * pitch, size.keys, head.v, head.v_step, size.width, y + row * head.y_step);
   }
 
   // Rounded rows, a number of bytes apart.
@@ -79,6 +86,7 @@ class Attention {
 
   Operand<Way> keys_, values_;
   Scratch queries_, roundings_, scores_, shares_;
+  std::vector<bool> rough_;  // rows that are computed in float: integers lose too many small shares
 };
 
 template <class Way>

@@ -67,9 +67,8 @@ class Operand {
   // Finds the panels; memory is kept for the next run.
   void reshape(int64_t width, int64_t depth) {
     if (width == width_ && depth == depth_) return;
-    width_ = width;
-    depth_ = depth;
-    quads_ = Way::quads(depth);
+    width_ = depth_ = -1;  // until all memory is there
+    quads_ = Way::quads(std::max<int64_t>(depth, 1));
     const int64_t vectors = divided(width, kLanes), bytes = kBytes * quads_;
     weights_.assign(vectors * bytes, 0);
     starts_.assign(vectors * kLanes, 0);
@@ -84,6 +83,8 @@ class Operand {
       panels_.push_back(panel);
       first += wide;
     }
+    width_ = width;
+    depth_ = depth;
   }
 
   const Panel& panel_of(int64_t channel) const {

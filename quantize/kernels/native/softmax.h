@@ -50,30 +50,62 @@ inline float greatest(const float* scores, int64_t count) {
   return std::isfinite(found) && !std::isnan(any) ? found : NAN;
 }
 
-// Writes shares[i] = rint(255 exp(scores[i] - greatest score)), and returns 1 / (sum of shares): times it, they are the softmax.
-// Scores behind the first `count` count as none, up to a multiple of 4 * kLanes; so many are read and written. Without a finite
-// greatest score the result is NaN.
-inline float round_softmax(float* scores, int64_t count, uint8_t* shares) {
+// How shares become the softmax: times `step`. They are rough if rounding changed their sum by more than a 32nd: many small ones
+// count as none then.
+struct Shares {
+  float step;
+  bool rough;
+};
+
+// Returns exp(score - most) for a vector of scores, times `size`.
+REQUANT_INLINE Floats share_of(const float* scores, float most, float size) {
+  const Floats below = plus(load_floats(scores), fill_floats(-most));
+  return times(power(times(below, fill_floats(1.44269504f))), fill_floats(size));
+}
+
+// Writes shares[i] = rint(255 exp(scores[i] - greatest score)). Scores behind the first `count` count as none, up to a multiple of
+// 4 * kLanes; so many are read and written. Without a finite greatest score the step is NaN.
+inline Shares round_softmax(float* scores, int64_t count, uint8_t* shares) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
   std::fill(scores + count, scores + whole, -INFINITY);
   const float most = greatest(scores, whole);
   if (std::isnan(most)) {
     std::memset(shares, 0, whole);
-    return NAN;
+    return {NAN, false};
   }
   Ints sum = nearest(fill_floats(0));
+  Floats exact = fill_floats(0);
   for (int64_t i = 0; i < whole; i += 4 * kLanes) {
     Floats value[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const Floats below = plus(load_floats(scores + i + k * kLanes), fill_floats(-most));
-      value[k] = times(power(times(below, fill_floats(1.44269504f))), fill_floats(255));
-    }
+    for (int k = 0; k < 4; ++k) value[k] = share_of(scores + i + k * kLanes, most, 255);
+    exact = plus(exact, plus(plus(value[0], value[1]), plus(value[2], value[3])));
     const Bytes made = ordered(rounded_bytes(value, 0));
     sum = dot(sum, made, fill(1));
     store_bytes(shares + i, made);
   }
-  return 1 / (sum_of(floats(sum)) + static_cast<float>(kOffset * whole));
+  const float rounded = sum_of(floats(sum)) + static_cast<float>(kOffset * whole);
+  return {1 / rounded, std::abs(sum_of(exact) - rounded) * 32 > rounded};
+}
+
+// Writes the softmax of a row times some rows of v in float. The scores are those that `round_softmax` has read; they are lost.
+inline void weigh_row(float* scores, int64_t count, const float* v, int64_t v_step, int64_t width, float* y) {
+  const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
+  const float most = greatest(scores, whole);
+  Floats sum = fill_floats(0);
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const Floats share = share_of(scores + i, most, 1);
+    sum = plus(sum, share);
+    store_floats(scores + i, share);
+  }
+  const Floats factor = fill_floats(1 / sum_of(sum));
+  for (int64_t column = 0; column < width; column += kLanes) {
+    const int64_t some = std::min<int64_t>(kLanes, width - column);
+    Floats total = fill_floats(0);
+    for (int64_t i = 0; i < count; ++i)
+      total = times_plus(fill_floats(scores[i]), load_few(v + i * v_step + column, some), total);
+    store_few(y + column, times(total, factor), some);
+  }
 }
 
 }  // namespace requant::REQUANT_TARGET
