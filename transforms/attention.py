@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -99,6 +100,12 @@ def find_attention(softmax: ir.Node) -> FoundAttention | None:
         (q.rows_first, k.rows_first, v.rows_first, bool(behind)),
         (*q.nodes, *k.nodes, scores.product, *scores.nodes, softmax, *v.nodes, product, *behind),
     )
+
+
+def attention_among(nodes: Iterable[ir.Node]) -> FoundAttention | None:
+    """Return the attention around the first Softmax among some nodes; None if there is none."""
+    softmax = next((node for node in nodes if _is(node, "Softmax")), None)
+    return None if softmax is None else find_attention(softmax)
 
 
 def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:

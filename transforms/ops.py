@@ -45,6 +45,7 @@ class Op:
         dynamic: Kernel that reads and writes float and computes in integers; it finds ranges at run time.
         blocks: Kernel that reads and writes float, with a matrix of integers in blocks, each with its scale.
         native: Operator of ``ai.requant`` that computes a group of operators from float to float, in integers.
+        rounds: How many of its first inputs are rounded in forms from float to float.
         stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
         absorbs: Following operators that run inside its kernel.
         bare: Whether it must read the uint8 tensor directly, because the runtime does not fuse it with a
@@ -63,6 +64,7 @@ class Op:
     dynamic: Kernel | None = None
     blocks: Kernel | None = None
     native: str = ""
+    rounds: int = 1
     stores: tuple[int, ...] = ()
     absorbs: frozenset[str] = frozenset()
     bare: bool = False
@@ -113,7 +115,7 @@ OPS: dict[str, Op] = {
         stores=(1,),
         absorbs=RELUS,
     ),
-    ATTENTION: _float(reasons.SOFTMAX, native="Attention"),
+    ATTENTION: _float(reasons.SOFTMAX, native="Attention", rounds=3),
     f"{MS}.Attention": Op(kind="compute", weight=1, channel_axis=lambda node: -1, u8_float=(MS, "QAttention")),
     "ConvTranspose": _float(
         reasons.NO_KERNEL.about("ConvTranspose"),

@@ -55,10 +55,6 @@ class Domain(StrEnum):
     U8 = "u8"
 
 
-ROUNDED = {ATTENTION: 3}
-"""How many of its first inputs a unit rounds in forms from float to float, if not one."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """An operator with what it absorbs, or a group of operators that must stay whole.
@@ -85,7 +81,8 @@ class Unit:
     @property
     def rounded(self) -> tuple[str, ...]:
         """The inputs that forms from float to float round; the last input of attention may be a mask."""
-        return self.inputs[: ROUNDED.get(self.op, 1)]
+        row = OPS.get(self.op)
+        return self.inputs[: 1 if row is None else row.rounds]
 
 
 @dataclass(frozen=True, slots=True)

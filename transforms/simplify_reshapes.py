@@ -64,19 +64,21 @@ def simplify_reshapes(model: ir.Model) -> Change:
 
 
 def _fix_target(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
-    """Replace a target made of constants and one computed length by a constant; return whether it changed."""
+    """Replace a target made of constants and computed lengths by a constant; return whether it changed.
+
+    One computed length may be unknown; the others are those of axes that keep their place.
+    """
     target = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
     concat = target.producer() if target is not None else None
     if concat is None or concat.op_type != "Concat" or concat.domain or node.attributes.get_int("allowzero", 0) != 0:
         return False
     parts = [_part(value) for value in concat.inputs]
-    if not all(part is not None or _is_one_length(value) for value, part in zip(concat.inputs, parts, strict=True)):
+    computed = [value for value, part in zip(concat.inputs, parts, strict=True) if part is None]
+    if not computed or not all(map(_is_one_length, computed)):
         return False
     lengths = [length for part in parts for length in ([-1] if part is None else part)]
     if 0 in lengths:
         change.skip("empty")
-        return False
-    if None not in parts:
         return False
     if lengths.count(-1) > 1:
         lengths = _with_kept(node.inputs[0], concat.inputs, parts, known)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from ...transforms.attention import FoundAttention, find_attention
+from ...transforms.attention import FoundAttention, attention_among
 from ...transforms.graph import nodes_by_name
-from ...transforms.ops import ATTENTION
+from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
 from .calls import Call
 from .wrap import put_calls
@@ -31,9 +31,8 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit]) -> int:
     nodes = nodes_by_name(model)
     calls: dict[ir.Value, Call] = {}
     for unit in (each for each in units if each.op == ATTENTION):
-        softmax = next(nodes[name] for name in unit.nodes if nodes[name].op_type == "Softmax")
-        found = find_attention(softmax) if softmax.graph is model.graph else None
-        if found is not None:
+        found = attention_among(nodes[name] for name in unit.nodes)
+        if found is not None and found.nodes[-1].graph is model.graph:
             calls[found.nodes[-1].outputs[0]] = _call(unit.name, found)
     return put_calls(model, calls)
 
@@ -44,7 +43,5 @@ def _call(name: str, found: FoundAttention) -> Call:
         "scale": ir.AttrFloat32("scale", found.scale),
         "rows_first": ir.AttrInt64s("rows_first", [int(first) for first in found.rows_first]),
     }
-    sources = tuple(range(len(found.inputs)))
-    return Call(
-        "Attention", name, INPUTS, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT
-    )
+    operator, sources = OPS[ATTENTION].native, range(len(found.inputs))
+    return Call(operator, name, INPUTS, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)

@@ -20,8 +20,8 @@ def wrap_normalizations(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
 
     Before:  y = LayerNormalization(x, scale, B)
     After:   y = ai.requant.Normalization(x, scale, B), whose body is what was there
-        Both compute in float, the operator in about half of the time, and much faster than the kernel into which the
-        runtime joins an Add and a LayerNormalization.
+        Both compute in float. The operator takes 0.6 to 0.8 of the time, and a sixth of the time of the kernel into
+        which the runtime joins an Add and a LayerNormalization.
     Left alone: normalizations of several axes, with more results than one, of other types than float32, and in bodies
         of control flow.
 

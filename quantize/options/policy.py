@@ -36,7 +36,7 @@ class Policy:
     costs: str | os.PathLike[str] | None
 
     @classmethod
-    def of(cls, options: Options, *, exact: bool, native: bool, attention: bool = True) -> Policy:
+    def of(cls, options: Options, *, exact: bool, native: bool, attention: bool) -> Policy:
         """Return the policy of the options.
 
         Args:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.attention import find_attention
+from ...transforms.attention import attention_among
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import DEFAULTS as ACTIVATIONS
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
@@ -122,8 +122,7 @@ def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return why attention cannot be a native operator: q, k and v have the same rank, and the mask no more axes."""
     if not all(_is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return why.NOT_FLOAT32
-    softmax = next(facts.nodes[name] for name in unit.nodes if facts.nodes[name].op_type == "Softmax")
-    found = find_attention(softmax)
+    found = attention_among(facts.nodes[name] for name in unit.nodes)
     inputs = () if found is None else found.inputs
     shapes = [plain_shape(facts.values.get(str(value.name), value)) for value in inputs]
     ranks = [len(shape) for shape in shapes if shape is not None]

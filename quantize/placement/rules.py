@@ -174,10 +174,11 @@ def _units(graph: ir.Graph, facts: Facts, attentions: Sequence[FoundAttention] =
 
 def _attentions(graph: ir.Graph, facts: Facts) -> list[FoundAttention]:
     """Return the attentions that are units; none where the user decides over the forms of operators in them."""
-    chosen, taken = facts.selection, set[ir.Node]()
+    chosen = facts.selection
     if not facts.attention or chosen.strategy is not Strategy.AUTO or chosen.include_ops:
         return []
     found: list[FoundAttention] = []
+    taken: set[ir.Node] = set()
     for node in graph:
         each = find_attention(node) if node.op_type == "Softmax" and not node.domain else None
         if each is None or taken.intersection(each.nodes):  # two may share a product

@@ -292,10 +292,11 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         candidates |= {f"{name}, native": bench.candidate(plan) for name, plan in everywhere.items()}
         candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates
         return fastest(sizes, candidates)
-    cut = [name for name in candidates if name.startswith("cut")][-1:]
-    # joined operators take less than the sum of their costs
-    joined = {"all, native": native_plan(space.facts, candidates["all"].plan)}
-    joined |= {f"{name}, products": native_products_plan(space.forms, candidates[name].plan) for name in cut}
+    last = next(reversed(candidates))  # the cheapest plan by the costs that are known at last
+    joined = {  # joined operators take less than the sum of their costs
+        "all, native": native_plan(space.facts, candidates["all"].plan),
+        f"{last}, products": native_products_plan(space.forms, candidates[last].plan),
+    }
     for name, plan in joined.items():
         if not _is_tried(plan, candidates):
             candidates[name] = bench.candidate(plan)

@@ -26,7 +26,7 @@ from requant.quantize.tools.inspect.operators import operators
 from requant.transforms.ops import ATTENTION, GATE, MS, OPS, Kernel, Op
 from requant.transforms.qparams import Scheme
 
-from ..native import FOUND
+from ..native import needs_library
 
 Array = NDArray[Any]
 Feed = dict[str, Array]
@@ -835,8 +835,6 @@ def claimed(row: Op) -> set[Kernel]:
 
 def skip_missing(row: str) -> None:
     """Skip what this version of the runtime cannot show."""
-    if OPS[row].native and isinstance(FOUND, str):
-        pytest.skip(FOUND)
     missing = sorted(name for _, name in claimed(OPS[row]) - uint8_kernels())
     if missing:
         pytest.skip(f"the installed runtime has no {', '.join(missing)}")
@@ -939,8 +937,13 @@ def kernels(path: Path, feed: Feed, folder: Path) -> set[tuple[str, str]]:
 
 
 # of each row the first example runs in `make test`: each takes a sixth of a second
+def library_for(row: str) -> list[pytest.MarkDecorator]:
+    """Return the mark of a row that has only a native operator."""
+    return [needs_library] if OPS[row].native else []
+
+
 ALL = [
-    pytest.param(row, each, id=f"{row}: {each.name}", marks=[pytest.mark.slow] if place else [])
+    pytest.param(row, each, id=f"{row}: {each.name}", marks=[pytest.mark.slow] * bool(place) + library_for(row))
     for row, examples in EXAMPLES.items()
     for place, each in enumerate(examples)
 ]

@@ -12,9 +12,7 @@
 namespace requant {
 namespace {
 
-void require(bool condition, const char* message) {
-  if (!condition) throw ort::Failure(std::string("ai.requant.Attention: ") + message);
-}
+constexpr Requirement require{"ai.requant.Attention"};
 
 // The floats of a tensor by batch, head, row and column.
 struct View {
@@ -29,6 +27,8 @@ struct View {
     step = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1};
     if (rows_first) step[1] = shape[3], step[2] = shape[1] * shape[3];
   }
+
+  int64_t row_step() const { return shape[2] > 1 ? step[2] : 0; }  // a single row repeats
 
   float* at(int64_t batch, int64_t head) const {
     return data + (shape[0] > 1 ? batch * step[0] : 0) + (shape[1] > 1 ? head * step[1] : 0);
@@ -47,44 +47,50 @@ class AttentionKernel {
 
   void run(const ort::Run& run) const {
     const ort::Tensor given[] = {run.input(0), run.input(1), run.input(2)};
-    const size_t rank = given[0].shape.size();
+    const bool heads = given[0].shape.size() == 4;
     for (const ort::Tensor& each : given)
-      require(each.shape.size() == rank && (rank == 3 || rank == 4), "q, k and v must all have three or four axes");
+      require(each.shape.size() == (heads ? 4 : 3), "q, k and v must all have three or four axes");
     const ort::Tensor masking = count_ > kMask ? run.input(kMask) : ort::Tensor{};
-    require(masking.shape.size() <= rank, "the mask has too many axes");
-    const auto view = [&](int index) { return View(given[index].shape, given[index].data, rank == 4, rows_first_[index] != 0); };
-    const View q = view(0), k = view(1), v = view(2), mask(masking.shape, masking.data, rank == 4);
-    require(q.shape[3] == k.shape[3] && k.shape[2] == v.shape[2], "the shapes do not fit together");
-    std::array<int64_t, 4> shape{0, 0, common({q.shape[2], mask.shape[2]}), v.shape[3]};
-    for (int axis = 0; axis < 2; ++axis) shape[axis] = common({q.shape[axis], k.shape[axis], v.shape[axis], mask.shape[axis]});
-    require(mask.shape[3] == 1 || mask.shape[3] == k.shape[2], "the mask must have a column for each key, or one column");
+    require(masking.shape.size() <= given[0].shape.size(), "the mask has too many axes");
+    const auto view = [&](int index) { return View(given[index].shape, given[index].data, heads, rows_first_[index] != 0); };
+    const View q = view(0), k = view(1), v = view(2), mask(masking.shape, masking.data, heads);
+    const std::array<int64_t, 4> shape = result_of(q, k, v, mask);
     std::vector<int64_t> written(shape.begin(), shape.end());
     if (rows_first_[3]) std::swap(written[1], written[2]);
-    if (rank == 3) written.erase(written.begin() + (rows_first_[3] ? 2 : 1));
-    const View y(written, run.output(written), rank == 4, rows_first_[3] != 0);
+    if (!heads) written.erase(written.begin() + (rows_first_[3] ? 2 : 1));
+    const View y(written, run.output(written), heads, rows_first_[3] != 0);
     const AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_};
-    if (shape[0] * shape[1] * size.queries * size.width == 0) return;
+    const int64_t results = shape[0] * shape[1] * shape[2] * shape[3];
+    if (size.keys == 0) std::fill_n(y.data, results, 0.0f);
+    if (results == 0 || size.keys == 0) return;
     require(size.keys <= kMostKeys && size.depth <= kMostKeys, "there are too many keys");
-    if (size.keys == 0) return static_cast<void>(std::fill_n(y.data, shape[0] * shape[1] * shape[2] * shape[3], 0.0f));
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
       const int64_t batch = static_cast<int64_t>(index) / shape[1], head = static_cast<int64_t>(index) % shape[1];
       target_.attend(size, {.q = q.at(batch, head),
-                          .k = k.at(batch, head),
-                          .v = v.at(batch, head),
-                          .mask = masking ? mask.at(batch, head) : nullptr,
-                          .y = y.at(batch, head),
-                          .q_step = q.shape[2] > 1 ? q.step[2] : 0,
-                          .k_step = k.step[2],
-                          .v_step = v.step[2],
-                          .mask_step = mask.shape[2] > 1 ? mask.step[2] : 0,
-                          .y_step = y.step[2],
-                          .mask_repeats = mask.shape[3] == 1});
+                            .k = k.at(batch, head),
+                            .v = v.at(batch, head),
+                            .mask = masking ? mask.at(batch, head) : nullptr,
+                            .y = y.at(batch, head),
+                            .q_step = q.row_step(),
+                            .k_step = k.step[2],
+                            .v_step = v.step[2],
+                            .mask_step = mask.row_step(),
+                            .y_step = y.step[2],
+                            .mask_repeats = mask.shape[3] == 1});
     });
   }
 
  private:
   static constexpr size_t kMask = 3;                            // among the inputs
   static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
+
+  // Returns the shape of the result, with the heads before the rows.
+  static std::array<int64_t, 4> result_of(const View& q, const View& k, const View& v, const View& mask) {
+    require(q.shape[3] == k.shape[3] && k.shape[2] == v.shape[2], "the shapes do not fit together");
+    require(mask.shape[3] == 1 || mask.shape[3] == k.shape[2], "the mask must have a column for each key, or one column");
+    const auto shared = [&](int axis) { return common({q.shape[axis], k.shape[axis], v.shape[axis], mask.shape[axis]}); };
+    return {shared(0), shared(1), common({q.shape[2], mask.shape[2]}), v.shape[3]};
+  }
 
   // Returns the length that tensors share, of which some may have length 1.
   static int64_t common(std::initializer_list<int64_t> lengths) {

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 #include <vector>
 
-#include "block.h"
-#include "finish.h"
+#include "float_finish.h"
 #include "operand.h"
 #include "rounded_rows.h"
+#include "row_product.h"
 #include "softmax.h"
 #include "target.h"
 
@@ -57,31 +57,11 @@ class Attention {
       if (rough_[row]) weigh_row(scores + row * pitch, size.keys, head.v, head.v_step, size.width, y + row * head.y_step);
   }
 
-  // Rounded rows, a number of bytes apart.
-  struct Patches {
-    const uint8_t* first;
-    int64_t step, rows;
-  };
-
   // Writes the product of some rows and an operand, `step` floats from row to row.
-  static void multiply(const Operand<Way>& operand, const Patches& patches, const Rounding* how, float* y, int64_t step) {
-    constexpr int64_t kFloat = sizeof(float);
-    uint8_t* const to = reinterpret_cast<uint8_t*>(y);
-    const Block block{.rows = 1,
-                      .columns = patches.rows,
-                      .patch = patches.first,
-                      .patches = {patches.rows * patches.step, patches.step},
-                      .runs = {0, 0},
-                      .count = {1, 1},
-                      .quads = operand.quads(),
-                      .place = {to, nullptr},
-                      .results = {patches.rows * step * kFloat, step * kFloat},
-                      .channel = kFloat};
-    const FloatFinish real(operand.channels(), Function::kNone, how, {to, step * kFloat, nullptr});
-    static const Convolution nothing;
-    const Finish finish(nothing, real);
-    typename Way::Product product(finish, block);
-    product.multiply(operand.panels().data(), static_cast<int64_t>(operand.panels().size()));
+  static void multiply(const Operand<Way>& operand, const RoundedRows& rows, const Rounding* how, float* y, int64_t step) {
+    const Results results{reinterpret_cast<uint8_t*>(y), step * static_cast<int64_t>(sizeof(float)), nullptr};
+    const Panels panels{operand.panels().data(), static_cast<int64_t>(operand.panels().size()), operand.quads()};
+    multiply_rows<Way>(rows, panels, FloatFinish(operand.channels(), Function::kNone, how, results));
   }
 
   Operand<Way> keys_, values_;

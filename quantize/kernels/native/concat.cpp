@@ -14,9 +14,7 @@ namespace {
 constexpr size_t kMost = 4;         // tensors
 constexpr size_t kChunk = 1 << 14;  // bytes of one task, about
 
-void require(bool condition, const char* message) {
-  if (!condition) throw ort::Failure(std::string("ai.requant.Concat: ") + message);
-}
+constexpr Requirement require{"ai.requant.Concat"};
 
 class ConcatKernel {
  public:

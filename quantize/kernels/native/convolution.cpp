@@ -16,9 +16,7 @@ namespace {
 
 enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable, kResidual, kResidualScale, kResidualZero, kCurve, kGrid };
 
-void require(bool condition, const char* message) {
-  if (!condition) throw ort::Failure(std::string("ai.requant.Convolution: ") + message);
-}
+constexpr Requirement require{"ai.requant.Convolution"};
 
 ort::Tensor constant(const ort::Node& node, Input index) {
   ort::Tensor tensor = node.constant(index);

@@ -53,7 +53,7 @@ struct Rounding {
 // The results of a product: the first one, the bytes from one row to the next, and what is added to them, which lies as they do
 // and may be null.
 struct Results {
-  const uint8_t* first;
+  uint8_t* first;
   int64_t bytes;
   const float* residual;
 };
@@ -63,6 +63,8 @@ class FloatFinish {
  public:
   FloatFinish(const Channels& channels, Function function, const Rounding* rows, const Results& results)
       : channels_(channels), function_(function), rows_(rows), results_(results) {}
+
+  const Results& results() const { return results_; }
 
   // Writes the results of neighbouring rows, from sums in memory.
   template <int Vectors>

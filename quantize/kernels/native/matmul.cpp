@@ -12,9 +12,7 @@
 namespace requant {
 namespace {
 
-void require(bool condition, const char* message) {
-  if (!condition) throw ort::Failure(std::string("ai.requant.MatMul: ") + message);
-}
+constexpr Requirement require{"ai.requant.MatMul"};
 
 class MatMulKernel {
  public:

@@ -8,9 +8,7 @@
 namespace requant {
 namespace {
 
-void require(bool condition, const char* message) {
-  if (!condition) throw ort::Failure(std::string("ai.requant.Normalization: ") + message);
-}
+constexpr Requirement require{"ai.requant.Normalization"};
 
 class NormalizationKernel {
  public:

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "aligned.h"
-#include "border.h"
 #include "float_finish.h"
 #include "panel.h"
 #include "rounded_rows.h"
@@ -17,7 +16,7 @@
 namespace requant::REQUANT_TARGET {
 
 // Rows of floats, `step` apart.
-struct Table {
+struct FloatRows {
   const float* first;
   int64_t step;
   const float* row(int64_t index) const { return first + index * step; }
@@ -29,33 +28,34 @@ template <class Way>
 class Operand {
  public:
   int64_t quads() const { return quads_; }
-  int64_t width() const { return width_; }
   const std::vector<Panel>& panels() const { return panels_; }
   const Channels& channels() const { return channels_; }
 
   // Takes rows as channels, times `factor`; behind them, up to a multiple of kLanes, come channels with results of -INFINITY.
-  void take_rows(const Table& rows, int64_t count, int64_t depth, float factor) {
+  void take_rows(const FloatRows& rows, int64_t count, int64_t depth, float factor) {
     reshape(divided(count, kLanes) * kLanes, depth);
     thread_local Scratch scratch;
     uint8_t* const row = scratch.bytes(4 * quads_);
-    for (int64_t channel = 0; channel < width_; ++channel) {
-      const bool there = channel < count;
-      channels_.scale[channel] = there ? factor * round_row_evenly(rows.row(channel), depth, row) : 0.0f;
-      channels_.bias[channel] = there ? 0.0f : -INFINITY;
-      std::memset(row + (there ? depth : 0), 128, 4 * quads_ - (there ? depth : 0));
-      place_row(row, panel_of(channel), channel);
-    }
+    for (const Panel& panel : panels_)
+      for (int64_t lane = 0; lane < panel.vectors * kLanes; ++lane) {
+        const int64_t channel = panel.channel + lane;
+        const bool there = channel < count;
+        channels_.scale[channel] = there ? factor * round_row_evenly(rows.row(channel), depth, row) : 0.0f;
+        channels_.bias[channel] = there ? 0.0f : -INFINITY;
+        std::memset(row + (there ? depth : 0), 128, 4 * quads_ - (there ? depth : 0));
+        place_row(row, panel, lane);
+      }
     finish();
   }
 
   // Takes columns as channels.
-  void take_columns(const Table& rows, int64_t count, int64_t width) {
+  void take_columns(const FloatRows& rows, int64_t count, int64_t width) {
     reshape(width, count);
     inverse_.assign(width_ + kLanes, 0);
     for (int64_t channel = 0; channel < width_; channel += kLanes) find_scales(rows, count, channel);
     for (const Panel& panel : panels_)
       for (int vector = 0; vector < panel.vectors; ++vector) {
-        uint8_t* to = weights_.data() + (panel.weights - weights_.data()) + vector * kBytes;
+        uint8_t* to = weights_of(panel, vector);
         const int64_t channel = panel.channel + panel.offset(vector, panel.vectors);
         for (int64_t quad = 0; quad < quads_; ++quad, to += panel.vectors * kBytes)
           store_bytes(to, rounded_quad(rows, count, 4 * quad, channel));
@@ -87,17 +87,15 @@ class Operand {
     depth_ = depth;
   }
 
-  const Panel& panel_of(int64_t channel) const {
-    size_t index = 0;
-    while (channel >= panels_[index].channel + panels_[index].vectors * kLanes) ++index;
-    return panels_[index];
+  // Returns the weights of a vector of channels; those of its next quad stand a panel's vectors behind.
+  uint8_t* weights_of(const Panel& panel, int64_t vector) {
+    return weights_.data() + (panel.weights - weights_.data()) + vector * kBytes;
   }
 
-  // Writes the bytes of a row, which are 128 too large, as those of a channel.
-  void place_row(const uint8_t* row, const Panel& panel, int64_t channel) {
-    const int64_t vector = (channel - panel.channel) / kLanes, lane = channel % kLanes, step = panel.vectors * kBytes;
-    uint8_t* to = weights_.data() + (panel.weights - weights_.data()) + vector * kBytes + 4 * lane;
-    for (int64_t quad = 0; quad < quads_; ++quad, to += step) {
+  // Writes the bytes of a row, which are 128 too large, as those of a channel of a panel.
+  void place_row(const uint8_t* row, const Panel& panel, int64_t lane) {
+    uint8_t* to = weights_of(panel, lane / kLanes) + 4 * (lane % kLanes);
+    for (int64_t quad = 0; quad < quads_; ++quad, to += panel.vectors * kBytes) {
       uint32_t four;
       std::memcpy(&four, row + 4 * quad, 4);
       four ^= 0x80808080u;
@@ -106,7 +104,7 @@ class Operand {
   }
 
   // Finds the scales of a vector of columns.
-  void find_scales(const Table& rows, int64_t count, int64_t channel) {
+  void find_scales(const FloatRows& rows, int64_t count, int64_t channel) {
     const int64_t some = std::min<int64_t>(kLanes, width_ - channel);
     Floats least = fill_floats(0), most = least, odd = least;
     for (int64_t row = 0; row < count; ++row) {
@@ -127,7 +125,7 @@ class Operand {
   }
 
   // Returns four neighbouring rows of a vector of columns as int8, the four of a column side by side.
-  Bytes rounded_quad(const Table& rows, int64_t count, int64_t row, int64_t channel) const {
+  Bytes rounded_quad(const FloatRows& rows, int64_t count, int64_t row, int64_t channel) const {
     const int64_t some = std::min<int64_t>(kLanes, width_ - channel);
     const Floats inverse = load_floats(&inverse_[channel]);
     Floats value[4];

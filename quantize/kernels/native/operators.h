@@ -23,6 +23,15 @@ std::vector<ort::CustomOp*> matmul_operators();
 std::vector<ort::CustomOp*> attention_operators();
 std::vector<ort::CustomOp*> normalization_operators();
 
+// Ends a kernel with a message if a condition does not hold.
+struct Requirement {
+  const char* who;
+
+  void operator()(bool condition, const char* message) const {
+    if (!condition) throw ort::Failure(std::string(who) + ": " + message);
+  }
+};
+
 // Returns a scale, or a ratio of scales. Rounding the results of another number than a positive one would be undefined.
 inline float positive(float value) {
   if (!(value > 0 && std::isfinite(value)))

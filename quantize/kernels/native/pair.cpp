@@ -51,9 +51,7 @@ class PairKernel {
   }
 
  private:
-  static void require(bool condition, const char* message) {
-    if (!condition) throw ort::Failure(std::string(Product ? "ai.requant.Mul: " : "ai.requant.Add: ") + message);
-  }
+  static constexpr Requirement require{Product ? "ai.requant.Mul" : "ai.requant.Add"};
 
   template <class T>
   static T one(const ort::Node& node, Input index) {

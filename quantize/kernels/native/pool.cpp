@@ -18,9 +18,7 @@
 namespace requant {
 namespace {
 
-void require(bool condition, const char* message) {
-  if (!condition) throw ort::Failure(std::string("ai.requant: a pool: ") + message);
-}
+constexpr Requirement require{"ai.requant: a pool"};
 
 constexpr int64_t kMostPixels = int64_t{1} << 23;  // of one mean: their sum fits in 31 bits
 

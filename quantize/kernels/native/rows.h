@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "block.h"
-#include "finish.h"
+#include "float_finish.h"
 #include "packed.h"
 #include "rounded_rows.h"
+#include "row_product.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
@@ -19,9 +19,7 @@ class Rows final : public MatrixKernel {
       : inputs_(made.inputs),
         outputs_(made.outputs),
         function_(made.function),
-        shape_(convolution_of(made)),
-        packed_(shape_) {
-    shape_.weights = {};
+        packed_(convolution_of(made)) {
     for (Aligned<float>* each : {&channels_.scale, &channels_.shift, &channels_.bias}) each->assign(outputs_ + kLanes, 0);
     for (int64_t o = 0; o < outputs_; ++o) {
       int64_t sum = 0;
@@ -81,37 +79,19 @@ class Rows final : public MatrixKernel {
         std::memset(rounded + row * pitch + inputs_, 0, pitch - inputs_);  // its weights are 0
       }
     });
+    uint8_t* const to = reinterpret_cast<uint8_t*>(part.y);
+    const FloatFinish finish(channels_, function_, how, {to, outputs_ * static_cast<int64_t>(sizeof(float)), part.residual});
     const int64_t panels = static_cast<int64_t>(packed_.panels().size());
     const int64_t tasks = std::clamp<int64_t>(rows * inputs_ * outputs_ / kWork, 1, panels), some = divided(panels, tasks);
     parallel(static_cast<size_t>(divided(panels, some)), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) * some;
-      multiply_panels(rounded, how, part, first, std::min(some, panels - first));
+      const Panels these{&packed_.panels()[first], std::min(some, panels - first), packed_.quads()};
+      multiply_rows<Way>({rounded, pitch, rows}, these, finish);
     });
-  }
-
-  void multiply_panels(const uint8_t* rounded, const Rounding* how, const Part& part, int64_t first, int64_t count) const {
-    constexpr int64_t kFloat = sizeof(float);
-    const int64_t pitch = 4 * packed_.quads(), rows = part.rows;
-    uint8_t* const to = reinterpret_cast<uint8_t*>(part.y);
-    const Block block{.rows = 1,
-                      .columns = rows,
-                      .patch = rounded,
-                      .patches = {rows * pitch, pitch},
-                      .runs = {0, 0},
-                      .count = {1, 1},
-                      .quads = packed_.quads(),
-                      .place = {to, nullptr},
-                      .results = {rows * outputs_ * kFloat, outputs_ * kFloat},
-                      .channel = kFloat};
-    const FloatFinish real(channels_, function_, how, {to, outputs_ * kFloat, part.residual});
-    const Finish finish(shape_, real);
-    typename Way::Product product(finish, block);
-    product.multiply(&packed_.panels()[first], count);
   }
 
   int64_t inputs_, outputs_;
   Function function_;
-  Convolution shape_;
   Channels channels_;
   Packed<Way> packed_;
 };

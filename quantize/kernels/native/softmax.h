@@ -63,8 +63,8 @@ REQUANT_INLINE Floats share_of(const float* scores, float most, float size) {
   return times(power(times(below, fill_floats(1.44269504f))), fill_floats(size));
 }
 
-// Writes shares[i] = rint(255 exp(scores[i] - greatest score)). Scores behind the first `count` count as none, up to a multiple of
-// 4 * kLanes; so many are read and written. Without a finite greatest score the step is NaN.
+// Writes shares[i] = rint(255 exp(scores[i] - greatest score)). Scores behind the first `count` count as none, up to a multiple
+// of 4 * kLanes; so many are read and written. Without a finite greatest score the step is NaN.
 inline Shares round_softmax(float* scores, int64_t count, uint8_t* shares) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
   std::fill(scores + count, scores + whole, -INFINITY);

@@ -274,11 +274,12 @@ def node_macs(node: ir.Node) -> int | None:
     op = counted_as(node.op_type, node.domain)
     if op not in MACS:
         return 0
-    shapes = [_lengths(value) if value is not None else () for value in node.inputs]
-    outputs = [_lengths(value) for value in node.outputs[:1]]
-    if any(shape is None for shape in (*shapes, *outputs)):
+    ends = [*node.inputs, *node.outputs[:1]]
+    shapes = [_lengths(value) if value is not None else () for value in ends]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(ends):
         return None
-    return multiply_accumulates(op, node, shapes, outputs)  # type: ignore[arg-type]
+    return multiply_accumulates(op, node, known[: len(node.inputs)], known[len(node.inputs) :])
 
 
 def _lengths(value: ir.Value) -> Shape | None:
