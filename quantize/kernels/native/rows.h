@@ -44,7 +44,8 @@ class Rows final : public MatrixKernel {
  private:
   static constexpr int64_t kHeld = 1 << 20;     // bytes of rows that are rounded at once, about: they stay in the second cache
   static constexpr int64_t kAtLeast = 32;       // rows
-  static constexpr int64_t kWork = 1 << 22;     // products of one task, about
+  // Products of one task, about. Tiles have to be configured for each.
+  static constexpr int64_t kWork = std::max<int64_t>(1 << 22, Way::kWork / 2);
   static constexpr int64_t kRounded = 1 << 14;  // values that one task rounds, about
 
   // Returns a product as a convolution of one pixel.
