@@ -310,7 +310,7 @@ def _native(result: Result) -> Iterator[Row]:
     native = result.native
     if native is None:
         return
-    joined = f", {native.joined} of them in one operator with a convolution" if native.joined else ""
+    joined = f", {native.joined} of them in one operator with another" if native.joined else ""
     library = f"register {native.library}" if native.library else "their library is not here"
     yield "native", f"{native.units} units{joined}; {library}, see 'requant kernels'"
     if native.stock_ms is not None and result.latency is not None:

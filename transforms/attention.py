@@ -12,6 +12,10 @@ from .graph import constant, one_number, sole_reader
 
 HEADS = (0, 2, 1, 3)
 """The permutation between (batch, rows, heads, columns) and (batch, heads, rows, columns)."""
+HEADS_FIRST, ROWS_FIRST, BATCH_SECOND = 0, 1, 2
+"""Orders of axes: (batch, heads, rows, columns), (batch, rows, heads, columns), (rows, batch, heads, columns)."""
+TURNS: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (2, 0, 1, 3): BATCH_SECOND}
+"""The order of axes into which each permutation turns (batch, heads, rows, columns)."""
 LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
 KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
 """The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
@@ -27,7 +31,7 @@ class FoundAttention:
         v: Values, one in each row.
         mask: What is added to the scores; None without it.
         scale: What the scores are multiplied by before that.
-        rows_first: Whether the rows of q, k, v and of the result come before the heads.
+        orders: The order of the axes of q, k, v and of the result.
         nodes: All operators, in an order in which they can run; the last one computes the result.
     """
 
@@ -36,7 +40,7 @@ class FoundAttention:
     v: ir.Value
     mask: ir.Value | None
     scale: float
-    rows_first: tuple[bool, bool, bool, bool]
+    orders: tuple[int, int, int, int]
     nodes: tuple[ir.Node, ...]
 
     @property
@@ -90,14 +94,15 @@ def find_attention(softmax: ir.Node) -> FoundAttention | None:
     if not computed or not along_rows or not k.turned or v.scale != 1:
         return None
     turn = sole_reader(product.outputs[0])
-    behind = [turn] if _is(turn, "Transpose") and _permutation(turn) == HEADS else []
+    order = HEADS_FIRST if turn is None else TURNS.get(_permutation(turn), HEADS_FIRST)
+    behind = [turn] if turn is not None and order != HEADS_FIRST else []
     return FoundAttention(
         q.value,
         k.value,
         v.value,
         scores.mask,
         q.scale * k.scale * scores.scale,
-        (q.rows_first, k.rows_first, v.rows_first, bool(behind)),
+        (int(q.rows_first), int(k.rows_first), int(v.rows_first), order),
         (*q.nodes, *k.nodes, scores.product, *scores.nodes, softmax, *v.nodes, product, *behind),
     )
 

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from ...transforms.attention import FoundAttention, attention_among
-from ...transforms.graph import nodes_by_name
+from ...transforms.graph import Shape, nodes_by_name
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
 from .calls import Call
+from .common_rows import join_products
+from .heads import AXES, Heads, heads_of
 from .wrap import put_calls
 
 INPUTS = ("q", "k", "v", "mask")
+NO_HEADS = 3  # what ``rows_first`` says of a result without an axis for heads
 
 
-def wrap_attentions(model: ir.Model, units: Iterable[Unit]) -> int:
+def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, join: bool = False) -> int:
     """Put attention into functions; return how many.
 
     Before:  y = MatMul(Softmax(Add(Mul(MatMul(q, Transpose(k)), scale), mask)), v)
     After:   y = ai.requant.Attention(q, k, v, mask), whose body is what was there
         The operator rounds q, k and v with ranges that it finds and multiplies integers; the body computes in float.
+        With `join`, where operators move the heads of q, k and v out of tensors in which they stand side by side, they
+        belong to the body: the native operator reads the heads where they are. If these tensors are products of the
+        same rows, the products become one.
     Left alone: attention in bodies of control flow.
 
     Args:
         model: A model.
         units: Units of the model that compute in integers, in order; those that are no attention are left alone.
+        shapes: Shapes of the float tensors by name.
+        join: Whether a call includes what is in front of it.
     """
-    nodes = nodes_by_name(model)
+    nodes, units = nodes_by_name(model), [*units]
+    products = {unit.nodes[0] for unit in units if unit.op != ATTENTION}
     calls: dict[ir.Value, Call] = {}
     for unit in (each for each in units if each.op == ATTENTION):
         found = attention_among(nodes[name] for name in unit.nodes)
-        if found is not None and found.nodes[-1].graph is model.graph:
-            calls[found.nodes[-1].outputs[0]] = _call(unit.name, found)
+        if found is None or found.nodes[-1].graph is not model.graph:
+            continue
+        call = _call(unit.name, found)
+        if join and (heads := _side_by_side(model, found, shapes)):
+            heads = _of_one_product(model, found, heads, products)
+            call = _of_heads(model, call, found, heads, single=len(shapes[str(found.q.name)]) == AXES)
+        calls[found.nodes[-1].outputs[0]] = call
     return put_calls(model, calls)
 
 
@@ -41,7 +56,61 @@ def _call(name: str, found: FoundAttention) -> Call:
     """Return the call of the operator for attention."""
     attributes = {
         "scale": ir.AttrFloat32("scale", found.scale),
-        "rows_first": ir.AttrInt64s("rows_first", [int(first) for first in found.rows_first]),
+        "rows_first": ir.AttrInt64s("rows_first", found.orders),
     }
     operator, sources = OPS[ATTENTION].native, range(len(found.inputs))
     return Call(operator, name, INPUTS, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)
+
+
+def _side_by_side(model: ir.Model, found: FoundAttention, shapes: Mapping[str, Shape]) -> list[Heads]:
+    """Return where the heads of q, k and v stand side by side; empty unless all do, and are equally many."""
+    tensors = zip(found.inputs, found.orders[:3], strict=False)
+    heads = [heads_of(model, value, order, shapes) for value, order in tensors]
+    whole = [each for each in heads if each is not None]
+    return whole if len(whole) == len(heads) and len({each.places.count for each in whole}) == 1 else []
+
+
+def _of_one_product(
+    model: ir.Model, found: FoundAttention, heads: Sequence[Heads], products: Collection[str]
+) -> list[Heads]:
+    """Join the products of the same rows in which heads stand, if only attention reads them; return the heads."""
+    inside = {*found.nodes}.union(*(each.nodes for each in heads))
+    moved = [value for each in heads for value in (each.source, *(v for node in each.nodes for v in node.outputs))]
+    if any(value.is_graph_output() or any(use.node not in inside for use in value.uses()) for value in moved):
+        return [*heads]
+    parts, made = join_products(model, (each.source for each in heads), products), list[Heads]()
+    for each in heads:
+        part = parts.get(each.source)
+        if part is not None:
+            places = replace(each.places, first=part.first + each.places.first)
+            each = Heads(part.whole, places, (part.split, *each.nodes))
+        made.append(each)
+    return made
+
+
+def _of_heads(model: ir.Model, call: Call, found: FoundAttention, heads: Sequence[Heads], *, single: bool) -> Call:
+    """Return the call that reads heads where they stand.
+
+    Args:
+        model: The model.
+        call: The call that reads q, k and v.
+        found: The attention.
+        heads: The heads of q, k and v.
+        single: Whether q, k and v have no axis for heads.
+    """
+    q, k, v = (each.places for each in heads)
+    values: dict[str, int | list[int]] = {
+        "rows_first": [q.order, k.order, v.order, NO_HEADS if single else found.orders[-1]],
+        "heads": q.count,
+        "first": [q.first, k.first, v.first],
+        "step": [q.step, k.step, v.step],
+        "columns": [q.columns, v.columns],
+    }
+    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    inside = {*found.nodes}.union(*(each.nodes for each in heads))
+    return replace(
+        call,
+        inputs=[*(each.source for each in heads), *found.inputs[len(heads) :]],
+        body=[node for node in model.graph if node in inside],
+        attributes={**call.attributes, **attributes},
+    )

@@ -155,7 +155,7 @@ def _run(source: bytes, values: bytes, dtype: str) -> Array:
 def copied(
     nodes: Iterable[ir.Node], known: Mapping[ir.Value, ir.Value], add_constant: Callable[[ir.TensorProtocol], ir.Value]
 ) -> list[ir.Node]:
-    """Return copies of nodes for another graph; their results are named ``t0``, ``t1``, ...
+    """Return copies of nodes for another graph; their results are named ``t0``, ``t1``, ``t1_1``, ...
 
     Args:
         nodes: The nodes, in order.
@@ -171,8 +171,10 @@ def copied(
                 assert tensor is not None
                 values[value] = add_constant(tensor)
         inputs = [None if value is None else values[value] for value in node.inputs]
-        copy = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain)
-        copy.outputs[0].name = f"t{len(made)}"
-        values[node.outputs[0]] = copy.outputs[0]
+        count = len(node.outputs)
+        copy = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain, num_outputs=count)
+        for index, (value, same) in enumerate(zip(node.outputs, copy.outputs, strict=True)):
+            same.name = f"t{len(made)}_{index}" if index else f"t{len(made)}"
+            values[value] = same
         made.append(copy)
     return made

@@ -119,16 +119,16 @@ def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
 
 def _bias(call: Call, end: ir.Value) -> tuple[ir.Node, ir.Value] | None:
     """Return the Add of a bias that alone reads a product without one, and the bias; None if another node reads it."""
-    add, scale = sole_reader(end), constant(call.inputs[2])
-    if len(call.inputs) > BIAS or add is None or add.op_type != "Add" or scale is None:
+    add, weights = sole_reader(end), constant(call.inputs[1])
+    if len(call.inputs) > BIAS or add is None or add.op_type != "Add" or weights is None:
         return None
     (value,) = (each for each in add.inputs if each is not end) if len({*add.inputs}) == 2 else (None,)
     tensor, source = constant(value), call.inputs[0]
     assert source is not None
     rank = len(source.shape) if source.shape is not None else 0
-    if value is None or tensor is None or tensor.size != scale.size or not 1 <= len(tensor.shape) <= max(rank, 1):
+    if value is None or tensor is None or not 1 <= len(tensor.shape) <= max(rank, 1):
         return None
-    return (add, value) if tensor.shape[-1] == tensor.size else None
+    return (add, value) if tensor.shape[-1] == tensor.size == weights.shape[-1] else None
 
 
 def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:

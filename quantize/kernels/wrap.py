@@ -289,7 +289,7 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
     """
     formal = [ir.Value(name=name) for name in call.names]
     known = {value: own for value, own in zip(call.inputs, formal, strict=False) if value is not None}
-    inner = {node.outputs[0] for node in call.body}
+    inner = {value for node in call.body for value in node.outputs}
     free = dict.fromkeys(value for node in call.body for value in node.inputs if value is not None)
     constants = [value for value in free if value not in inner and value not in known]
     formal += [ir.Value(name=f"c{index}") for index in range(len(constants))]

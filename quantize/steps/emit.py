@@ -136,7 +136,8 @@ def apply_plan(
         drop_inner_rounding(model, units, job.shapes)
     if not learns:
         products = [unit for unit in plan.units if plan.impl(unit) is Impl.DYNAMIC_NATIVE]
-        wrap_attentions(model, products)  # first: a product must not take the sum with the mask for a residual
+        # attention first: a product must not take the sum with the mask for a residual
+        wrap_attentions(model, products, job.shapes, join=last)
         wrap_products(model, products, job.shapes, join=last)
     if last and not learns and not exact and any(choice.impl.native for choice in plan.choices.values()):
         wrap_normalizations(model, job.shapes)

@@ -28,9 +28,10 @@ def found_in(nodes: str, tensors: str = HEADS, outputs: str = "float y") -> tupl
 
 
 @pytest.mark.parametrize(
-    ("nodes", "tensors", "scale", "masked", "rows_first", "count"),
+    ("nodes", "tensors", "scale", "masked", "orders", "count"),
     [
         (f"{PLAIN} y = MatMul(p, v)", HEADS, 1, False, (0, 0, 0, 0), 4),
+        (f"{PLAIN} o = MatMul(p, v) y = Transpose<perm = [2,0,1,3]>(o)", HEADS, 1, False, (0, 0, 0, 2), 5),
         (
             f"{BEFORE} s = MatMul(qt, kt) d = Div(s, three) {BEHIND}",
             ROWS,
@@ -58,13 +59,13 @@ def found_in(nodes: str, tensors: str = HEADS, outputs: str = "float y") -> tupl
     ],
 )
 def test_attention_is_found_with_its_scale_mask_and_layout(
-    nodes: str, tensors: str, scale: float, masked: bool, rows_first: tuple[int, ...], count: int
+    nodes: str, tensors: str, scale: float, masked: bool, orders: tuple[int, ...], count: int
 ) -> None:
     found, model = found_in(nodes, tensors)
     assert found is not None
     assert [value.name for value in found.inputs] == ["q", "k", "v", *["m"] * masked]
     assert found.scale == pytest.approx(scale)
-    assert tuple(map(int, found.rows_first)) == rows_first
+    assert found.orders == orders
     assert len(found.nodes) == count == len({*found.nodes})
     unit = units(model.graph, [found])[-1]
     assert (unit.op, unit.rounded, unit.outputs) == ("attention", ("q", "k", "v"), ("y",))

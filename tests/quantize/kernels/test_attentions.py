@@ -35,11 +35,15 @@ from ...native import FOUND, needs_library
 
 pytestmark = needs_library
 Array = NDArray[Any]
-LAYOUTS = st.tuples(*[st.integers(0, 1)] * 4)
+LAYOUTS = st.tuples(*[st.integers(0, 2)] * 4)
+TURNS = {0: (0, 1, 2, 3), 1: (0, 2, 1, 3), 2: (2, 0, 1, 3)}
+"""What turns (batch, heads, rows, columns) into each order of axes."""
 
 
-def attention(scale: float, rows_first: Sequence[int], *, masked: bool, threads: int = 1) -> ort.InferenceSession:
-    """Load a model with the operator alone."""
+def attention(
+    scale: float, rows_first: Sequence[int], *, masked: bool, threads: int = 1, **more: Any
+) -> ort.InferenceSession:
+    """Load a model with the operator alone; `more` are further attributes."""
     assert isinstance(FOUND, Kernels)
     names = ["q", "k", "v", "m"] if masked else ["q", "k", "v"]
     node = helper.make_node(
@@ -49,6 +53,7 @@ def attention(scale: float, rows_first: Sequence[int], *, masked: bool, threads:
         domain=NATIVE_DOMAIN,
         scale=float(scale),
         rows_first=list(rows_first),
+        **more,
     )
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
@@ -102,12 +107,20 @@ def defined(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Ar
     return np.where((rough > 0) & ~either, real, y), off
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def side_by_side(heads: Array, order: int, gap: int) -> Array:
+    """Return heads (batch, heads, rows, columns) in the last axis of a tensor, with a gap in front of each."""
+    gaps = np.full((*heads.shape[:-1], gap), np.nan, np.float32)
+    rows = np.concatenate([gaps, heads], -1).transpose(TURNS[order])
+    return rows.reshape(*rows.shape[:2], -1)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.tuples(*[st.integers(1, each) for each in (2, 3, 40, 70, 40, 40)]),
     layout=LAYOUTS,
     mask=st.sampled_from(["", "keys", "rows", "all", "causal"]),
     single=st.sampled_from(["", "q", "k", "v"]),
+    gap=st.sampled_from([None, 0, 3]),
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 9999),
 )
@@ -117,9 +130,11 @@ def test_the_operator_computes_its_definition_in_every_layout(
     layout: tuple[int, ...],
     mask: str,
     single: str,
+    gap: int | None,
     threads: int,
     seed: int,
 ) -> None:
+    """With a gap, heads stand side by side, so many columns apart."""
     batch, heads, queries, keys, depth, width = sizes
     random = np.random.default_rng(seed)
     shapes = {"q": (queries, depth), "k": (keys, depth), "v": (keys, width)}
@@ -129,13 +144,19 @@ def test_the_operator_computes_its_definition_in_every_layout(
     added = random.normal(0, 3, masks.get(mask, ())).astype(np.float32)
     if mask == "causal":
         added = np.where(np.arange(keys) <= np.arange(queries)[:, None], 0, -np.inf).astype(np.float32)
-    fed = {n: tensors[n].swapaxes(1, 2) if first else tensors[n] for n, first in zip("qkv", layout, strict=False)}
+    fed = {n: tensors[n].transpose(TURNS[order]) for n, order in zip("qkv", layout, strict=False)}
+    more: dict[str, Any] = {}
+    if gap is not None:
+        layout = (*(order or 1 for order in layout[:3]), layout[3])
+        fed = {n: side_by_side(tensors[n], order, gap) for n, order in zip("qkv", layout, strict=False)}
+        more = {"heads": heads, "first": [gap] * 3, "step": [gap + each for each in (depth, depth, width)]}
+        more["columns"] = [depth, width]
     fed |= {"m": added} if mask else {}
-    made = attention(0.3, layout, masked=bool(mask), threads=threads)
+    made = attention(0.3, layout, masked=bool(mask), threads=threads, **more)
     found = made.run(None, {name: np.ascontiguousarray(array) for name, array in fed.items()})[0]
     y, off = defined(**tensors, mask=added if mask else np.zeros(()), scale=0.3)
     shape = np.broadcast_shapes(*(each[:2] for each in given_heads.values()), added.shape[:-2] if mask == "all" else ())
-    np.testing.assert_array_less(np.abs((found.swapaxes(1, 2) if layout[3] else found) - y), off)
+    np.testing.assert_array_less(np.abs(found.transpose(np.argsort(TURNS[layout[3]])) - y), off)
     assert y.shape[:2] == shape
 
 
@@ -199,6 +220,24 @@ def test_shapes_that_do_not_fit_end_with_one_line(shapes: dict[str, tuple[int, .
         )
 
 
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"rows_first": [0, 1, 3, 0]}, "must be 0, 1 or 2"),
+        ({"heads": 2, "first": [0, 0]}, "must be described"),
+        ({"heads": 2, "first": [0, 0, -8]}, "inside their tensor"),
+        ({"heads": 2, "columns": [-4, 4]}, "inside their tensor"),
+        ({"heads": 2, "first": [0, 8, 17]}, "inside their tensor"),
+        ({"heads": 2**62, "step": [4, 4, 4]}, "inside their tensor"),
+    ],
+)
+def test_heads_outside_their_tensor_end_with_one_line(attributes: dict[str, Any], message: str) -> None:
+    asked = {"rows_first": [1, 1, 1, 0], "first": [0, 8, 16], "step": [4, 4, 4], "columns": [4, 4], **attributes}
+    x = np.zeros((1, 5, 24), np.float32)
+    with pytest.raises(Exception, match=message):
+        attention(1, asked.pop("rows_first"), masked=False, **asked).run(None, {"q": x, "k": x, "v": x})
+
+
 BLOCK = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[1,24,64] x, float[1,1,1,24] m) => (float[1,24,64] y) <int64[4] heads = {0, 0, 4, 16}, int64[3] whole = {0, 0, 64},
     float scale = {0.25}> {
@@ -228,7 +267,7 @@ def test_attention_becomes_a_function_whose_body_is_what_was_there(tmp_path: Pat
     assert found is not None
     (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
     assert (unit.name, unit.inputs) == ("attend", ("q", "k", "v", "m"))
-    assert wrap_attentions(model, [unit]) == 1
+    assert wrap_attentions(model, [unit], {}) == 1
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     (call,) = (node for node in proto.graph.node if node.domain == NATIVE_DOMAIN)

@@ -1,0 +1,159 @@
+"""Find heads that stand side by side in the last axis of a tensor, so that attention reads them where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import onnx_ir as ir
+
+from ... import RequantError
+from ...calibration.session import Array, open_session, run_session
+from ...transforms.attention import BATCH_SECOND, HEADS, ROWS_FIRST
+from ...transforms.graph import Shape, constant
+from .chains import copied
+
+MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
+"""Operators that move values and compute none."""
+AXES = 3  # of a tensor with heads side by side
+FREE = ((2, 3), (5, 2))  # lengths of the first two axes that are tried where the model leaves them open
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where heads stand in a tensor of three axes.
+
+    Attributes:
+        order: `ROWS_FIRST` for (batch, rows, columns), `BATCH_SECOND` for (rows, batch, columns).
+        count: How many heads there are.
+        columns: The columns of each.
+        first: The first column of the first head.
+        step: The columns from the first one of a head to that of the next.
+    """
+
+    order: int
+    count: int
+    columns: int
+    first: int
+    step: int
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Heads of attention in a tensor.
+
+    Attributes:
+        source: The tensor.
+        places: Where they are.
+        nodes: The operators that move them out, in order.
+    """
+
+    source: ir.Value
+    places: Places
+    nodes: tuple[ir.Node, ...]
+
+
+def heads_of(model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, Shape]) -> Heads | None:
+    """Return the tensor in whose last axis the heads of a tensor stand; None if there is none.
+
+    The operators between the two are run on the numbers of the elements: so any of them that move values may stand
+    there, in any order. Of several tensors the farthest is taken. A tensor without heads, (batch, rows, columns), has
+    one head.
+
+    Args:
+        model: The model.
+        value: The tensor that attention reads.
+        order: The order of its axes, `HEADS_FIRST` or `ROWS_FIRST`.
+        shapes: Shapes of the tensors by name.
+    """
+    nodes, source = list[ir.Node](), value
+    found: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(value, ())]
+    while (node := source.producer()) is not None and _moves(node) and node.inputs[0] is not None:
+        nodes.insert(0, node)
+        source = node.inputs[0]
+        found.insert(0, (source, tuple(nodes)))
+    for source, moves in found:
+        shape = shapes.get(str(source.name), ())
+        if len(shape) == AXES and isinstance(width := shape[-1], int):
+            whole = None if moves else Places(ROWS_FIRST, count=1, columns=width, first=0, step=width)
+            places = whole or _places(_alone(model, source, value, moves), shape, order)
+            if places is not None:
+                return Heads(source, places, moves)
+    return None
+
+
+def _moves(node: ir.Node) -> bool:
+    """Return whether a node moves the values of its first input, with constants as the others."""
+    others = [value for value in node.inputs[1:] if value is not None]
+    return node.op_type in MOVES and not node.domain and all(constant(value) is not None for value in others)
+
+
+def _alone(model: ir.Model, source: ir.Value, value: ir.Value, nodes: Sequence[ir.Node]) -> bytes:
+    """Return a model of some nodes, from ``x`` to ``y``, with int32 tensors."""
+    x = ir.val("x", dtype=ir.DataType.INT32, shape=[None] * AXES)
+    constants: list[ir.Value] = []
+
+    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
+        constants.append(ir.Value(name=f"c{len(constants)}", const_value=ir.tensor(tensor.numpy())))
+        return constants[-1]
+
+    copies = copied(nodes, {source: x}, add_constant)
+    result = copies[-1].outputs[nodes[-1].outputs.index(value)]
+    result.name, result.dtype = "y", ir.DataType.INT32
+    graph = ir.Graph(
+        [x], [result], nodes=copies, initializers=constants, opset_imports=model.opset_imports, name="moves"
+    )
+    made = ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
+    return bytes(made.SerializeToString(deterministic=True))
+
+
+def _places(moves: bytes, shape: Shape, order: int) -> Places | None:
+    """Return where the heads stand in a tensor of this shape, for all lengths of its free axes; None without heads."""
+    seen: set[Places] | None = None
+    for lengths in FREE:
+        pairs = zip(shape, lengths, strict=False)
+        free = tuple(length if isinstance(length, int) else other for length, other in pairs)
+        found = _found(moves, (*free, int(str(shape[-1]))), order)
+        seen = {*found} if seen is None else seen & {*found}
+    return min(seen, key=lambda places: places.order) if seen else None
+
+
+@lru_cache(maxsize=256)
+def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, ...]:
+    """Return all ways in which heads may stand in a tensor of these lengths; layers of a model have the same."""
+    try:
+        session = open_session(moves, threads=1, optimize=False)
+        numbers = np.arange(math.prod(lengths), dtype=np.int32).reshape(lengths)
+        result: Array = run_session(session, ["y"], {"x": numbers}, "moves")["y"]
+    except RequantError:  # the model does not run with these lengths
+        return ()
+    if result.ndim not in (AXES, len(HEADS)) or not result.size:
+        return ()
+    result = result[:, None] if result.ndim == AXES else result
+    result = result.transpose(HEADS) if order == ROWS_FIRST else result
+    return tuple(places for order in (ROWS_FIRST, BATCH_SECOND) if (places := _side_by_side(result, lengths, order)))
+
+
+def _side_by_side(numbers: Array, lengths: tuple[int, ...], order: int) -> Places | None:
+    """Return where heads stand in a tensor whose axes have this order; None if they do not.
+
+    Args:
+        numbers: Of which element of the tensor each is a copy, (batch, heads, rows, columns).
+        lengths: The lengths of the tensor's axes.
+        order: The order of the axes.
+    """
+    batch, heads, rows, columns = numbers.shape
+    if lengths[:2] != ((batch, rows) if order == ROWS_FIRST else (rows, batch)):
+        return None
+    of_heads = numbers[0, :, 0, 0]
+    steps = {int(after - before) for before, after in pairwise(of_heads)} or {columns}
+    first, step = int(of_heads[0]), min(steps)
+    one, other = lengths[1] * lengths[2], lengths[2]
+    by_batch, by_row = (one, other) if order == ROWS_FIRST else (other, one)
+    batches, heads_, rows_, columns_ = np.ogrid[:batch, :heads, :rows, :columns]
+    expected = by_batch * batches + step * heads_ + by_row * rows_ + columns_ + first
+    return Places(order, heads, columns, first, step) if step > 0 and (numbers == expected).all() else None
