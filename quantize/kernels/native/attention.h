@@ -43,10 +43,15 @@ class Attention {
     multiply(keys_, {queries, bytes, rows}, how, scores, pitch);
     uint8_t* const shares = shares_.bytes(rows * wide);
     rough_.assign(rows, false);
-    for (int64_t row = 0; row < rows; ++row) {
+    most_.resize(rows);
+    for (int64_t row = 0; row < rows; ++row) {  // apart from what follows, which would wait for each greatest score
       float* const of_row = scores + row * pitch;
       if (head.mask != nullptr) add_mask(of_row, head.mask + (first + row) * head.mask_step, size.keys, head.mask_repeats);
-      const Shares found = round_softmax(of_row, size.keys, shares + row * wide);
+      std::fill(of_row + size.keys, of_row + pitch, -INFINITY);
+      most_[row] = greatest(of_row, pitch);
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      const Shares found = round_softmax(scores + row * pitch, size.keys, most_[row], shares + row * wide);
       how[row] = {found.step, 0};
       rough_[row] = found.rough;
       std::memset(shares + row * wide + pitch, 0, wide - pitch);
@@ -54,7 +59,8 @@ class Attention {
     float* const y = head.y + first * head.y_step;
     multiply(values_, {shares, wide, rows}, how, y, head.y_step);
     for (int64_t row = 0; row < rows; ++row)
-      if (rough_[row]) weigh_row(scores + row * pitch, size.keys, head.v, head.v_step, size.width, y + row * head.y_step);
+      if (rough_[row])
+        weigh_row(scores + row * pitch, size.keys, most_[row], {head.v, head.v_step}, size.width, y + row * head.y_step);
   }
 
   // Writes the product of some rows and an operand, `step` floats from row to row.
@@ -66,6 +72,7 @@ class Attention {
 
   Operand<Way> keys_, values_;
   Scratch queries_, roundings_, scores_, shares_;
+  std::vector<float> most_;  // the greatest score of each row
   std::vector<bool> rough_;  // rows that are computed in float: integers lose too many small shares
 };
 

@@ -15,13 +15,6 @@
 
 namespace requant::REQUANT_TARGET {
 
-// Rows of floats, `step` apart.
-struct FloatRows {
-  const float* first;
-  int64_t step;
-  const float* row(int64_t index) const { return first + index * step; }
-};
-
 // Weights of `width` channels, `depth` values each, in the order of `Packed`. Each channel has a scale of its own, and its
 // values become integers from -127 to 127. A channel with an infinity or NaN has the scale NaN.
 template <class Way>

@@ -12,6 +12,13 @@
 
 namespace requant::REQUANT_TARGET {
 
+// Rows of floats, `step` apart.
+struct FloatRows {
+  const float* first;
+  int64_t step;
+  const float* row(int64_t index) const { return first + index * step; }
+};
+
 // The smallest range that contains 0 and a row, and whether all values of the row are finite.
 struct Range {
   float least, most;
@@ -30,6 +37,12 @@ inline Range range_of(const float* x, int64_t count) {
       most[k] = larger(most[k], each);
       odd[k] = times_plus(each, none, odd[k]);  // NaN if a value is infinite or NaN
     }
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats each = load_floats(x + i);
+    least[0] = smaller(least[0], each);
+    most[0] = larger(most[0], each);
+    odd[0] = times_plus(each, none, odd[0]);
+  }
   float bottom = least_of(smaller(smaller(least[0], least[1]), smaller(least[2], least[3])));
   float top = greatest_of(larger(larger(most[0], most[1]), larger(most[2], most[3])));
   float any = sum_of(plus(plus(odd[0], odd[1]), plus(odd[2], odd[3])));

@@ -5,25 +5,28 @@
 #include <cmath>
 #include <cstring>
 
+#include "rounded_rows.h"
 #include "scaled.h"
 #include "target.h"
 
 namespace requant::REQUANT_TARGET {
 
-// 2^f for |f| <= 1/2, to 1e-4.
+// Size * 2^f for |f| <= 1/2, to 1e-4 of it.
+template <int Size>
 REQUANT_INLINE Floats power_of_fraction(Floats f) {
-  constexpr float kTerms[] = {9.999244809e-01f, 6.931210160e-01f, 2.426400781e-01f, 5.592203513e-02f};
+  constexpr float kTerms[] = {Size * 9.999244809e-01f, Size * 6.931210160e-01f, Size * 2.426400781e-01f, Size * 5.592203513e-02f};
   Floats sum = fill_floats(kTerms[3]);
 #pragma unroll
   for (int i = 2; i >= 0; --i) sum = times_plus(sum, f, fill_floats(kTerms[i]));
   return sum;
 }
 
-// Returns 2^t for t <= 0, to 1e-4, and at least 2^-30: numbers below the normal ones are slow.
+// Returns Size * 2^t for t <= 0, to 1e-4 of it, and at least Size * 2^-30: numbers below the normal ones are slow.
+template <int Size>
 REQUANT_INLINE Floats power(Floats t) {
-  const Floats inside = bounded(t, -30, 0);
+  const Floats inside = larger(t, fill_floats(-30));
   const Ints whole = nearest(inside);
-  return times(power_of_fraction(times_plus(floats(whole), fill_floats(-1), inside)), power_of_two(whole));
+  return times(power_of_fraction<Size>(times_plus(floats(whole), fill_floats(-1), inside)), power_of_two(whole));
 }
 
 // Adds the mask to scores: a value for each, or one for all.
@@ -57,18 +60,17 @@ struct Shares {
   bool rough;
 };
 
-// Returns exp(score - most) for a vector of scores, times `size`.
-REQUANT_INLINE Floats share_of(const float* scores, float most, float size) {
+// Returns Size * exp(score - most) for a vector of scores.
+template <int Size>
+REQUANT_INLINE Floats share_of(const float* scores, float most) {
   const Floats below = plus(load_floats(scores), fill_floats(-most));
-  return times(power(times(below, fill_floats(1.44269504f))), fill_floats(size));
+  return power<Size>(times(below, fill_floats(1.44269504f)));
 }
 
-// Writes shares[i] = rint(255 exp(scores[i] - greatest score)). Scores behind the first `count` count as none, up to a multiple
-// of 4 * kLanes; so many are read and written. Without a finite greatest score the step is NaN.
-inline Shares round_softmax(float* scores, int64_t count, uint8_t* shares) {
+// Writes shares[i] = rint(255 exp(scores[i] - most)), where `most` is the greatest score. Scores from `count` on are -infinity,
+// up to a multiple of 4 * kLanes; so many are written. If `most` is NaN the step is NaN.
+inline Shares round_softmax(const float* scores, int64_t count, float most, uint8_t* shares) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
-  std::fill(scores + count, scores + whole, -INFINITY);
-  const float most = greatest(scores, whole);
   if (std::isnan(most)) {
     std::memset(shares, 0, whole);
     return {NAN, false};
@@ -78,7 +80,8 @@ inline Shares round_softmax(float* scores, int64_t count, uint8_t* shares) {
   for (int64_t i = 0; i < whole; i += 4 * kLanes) {
     Floats value[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) value[k] = share_of(scores + i + k * kLanes, most, 255);
+    for (int k = 0; k < 4; ++k)
+      value[k] = i + k * kLanes < count ? share_of<255>(scores + i + k * kLanes, most) : fill_floats(0);
     exact = plus(exact, plus(plus(value[0], value[1]), plus(value[2], value[3])));
     const Bytes made = ordered(rounded_bytes(value, 0));
     sum = dot(sum, made, fill(1));
@@ -88,13 +91,11 @@ inline Shares round_softmax(float* scores, int64_t count, uint8_t* shares) {
   return {1 / rounded, std::abs(sum_of(exact) - rounded) * 32 > rounded};
 }
 
-// Writes the softmax of a row times some rows of v in float. The scores are those that `round_softmax` has read; they are lost.
-inline void weigh_row(float* scores, int64_t count, const float* v, int64_t v_step, int64_t width, float* y) {
-  const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
-  const float most = greatest(scores, whole);
+// Writes the softmax of a row times some rows of v in float. The arguments are those of `round_softmax`; the scores are lost.
+inline void weigh_row(float* scores, int64_t count, float most, const FloatRows& v, int64_t width, float* y) {
   Floats sum = fill_floats(0);
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    const Floats share = share_of(scores + i, most, 1);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats share = share_of<1>(scores + i, most);
     sum = plus(sum, share);
     store_floats(scores + i, share);
   }
@@ -103,7 +104,7 @@ inline void weigh_row(float* scores, int64_t count, const float* v, int64_t v_st
     const int64_t some = std::min<int64_t>(kLanes, width - column);
     Floats total = fill_floats(0);
     for (int64_t i = 0; i < count; ++i)
-      total = times_plus(fill_floats(scores[i]), load_few(v + i * v_step + column, some), total);
+      total = times_plus(fill_floats(scores[i]), load_few(v.row(i) + column, some), total);
     store_few(y + column, times(total, factor), some);
   }
 }
