@@ -20,60 +20,145 @@ class Attention {
   void run(const AttentionSize& size, const Head& head) {
     keys_.take_rows({head.k, head.k_step}, size.keys, size.depth, size.scale);
     values_.take_columns({head.v, head.v_step}, size.keys, size.width);
-    const int64_t pitch = divided(size.keys, 4 * kLanes) * 4 * kLanes;  // floats of a row of scores
+    const int64_t pitch = divided(size.keys, kKeys) * kKeys;
     const int64_t most = std::clamp<int64_t>(kHeld / pitch / kAtLeast, 1, size.queries / kAtLeast + 1) * kAtLeast;
     const int64_t rows = divided(size.queries, divided(size.queries, most));
     for (int64_t first = 0; first < size.queries; first += rows)
-      attend(size, head, first, std::min(rows, size.queries - first), pitch);
+      attend(size, head, {first, std::min(rows, size.queries - first), pitch});
   }
 
  private:
-  static constexpr int64_t kHeld = 1 << 14;  // scores that are computed at once, about: they stay in the second cache
-  static constexpr int64_t kAtLeast = 32;    // queries
+  static constexpr int64_t kHeld = 1 << 14;     // scores that are computed at once, about: they stay in the second cache
+  static constexpr int64_t kAtLeast = 32;       // queries
+  static constexpr int64_t kKeys = 4 * kLanes;  // shares become bytes in such steps
 
-  void attend(const AttentionSize& size, const Head& head, int64_t first, int64_t rows, int64_t pitch) {
-    const int64_t bytes = 4 * keys_.quads(), wide = std::max(pitch, 4 * values_.quads());
-    uint8_t* const queries = queries_.bytes(rows * bytes);
+  // Some queries, and the floats from the scores of one to those of the next.
+  struct Part {
+    int64_t first, rows, pitch;
+  };
+
+  void attend(const AttentionSize& size, const Head& head, const Part& part) {
+    const int64_t rows = part.rows;
     Rounding* const how = reinterpret_cast<Rounding*>(roundings_.bytes(rows * static_cast<int64_t>(sizeof(Rounding))));
-    for (int64_t row = 0; row < rows; ++row) {
-      how[row] = round_row(head.q + (first + row) * head.q_step, size.depth, queries + row * bytes);
-      std::memset(queries + row * bytes + size.depth, 0, bytes - size.depth);  // its weights are 0
-    }
-    float* const scores = reinterpret_cast<float*>(scores_.bytes(rows * pitch * static_cast<int64_t>(sizeof(float))));
-    multiply(keys_, {queries, bytes, rows}, how, scores, pitch);
-    uint8_t* const shares = shares_.bytes(rows * wide);
-    rough_.assign(rows, false);
-    most_.resize(rows);
-    for (int64_t row = 0; row < rows; ++row) {  // apart from what follows, which would wait for each greatest score
-      float* const of_row = scores + row * pitch;
-      if (head.mask != nullptr) add_mask(of_row, head.mask + (first + row) * head.mask_step, size.keys, head.mask_repeats);
-      std::fill(of_row + size.keys, of_row + pitch, -INFINITY);
-      most_[row] = greatest(of_row, pitch);
-    }
-    for (int64_t row = 0; row < rows; ++row) {
-      const Shares found = round_softmax(scores + row * pitch, size.keys, most_[row], shares + row * wide);
-      how[row] = {found.step, 0};
-      rough_[row] = found.rough;
-      std::memset(shares + row * wide + pitch, 0, wide - pitch);
-    }
-    float* const y = head.y + first * head.y_step;
-    multiply(values_, {shares, wide, rows}, how, y, head.y_step);
-    for (int64_t row = 0; row < rows; ++row)
-      if (rough_[row])
-        weigh_row(scores + row * pitch, size.keys, most_[row], {head.v, head.v_step}, size.width, y + row * head.y_step);
+    const RoundedRows queries = rounded_queries(size, head, part, how);
+    float* const scores = reinterpret_cast<float*>(scores_.bytes(rows * part.pitch * static_cast<int64_t>(sizeof(float))));
+    const int64_t keys = seen_keys(size, head, part, how);
+    multiply(queries, keys_, panels_until(keys), keys_.quads(), how, {scores, part.pitch});
+    find_greatest(head, part, keys, scores);
+    const RoundedRows shares = rounded_shares(part, keys, scores, how);
+    float* const y = head.y + part.first * head.y_step;
+    const bool whole = keys == size.keys || kOffset != 0;  // sums begin with what all keys need
+    const int64_t quads = whole ? values_.quads() : keys / 4;
+    multiply(shares, values_, std::ssize(values_.panels()), quads, how, {y, head.y_step});
+    refine(part, scores, size.width, {keys, quads}, {y, head.y_step});
   }
 
-  // Writes the product of some rows and an operand, `step` floats from row to row.
-  static void multiply(const Operand<Way>& operand, const RoundedRows& rows, const Rounding* how, float* y, int64_t step) {
-    const Results results{reinterpret_cast<uint8_t*>(y), step * static_cast<int64_t>(sizeof(float)), nullptr};
-    const Panels panels{operand.panels().data(), static_cast<int64_t>(operand.panels().size()), operand.quads()};
-    multiply_rows<Way>(rows, panels, FloatFinish(operand.channels(), Function::kNone, how, results));
+  RoundedRows rounded_queries(const AttentionSize& size, const Head& head, const Part& part, Rounding* how) {
+    const int64_t bytes = 4 * keys_.quads();
+    uint8_t* const queries = queries_.bytes(part.rows * bytes);
+    for (int64_t row = 0; row < part.rows; ++row) {
+      how[row] = round_row(head.q + (part.first + row) * head.q_step, size.depth, queries + row * bytes);
+      std::memset(queries + row * bytes + size.depth, 0, bytes - size.depth);  // its weights are 0
+    }
+    return {queries, bytes, part.rows};
+  }
+
+  // Returns how many keys some queries see, at most: the mask makes the shares of all keys behind them less than 2^-30. A score
+  // is at most the depth times the greatest values of its factors. If these are not all keys, it is a multiple of kKeys.
+  int64_t seen_keys(const AttentionSize& size, const Head& head, const Part& part, const Rounding* how) const {
+    if (head.mask == nullptr || head.mask_repeats) return size.keys;
+    const float key = keys_.widest() * 127 * static_cast<float>(size.depth);
+    int64_t seen = kKeys;
+    for (int64_t row = 0; row < part.rows; ++row) {
+      const float* const mask = head.mask + (part.first + row) * head.mask_step;
+      const float hidden = mask[0] - 2 * key * 255 * how[row].step - 21;  // exp(-21) is less than 2^-30
+      while (seen < size.keys && !all_below(mask + seen, size.keys - seen, hidden)) seen += kKeys;
+    }
+    return std::min(seen, size.keys);
+  }
+
+  // Whether no value is above a bound; a value or bound that is NaN counts as above.
+  static bool all_below(const float* values, int64_t count, float bound) {
+    bool below = true;
+    for (int64_t i = 0; i < count; ++i) below &= values[i] <= bound;
+    return below;
+  }
+
+  // Returns the number of panels that have the first keys.
+  int64_t panels_until(int64_t keys) const {
+    const auto& panels = keys_.panels();
+    return std::count_if(panels.begin(), panels.end(), [&](const Panel& panel) { return panel.channel < keys; });
+  }
+
+  // Adds the mask to scores and finds the greatest of each row. What follows is apart from it: it would wait for each of them.
+  void find_greatest(const Head& head, const Part& part, int64_t keys, float* scores) {
+    const int64_t whole = divided(keys, kKeys) * kKeys;
+    most_.resize(part.rows);
+    for (int64_t row = 0; row < part.rows; ++row, scores += part.pitch) {
+      if (head.mask != nullptr) add_mask(scores, head.mask + (part.first + row) * head.mask_step, keys, head.mask_repeats);
+      std::fill(scores + keys, scores + whole, -INFINITY);
+      most_[row] = greatest(scores, whole);
+    }
+  }
+
+  RoundedRows rounded_shares(const Part& part, int64_t keys, const float* scores, Rounding* how) {
+    const int64_t whole = divided(keys, kKeys) * kKeys, wide = pitch_of_shares(part);
+    uint8_t* const shares = shares_.bytes(part.rows * wide);
+    rough_.clear();
+    for (int64_t row = 0; row < part.rows; ++row) {
+      const Shares found = round_softmax(scores + row * part.pitch, keys, most_[row], shares + row * wide);
+      how[row] = {found.step, 0};
+      if (found.rough) rough_.push_back(row);
+      std::memset(shares + row * wide + whole, 0, wide - whole);
+    }
+    return {shares, wide, part.rows};
+  }
+
+  int64_t pitch_of_shares(const Part& part) const { return std::max(part.pitch, 4 * values_.quads()); }
+
+  // Keys that are seen, and the quads of their shares that are multiplied.
+  struct Seen {
+    int64_t keys, quads;
+  };
+
+  // Floats by row, `step` apart.
+  struct Written {
+    float* first;
+    int64_t step;
+  };
+
+  // Computes rough rows again, with shares of 16 bits: the high bytes are rows of a product, and the low bytes rows behind them.
+  void refine(const Part& part, const float* scores, int64_t width, const Seen& seen, const Written& y) {
+    const int64_t count = std::ssize(rough_), wide = pitch_of_shares(part);
+    if (count == 0) return;
+    uint8_t* const bytes = shares_.bytes(2 * count * wide);
+    std::memset(bytes, 0, 2 * count * wide);
+    Rounding* const how = reinterpret_cast<Rounding*>(roundings_.bytes(2 * count * static_cast<int64_t>(sizeof(Rounding))));
+    for (int64_t i = 0; i < count; ++i) {
+      const float step = round_finely(scores + rough_[i] * part.pitch, seen.keys, most_[rough_[i]], bytes + i * wide,
+                                      bytes + (count + i) * wide);
+      how[i] = {256 * step, 0};
+      how[count + i] = {step, 0};
+    }
+    float* const parts = reinterpret_cast<float*>(parts_.bytes(2 * count * width * static_cast<int64_t>(sizeof(float))));
+    multiply({bytes, wide, 2 * count}, values_, std::ssize(values_.panels()), seen.quads, how, {parts, width});
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t column = 0; column < width; ++column)
+        y.first[rough_[i] * y.step + column] = parts[i * width + column] + parts[(count + i) * width + column];
+  }
+
+  // Writes the product of some rows, so many quads of each, and the first panels of an operand.
+  static void multiply(const RoundedRows& rows, const Operand<Way>& operand, int64_t panels, int64_t quads, const Rounding* how,
+                       const Written& to) {
+    const Results results{reinterpret_cast<uint8_t*>(to.first), to.step * static_cast<int64_t>(sizeof(float)), nullptr};
+    const FloatFinish finish(operand.channels(), Function::kNone, how, results);
+    multiply_rows<Way>(rows, {operand.panels().data(), panels, quads}, finish);
   }
 
   Operand<Way> keys_, values_;
-  Scratch queries_, roundings_, scores_, shares_;
-  std::vector<float> most_;  // the greatest score of each row
-  std::vector<bool> rough_;  // rows that are computed in float: integers lose too many small shares
+  Scratch queries_, roundings_, scores_, shares_, parts_;
+  std::vector<float> most_;     // the greatest score of each row
+  std::vector<int64_t> rough_;  // rows with many small shares, which 8 bits would lose
 };
 
 template <class Way>

@@ -15,6 +15,13 @@
 
 namespace requant::REQUANT_TARGET {
 
+// Rows of floats, `step` apart.
+struct FloatRows {
+  const float* first;
+  int64_t step;
+  const float* row(int64_t index) const { return first + index * step; }
+};
+
 // Weights of `width` channels, `depth` values each, in the order of `Packed`. Each channel has a scale of its own, and its
 // values become integers from -127 to 127. A channel with an infinity or NaN has the scale NaN.
 template <class Way>
@@ -23,21 +30,27 @@ class Operand {
   int64_t quads() const { return quads_; }
   const std::vector<Panel>& panels() const { return panels_; }
   const Channels& channels() const { return channels_; }
+  float widest() const { return widest_; }  // the greatest scale of the rows taken; NaN if one is NaN
 
   // Takes rows as channels, times `factor`; behind them, up to a multiple of kLanes, come channels with results of -INFINITY.
   void take_rows(const FloatRows& rows, int64_t count, int64_t depth, float factor) {
     reshape(divided(count, kLanes) * kLanes, depth);
     thread_local Scratch scratch;
     uint8_t* const row = scratch.bytes(4 * quads_);
+    float widest = 0, odd = 0;
     for (const Panel& panel : panels_)
       for (int64_t lane = 0; lane < panel.vectors * kLanes; ++lane) {
         const int64_t channel = panel.channel + lane;
         const bool there = channel < count;
-        channels_.scale[channel] = there ? factor * round_row_evenly(rows.row(channel), depth, row) : 0.0f;
+        const float scale = there ? factor * round_row_evenly(rows.row(channel), depth, row) : 0.0f;
+        channels_.scale[channel] = scale;
+        widest = std::max(widest, std::abs(scale));
+        odd += 0 * scale;
         channels_.bias[channel] = there ? 0.0f : -INFINITY;
         std::memset(row + (there ? depth : 0), 128, 4 * quads_ - (there ? depth : 0));
         place_row(row, panel, lane);
       }
+    widest_ = widest + odd;
     finish();
   }
 
@@ -149,6 +162,7 @@ class Operand {
   }
 
   int64_t width_ = 0, depth_ = 0, quads_ = 0;
+  float widest_ = 0;
   Aligned<uint8_t> weights_;
   Aligned<int32_t> starts_;
   Aligned<float> inverse_;  // of the scales of columns; 0 where nothing is to be rounded

@@ -12,13 +12,6 @@
 
 namespace requant::REQUANT_TARGET {
 
-// Rows of floats, `step` apart.
-struct FloatRows {
-  const float* first;
-  int64_t step;
-  const float* row(int64_t index) const { return first + index * step; }
-};
-
 // The smallest range that contains 0 and a row, and whether all values of the row are finite.
 struct Range {
   float least, most;

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "rounded_rows.h"
 #include "scaled.h"
 #include "target.h"
 
@@ -91,22 +90,25 @@ inline Shares round_softmax(const float* scores, int64_t count, float most, uint
   return {1 / rounded, std::abs(sum_of(exact) - rounded) * 32 > rounded};
 }
 
-// Writes the softmax of a row times some rows of v in float. The arguments are those of `round_softmax`; the scores are lost.
-inline void weigh_row(float* scores, int64_t count, float most, const FloatRows& v, int64_t width, float* y) {
-  Floats sum = fill_floats(0);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Floats share = share_of<1>(scores + i, most);
-    sum = plus(sum, share);
-    store_floats(scores + i, share);
+// Writes the shares of a row in 16 bits: 256 * high[i] + low[i] = about 256 * 255 exp(scores[i] - most). The arguments are those
+// of `round_softmax`; returns the inverse of the sum of all shares.
+inline float round_finely(const float* scores, int64_t count, float most, uint8_t* high, uint8_t* low) {
+  const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
+  Ints sums[2] = {nearest(fill_floats(0)), nearest(fill_floats(0))};
+  for (int64_t i = 0; i < whole; i += 4 * kLanes) {
+    Floats above[4], below[4];
+    for (int k = 0; k < 4; ++k) {
+      const Floats value = i + k * kLanes < count ? share_of<255>(scores + i + k * kLanes, most) : fill_floats(0);
+      above[k] = floats(nearest(plus(value, fill_floats(-0.5f))));  // rounded down
+      below[k] = times(times_plus(above[k], fill_floats(-1), value), fill_floats(256));
+    }
+    const Bytes made[2] = {ordered(rounded_bytes(above, 0)), ordered(rounded_bytes(below, 0))};
+    store_bytes(high + i, made[0]);
+    store_bytes(low + i, made[1]);
+    for (int part = 0; part < 2; ++part) sums[part] = dot(sums[part], made[part], fill(1));
   }
-  const Floats factor = fill_floats(1 / sum_of(sum));
-  for (int64_t column = 0; column < width; column += kLanes) {
-    const int64_t some = std::min<int64_t>(kLanes, width - column);
-    Floats total = fill_floats(0);
-    for (int64_t i = 0; i < count; ++i)
-      total = times_plus(fill_floats(scores[i]), load_few(v.row(i) + column, some), total);
-    store_few(y + column, times(total, factor), some);
-  }
+  const float zeros = static_cast<float>(kOffset * whole);
+  return 1 / (256 * (sum_of(floats(sums[0])) + zeros) + sum_of(floats(sums[1])) + zeros);
 }
 
 }  // namespace requant::REQUANT_TARGET
