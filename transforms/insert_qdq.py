@@ -17,6 +17,7 @@ from .int8_forms import (
     store_weights,
     to_dynamic,
     to_lookup,
+    to_native,
     to_qattention,
 )
 from .int8_weights import Adjustment, WeightWriter, shift_behind
@@ -36,7 +37,7 @@ from .writer import Writer
 
 WITHOUT_PAIRS: Mapping[Impl, Callable[[ir.Node, Unit, WeightWriter], int]] = {
     Impl.DYNAMIC: to_dynamic,
-    Impl.DYNAMIC_NATIVE: to_dynamic,
+    Impl.DYNAMIC_NATIVE: to_native,
     Impl.BLOCK: to_blocks,
     Impl.WEIGHT: store_weights,
 }

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from .graph import discard, graph_of, remove, remove_if_unread, take_place
 from .gru_form import to_scan
+from .int8_gru import to_int8_gru
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
 from .plan import Unit
@@ -39,6 +40,15 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     inputs += [] if bias is None else [bias]
     take_place(node, ir.node("DynamicQuantizeMatMul", inputs, domain=MS, name=node.name))
     return 1
+
+
+def to_native(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
+    """Replace a MatMul, Gemm or GRU by the form that a native operator may compute; see `to_dynamic` and `to_int8_gru`.
+
+    Returns:
+        The number of constants that became int8.
+    """
+    return to_int8_gru(node, weights) if unit.op == "GRU" else to_dynamic(node, unit, weights)
 
 
 def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: WeightWriter) -> list[ir.Value]:

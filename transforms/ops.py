@@ -124,7 +124,9 @@ OPS: dict[str, Op] = {
         stores=(1,),
     ),
     "LSTM": _float(reasons.NO_KERNEL.about("an LSTM with static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
-    "GRU": _float(reasons.NO_KERNEL.about("a GRU with static ranges"), dynamic=(MS, "DynamicQuantizeMatMul")),
+    "GRU": _float(
+        reasons.NO_KERNEL.about("a GRU with static ranges"), dynamic=(MS, "DynamicQuantizeMatMul"), native="GRU"
+    ),
     "RNN": _float(reasons.NO_KERNEL.about("RNN")),
     "Add": _arith("QLinearAdd", activations=None, absorbs=RELUS),
     "Mul": _arith("QLinearMul", activations=None, absorbs=RELUS),

@@ -28,10 +28,10 @@ SOURCES = Path(__file__).parent / "native"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
-OPERATORS_SOURCES = tuple("library attention concat convolution matmul normalization pair pool table".split())
+OPERATORS_SOURCES = tuple("library attention concat convolution gru matmul normalization pair pool table".split())
 KERNELS = ("cpu", "target_portable")
 SMALL = ("-Os",)
-"""For what only old processors and rare tensors use: it takes a fifth of the library otherwise."""
+"""For what only old processors and rare tensors use, and for the operators, whose work is done by the kernels."""
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "vbmi"))
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -97,7 +97,9 @@ def kernels_of(machine: str) -> tuple[str, ...]:
 def _linked(target: str, sources: Sequence[str], options: Sequence[str], linked: Sequence[str]) -> bytes:
     """Compile sources and link them in this order: the linker keeps the first copy of a template."""
     compiler = [sys.executable, "-m", "ziglang", "c++", "-target", target]
-    enabled = {"target_portable": SMALL} | {name: flags for each in TARGETS.values() for name, flags in each.items()}
+    enabled = dict.fromkeys((*OPERATORS_SOURCES, "target_portable"), SMALL) | {
+        name: flags for each in TARGETS.values() for name, flags in each.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
 
         def compiled(name: str) -> str:

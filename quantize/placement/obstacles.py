@@ -34,6 +34,7 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller one is slower in integers. LSTM: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x. GRU, one item a step:
 # at 128 0.5x, at 192 0.9x, at 224 1.2x, at 256 1.4x, at 400 1.9x; it becomes a Scan, whose steps cost microseconds.
 LEAST_HIDDEN = {"LSTM": 192, "GRU": 224}
+LENGTHS = 4  # among the inputs of a GRU
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
@@ -113,8 +114,10 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 
 def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product that finds its ranges at run time."""
-    if not facts.native or not facts.joins or unit.op in LEAST_HIDDEN:  # its results are not those of its body
+    if not facts.native or not facts.joins:  # its results are not those of its body
         return why.NO_FORM
+    if unit.op in LEAST_HIDDEN:
+        return _native_gru_obstacle(unit, facts) if unit.op == "GRU" else why.NO_FORM
     return _attention_form_obstacle(unit, facts) if OPS[unit.op].native else _dynamic_obstacle(unit, facts, strategy)
 
 
@@ -328,6 +331,15 @@ def _gru_obstacle(node: ir.Node, facts: Facts) -> Reason:
     if "clip" in node.attributes or named != [name.lower() for name in ACTIVATIONS] * (len(named) // 2):
         return why.OTHER_ACTIVATIONS
     return why.OLD_OPSET.about(facts.opset) if facts.opset < FIRST_GRU_OPSET else NONE
+
+
+def _native_gru_obstacle(unit: Unit, facts: Facts) -> Reason:
+    """Return what keeps a GRU from being a native operator, whose sequences have the same length."""
+    node = facts.nodes[unit.nodes[0]]
+    if len(node.inputs) > LENGTHS and node.inputs[LENGTHS] is not None:
+        return why.NO_FORM
+    found = _type_obstacle(unit, facts) or _recurrent_obstacle(node, Strategy.DYNAMIC)
+    return found or _gru_obstacle(node, facts)
 
 
 def _attention_obstacle(node: ir.Node, shape: Sequence[int], bias: ir.Value | None) -> Reason:

@@ -151,7 +151,7 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
         free: The facts, with slow forms allowed.
     """
     row = OPS.get(unit.op)
-    if row is None or impl in (Impl.DYNAMIC, Impl.BLOCK, Impl.WEIGHT):
+    if row is None or (impl in (Impl.DYNAMIC, Impl.BLOCK, Impl.WEIGHT) and not row.native):
         return (impl,)
     if free.selection.strategy_of(unit, row) is not Strategy.AUTO:
         return (impl,)

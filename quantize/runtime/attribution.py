@@ -16,7 +16,9 @@ from .profile import KernelRun
 
 COUNTED = re.compile(r"^fused |_token_\d+$")
 """Prefixes and suffixes that the runtime adds to names of nodes."""
-WORDS = "quantize dequantize quantized lookup blocks packed apart cast int8 scale".split()
+WORDS = (
+    "quantize dequantize quantized lookup blocks packed apart cast int8 scale dynamicquantizematmul split scan".split()
+)
 MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|_nchwc|_nhwc|_q|_dq)(_\d+)?$")
 """Suffixes that the emitters and the runtime add to the name of a tensor or a node."""
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})

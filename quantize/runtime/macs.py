@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 
-NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION = (
-    f"{NATIVE_DOMAIN}.{operator}" for operator in ("Convolution", "MatMul", "Attention")
+NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION, NATIVE_GRU = (
+    f"{NATIVE_DOMAIN}.{operator}" for operator in ("Convolution", "MatMul", "Attention", "GRU")
 )
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
     "DynamicQuantizeLSTM QAttention".split()
-) | {NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION}
+) | {NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION, NATIVE_GRU}
 NUMBER = re.compile(r"_[0-9]+$")  # of the names of a native operator
 INTEGER_LEVEL = 4
 """The accuracy_level with which a MatMulNBits multiplies integers."""
@@ -47,6 +47,13 @@ def _recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
 
 
+def _gru(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
+    """Each step of (T, N, ...) uses every int8 weight of w and r once; both have two dimensions."""
+    weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
+    stored = [each for each in weights if len(each.shape) == 2 and each.dtype is ir.DataType.INT8]
+    return math.prod(inputs[0][:2]) * sum(each.size for each in stored)
+
+
 def _attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each."""
     weights = _constant_shape(node, rank=2)
@@ -74,6 +81,7 @@ MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     NATIVE_PRODUCT: _product,
     **dict.fromkeys(("Attention", "QAttention"), _attention),
     NATIVE_ATTENTION: _heads,
+    NATIVE_GRU: _gru,
     **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
 }
 """Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""

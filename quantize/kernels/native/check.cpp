@@ -285,22 +285,49 @@ bool attentions_are_right(const Target& target, Random& random) {
     }
     for (int64_t o = 0; o < size.width; ++o) {
       const auto [of_column, scale] = evenly(v.data() + o, size.keys, size.width + gap);
-      double value = 0, allowed = 0, real = 0, size_of_real = 0;
+      double value = 0, allowed = 0, real = 0, size_of_real = 0, fine = 0;
       for (int64_t key = 0; key < size.keys; ++key) {
         value += share[key] * of_column[key] * scale / sum;
         allowed += unsure[key] * std::abs(of_column[key]) * scale / (sum - doubtful);
-        const double part = std::exp(scores[key] - most) * 255 / whole * v[key * (size.width + gap) + o];
+        const double part = std::exp(scores[key] - most) * 255 / whole * of_column[key] * scale;
         real += part;
         size_of_real += std::abs(part);
+        fine += std::abs(of_column[key]) * scale / 256 / whole;
       }
+      fine += std::abs(real) * static_cast<double>(size.keys) / 256 / whole;
       allowed += std::abs(value) * doubtful / (sum - doubtful) + 0x1p-20 * scale * 127;
       const float found = reinterpret_cast<const float*>(y.data())[row * size.width + o];
-      const bool exact = std::abs(found - real) <= 2 * blur * size_of_real + 1e-6, rounded = std::abs(found - value) <= allowed;
-      const double off = std::abs(whole - sum) / sum;  // above a 32nd the row is computed in float
+      const bool exact = std::abs(found - real) <= 2 * blur * size_of_real + fine + 1e-6;
+      const bool rounded = std::abs(found - value) <= allowed;
+      const double off = std::abs(whole - sum) / sum;  // above a 32nd the shares of the row have 16 bits
       if (!((exact && off > 1.0 / 33) || (rounded && off < 1.0 / 31 + doubtful / sum))) return false;
     }
   }
   return true;
+}
+
+// Returns whether an instruction set computes the steps of a GRU.
+bool gru_steps_are_right(const Target& target, Random& random) {
+  const int64_t size = draw(random, 1, 50);
+  Guarded tensors[] = {Guarded(12 * size), Guarded(12 * size), Guarded(4 * size), Guarded(4 * size), Guarded(4 * size)};
+  const auto at = [&](int index) { return reinterpret_cast<float*>(tensors[index].data()); };
+  for (int index = 0; index < 4; ++index)
+    for (int64_t i = 0; i < (index < 2 ? 3 : 1) * size; ++i)
+      at(index)[i] = static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-49 - 8);
+  const float *x = at(0), *h = at(1), *last = at(2), *before = at(3), *found = at(4);
+  const auto gate = [&](int64_t i) { return 1 / (1 + std::exp(-(static_cast<double>(x[i]) + h[i]))); };
+  bool right = true;
+  for (bool reset_first : {false, true}) {
+    const GruStep step{x, h, last, before, size, reset_first};
+    target.next_state(step, at(4));
+    for (int64_t i = 0; i < size; ++i) {
+      const double n = std::tanh(x[2 * size + i] + (reset_first ? 1 : gate(size + i)) * last[i]);
+      right = right && std::abs(found[i] - (n + gate(i) * (before[i] - n))) <= 2e-3;  // 1e-4 of numbers up to 8
+    }
+    target.reset_state(step, at(4));
+    for (int64_t i = 0; i < size; ++i) right = right && std::abs(found[i] - gate(size + i) * before[i]) <= 1e-3;
+  }
+  return right;
 }
 
 // Returns whether all instruction sets compute one drawn convolution, and other functions of its tensors, rightly.
@@ -332,7 +359,7 @@ bool check_one(uint64_t seed) {
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && matrices_are_right(*target, random);
-    right = right && attentions_are_right(*target, random);
+    right = right && attentions_are_right(*target, random) && gru_steps_are_right(*target, random);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;
   }

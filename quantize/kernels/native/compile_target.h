@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "dense.h"
 #include "depthwise.h"
+#include "gru.h"
 #include "normalization.h"
 #include "pair.h"
 #include "pool.h"

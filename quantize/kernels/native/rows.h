@@ -15,7 +15,7 @@ namespace requant::REQUANT_TARGET {
 template <class Way>
 class Rows final : public MatrixKernel {
  public:
-  explicit Rows(Matrix made)
+  explicit Rows(const Matrix& made)
       : inputs_(made.inputs),
         outputs_(made.outputs),
         function_(made.function),

@@ -120,6 +120,18 @@ class MatrixKernel {
   virtual void run(const float* x, const float* residual, float* y, int64_t rows, const Parallel& parallel) const = 0;
 };
 
+// What the next state of an item is made of, in a GRU with `size` values. x are products of the input and h of the state, for z,
+// r and n side by side; `last` is the product of the state for n, or that of r times the state if the reset gate comes first.
+//
+//   z = sigmoid(x[z] + h[z]), r = sigmoid(x[r] + h[r]), n = tanh(x[n] + r * last), after = n + z * (before - n)
+//
+// If the reset gate comes first, n = tanh(x[n] + last). sigmoid and tanh are exact to 1e-4.
+struct GruStep {
+  const float *x, *h, *last, *before;
+  int64_t size;
+  bool reset_first;
+};
+
 // The sizes of attention: softmax(scale * q k' + mask) v for one head, with q (queries, depth), k (keys, depth), v (keys, width).
 struct AttentionSize {
   int64_t queries, keys, depth, width;  // keys and width are at least 1
@@ -171,6 +183,9 @@ struct Target {
   void (*attend)(const AttentionSize& size, const Head& head);
   // x and y are rows as long as the scale.
   void (*normalize)(const Normalization& norm, const float* x, float* y, int64_t rows);
+  // kept = r * before, where the reset gate comes first.
+  void (*reset_state)(const GruStep& step, float* kept);
+  void (*next_state)(const GruStep& step, float* after);
   // to[i] = table[from[i]]; `to` may be `from`.
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.

@@ -11,6 +11,7 @@ namespace requant {
 extern const Target target_avxvnni;
 const Target target_avxvnni = {
     "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::matrix, avxvnni::attend_head, avxvnni::normalize,
-    avxvnni::look_up, avxvnni::combine, avxvnni::mean_pixels, avxvnni::max_pixels};
+    avxvnni::reset_state, avxvnni::next_state, avxvnni::look_up, avxvnni::combine, avxvnni::mean_pixels,
+    avxvnni::max_pixels};
 
 }  // namespace requant

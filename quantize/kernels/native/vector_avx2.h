@@ -72,6 +72,7 @@ inline Floats fill_floats(float value) { return _mm256_set1_ps(value); }
 inline Floats floats(Ints value) { return _mm256_cvtepi32_ps(value); }
 inline Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats quotient(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline void store_ints(int32_t* to, Ints value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }

@@ -52,6 +52,7 @@ inline Floats fill_floats(float value) { return _mm512_set1_ps(value); }
 inline Floats floats(Ints value) { return _mm512_cvtepi32_ps(value); }
 inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats quotient(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline void store_ints(int32_t* to, Ints value) { _mm512_storeu_si512(to, value); }

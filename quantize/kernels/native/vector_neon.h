@@ -83,6 +83,7 @@ inline Floats fill_floats(float value) { return vdupq_n_f32(value); }
 inline Floats floats(Ints value) { return vcvtq_f32_s32(value); }
 inline Floats times(Floats a, Floats b) { return vmulq_f32(a, b); }
 inline Floats plus(Floats a, Floats b) { return vaddq_f32(a, b); }
+inline Floats quotient(Floats a, Floats b) { return vdivq_f32(a, b); }
 inline Floats smaller(Floats a, Floats b) { return vminq_f32(a, b); }
 inline Floats larger(Floats a, Floats b) { return vmaxq_f32(a, b); }
 inline void store_ints(int32_t* to, Ints value) { vst1q_s32(to, value); }

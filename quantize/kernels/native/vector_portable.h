@@ -103,6 +103,11 @@ inline Floats plus(Floats a, Floats b) {
   return a;
 }
 
+inline Floats quotient(Floats a, Floats b) {
+  for (int i = 0; i < kLanes; ++i) a.at[i] /= b.at[i];
+  return a;
+}
+
 inline Floats smaller(Floats a, Floats b) {
   for (int i = 0; i < kLanes; ++i) a.at[i] = std::min(a.at[i], b.at[i]);
   return a;
