@@ -81,8 +81,8 @@ def rounded(x: Array) -> Array:
     step = most / np.float32(255) - least / np.float32(255)
     inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
     zero = np.rint(-least * inverse)
-    integers: Array = np.clip(np.rint(x * inverse) + zero, 0, 255) - zero
-    return integers.astype(np.float64) * step
+    found: Array = (np.clip(np.rint(x * inverse) + zero, 0, 255) - zero).astype(np.float64) * step
+    return found
 
 
 def next_state(proto: onnx.ModelProto, direction: int, reset: int, x: Array, before: Array) -> Array:
@@ -102,8 +102,9 @@ def next_state(proto: onnx.ModelProto, direction: int, reset: int, x: Array, bef
         added = gate * h[:, 2 * size :]
     else:
         added = rounded((gate * before).astype(np.float32)) @ r[:, 2 * size :] + of_state[2 * size :]
-    n: Array = np.tanh(p[:, 2 * size :] + added)
-    return n + z * (before - n)
+    n = np.tanh(p[:, 2 * size :] + added)
+    found: Array = n + z * (before - n)
+    return found
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
