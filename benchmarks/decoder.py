@@ -43,16 +43,19 @@ class Form:
         strategy: The strategy of ``requant quantize``.
         bits: Bits of a weight in blocks.
         size: Weights in a block; 0 for other forms.
+        native: Whether products and attention are native operators.
     """
 
     strategy: str
     bits: int = 8
     size: int = 0
+    native: bool = False
 
 
 FORMS: Mapping[str, Form] = {
     "static-float": Form("static-float"),
     "dynamic": Form("dynamic"),
+    "native": Form("auto", native=True),
     "block-8-32": Form("block", 8, 32),
     "block-8-128": Form("block", 8, 128),
     "block-4-32": Form("block", 4, 32),
@@ -83,6 +86,25 @@ def feed(layers: int, tokens: int, past: int, seed: int) -> dict[str, Any]:
     return {"input_ids": random.integers(VOCABULARY, size=(1, tokens)), **pasts}
 
 
+def native_plan(model: str, path: str) -> Path:
+    """Write a plan in which products by constants and attention are native operators; return its path."""
+    import onnx_ir as ir
+
+    from requant.transforms.attention import find_attention
+
+    graph, rows = ir.load(model).graph, {}
+    for node in graph:
+        weights = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
+        if weights is not None and weights.is_initializer():
+            rows[str(node.name)] = "MatMul" if node.op_type == "MatMul" else "Gemm"
+        found = find_attention(node) if node.op_type == "Softmax" else None
+        if found is not None:
+            rows[str(found.nodes[-1].name)] = "attention"
+    units = {name: {"operator": op, "implementation": "dynamic native"} for name, op in rows.items()}
+    Path(path).write_text(json.dumps({"schema": 1, "units": units}))
+    return Path(path)
+
+
 def quantize(model: str, feeds: str, output: str, form: Form) -> None:
     """Quantize the stack; every matrix product has the form."""
     from requant.quantize import Options, quantize_model
@@ -95,6 +117,7 @@ def quantize(model: str, feeds: str, output: str, form: Form) -> None:
         force_int8=True,
         effort="low",
         place="rules",
+        plan=native_plan(model, f"{output}.native.json") if form.native else None,
         selection=Selection(strategy=Strategy(form.strategy)),
         scheme=Scheme(block_bits=form.bits, block_size=form.size),
     )

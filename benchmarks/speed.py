@@ -38,6 +38,7 @@ GOALS: Mapping[str, Mapping[str, float]] = {
     "squeezenet1_1": {"amx_int8": 4.5, "avx512_vnni": 2.6},
     "vit_b_16": {"amx_int8": 6.0, "avx512_vnni": 3.2},
     "bert_base": {"amx_int8": 6.5, "avx512_vnni": 3.5},
+    "cct_7": {"amx_int8": 2.0, "avx512_vnni": 2.0},
 }
 """The architectures, and the goal of the speed-up of this project's models over float, by the best instructions of the
 processor. A processor with neither has no goal."""

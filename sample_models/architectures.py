@@ -78,6 +78,14 @@ ARCHITECTURES = {
     "vit_b_16": Architecture(
         vision.vit_b_16, sample_feeds.normalised, 86_567_656, "torchvision, ViT_B_16_Weights", step=0
     ),
+    "cct_7": Architecture(
+        vision.cct_7,
+        sample_feeds.normalised,
+        3_760_139,
+        "Compact Transformers, CCT-7/3x1 of CIFAR-10, 3.76 million",
+        size=32,
+        step=0,
+    ),
     "bert_base": Architecture(
         language.bert_base,
         sample_feeds.sentences,

@@ -348,3 +348,49 @@ def _attention(graph: Graph, x: str, at: str) -> str:
     mixed = reshape(graph, graph.node("Transpose", mixed, at=at, perm=[2, 0, 1, 3]), [-1, width], at=at)
     mixed = linear(graph, mixed, f"{at}/out_proj", width, width)
     return graph.node("Transpose", reshape(graph, mixed, [VIT_TOKENS, -1, width], at=at), at=at, perm=[1, 0, 2])
+
+
+CCT_WIDTH, CCT_HEADS, CCT_LAYERS, CCT_CLASSES = 256, 4, 7, 10
+
+
+def cct_7(graph: Graph, size: int) -> None:
+    """Write CCT-7/3x1 for CIFAR-10 (Hassani et al., 2021): tokens from a convolution, a mean weighted by a softmax."""
+    width, tokens = CCT_WIDTH, (size // 2) ** 2
+    x = graph.input("input", TensorProto.FLOAT, ["N", 3, size, size])
+    x = relu(graph, conv(graph, x, "/tokenizer/conv", (width, 3, 3, 3)), "/tokenizer/relu")
+    x = graph.node("MaxPool", x, at="/tokenizer/pool", kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2])
+    x = graph.node("Transpose", reshape(graph, x, [0, width, -1], at="/tokenizer"), at="/tokenizer", perm=[0, 2, 1])
+    name = "classifier.positional_emb"
+    x = graph.node("Add", x, graph.parameter(name, graph.normal(name, (1, tokens, width), 0.2)), at="/classifier")
+    for layer in range(CCT_LAYERS):
+        x = _cct_block(graph, x, f"/classifier/blocks.{layer}")
+    x = layer_norm(graph, x, "/classifier/norm", width, 1e-5)
+    weights = token_linear(graph, x, "/classifier/attention_pool", width, 1)
+    weights = graph.node("Softmax", weights, at="/classifier", axis=1)
+    weights = graph.node("Transpose", weights, at="/classifier", perm=[0, 2, 1])
+    pooled = graph.node("MatMul", weights, x, at="/classifier")
+    pooled = graph.node("Squeeze", pooled, graph.constant([1], at="/classifier"), at="/classifier")
+    graph.output("output", linear(graph, pooled, "/classifier/fc", width, CCT_CLASSES), TensorProto.FLOAT, ["N", 10])
+
+
+def _cct_block(graph: Graph, x: str, at: str) -> str:
+    """Append attention of normalized tokens, and a perceptron of their normalized sum."""
+    width = CCT_WIDTH
+    y = _cct_attention(graph, layer_norm(graph, x, f"{at}/pre_norm", width, 1e-5), f"{at}/self_attn")
+    x = layer_norm(graph, graph.node("Add", x, y, at=at), f"{at}/norm1", width, 1e-5)
+    y = gelu(graph, token_linear(graph, x, f"{at}/linear1", width, 2 * width, gain=RELU), f"{at}/activation")
+    return graph.node("Add", x, token_linear(graph, y, f"{at}/linear2", 2 * width, width), at=at)
+
+
+def _cct_attention(graph: Graph, x: str, at: str) -> str:
+    """Append attention as timm writes it: one projection without a bias, of which each part has all heads."""
+    width, depth = CCT_WIDTH, CCT_WIDTH // CCT_HEADS
+    x = token_linear(graph, x, f"{at}/qkv", width, 3 * width, bias=False)
+    x = reshape(graph, x, [0, 0, 3, CCT_HEADS, depth], at=at)
+    x = graph.node("Transpose", x, at=at, perm=[2, 0, 3, 1, 4])
+    q, k, v = (graph.node("Gather", x, graph.constant(part, at=at), at=at, axis=0) for part in range(3))
+    scores = graph.node("MatMul", q, graph.node("Transpose", k, at=at, perm=[0, 1, 3, 2]), at=at)
+    scores = graph.node("Mul", scores, graph.constant(depth**-0.5, at=at), at=at)
+    mixed = graph.node("MatMul", graph.node("Softmax", scores, at=at, axis=-1), v, at=at)
+    mixed = graph.node("Transpose", mixed, at=at, perm=[0, 2, 1, 3])
+    return token_linear(graph, reshape(graph, mixed, [0, 0, width], at=at), f"{at}/proj", width, width)

@@ -40,6 +40,7 @@ PARAMETERS = {
     "efficientnet_b0": 5_288_548,
     "squeezenet1_1": 1_235_496,
     "vit_b_16": 86_567_656,
+    "cct_7": 3_760_139,
     "bert_base": 109_482_240,
     "yolo": 3_157_200,
     "yolo_nms": 3_157_200,

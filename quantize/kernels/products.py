@@ -132,14 +132,24 @@ def _bias(call: Call, end: ir.Value) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:
-    """Return the call of a product with the sum of its result and another tensor of the same shape, if that follows."""
+    """Return the call of a product with the sum of its result and another tensor, if that follows.
+
+    Both have the same shape as far as it is known: a sum of a batch and one item is possible then, but slow.
+    """
     end = call.body[-1].outputs[0]
     add = sole_reader(end)
     if add is None or add.op_type != "Add" or len({*add.inputs}) != 2:
         return call
     (other,) = (each for each in add.inputs if each is not end)
-    known = [shapes.get(str(value.name)) for value in (end, other) if value is not None]
-    if other is None or constant(other) is not None or None in known or known[0] != known[1]:
+    if other is None or constant(other) is not None:
+        return call
+    one, two = (shapes.get(str(value.name)) for value in (end, other))
+    if one is None or two is None or len(one) != len(two) or not all(map(_may_be_equal, one, two)):
         return call
     inputs = [*call.inputs, *[None] * (RESIDUAL - len(call.inputs)), other]
     return replace(call, inputs=inputs, body=[*call.body, add])
+
+
+def _may_be_equal(one: int | str | None, other: int | str | None) -> bool:
+    """Return whether two lengths are equal, as far as they are known."""
+    return one == other or not ((isinstance(one, int) and isinstance(other, int)) or 1 in (one, other))

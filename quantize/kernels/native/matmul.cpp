@@ -2,8 +2,9 @@
 //
 // Inputs: x, w, w_scale, w_zero_point, B, residual; all but x and the residual are constants, and the last two may be missing.
 // w is (inputs, outputs), w_scale has one value or one for each output, the zero points are 0, B is (outputs,), and the residual
-// has the shape of the result. The attribute `function` is what is applied before the residual is added: 0 nothing, 1 Relu,
-// 2 Gelu, 3 Gelu by tanh. Each row of x is rounded to 8 bits with the smallest range that contains it and 0.
+// has the shape of the product; another one is added as ONNX adds tensors, which is slow. The attribute `function` is what is
+// applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu, 3 Gelu by tanh. Each row of x is rounded to 8 bits with the
+// smallest range that contains it and 0.
 #include <algorithm>
 
 #include "operators.h"
@@ -44,17 +45,47 @@ class MatMulKernel {
     require(!x.shape.empty() && x.shape.back() == inputs_, "the last axis of x must be the inputs of w");
     std::vector<int64_t> shape = x.shape;
     shape.back() = outputs_;
-    float* y = reinterpret_cast<float*>(run.output(shape));
     const ort::Tensor residual = count_ > kResidual ? run.input(kResidual) : ort::Tensor{};
-    require(!residual || residual.shape == shape, "the residual must have the shape of the result");
+    if (residual && residual.shape != shape) return add_other(run, x, residual, shape);
+    multiply(run, x, residual.as<float>(), reinterpret_cast<float*>(run.output(shape)));
+  }
+
+ private:
+  void multiply(const ort::Run& run, const ort::Tensor& x, const float* residual, float* y) const {
     const int64_t rows = x.size() / inputs_;
     if (rows == 0) return;
-    kernel_->run(x.as<float>(), residual.as<float>(), y, rows, [&](size_t count, const std::function<void(size_t)>& work) {
+    kernel_->run(x.as<float>(), residual, y, rows, [&](size_t count, const std::function<void(size_t)>& work) {
       run.parallel(count, work);
     });
   }
 
- private:
+  // Adds a residual of another shape than that of the product; axes of length 1 repeat.
+  void add_other(const ort::Run& run, const ort::Tensor& x, const ort::Tensor& residual, std::vector<int64_t> shape) const {
+    std::vector<float> product(x.size() / inputs_ * outputs_);
+    multiply(run, x, nullptr, product.data());
+    std::vector<int64_t> other = residual.shape, whole;
+    const size_t axes = std::max(shape.size(), other.size());
+    shape.insert(shape.begin(), axes - shape.size(), 1);
+    other.insert(other.begin(), axes - other.size(), 1);
+    for (size_t axis = 0; axis < axes; ++axis) {
+      require(shape[axis] == other[axis] || shape[axis] == 1 || other[axis] == 1, "the shapes do not fit together");
+      whole.push_back(shape[axis] == 1 ? other[axis] : shape[axis]);
+    }
+    float* const y = reinterpret_cast<float*>(run.output(whole));
+    int64_t count = 1;
+    for (int64_t length : whole) count *= length;
+    const float* const added = residual.as<float>();
+    for (int64_t i = 0; i < count; ++i) y[i] = product[place_of(i, whole, shape)] + added[place_of(i, whole, other)];
+  }
+
+  // Returns the place in a tensor that repeats along axes of length 1, for a place in the whole result.
+  static int64_t place_of(int64_t place, const std::vector<int64_t>& whole, const std::vector<int64_t>& shape) {
+    int64_t found = 0, step = 1;
+    for (size_t axis = whole.size(); axis-- > 0; place /= whole[axis], step *= shape[axis])
+      if (shape[axis] > 1) found += place % whole[axis] * step;
+    return found;
+  }
+
   static constexpr size_t kResidual = 5;  // among the inputs
 
   int64_t inputs_, outputs_;

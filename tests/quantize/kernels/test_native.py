@@ -780,9 +780,11 @@ def test_a_product_adds_a_tensor_behind_its_function(isa: str, function: int, ou
     x, r = random.normal(size=(4, 9, 20)).astype(np.float32), random.normal(size=(4, 9, outputs)).astype(np.float32)
     (alone,) = matmul(w, scale, None, function).run(None, {"x": x})
     made = matmul(w, scale, None, function, adds=True)
-    np.testing.assert_array_equal(made.run(None, {"x": x, "r": r})[0], alone + r)
-    with pytest.raises(Exception, match="the residual must have the shape of the result"):
-        made.run(None, {"x": x, "r": r[:1]})
+    for added in (r, r[:1], r[0, :1], r[:, :, :1]):
+        np.testing.assert_array_equal(made.run(None, {"x": x, "r": added})[0], alone + added)
+    np.testing.assert_array_equal(made.run(None, {"x": x[:1], "r": r})[0], alone[:1] + r)
+    with pytest.raises(Exception, match="the shapes do not fit together"):
+        made.run(None, {"x": x, "r": r[:2]})
 
 
 def test_a_product_has_the_same_bytes_with_any_number_of_threads(isa: str) -> None:

@@ -124,6 +124,34 @@ def test_a_sum_of_two_products_belongs_to_the_first_one() -> None:
     assert np.abs(found - before[0]).max() <= 4 * step * np.abs(CONSTANTS["w"] * CONSTANTS["s"]).sum(0).max()
 
 
+@needs_library
+def test_a_sum_whose_lengths_are_not_known_may_repeat_either_operand() -> None:
+    text = f"{HEAD} g (float[N,3,16] x, float[M,3,24] r) => (float[K,3,24] y) {{ {PRODUCT} y = Add(p, r) }}"
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.extend(numpy_helper.from_array(CONSTANTS[name], name) for name in "wsz")
+    whole, alone = ir.from_proto(proto), ir.from_proto(proto)
+    shapes: dict[str, tuple[int | str, ...]] = {"p": ("N", 3, 24), "r": ("M", 3, 24), "y": ("K", 3, 24)}
+    assert wrap_products(whole, [UNIT], shapes, join=True) == 1
+    assert [node.op_type for node in whole.graph] == ["MatMul"]
+    assert wrap_products(alone, [UNIT], shapes) == 1
+    sessions, random = [open_session(bytes_of(each)) for each in (whole, alone)], np.random.default_rng(0)
+    for rows, others in ((2, 2), (1, 2), (2, 1)):
+        feed = {
+            name: random.normal(size=(count, 3, width)).astype(np.float32)
+            for name, count, width in (("x", rows, 16), ("r", others, 24))
+        }
+        found, expected = (session.run(None, feed)[0] for session in sessions)
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(Exception, match="do not fit together"):
+        sessions[0].run(None, {"x": np.zeros((2, 3, 16), np.float32), "r": np.zeros((3, 3, 24), np.float32)})
+
+
+def test_a_sum_with_an_operand_that_repeats_stays_a_sum() -> None:
+    made = model(f"r = ReduceSum <keepdims = 1> (x, axis) {PRODUCT} y = Add(r, p)")
+    assert wrap_products(made, [UNIT], {**SHAPES, "r": (1, 3, 24), "p": ("N", 3, 24)}, join=True) == 1
+    assert [node.op_type for node in made.graph] == ["ReduceSum", "MatMul", "Add"]
+
+
 LEFT = {
     "a product that others read": (f"{PRODUCT} y = Relu(p) o = Neg(p)", "float[2,3,24] y, float[2,3,24] o", 1),
     "a product that is an output": (f"{PRODUCT} y = Add(p, b)", "float[2,3,24] y, float[2,3,24] p", 1),
