@@ -55,11 +55,13 @@ def scratch_folder(beside: str | os.PathLike[str] | None = None) -> Iterator[Pat
     """
     place = tempfile.gettempdir() if beside is None else os.fspath(beside)
     _begin(place)
-    path, held = _locked(lambda: tempfile.mkdtemp(prefix=prefix(), dir=place))
+    made, held = list[str](), None
     try:
+        path, held = _locked(lambda: _new_folder(place, made))
         yield Path(path)
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        for each in made:
+            shutil.rmtree(each, ignore_errors=True)
         _release(held)
 
 
@@ -71,19 +73,29 @@ def scratch_file(folder: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: It cannot be made.
     """
     _begin(folder)
-    path, held = _locked(lambda: _new_file(folder))
+    made, held = list[str](), None
     try:
+        path, held = _locked(lambda: _new_file(folder, made))
         yield Path(path)
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        for each in made:
+            with suppress(FileNotFoundError):
+                os.unlink(each)
         _release(held)
 
 
-def _new_file(folder: str | os.PathLike[str]) -> str:
-    path = os.path.join(folder, f"{prefix()}{secrets.token_hex(4)}.tmp")
-    with open(path, "xb"):  # with the permissions of the user, which tempfile does not give
-        return path
+def _new_folder(folder: str, made: list[str]) -> str:
+    """Make a folder with a new name, and add the name to `made` first: a signal may come right behind it."""
+    made.append(os.path.join(folder, f"{prefix()}{secrets.token_hex(8)}"))
+    os.mkdir(made[-1], 0o700)
+    return made[-1]
+
+
+def _new_file(folder: str | os.PathLike[str], made: list[str]) -> str:
+    """Make a file with a new name, and add the name to `made` first: a signal may come right behind it."""
+    made.append(os.path.join(folder, f"{prefix()}{secrets.token_hex(8)}.tmp"))
+    with open(made[-1], "xb"):  # with the permissions of the user, which tempfile does not give
+        return made[-1]
 
 
 def _begin(folder: str | os.PathLike[str]) -> None:

@@ -42,7 +42,16 @@ SIZES = {"unet": 32, "yolo": 64, "yolo_nms": 64} | dict.fromkeys(
     ("efficientnet_b0", "mobilenet_v2", "mobilenet_v3_large", "resnet50", "squeezenet1_1"), 64
 )
 ARCHITECTURES = (
-    *("resnet50", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "squeezenet1_1", "vit_b_16", "bert_base"),
+    *(
+        "resnet50",
+        "mobilenet_v2",
+        "mobilenet_v3_large",
+        "efficientnet_b0",
+        "squeezenet1_1",
+        "vit_b_16",
+        "cct_7",
+        "bert_base",
+    ),
     *("yolo", "yolo_nms", "llama", "lstm_tagger", "unet", "if_branches", "loop_rnn"),
 )
 TASKS = (

@@ -170,6 +170,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "MatMul",
         "Attention",
         "Normalization",
+        "GRU",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"
