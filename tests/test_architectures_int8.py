@@ -34,7 +34,7 @@ EXPECTED = {
     "llama": ("llama", 0.9),
     "vit_b_16": ("vit_b_16", 0.9),
     "bert_base": ("bert_base", 0.9),
-    "cct_7": ("cct_7", 0.9),
+    "cct_7": ("cct_7", 0.75),
 }
 # Scores before NonMaxSuppression: with random weights most are near 0. There the sigmoid turns an error of 0.3 in a
 # logit (24 dB) into an error of 30 % in the score. Without NonMaxSuppression, scores and boxes are one output.
