@@ -2,7 +2,7 @@
 //
 // Inputs: x, w, w_scale, w_zero_point, B, residual; all but x and the residual are constants, and the last two may be missing.
 // w is (inputs, outputs), w_scale has one value or one for each output, the zero points are 0, B is (outputs,), and the residual
-// has the shape of the product; another one is added as ONNX adds tensors, which is slow. The attribute `function` is what is
+// has the shape of the product; another one is added as ONNX adds tensors. The attribute `function` is what is
 // applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu, 3 Gelu by tanh. Each row of x is rounded to 8 bits with the
 // smallest range that contains it and 0.
 #include <algorithm>
@@ -46,23 +46,37 @@ class MatMulKernel {
     std::vector<int64_t> shape = x.shape;
     shape.back() = outputs_;
     const ort::Tensor residual = count_ > kResidual ? run.input(kResidual) : ort::Tensor{};
-    if (residual && residual.shape != shape) return add_other(run, x, residual, shape);
-    multiply(run, x, residual.as<float>(), reinterpret_cast<float*>(run.output(shape)));
+    const int64_t rows = x.size() / inputs_;
+    if (!residual || residual.shape == shape)
+      return multiply(run, x.as<float>(), residual.as<float>(), reinterpret_cast<float*>(run.output(shape)), rows);
+    if (!repeats(residual.shape, shape)) return add_other(run, x, residual, shape);
+    float* const y = reinterpret_cast<float*>(run.output(shape));
+    const int64_t some = residual.size() / outputs_;
+    for (int64_t row = 0; row < rows; row += some)
+      multiply(run, x.as<float>() + row * inputs_, residual.as<float>(), y + row * outputs_, some);
   }
 
  private:
-  void multiply(const ort::Run& run, const ort::Tensor& x, const float* residual, float* y) const {
-    const int64_t rows = x.size() / inputs_;
+  void multiply(const ort::Run& run, const float* x, const float* residual, float* y, int64_t rows) const {
     if (rows == 0) return;
-    kernel_->run(x.as<float>(), residual, y, rows, [&](size_t count, const std::function<void(size_t)>& work) {
+    kernel_->run(x, residual, y, rows, [&](size_t count, const std::function<void(size_t)>& work) {
       run.parallel(count, work);
     });
+  }
+
+  // Whether a residual of several rows repeats as a whole: its first axes have length 1 or are missing, the others are equal.
+  static bool repeats(std::vector<int64_t> residual, const std::vector<int64_t>& shape) {
+    if (residual.size() > shape.size()) return false;
+    residual.insert(residual.begin(), shape.size() - residual.size(), 1);
+    size_t axis = 0;
+    while (axis < shape.size() && residual[axis] == 1) ++axis;
+    return axis + 1 < shape.size() && std::equal(residual.begin() + axis, residual.end(), shape.begin() + axis);
   }
 
   // Adds a residual of another shape than that of the product; axes of length 1 repeat.
   void add_other(const ort::Run& run, const ort::Tensor& x, const ort::Tensor& residual, std::vector<int64_t> shape) const {
     std::vector<float> product(x.size() / inputs_ * outputs_);
-    multiply(run, x, nullptr, product.data());
+    multiply(run, x.as<float>(), nullptr, product.data(), x.size() / inputs_);
     std::vector<int64_t> other = residual.shape, whole;
     const size_t axes = std::max(shape.size(), other.size());
     shape.insert(shape.begin(), axes - shape.size(), 1);
