@@ -96,7 +96,7 @@ def native_plan(model: str, path: str) -> Path:
     for node in graph:
         weights = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
         if weights is not None and weights.is_initializer():
-            rows[str(node.name)] = "MatMul" if node.op_type == "MatMul" else "Gemm"
+            rows[str(node.name)] = node.op_type
         found = find_attention(node) if node.op_type == "Softmax" else None
         if found is not None:
             rows[str(found.nodes[-1].name)] = "attention"
@@ -121,7 +121,7 @@ def quantize(model: str, feeds: str, output: str, form: Form) -> None:
         selection=Selection(strategy=Strategy(form.strategy)),
         scheme=Scheme(block_bits=form.bits, block_size=form.size),
     )
-    quantize_model(model, load_feeds(feeds) if form.strategy == "static-float" else None, output, options)
+    quantize_model(model, load_feeds(feeds) if form.strategy in ("static-float", "auto") else None, output, options)
 
 
 def made(folder: Path, layers: int, prompt: int, names: list[str]) -> dict[str, Path]:

@@ -12,7 +12,7 @@ from .int8_weights import WeightWriter
 from .ops import MS, OPS
 from .plan import Unit
 from .qlinear import equal_parameters
-from .qparams import Array, QParams, quantize, symmetric_s8
+from .qparams import QParams, quantize, symmetric_s8
 from .reasons import GATE_RANGE, NONE, Reason
 from .writer import Writer
 
@@ -35,7 +35,7 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     if node.attributes.get_int("transB", 0):
         array = np.ascontiguousarray(array.T)
     params = weights.within(unit, array, weights.params(array, 1), -1)
-    inputs = [node.inputs[0], *_stored(node, 1, quantize(array, params), params, weights)]
+    inputs = [node.inputs[0], *weights.store(node, 1, quantize(array, params), params)]
     bias = weights.bias_row(node)
     inputs += [] if bias is None else [bias]
     take_place(node, ir.node("DynamicQuantizeMatMul", inputs, domain=MS, name=node.name))
@@ -51,20 +51,6 @@ def to_native(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     return to_int8_gru(node, weights) if unit.op == "GRU" else to_dynamic(node, unit, weights)
 
 
-def _stored(node: ir.Node, index: int, array: Array, params: QParams, weights: WeightWriter) -> list[ir.Value]:
-    """Return initializers in the graph of `node`: integers for input `index`, their scale and their zero point."""
-    graph, source = graph_of(node), node.inputs[index]
-    assert source is not None  # required by the operator
-    parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
-    transposed = node.attributes.get_int("transB", 0)
-    key = (graph, source, "stored", transposed, array.shape, params.scale.tobytes())
-    stored = weights.writer.stored
-    for part, values in parts:
-        if (key, part) not in stored:
-            stored[key, part] = weights.writer.initializer(graph, f"{source.name}/{part}", values)
-    return [stored[key, part] for part, _ in parts]
-
-
 def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     """LSTM(X, W (D, 4H, I), R (D, 4H, H), ...) -> DynamicQuantizeLSTM(X, W (D, I, 4H), R (D, H, 4H), ..., scales)."""
     inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
@@ -77,7 +63,7 @@ def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
         stored = quantize(rows, params).reshape(array.shape).transpose(0, 2, 1)
         shape = (directions, gates)
         by_gate = QParams(scale=params.scale.reshape(shape), zero_point=params.zero_point.reshape(shape))
-        matrix, *parameters = _stored(node, index, np.ascontiguousarray(stored), by_gate, weights)
+        matrix, *parameters = weights.store(node, index, np.ascontiguousarray(stored), by_gate)
         inputs[index] = matrix
         scales += parameters
     attributes = {name: attr for name, attr in node.attributes.items() if name in (*LSTM_ATTRIBUTES, "input_forget")}

@@ -136,6 +136,19 @@ class WeightWriter:
             return bias
         return self.writer.initializer(graph_of(node), f"{bias.name}/row", tensor.numpy().reshape(-1))
 
+    def store(self, node: ir.Node, index: int, array: Array, params: QParams) -> list[ir.Value]:
+        """Return initializers in the graph of `node`: integers for input `index`, their scale and their zero point."""
+        graph, source = graph_of(node), node.inputs[index]
+        assert source is not None  # required by the operator
+        parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
+        transposed = node.attributes.get_int("transB", 0)
+        key = (graph, source, "stored", transposed, array.shape, params.scale.tobytes())
+        stored = self.writer.stored
+        for part, values in parts:
+            if (key, part) not in stored:
+                stored[key, part] = self.writer.initializer(graph, f"{source.name}/{part}", values)
+        return [stored[key, part] for part, _ in parts]
+
     def within(self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1) -> QParams:
         """Return parameters with which no sum of two products exceeds 16 bits; unchanged if the target adds exactly."""
         if self.exact:

@@ -44,7 +44,7 @@ class Op:
         u8_float: Kernel that reads uint8 and writes float.
         dynamic: Kernel that reads and writes float and computes in integers; it finds ranges at run time.
         blocks: Kernel that reads and writes float, with a matrix of integers in blocks, each with its scale.
-        native: Operator of ``ai.requant`` that computes a group of operators from float to float, in integers.
+        native: Operator of ``ai.requant`` that computes it from float to float, in integers.
         rounds: How many of its first inputs are rounded in forms from float to float.
         stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
         absorbs: Following operators that run inside its kernel.

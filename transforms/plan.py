@@ -23,7 +23,7 @@ class Impl(StrEnum):
     U8_NATIVE = "u8->u8 native"  # an operator of ai.requant, as a function whose body is the form U8
     U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
     DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float with integer products; finds ranges at run time
-    DYNAMIC_NATIVE = "dynamic native"  # an operator of ai.requant; its body: the form DYNAMIC, or float attention
+    DYNAMIC_NATIVE = "dynamic native"  # an operator of ai.requant; its body: DYNAMIC, or float for attention and a GRU
     BLOCK = "block"  # MatMulNBits, GatherBlockQuantized: weights in blocks, float to float, products of integers
     WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float
 

@@ -12,12 +12,12 @@ from ...transforms.graph import Shape, nodes_by_name
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
 from .calls import Call
-from .common_rows import join_products
-from .heads import AXES, Heads, heads_of
+from .common_rows import Part, join_products
+from .heads import Heads, heads_of
 from .wrap import put_calls
 
 INPUTS = ("q", "k", "v", "mask")
-NO_HEADS = 3  # what ``rows_first`` says of a result without an axis for heads
+NO_HEADS = 3  # what ``orders`` says of a result without an axis for heads
 
 
 def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, join: bool = False) -> int:
@@ -46,8 +46,7 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
             continue
         call = _call(unit.name, found)
         if join and (heads := _side_by_side(model, found, shapes)):
-            heads = _of_one_product(model, found, heads, products)
-            call = _of_heads(model, call, found, heads, single=len(shapes[str(found.q.name)]) == AXES)
+            call = _of_heads(call, found, _of_one_product(found, heads, model, products))
         calls[found.nodes[-1].outputs[0]] = call
     return put_calls(model, calls)
 
@@ -56,7 +55,7 @@ def _call(name: str, found: FoundAttention) -> Call:
     """Return the call of the operator for attention."""
     attributes = {
         "scale": ir.AttrFloat32("scale", found.scale),
-        "rows_first": ir.AttrInt64s("rows_first", found.orders),
+        "orders": ir.AttrInt64s("orders", found.orders),
     }
     operator, sources = OPS[ATTENTION].native, range(len(found.inputs))
     return Call(operator, name, INPUTS, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)
@@ -71,46 +70,44 @@ def _side_by_side(model: ir.Model, found: FoundAttention, shapes: Mapping[str, S
 
 
 def _of_one_product(
-    model: ir.Model, found: FoundAttention, heads: Sequence[Heads], products: Collection[str]
+    found: FoundAttention, heads: Sequence[Heads], model: ir.Model, products: Collection[str]
 ) -> list[Heads]:
     """Join the products of the same rows in which heads stand, if only attention reads them; return the heads."""
     inside = {*found.nodes}.union(*(each.nodes for each in heads))
-    moved = [value for each in heads for value in (each.source, *(v for node in each.nodes for v in node.outputs))]
-    if any(value.is_graph_output() or any(use.node not in inside for use in value.uses()) for value in moved):
+    read = [value for each in heads for value in (each.source, *(v for node in each.nodes for v in node.outputs))]
+    if any(value.is_graph_output() or any(use.node not in inside for use in value.uses()) for value in read):
         return [*heads]
-    parts, made = join_products(model, (each.source for each in heads), products), list[Heads]()
-    for each in heads:
-        part = parts.get(each.source)
-        if part is not None:
-            places = replace(each.places, first=part.first + each.places.first)
-            each = Heads(part.whole, places, (part.split, *each.nodes))
-        made.append(each)
-    return made
+    parts = join_products(model, (each.source for each in heads), products)
+    return [_in_part(each, parts[each.source]) if each.source in parts else each for each in heads]
 
 
-def _of_heads(model: ir.Model, call: Call, found: FoundAttention, heads: Sequence[Heads], *, single: bool) -> Call:
-    """Return the call that reads heads where they stand.
+def _in_part(heads: Heads, part: Part) -> Heads:
+    """Return where heads of a part of a product stand in the whole product."""
+    places = replace(heads.places, first=part.first + heads.places.first)
+    return Heads(part.whole, places, (part.split, *heads.nodes))
+
+
+def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call:
+    """Return the call that reads the heads of q, k and v where they stand.
 
     Args:
-        model: The model.
         call: The call that reads q, k and v.
         found: The attention.
         heads: The heads of q, k and v.
-        single: Whether q, k and v have no axis for heads.
     """
     q, k, v = (each.places for each in heads)
     values: dict[str, int | list[int]] = {
-        "rows_first": [q.order, k.order, v.order, NO_HEADS if single else found.orders[-1]],
+        "orders": [q.order, k.order, v.order, found.orders[-1] if q.apart else NO_HEADS],
         "heads": q.count,
         "first": [q.first, k.first, v.first],
         "step": [q.step, k.step, v.step],
         "columns": [q.columns, v.columns],
     }
     attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
-    inside = {*found.nodes}.union(*(each.nodes for each in heads))
+    moves = (node for each in heads for node in each.nodes)  # each tensor's in order; tensors may have some in common
     return replace(
         call,
         inputs=[*(each.source for each in heads), *found.inputs[len(heads) :]],
-        body=[node for node in model.graph if node in inside],
+        body=[*dict.fromkeys([*moves, *found.nodes])],
         attributes={**call.attributes, **attributes},
     )

@@ -81,14 +81,8 @@ def is_uint8(node: ir.Node, zero: int) -> bool:
 
 def table_of(model: ir.Model, chain: Chain) -> Array:
     """Return the 256 values of a function, uint8 (256,), as the runtime computes them without optimizations."""
-    root = ir.val("x", dtype=ir.DataType.UINT8, shape=[256])
-    constants: list[ir.Value] = []
-
-    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
-        constants.append(ir.Value(name=f"c{len(constants)}", const_value=ir.tensor(tensor.numpy())))
-        return constants[-1]
-
-    copies = copied(chain.nodes, {chain.root: root}, add_constant)
+    root, constants = ir.val("x", dtype=ir.DataType.UINT8, shape=[256]), Constants()
+    copies = copied(chain.nodes, {chain.root: root}, constants.add)
     result = copies[-1].outputs[0]
     result.dtype = ir.DataType.UINT8
     return _evaluated(model, (root, result), copies, constants, np.arange(256, dtype=np.uint8))
@@ -105,12 +99,7 @@ def exact_values(model: ir.Model, chain: Chain, values: Array) -> Array:
     first, *inner, last = chain.nodes
     x = ir.val("x", dtype=ir.DataType.FLOAT, shape=list(values.shape))
     known, rounded = {first.outputs[0]: x}, dict[ir.Value, ir.Value]()
-    nodes, constants = list[ir.Node](), list[ir.Value]()
-
-    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
-        constants.append(ir.Value(name=f"c{len(constants)}", const_value=ir.tensor(tensor.numpy())))
-        return constants[-1]
-
+    nodes, constants = list[ir.Node](), Constants()
     for node in inner:
         source = node.inputs[0]
         if node.op_type == "DequantizeLinear" and source is not None:
@@ -118,7 +107,7 @@ def exact_values(model: ir.Model, chain: Chain, values: Array) -> Array:
         elif node.op_type == "QuantizeLinear" and source is not None:
             rounded[node.outputs[0]] = source
         else:
-            nodes += copied([node], known, add_constant)
+            nodes += copied([node], known, constants.add)
             known[node.outputs[0]] = nodes[-1].outputs[0]
             nodes[-1].outputs[0].name = f"t{len(nodes)}"
     source = last.inputs[0]
@@ -135,13 +124,28 @@ def _evaluated(
     values: Array,
 ) -> Array:
     """Return what the runtime computes for values of one tensor, without optimizations."""
+    source = serialized(model, ends, nodes, constants)
+    return _run(source, values.tobytes(), values.dtype.str).reshape(values.shape)  # constants of several axes add axes
+
+
+def serialized(
+    model: ir.Model, ends: tuple[ir.Value, ir.Value], nodes: Sequence[ir.Node], constants: Sequence[ir.Value]
+) -> bytes:
+    """Return a serialized model of some nodes alone.
+
+    Args:
+        model: The model that the nodes are from.
+        ends: The input and the output, which is named ``y``.
+        nodes: Copies of the nodes, in order.
+        constants: The constants that they read.
+    """
     x, result = ends
     result.name = "y"
     graph = ir.Graph(
-        [x], [result], nodes=nodes, initializers=constants, opset_imports=model.opset_imports, name="table"
+        [x], [result], nodes=nodes, initializers=constants, opset_imports=model.opset_imports, name="alone"
     )
-    source = bytes(ir.to_proto(ir.Model(graph, ir_version=model.ir_version)).SerializeToString(deterministic=True))
-    return _run(source, values.tobytes(), values.dtype.str).reshape(values.shape)  # constants of several axes add axes
+    made = ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
+    return bytes(made.SerializeToString(deterministic=True))
 
 
 @lru_cache(maxsize=1024)
@@ -150,6 +154,15 @@ def _run(source: bytes, values: bytes, dtype: str) -> Array:
     session = open_session(source, threads=1, optimize=False)
     found: Array = run_session(session, ["y"], {"x": np.frombuffer(values, dtype)}, "table")["y"]
     return found
+
+
+class Constants(list[ir.Value]):
+    """The constants of a graph, named ``c0``, ``c1``, ..."""
+
+    def add(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """Append a constant; return it."""
+        self.append(ir.Value(name=f"c{len(self)}", const_value=ir.tensor(tensor.numpy())))
+        return self[-1]
 
 
 def copied(

@@ -13,15 +13,16 @@ from ...transforms.graph import (
     add_initializer,
     constant,
     insert_before,
+    made_by,
     names,
     remove_unread,
     replace,
-    sole_reader,
     take,
 )
-from .products import MS
+from .products import BIAS, MS, bias_behind
 
-WEIGHTS, SCALE, ZERO, BIAS = 1, 2, 3, 4  # among the inputs of DynamicQuantizeMatMul
+WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias
+AXES = 2  # of weights that are one matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,27 +98,26 @@ def join_products(model: ir.Model, ends: Iterable[ir.Value], allowed: Collection
 
 
 def _product(end: ir.Value) -> _Product | None:
-    """Return the product whose result a tensor is; None if it is another tensor."""
-    node, bias, value = end.producer(), None, end
-    if node is not None and node.op_type == "Add" and not node.domain and end.is_graph_output() is False:
-        for index, other in enumerate(node.inputs):
-            tensor, inner = constant(other), node.inputs[1 - index]
-            if tensor is not None and inner is not None and sole_reader(inner) is node:
-                bias, value = tensor, inner
-    node = value.producer()
-    if node is None or node.op_type != "DynamicQuantizeMatMul" or node.domain != MS or end.is_graph_output():
+    """Return the product whose result a tensor is, with the bias if it has one; None if it is another tensor."""
+    last = end.producer()
+    found = [] if last is None else [made_by(value, "DynamicQuantizeMatMul") for value in last.inputs]
+    node = next((each for each in (made_by(end, "DynamicQuantizeMatMul"), *found) if each is not None), None)
+    if node is None or end.is_graph_output():
         return None
-    own = constant(node.inputs[BIAS]) if len(node.inputs) > BIAS else None
-    product = _Product(node, end, None if (both := bias or own) is None else both.numpy().reshape(-1))
-    plain = all(constant(each) is not None for each in node.inputs[WEIGHTS : ZERO + 1]) and not (bias and own)
-    fits = plain and product.numbers(WEIGHTS).ndim == 2
-    return product if fits and (product.bias is None or product.bias.size == product.outputs) else None
+    add, bias = bias_behind(node) or (node, node.inputs[BIAS] if len(node.inputs) > BIAS else None)
+    weights, *others = (constant(value) for value in node.inputs[WEIGHTS:BIAS])
+    if add is not last or weights is None or None in others or len(weights.shape) != AXES:
+        return None
+    if bias is None:
+        return _Product(node, end, None)
+    tensor = constant(bias)
+    return None if tensor is None else _Product(node, end, tensor.numpy().reshape(-1))
 
 
 def _joined(model: ir.Model, products: Sequence[_Product]) -> dict[ir.Value, Part]:
     """Put one product in the place of several; return the parts of its result by the results that they replace."""
-    taken, order = names(model), {node: place for place, node in enumerate(model.graph)}
-    first = min((product.node for product in products), key=order.__getitem__)
+    taken, nodes = names(model), {product.node for product in products}
+    first = next(node for node in model.graph if node in nodes)
     name, sizes = str(first.name), [product.outputs for product in products]
 
     def constant_of(what: str, parts: Sequence[Array]) -> ir.Value:
@@ -132,8 +132,9 @@ def _joined(model: ir.Model, products: Sequence[_Product]) -> dict[ir.Value, Par
     y = insert_before(first, taken, "DynamicQuantizeMatMul", inputs, stem=f"{name}/joined", domain=MS)
     whole = y.producer()
     if any(product.bias is not None for product in products):
-        zeros = [np.zeros(size, np.float32) for size in sizes]
-        biases = [none if product.bias is None else product.bias for product, none in zip(products, zeros, strict=True)]
+        biases = [
+            np.zeros(product.outputs, np.float32) if product.bias is None else product.bias for product in products
+        ]
         y = insert_before(first, taken, "Add", [y, constant_of("bias", biases)], stem=f"{name}/joined/sum")
     lengths = add_initializer(model.graph, take(taken, f"{name}/joined/lengths"), np.array(sizes, np.int64))
     split = ir.node("Split", [y, lengths], {"axis": -1}, num_outputs=len(products), name=take(taken, f"{name}/split"))

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ...transforms.graph import made_by, nodes_by_name
 from ...transforms.int8_gru import BACKWARD
+from ...transforms.ops import OPS
 from ...transforms.plan import Unit
 from .calls import Call
 from .wrap import put_calls
@@ -41,18 +42,19 @@ def wrap_grus(model: ir.Model, units: Iterable[Unit]) -> int:
 
 def _call(node: ir.Node) -> Call | None:
     """Return the call of the operator for a GRU; None if its weights are not in int8."""
-    reshapes = [made_by(value, "Reshape") for value in node.inputs[1:3]]
-    pairs = [None if reshape is None else reshape.inputs[0] for reshape in reshapes]
-    dequantized = [None if pair is None else pair.producer() for pair in pairs]
-    body = [each for both in zip(dequantized, reshapes, strict=True) for each in both if each is not None]
-    if len(body) < 2 * len(reshapes):
-        return None
+    body, weights = [node], list[ir.Value | None]()
+    for value in node.inputs[1:3]:
+        reshape = made_by(value, "Reshape")
+        pair = None if reshape is None else made_by(reshape.inputs[0], "DequantizeLinear")
+        if reshape is None or pair is None:
+            return None
+        body[-1:-1] = [pair, reshape]
+        weights += pair.inputs
     given = [*node.inputs, *[None] * (START + 1)]
-    weights = [value for each in dequantized if each is not None for value in each.inputs]
-    backward = BACKWARD[node.attributes.get_string("direction", "forward")]
-    attributes = {
-        "backward": ir.AttrInt64s("backward", backward),
-        "linear_before_reset": ir.AttrInt64("linear_before_reset", node.attributes.get_int("linear_before_reset", 0)),
+    values: dict[str, int | tuple[int, ...]] = {
+        "backward": BACKWARD[node.attributes.get_string("direction", "forward")],
+        "linear_before_reset": node.attributes.get_int("linear_before_reset", 0),
     }
+    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
     inputs = [given[0], *weights, given[BIAS], given[START]]
-    return Call("GRU", str(node.name), INPUTS, inputs, [*body, node], attributes, dtype=ir.DataType.FLOAT)
+    return Call(OPS["GRU"].native, str(node.name), INPUTS, inputs, body, attributes, dtype=ir.DataType.FLOAT)

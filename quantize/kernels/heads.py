@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -15,11 +15,10 @@ from ... import RequantError
 from ...calibration.session import Array, open_session, run_session
 from ...transforms.attention import BATCH_SECOND, HEADS, ROWS_FIRST
 from ...transforms.graph import Shape, constant
-from .chains import copied
+from .chains import Constants, copied, serialized
 
 MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that move values and compute none."""
-AXES = 3  # of a tensor with heads side by side
 FREE = ((2, 3), (5, 2))  # lengths of the first two axes that are tried where the model leaves them open
 
 
@@ -33,6 +32,7 @@ class Places:
         columns: The columns of each.
         first: The first column of the first head.
         step: The columns from the first one of a head to that of the next.
+        apart: Whether the tensor that attention reads has an axis for heads.
     """
 
     order: int
@@ -40,6 +40,7 @@ class Places:
     columns: int
     first: int
     step: int
+    apart: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +78,17 @@ def heads_of(model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, 
         source = node.inputs[0]
         found.insert(0, (source, tuple(nodes)))
     for source, moves in found:
-        shape = shapes.get(str(source.name), ())
-        if len(shape) == AXES and isinstance(width := shape[-1], int):
-            whole = None if moves else Places(ROWS_FIRST, count=1, columns=width, first=0, step=width)
-            places = whole or _places(_alone(model, source, value, moves), shape, order)
+        *outer, width = shapes.get(str(source.name)) or (None,)
+        if len(outer) == len(FREE[0]) and isinstance(width, int):
+            places = _places(_alone(model, source, value, moves), outer, width, order) if moves else _single(width)
             if places is not None:
                 return Heads(source, places, moves)
     return None
+
+
+def _single(width: int) -> Places:
+    """Return where the head of a tensor without heads stands."""
+    return Places(ROWS_FIRST, count=1, columns=width, first=0, step=width, apart=False)
 
 
 def _moves(node: ir.Node) -> bool:
@@ -94,32 +99,21 @@ def _moves(node: ir.Node) -> bool:
 
 def _alone(model: ir.Model, source: ir.Value, value: ir.Value, nodes: Sequence[ir.Node]) -> bytes:
     """Return a model of some nodes, from ``x`` to ``y``, with int32 tensors."""
-    x = ir.val("x", dtype=ir.DataType.INT32, shape=[None] * AXES)
-    constants: list[ir.Value] = []
-
-    def add_constant(tensor: ir.TensorProtocol) -> ir.Value:
-        constants.append(ir.Value(name=f"c{len(constants)}", const_value=ir.tensor(tensor.numpy())))
-        return constants[-1]
-
-    copies = copied(nodes, {source: x}, add_constant)
+    x, constants = ir.val("x", dtype=ir.DataType.INT32, shape=[None, None, None]), Constants()
+    copies = copied(nodes, {source: x}, constants.add)
     result = copies[-1].outputs[nodes[-1].outputs.index(value)]
-    result.name, result.dtype = "y", ir.DataType.INT32
-    graph = ir.Graph(
-        [x], [result], nodes=copies, initializers=constants, opset_imports=model.opset_imports, name="moves"
+    result.dtype = ir.DataType.INT32
+    return serialized(model, (x, result), copies, constants)
+
+
+def _places(moves: bytes, outer: Shape, width: int, order: int) -> Places | None:
+    """Return where the heads stand in a tensor (*outer, width), for all lengths of free axes; None without heads."""
+    tried = (
+        [given if isinstance(given, int) else free for given, free in zip(outer, lengths, strict=True)]
+        for lengths in FREE
     )
-    made = ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
-    return bytes(made.SerializeToString(deterministic=True))
-
-
-def _places(moves: bytes, shape: Shape, order: int) -> Places | None:
-    """Return where the heads stand in a tensor of this shape, for all lengths of its free axes; None without heads."""
-    seen: set[Places] | None = None
-    for lengths in FREE:
-        pairs = zip(shape, lengths, strict=False)
-        free = tuple(length if isinstance(length, int) else other for length, other in pairs)
-        found = _found(moves, (*free, int(str(shape[-1]))), order)
-        seen = {*found} if seen is None else seen & {*found}
-    return min(seen, key=lambda places: places.order) if seen else None
+    one, other = ({*_found(moves, (*lengths, width), order)} for lengths in tried)
+    return min(one & other, key=lambda places: places.order, default=None)
 
 
 @lru_cache(maxsize=256)
@@ -131,11 +125,13 @@ def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, 
         result: Array = run_session(session, ["y"], {"x": numbers}, "moves")["y"]
     except RequantError:  # the model does not run with these lengths
         return ()
-    if result.ndim not in (AXES, len(HEADS)) or not result.size:
+    apart = result.ndim == len(HEADS)
+    if result.ndim not in (len(lengths), len(HEADS)) or not result.size:
         return ()
-    result = result[:, None] if result.ndim == AXES else result
+    result = result if apart else result[:, None]
     result = result.transpose(HEADS) if order == ROWS_FIRST else result
-    return tuple(places for order in (ROWS_FIRST, BATCH_SECOND) if (places := _side_by_side(result, lengths, order)))
+    found = (_side_by_side(result, lengths, order) for order in (ROWS_FIRST, BATCH_SECOND))
+    return tuple(replace(places, apart=apart) for places in found if places is not None)
 
 
 def _side_by_side(numbers: Array, lengths: tuple[int, ...], order: int) -> Places | None:

@@ -105,7 +105,7 @@ def _call(node: ir.Node) -> Call:
 def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
     """Return the call of a product with the bias and the function behind it."""
     end = call.body[-1].outputs[0]
-    bias = _bias(call, end)
+    bias = bias_behind(call.body[0])
     if bias is not None:
         add, value = bias
         call = replace(call, inputs=[*call.inputs, value], body=[*call.body, add])
@@ -117,15 +117,14 @@ def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
     return replace(call, body=[*call.body, *function.nodes], attributes=attributes)
 
 
-def _bias(call: Call, end: ir.Value) -> tuple[ir.Node, ir.Value] | None:
+def bias_behind(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     """Return the Add of a bias that alone reads a product without one, and the bias; None if another node reads it."""
-    add, weights = sole_reader(end), constant(call.inputs[1])
-    if len(call.inputs) > BIAS or add is None or add.op_type != "Add" or weights is None:
+    end = product.outputs[0]
+    add, weights, source = sole_reader(end), constant(product.inputs[1]), product.inputs[0]
+    if len(product.inputs) > BIAS or add is None or add.op_type != "Add" or weights is None or source is None:
         return None
     (value,) = (each for each in add.inputs if each is not end) if len({*add.inputs}) == 2 else (None,)
-    tensor, source = constant(value), call.inputs[0]
-    assert source is not None
-    rank = len(source.shape) if source.shape is not None else 0
+    tensor, rank = constant(value), len(source.shape) if source.shape is not None else 0
     if value is None or tensor is None or not 1 <= len(tensor.shape) <= max(rank, 1):
         return None
     return (add, value) if tensor.shape[-1] == tensor.size == weights.shape[-1] else None

@@ -15,7 +15,7 @@ from ...transforms.graph import constant, plain_shape, release, sets_pads, whole
 from ...transforms.gru_form import DEFAULTS as ACTIVATIONS
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import gate_obstacle
-from ...transforms.ops import GATE, MS, OPS, Kernel, Op, only_moves
+from ...transforms.ops import ATTENTION, GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
 from ...transforms.reasons import NONE, Reason
 from ...transforms.units import activations
@@ -116,9 +116,11 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
     """Return why `unit` cannot be a native product that finds its ranges at run time."""
     if not facts.native or not facts.joins:  # its results are not those of its body
         return why.NO_FORM
-    if unit.op in LEAST_HIDDEN:
-        return _native_gru_obstacle(unit, facts) if unit.op == "GRU" else why.NO_FORM
-    return _attention_form_obstacle(unit, facts) if OPS[unit.op].native else _dynamic_obstacle(unit, facts, strategy)
+    if unit.op == "GRU":
+        return _native_gru_obstacle(unit, facts)
+    if unit.op == "LSTM":
+        return why.NO_FORM
+    return _attention_form_obstacle(unit, facts) if unit.op == ATTENTION else _dynamic_obstacle(unit, facts, strategy)
 
 
 def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:

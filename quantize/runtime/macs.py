@@ -62,7 +62,7 @@ def _attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
 
 def _heads(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Each query is multiplied by each key, and each result needs one product per key."""
-    order = node.attributes.get_ints("rows_first", (0, 0, 0, 0))[1]
+    order = node.attributes.get_ints("orders", (0, 0, 0, 0))[1]
     if not node.attributes.get_int("heads", 0):
         return (math.prod(inputs[0]) + math.prod(output)) * inputs[1][-2 - order]
     depth, width = node.attributes.get_ints("columns", (1, 1))  # heads side by side in the last axis

@@ -2,12 +2,12 @@
 //
 // Inputs: q (batch, heads, queries, depth), k (batch, heads, keys, depth), v (batch, heads, keys, width), mask. The mask may be
 // missing; it is added as ONNX adds tensors. All repeat along batch and heads where they have length 1. The attribute
-// `rows_first` tells the axes of q, k, v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
-// Without heads tensors have three axes.
+// `orders` tells the axes of q, k, v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
+// Without heads tensors have three axes, (batch, rows, columns), and all orders are 0.
 //
 // If the attribute `heads` is not 0, the heads of q, k and v stand side by side in the last axis of tensors with three axes:
 // (batch, rows, columns) or (rows, batch, columns). Head h of each is the columns from first + h * step on; `columns` tells how
-// many there are of q and k, and of v. So the three may be parts of one tensor. If `rows_first` is 3 for y, there is one head,
+// many there are of q and k, and of v. So the three may be parts of one tensor. If `orders` is 3 for y, there is one head,
 // and y has three axes, (batch, rows, columns).
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ struct View {
   float* data;
   std::array<int64_t, 4> shape, step;
 
-  // A tensor with an axis for heads, or without heads; `order` is its value of `rows_first`.
+  // A tensor with an axis for heads, or without heads; `order` is its value of `orders`.
   View(const std::vector<int64_t>& given, void* from, bool heads, int64_t order = 0) : data(static_cast<float*>(from)) {
     std::array<int64_t, 4> lengths{1, 1, 1, 1};
     std::copy(given.begin(), given.end(), lengths.end() - static_cast<int64_t>(given.size()));
@@ -65,15 +65,15 @@ class AttentionKernel {
       : target_(chosen()),
         count_(node.count()),
         scale_(node.real_attribute("scale", 1.0f)),
-        rows_first_(node.attributes("rows_first", {0, 0, 0, 0})),
+        orders_(node.attributes("orders", {0, 0, 0, 0})),
         heads_(node.attribute("heads", 0)),
         first_(node.attributes("first", {0, 0, 0})),
         step_(node.attributes("step", {0, 0, 0})),
         columns_(node.attributes("columns", {0, 0})) {
-    require(rows_first_.size() == 4, "rows_first must have four numbers");
+    require(orders_.size() == 4, "orders must have four numbers");
     for (size_t i = 0; i < 4; ++i) {
       const bool single = i == 3 && heads_ == 1;
-      require(rows_first_[i] >= 0 && rows_first_[i] <= (single ? kNoHeads : 2), "rows_first must be 0, 1 or 2");
+      require(orders_[i] >= 0 && orders_[i] <= (single ? kNoHeads : 2), "orders must be 0, 1 or 2");
     }
     require(first_.size() == 3 && step_.size() == 3 && columns_.size() == 2, "the heads must be described");
     for (const auto& each : {first_, step_, columns_, {heads_}})  // so small that no place of a column overflows
@@ -82,15 +82,16 @@ class AttentionKernel {
 
   void run(const ort::Run& run) const {
     const ort::Tensor given[] = {run.input(0), run.input(1), run.input(2)};
-    const bool heads = heads_ > 0 ? rows_first_[3] != kNoHeads : given[0].shape.size() == 4;
+    const bool heads = heads_ > 0 ? orders_[3] != kNoHeads : given[0].shape.size() == 4;
     const size_t axes = heads_ == 0 && heads ? 4 : 3;
+    for (int64_t order : orders_) require(heads || heads_ > 0 || order == 0, "without heads all orders must be 0");
     for (const ort::Tensor& each : given) require(each.shape.size() == axes, "q, k and v must all have three or four axes");
     const ort::Tensor masking = count_ > kMask ? run.input(kMask) : ort::Tensor{};
     require(masking.shape.size() <= (heads ? 4 : 3), "the mask has too many axes");
     const View q = view(given, 0), k = view(given, 1), v = view(given, 2), mask(masking.shape, masking.data, heads);
     const std::array<int64_t, 4> shape = result_of(q, k, v, mask);
     const std::vector<int64_t> written = written_of(shape, heads);
-    const View y(written, run.output(written), heads, heads_ > 0 && !heads ? 0 : rows_first_[3]);
+    const View y(written, run.output(written), heads, heads ? orders_[3] : 0);
     const AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_};
     const int64_t results = shape[0] * shape[1] * shape[2] * shape[3];
     if (size.keys == 0) std::fill_n(y.data, results, 0.0f);
@@ -114,11 +115,11 @@ class AttentionKernel {
 
  private:
   static constexpr size_t kMask = 3;                             // among the inputs
-  static constexpr int64_t kNoHeads = 3;                         // of rows_first
+  static constexpr int64_t kNoHeads = 3;                         // of orders
   static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
 
   View view(const ort::Tensor (&given)[3], size_t index) const {
-    const int64_t order = rows_first_[index];
+    const int64_t order = orders_[index];
     if (heads_ == 0) return View(given[index].shape, given[index].data, given[index].shape.size() == 4, order);
     const Columns columns{heads_, first_[index], step_[index], columns_[index == 2]};
     require(columns.first + (heads_ - 1) * columns.step + columns.count <= given[index].shape[2],
@@ -128,9 +129,9 @@ class AttentionKernel {
 
   // Returns the shape of the result as it is written.
   std::vector<int64_t> written_of(const std::array<int64_t, 4>& shape, bool heads) const {
-    const int64_t order = rows_first_[3];
+    const int64_t order = orders_[3];
     const auto [batch, head, rows, columns] = shape;
-    if (!heads) return order == 2 ? std::vector{rows, batch, columns} : std::vector{batch, rows, columns};
+    if (!heads) return {batch, rows, columns};
     if (order == 0) return {batch, head, rows, columns};
     return order == 1 ? std::vector{batch, rows, head, columns} : std::vector{rows, batch, head, columns};
   }
@@ -156,7 +157,7 @@ class AttentionKernel {
   const Target& target_;
   size_t count_;  // of the node's inputs
   float scale_;
-  std::vector<int64_t> rows_first_;
+  std::vector<int64_t> orders_;
   int64_t heads_;  // that stand side by side; 0 if tensors have an axis for them
   std::vector<int64_t> first_, step_, columns_;
 };

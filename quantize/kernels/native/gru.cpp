@@ -20,11 +20,13 @@ class Direction {
  public:
   // If there is a matrix `last`, the reset gate comes first.
   Direction(const Matrix& input, const Matrix& state, const Matrix& last, bool backward)
-      : target_(chosen()), inputs_(input.inputs), size_(state.inputs), backward_(backward), reset_first_(last.outputs > 0) {
-    input_ = target_.matrix(input);
-    state_ = target_.matrix(state);
-    if (reset_first_) last_ = target_.matrix(last);
-  }
+      : target_(chosen()),
+        inputs_(input.inputs),
+        size_(state.inputs),
+        backward_(backward),
+        input_(target_.matrix(input)),
+        state_(target_.matrix(state)),
+        last_(last.outputs > 0 ? target_.matrix(last) : nullptr) {}
 
   // x is (steps, items, inputs) and start (items, size); y has (items, size) for each step, `y_step` floats apart.
   struct Run {
@@ -59,26 +61,27 @@ class Direction {
   // Computes the next states of some items from the products of their inputs.
   void advance(const float* x, const float* before, float* after, int64_t items) const {
     thread_local Scratch products, states, candidates;
-    const int64_t gates = reset_first_ ? 2 : 3;
+    const int64_t gates = last_ ? 2 : 3;
     float* const h = floats_of(products, items * gates * size_);
     multiply(*state_, before, h, items);
-    const float* last = h + 2 * size_;
-    const auto step_of = [&](int64_t item) {
-      const int64_t step = reset_first_ ? size_ : gates * size_;
+    const auto step_of = [&](int64_t item, const float* last) {
       return GruStep{.x = x + 3 * item * size_,
-                     .h = h + item * gates * size_,
-                     .last = last + item * step,
+                     .h = h + gates * item * size_,
+                     .last = last,
                      .before = before + item * size_,
                      .size = size_,
-                     .reset_first = reset_first_};
+                     .reset_first = last_ != nullptr};
     };
-    if (reset_first_) {
-      float* const kept = floats_of(states, items * size_);
-      for (int64_t item = 0; item < items; ++item) target_.reset_state(step_of(item), kept + item * size_);
-      last = floats_of(candidates, items * size_);
-      multiply(*last_, kept, const_cast<float*>(last), items);
-    }
-    for (int64_t item = 0; item < items; ++item) target_.next_state(step_of(item), after + item * size_);
+    const auto next = [&](const float* last, int64_t apart) {
+      for (int64_t item = 0; item < items; ++item)
+        target_.next_state(step_of(item, last + item * apart), after + item * size_);
+    };
+    if (!last_) return next(h + 2 * size_, gates * size_);
+    float* const kept = floats_of(states, items * size_);
+    for (int64_t item = 0; item < items; ++item) target_.reset_state(step_of(item, nullptr), kept + item * size_);
+    float* const last = floats_of(candidates, items * size_);
+    multiply(*last_, kept, last, items);
+    next(last, size_);
   }
 
   // A product of a step is too small for several threads.
@@ -91,8 +94,8 @@ class Direction {
 
   const Target& target_;
   int64_t inputs_, size_;
-  bool backward_, reset_first_;
-  std::unique_ptr<MatrixKernel> input_, state_, last_;
+  bool backward_;
+  std::unique_ptr<MatrixKernel> input_, state_, last_;  // the last one is null if the reset gate comes behind the product
 };
 
 class GruOperator {

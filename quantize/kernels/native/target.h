@@ -120,8 +120,9 @@ class MatrixKernel {
   virtual void run(const float* x, const float* residual, float* y, int64_t rows, const Parallel& parallel) const = 0;
 };
 
-// What the next state of an item is made of, in a GRU with `size` values. x are products of the input and h of the state, for z,
-// r and n side by side; `last` is the product of the state for n, or that of r times the state if the reset gate comes first.
+// What the next state of an item is made of, in a GRU with `size` values. x are the products of the input for z, r and n, side by
+// side, and h those of the state for z and r. `last` is the product of the state for n; if the reset gate comes first, it is the
+// product of r times the state.
 //
 //   z = sigmoid(x[z] + h[z]), r = sigmoid(x[r] + h[r]), n = tanh(x[n] + r * last), after = n + z * (before - n)
 //

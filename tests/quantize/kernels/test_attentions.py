@@ -31,7 +31,7 @@ from requant.transforms.attention import find_attention
 from requant.transforms.plan import Choice, Impl
 from requant.transforms.units import units
 
-from ...native import FOUND, needs_library
+from ...native import FOUND, by_row, needs_library
 
 pytestmark = needs_library
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ TURNS = {0: (0, 1, 2, 3), 1: (0, 2, 1, 3), 2: (2, 0, 1, 3)}
 
 
 def attention(
-    scale: float, rows_first: Sequence[int], *, masked: bool, threads: int = 1, **more: Any
+    scale: float, orders: Sequence[int], *, masked: bool, threads: int = 1, **more: Any
 ) -> ort.InferenceSession:
     """Load a model with the operator alone; `more` are further attributes."""
     assert isinstance(FOUND, Kernels)
@@ -52,7 +52,7 @@ def attention(
         ["y"],
         domain=NATIVE_DOMAIN,
         scale=float(scale),
-        rows_first=list(rows_first),
+        orders=list(orders),
         **more,
     )
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
@@ -71,15 +71,6 @@ def evenly(x: Array) -> tuple[Array, Array]:
     step = (peak / np.float32(127)).astype(np.float32)
     inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
     return np.rint(x * inverse), step.astype(np.float64)
-
-
-def by_row(x: Array) -> tuple[Array, Array]:
-    """Return the last axis rounded to uint8 with the least range that has it and 0, minus the zero point; the steps."""
-    least, most = x.min(-1, keepdims=True).clip(None, 0), x.max(-1, keepdims=True).clip(0)
-    step = most / np.float32(255) - least / np.float32(255)
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    zero = np.rint(-least * inverse)
-    return np.clip(np.rint(x * inverse) + zero, 0, 255) - zero, step.astype(np.float64)
 
 
 def defined(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array, Array]:
@@ -225,10 +216,16 @@ def test_shapes_that_do_not_fit_end_with_one_line(shapes: dict[str, tuple[int, .
         )
 
 
+def test_without_heads_there_is_one_order_of_axes() -> None:
+    x = np.zeros((2, 5, 8), np.float32)
+    with pytest.raises(Exception, match="without heads all orders must be 0"):
+        attention(1, (0, 0, 0, 2), masked=False).run(None, {"q": x, "k": x, "v": x})
+
+
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"rows_first": [0, 1, 3, 0]}, "must be 0, 1 or 2"),
+        ({"orders": [0, 1, 3, 0]}, "must be 0, 1 or 2"),
         ({"heads": 2, "first": [0, 0]}, "must be described"),
         ({"heads": 2, "first": [0, 0, -8]}, "inside their tensor"),
         ({"heads": 2, "columns": [-4, 4]}, "inside their tensor"),
@@ -237,10 +234,10 @@ def test_shapes_that_do_not_fit_end_with_one_line(shapes: dict[str, tuple[int, .
     ],
 )
 def test_heads_outside_their_tensor_end_with_one_line(attributes: dict[str, Any], message: str) -> None:
-    asked = {"rows_first": [1, 1, 1, 0], "first": [0, 8, 16], "step": [4, 4, 4], "columns": [4, 4], **attributes}
+    asked = {"orders": [1, 1, 1, 0], "first": [0, 8, 16], "step": [4, 4, 4], "columns": [4, 4], **attributes}
     x = np.zeros((1, 5, 24), np.float32)
     with pytest.raises(Exception, match=message):
-        attention(1, asked.pop("rows_first"), masked=False, **asked).run(None, {"q": x, "k": x, "v": x})
+        attention(1, asked.pop("orders"), masked=False, **asked).run(None, {"q": x, "k": x, "v": x})
 
 
 BLOCK = """<ir_version: 8, opset_import: ["" : 17]>

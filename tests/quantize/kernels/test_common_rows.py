@@ -135,6 +135,18 @@ def test_others_stay_as_they_are(nodes: str, outputs: str, without: str, count: 
     assert operators(proto).count("DynamicQuantizeMatMul") == (without != "")
 
 
+@needs_library
+def test_a_constant_for_each_item_is_no_bias() -> None:
+    nodes = PRODUCTS + SUMS.replace("Add(q0, bq)", "Add(q0, items)") + HEADS
+    model = model_of(nodes)
+    items = numpy_helper.from_array(np.arange(8, dtype=np.float32).reshape(8, 1, 1), "items")  # as many as outputs
+    proto = ir.to_proto(model)
+    proto.graph.initializer.append(items)
+    found = wrapped(ir.from_proto(proto), join=True)
+    assert operators(found).count("MatMul") == 2
+    assert "Add" in operators(found)
+
+
 def test_a_bias_may_be_an_input_of_the_product() -> None:
     nodes = "".join(PRODUCT.format(name, "x", f", b{name}") for name in "qkv") + PLAIN + HEADS
     proto = wrapped(model_of(nodes), join=True)

@@ -28,7 +28,7 @@ from requant.transforms.qparams import Scheme
 from requant.transforms.units import units
 from requant.transforms.writer import Writer
 
-from ...native import needs_library
+from ...native import by_row, needs_library
 
 pytestmark = needs_library
 Array = NDArray[Any]
@@ -76,12 +76,9 @@ def feed_of(proto: onnx.ModelProto, steps: int, items: int, seed: int) -> dict[s
 
 
 def rounded(x: Array) -> Array:
-    """Return rows rounded to uint8 with the least range that has each and 0, as numbers."""
-    least, most = x.min(-1, keepdims=True).clip(None, 0), x.max(-1, keepdims=True).clip(0)
-    step = most / np.float32(255) - least / np.float32(255)
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    zero = np.rint(-least * inverse)
-    found: Array = (np.clip(np.rint(x * inverse) + zero, 0, 255) - zero).astype(np.float64) * step
+    """Return rows rounded to 8 bits, as numbers."""
+    integers, step = by_row(x)
+    found: Array = integers.astype(np.float64) * step
     return found
 
 
@@ -175,7 +172,7 @@ def test_other_shapes_end_with_one_line(name: str, array: Array, message: str) -
         open_session(proto.SerializeToString()).run(None, {**feed, name: array})
 
 
-def test_a_session_may_have_no_steps() -> None:
+def test_a_sequence_may_have_no_steps() -> None:
     proto = wrapped(gru("forward", (12, 16), start=False))
     del proto.graph.output[1]
     while len(proto.graph.node) > 1:
