@@ -220,8 +220,7 @@ bool matrices_are_right(const Target& target, Random& random) {
       const double f = applied(made.function, value) + (adds ? static_cast<double>(more[row * outputs + o]) : 0.0);
       // three roundings to float of numbers below this one, and the error of the function
       const double size = scale * 255 * 128 * static_cast<double>(inputs) + std::abs(static_cast<double>(made.bias[o]));
-      const double exact = made.function >= Function::kGelu ? 2e-4 : 1e-6;
-      if (std::abs(found[row * outputs + o] - f) > 0x1p-21 * size + exact) return false;
+      if (std::abs(found[row * outputs + o] - f) > 0x1p-21 * size + 4e-6) return false;
     }
   }
   return true;

@@ -11,27 +11,25 @@
 
 namespace requant::REQUANT_TARGET {
 
-// For a = -|x|, GELU(x) = max(x, 0) + a P(a), where -a P(a) is |x| times the share of a normal distribution above |x|; or what
-// GELU by tanh takes for it. P has the least greatest error from `least` to 0, and a below `least` counts as `least`.
-constexpr int kGeluTerms = 7;
-struct Gelu {
-  float least, terms[kGeluTerms];
-};
-constexpr Gelu kGelu{-3.94f,
-                     {4.997955859e-01f, 3.874331415e-01f, -4.845973849e-02f, -1.443708986e-01f, -5.931063369e-02f,
-                      -1.026282553e-02f, -6.689906004e-04f}};
-constexpr Gelu kGeluByTanh{-3.86f,
-                           {4.992604852e-01f, 3.855929971e-01f, -5.028631166e-02f, -1.454097331e-01f, -5.974579975e-02f,
-                            -1.037073415e-02f, -6.795859663e-04f}};
+constexpr float kMostGelu = 5;
+constexpr int kGeluTerms = 12;
+// 1/2 + x P(u) with u = 2 (x / 5)^2 - 1 is the share of a normal distribution below x; or what GELU by tanh takes for it. P has
+// the least greatest error where |x| <= 5, with the share 1 at 5.
+constexpr float kGelu[kGeluTerms] = {1.413637549e-01f, -7.029844075e-02f, 5.152461678e-02f, -4.038664699e-02f,
+                                     3.136502951e-02f, -2.366185188e-02f, 1.688032411e-02f, -1.006356347e-02f,
+                                     5.155723542e-03f, -4.007847048e-03f, 3.173768055e-03f, -1.044869889e-03f};
+constexpr float kGeluByTanh[kGeluTerms] = {1.413784772e-01f, -7.036800683e-02f, 5.166145787e-02f, -4.048439115e-02f,
+                                           3.126670420e-02f, -2.342097834e-02f, 1.654087007e-02f, -9.331471287e-03f,
+                                           4.460314289e-03f, -4.404340871e-03f, 4.154995549e-03f, -1.453634584e-03f};
 
-// Returns GELU(x) to 2e-4: a hundredth of a step of 8 bits, for results from -0.17 to 5. NaN stays NaN.
-REQUANT_INLINE Floats gelu(Floats x, const Gelu& by) {
-  const Floats below = smaller(x, times(x, fill_floats(-1))), a = larger(below, fill_floats(by.least));
-  Floats sum = fill_floats(by.terms[kGeluTerms - 1]);
+// Returns x times the share below x, to 3e-6; for |x| above 5 the share is that of 5.
+REQUANT_INLINE Floats gelu(Floats x, const float (&terms)[kGeluTerms]) {
+  const Floats inside = bounded(x, -kMostGelu, kMostGelu);
+  const Floats u = times_plus(times(inside, inside), fill_floats(2 / (kMostGelu * kMostGelu)), fill_floats(-1));
+  Floats sum = fill_floats(terms[kGeluTerms - 1]);
 #pragma unroll
-  for (int i = kGeluTerms - 2; i >= 0; --i) sum = times_plus(sum, a, fill_floats(by.terms[i]));
-  const Floats above = times_plus(below, fill_floats(-0.5f), times(x, fill_floats(0.5f)));  // max(x, 0), or NaN
-  return times_plus(a, sum, above);
+  for (int i = kGeluTerms - 2; i >= 0; --i) sum = times_plus(sum, u, fill_floats(terms[i]));
+  return times(x, times_plus(inside, sum, fill_floats(0.5f)));
 }
 
 template <Function Applied>

@@ -103,7 +103,7 @@ enum class Function : int64_t { kNone = 0, kRelu = 1, kGelu = 2, kGeluByTanh = 3
 //   y[r, o] = f(step[r] * scale[o] * (sum of q[r, i] * w[o, i] - zero[r] * sum of w[o, i]) + bias[o]) + residual[r, o]
 //
 // q[r] are the values of row r, rounded to uint8: q = clip(rint(x / step) + zero). step is the 255th part of the smallest range
-// that contains 0 and the row, and zero what 0 becomes. Both GELUs are exact to 2e-4.
+// that contains 0 and the row, and zero what 0 becomes. Both GELUs are exact to 3e-6.
 struct Matrix {
   int64_t inputs = 0, outputs = 0;
   std::vector<int8_t> weights;     // (outputs, inputs)
