@@ -31,6 +31,7 @@ class TileProduct {
     in_vectors_ = block.rows * block.columns < kFew;
     if (in_vectors_) return;
     step_ = quads_of_step(4 * block.quads);
+    steps_ = block.quads / step_;
     divide();
     find_segments();
     configure();
@@ -49,9 +50,7 @@ class TileProduct {
 
  private:
   static constexpr int kFew = 2;  // results: for fewer, vectors are faster
-  // Weights may come from far away, and the processor fetches by itself within a page of 4 KB only: each step fetches a few
-  // vectors of weights, so many bytes ahead.
-  static constexpr int64_t kAhead = 6144, kFetched = 4;
+  static constexpr int64_t kAhead = 1024;  // bytes from the weights of the next step to those that are fetched
 
   // The shapes of the eight tiles, as the instruction reads them.
   struct alignas(64) Shapes {
@@ -92,6 +91,13 @@ class TileProduct {
       shapes.bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? 4 * step_ : kDepth);
     }
     _tile_loadconfig(&shapes);
+  }
+
+  // Returns a list that keeps its memory. It is asked for once: the way to what belongs to a thread is long.
+  template <class T>
+  static std::vector<T>& of_thread() {
+    static thread_local std::vector<T> list;
+    return list;
   }
 
   // Finds the results of each pair of tiles, without the patches between two rows of results.
@@ -164,30 +170,73 @@ class TileProduct {
   template <int Vectors, int First>
   REQUANT_INLINE void multiply_pair(const uint8_t* one, const uint8_t* other, const Panel& panel) const {
     constexpr bool kWide = Vectors - First > 1;
-    constexpr int64_t kRow = Vectors * kBytes;  // of weights, for four bytes of a patch
     const int32_t* start = panel.start + First * kLanes;
     _tile_loadd(0, start, 0);
     if (kWide) _tile_loadd(1, start + kLanes, 0);
     if (other) _tile_loadd(2, start, 0);
     if (kWide && other) _tile_loadd(3, start + kLanes, 0);
     const uint8_t* w = panel.weights + First * kBytes;
-    const int64_t stride = block_.patches.across;
     for (int64_t down = 0; down < block_.count.down; ++down)
       for (int64_t across = 0; across < block_.count.across; ++across) {
-        int64_t at = down * block_.runs.down + across * block_.runs.across;
-        for (int64_t quad = 0; quad < block_.quads; quad += step_, at += 4 * step_, w += step_ * kRow) {
-          for (int64_t i = 0; i < kFetched; ++i) __builtin_prefetch(w + kAhead + i * kBytes, 0, 2);
-          _tile_loadd(4, one + at, stride);
-          _tile_loadd(6, w, kRow);
-          _tile_dpbusd(0, 4, 6);
-          if (kWide) _tile_loadd(7, w + kBytes, kRow);
-          if (kWide) _tile_dpbusd(1, 4, 7);
-          if (!other) continue;
-          _tile_loadd(5, other + at, stride);
-          _tile_dpbusd(2, 5, 6);
-          if (kWide) _tile_dpbusd(3, 5, 7);
-        }
+        const int64_t at = down * block_.runs.down + across * block_.runs.across;
+        w = other ? add_run_of_two<Vectors, kWide>(one + at, other + at, w) : add_run<Vectors, kWide>(one + at, w);
       }
+  }
+
+  // Adds the products of a run of two tiles of patches, and returns the weights behind it. The tiles of the next step are loaded
+  // between the products of this one: each is free as soon as its last product has begun.
+  template <int Vectors, bool Wide>
+  REQUANT_INLINE const uint8_t* add_run_of_two(const uint8_t* one, const uint8_t* other, const uint8_t* w) const {
+    constexpr int64_t kRow = Vectors * kBytes;  // of weights, for four bytes of a patch
+    const int64_t across = block_.patches.across, patch = 4 * step_, weights = step_ * kRow;
+    _tile_loadd(4, one, across);
+    _tile_loadd(6, w, kRow);
+    _tile_loadd(5, other, across);
+    if (Wide) _tile_loadd(7, w + kBytes, kRow);
+    for (int64_t left = steps_ - 1; left > 0; --left) {
+      one += patch;
+      other += patch;
+      w += weights;
+      fetch<Vectors, Wide>(w + kAhead);
+      _tile_dpbusd(0, 4, 6);
+      if (Wide) _tile_dpbusd(1, 4, 7);
+      _tile_loadd(4, one, across);
+      _tile_dpbusd(2, 5, 6);
+      _tile_loadd(6, w, kRow);
+      if (Wide) _tile_dpbusd(3, 5, 7);
+      _tile_loadd(5, other, across);
+      if (Wide) _tile_loadd(7, w + kBytes, kRow);
+    }
+    _tile_dpbusd(0, 4, 6);
+    if (Wide) _tile_dpbusd(1, 4, 7);
+    _tile_dpbusd(2, 5, 6);
+    if (Wide) _tile_dpbusd(3, 5, 7);
+    return w + weights;
+  }
+
+  // The same for one tile of patches.
+  template <int Vectors, bool Wide>
+  REQUANT_INLINE const uint8_t* add_run(const uint8_t* one, const uint8_t* w) const {
+    constexpr int64_t kRow = Vectors * kBytes;
+    const int64_t patch = 4 * step_, weights = step_ * kRow;
+    for (int64_t left = steps_; left > 0; --left, one += patch, w += weights) {
+      _tile_loadd(4, one, block_.patches.across);
+      _tile_loadd(6, w, kRow);
+      _tile_dpbusd(0, 4, 6);
+      if (Wide) _tile_loadd(7, w + kBytes, kRow);
+      if (Wide) _tile_dpbusd(1, 4, 7);
+    }
+    return w;
+  }
+
+  // Fetches the weights of a step into the nearest cache, because a tile that is loaded from the second one waits for it.
+  template <int Vectors, bool Wide>
+  REQUANT_INLINE static void fetch(const uint8_t* w) {
+#pragma unroll 2
+    for (int row = 0; row < kTile; ++row, w += Vectors * kBytes) {
+      __builtin_prefetch(w, 0, 3);
+      if (Wide) __builtin_prefetch(w + kBytes, 0, 3);
+    }
   }
 
   template <int Vectors, int First>
@@ -205,14 +254,14 @@ class TileProduct {
   const Block& block_;
   VectorProduct<kFew - 1> vector_;
   bool in_vectors_;
-  int64_t step_ = 0;                 // quads of a row of a tile
+  int64_t step_ = 0, steps_ = 0;     // quads of a row of a tile; steps of a run
   int64_t strips_ = 0, length_ = 0;  // tiles go on along a strip of so many patches
   int64_t pitch_ = 0;                // patches of a strip from one row of results to the next
   int64_t tiles_ = 0;                // of a strip
   int rows_ = 0;                     // of a tile
   alignas(64) int32_t sums_[2 * kTile * kPanelVectors * kLanes];
-  static inline thread_local std::vector<Segment> segments_;
-  static inline thread_local std::vector<size_t> begins_;  // where the segments of a pair begin
+  std::vector<Segment>& segments_ = of_thread<Segment>();
+  std::vector<size_t>& begins_ = of_thread<size_t>();  // where the segments of a pair begin
 };
 
 struct InTiles {
