@@ -50,7 +50,7 @@ class TileProduct {
 
  private:
   static constexpr int kFew = 2;  // results: for fewer, vectors are faster
-  static constexpr int64_t kAhead = 1024;  // bytes from the weights of the next step to those that are fetched
+  static constexpr int64_t kAhead = 4096;  // bytes from the weights of the next step to those that are fetched
 
   // The shapes of the eight tiles, as the instruction reads them.
   struct alignas(64) Shapes {
