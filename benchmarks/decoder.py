@@ -1,12 +1,15 @@
-"""Tokens per second of a decoder of a billion parameters, in float and in each integer form of its products.
+"""Tokens per second of a decoder of a billion weights, in float and in each integer form of its products.
 
     python -m benchmarks.decoder
     python -m benchmarks.decoder --layers 8 --forms dynamic,block-8-128 --threads 2
+    python -m benchmarks.decoder --forms native,block-4-32,openvino,openvino-4-32 --peers-python OTHER/bin/python
 
-The model is a stack of some of the 22 layers of a llama of 1.1 billion weights (hidden 2048, 32 heads, feed-forward
-5632), with a small vocabulary and random weights. Each form quantizes in a process of its own. Then one process runs
-all models in turn: one token behind `--past` tokens, and a prompt of `--prompt` tokens without any. The minimum counts,
-of CPU time with one thread. Tokens per second are those of 22 layers.
+The model is a stack of some of the 24 layers of a llama of 1.1 billion weights (hidden 2048, 32 heads for 8 of keys and
+values, feed-forward 5632), with a small vocabulary and random weights. Each form quantizes in a process of its own.
+Then one process runs all models in turn: one token behind `--past` tokens, and a prompt of `--prompt` tokens without
+any. The minimum counts, of CPU time with one thread. Tokens per second are those of 24 layers.
+
+The forms of OpenVINO need its package; the compressed ones need an interpreter that has NNCF, too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -29,7 +32,7 @@ from benchmarks.contenders import SAMPLES, ContenderError, call, load_feeds, sav
 from benchmarks.options import chosen
 from benchmarks.tables import plain_table, print_table
 
-WIDTH, HEADS, INNER, LAYERS = 2048, 32, 5632, 22
+WIDTH, HEADS, GROUPS, INNER, LAYERS = 2048, 32, 8, 5632, 24
 VOCABULARY, OPSET = 64, 17
 CALIBRATION = 4
 """The number of prompts from which static ranges come."""
@@ -44,12 +47,14 @@ class Form:
         bits: Bits of a weight in blocks.
         size: Weights in a block; 0 for other forms.
         native: Whether products and attention are native operators.
+        runtime: A key of `contenders.LOADERS`. In OpenVINO a form without a strategy is the float model.
     """
 
     strategy: str
     bits: int = 8
     size: int = 0
     native: bool = False
+    runtime: str = "onnxruntime"
 
 
 FORMS: Mapping[str, Form] = {
@@ -59,25 +64,53 @@ FORMS: Mapping[str, Form] = {
     "block-8-32": Form("block", 8, 32),
     "block-8-128": Form("block", 8, 128),
     "block-4-32": Form("block", 4, 32),
+    "openvino": Form("", runtime="openvino"),
+    "openvino-8": Form("compressed", 8, runtime="openvino"),
+    "openvino-4-32": Form("compressed", 4, 32, runtime="openvino"),
+    "openvino-4-128": Form("compressed", 4, 128, runtime="openvino"),
 }
+OWN = tuple(name for name, form in FORMS.items() if form.runtime == "onnxruntime")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the command line says.
+
+    Attributes:
+        layers: Layers in the stack.
+        forms: The keys of `FORMS`.
+        past: Tokens before the single one.
+        prompt: Tokens of the prompt.
+        threads: Threads inside one operator.
+        seconds: The total time for which the models run at each size.
+        peers_python: An interpreter that has NNCF; None for this one.
+    """
+
+    layers: int
+    forms: Sequence[str]
+    past: int
+    prompt: int
+    threads: int
+    seconds: float
+    peers_python: str | None
 
 
 def write(model: Path, layers: int) -> None:
-    """Write a stack of layers with random weights."""
+    """Write a stack of layers with random weights, which stand in a file of their own."""
     import onnx
 
     sys.path.insert(0, str(SAMPLES))
     builder, language = (importlib.import_module(name) for name in ("graph_builder", "language"))
     made = builder.empty_model("decoder", OPSET)
-    sizes = language.Llama(vocabulary=VOCABULARY, width=WIDTH, heads=HEADS, layers=layers, inner=INNER)
+    sizes = language.Llama(vocabulary=VOCABULARY, width=WIDTH, heads=HEADS, layers=layers, inner=INNER, groups=GROUPS)
     language.llama(builder.Graph(0, OPSET, made.graph), 0, sizes)
-    onnx.save(made, model)
+    onnx.save(made, model, save_as_external_data=True, location=f"{model.name}.data")
 
 
 def feed(layers: int, tokens: int, past: int, seed: int) -> dict[str, Any]:
     """Return `tokens` random tokens behind `past` earlier ones."""
     random = np.random.default_rng(seed)
-    cache = (1, HEADS, past, WIDTH // HEADS)
+    cache = (1, GROUPS, past, WIDTH // HEADS)
     pasts = {
         f"past_key_values.{layer}.{part}": random.normal(size=cache).astype(np.float32)
         for layer in range(layers)
@@ -117,38 +150,72 @@ def quantize(model: str, feeds: str, output: str, form: Form) -> None:
         force_int8=True,
         effort="low",
         place="rules",
-        plan=native_plan(model, f"{output}.native.json") if form.native else None,
+        plan=native_plan(model, f"{Path(output).parent}/native.json") if form.native else None,
         selection=Selection(strategy=Strategy(form.strategy)),
         scheme=Scheme(block_bits=form.bits, block_size=form.size),
     )
     quantize_model(model, load_feeds(feeds) if form.strategy in ("static-float", "auto") else None, output, options)
 
 
-def made(folder: Path, layers: int, prompt: int, names: list[str]) -> dict[str, Path]:
-    """Write the stack in float and in each form; return the paths by name."""
-    models = {"float": folder / "float.onnx"}
-    write(models["float"], layers)
+def made(folder: Path, setting: Setting) -> dict[str, Path]:
+    """Write the stack in float and in each form, each in a folder of its own; return the paths by name."""
+    models = {"float": place(folder, "float")}
+    write(models["float"], setting.layers)
     feeds = folder / "feeds.npz"
-    save_feeds(str(feeds), [feed(layers, prompt, 0, seed) for seed in range(CALIBRATION)])
-    for name in names:
+    save_feeds(str(feeds), [feed(setting.layers, setting.prompt, 0, seed) for seed in range(CALIBRATION)])
+    for name in setting.forms:
+        form = FORMS[name]
+        if not form.strategy:
+            models[name] = models["float"]
+            continue
         click.echo(f"quantize: {name}", err=True)
-        models[name] = folder / f"{name}.onnx"
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is released
-            pool.submit(quantize, str(models["float"]), str(feeds), str(models[name]), FORMS[name]).result()
+        if form.strategy == "compressed":
+            models[name] = place(folder, name, ".xml")
+            given = {"model": str(models["float"]), "output": str(models[name]), "bits": form.bits, "size": form.size}
+            called("compressed", python=setting.peers_python, **given)
+        else:
+            models[name] = place(folder, name)
+            _apart(quantize, str(models["float"]), str(feeds), str(models[name]), form)
     return models
 
 
-def timed(models: Mapping[str, Path], feeds: Path, threads: int, seconds: float) -> dict[str, float]:
+def place(folder: Path, name: str, suffix: str = ".onnx") -> Path:
+    """Make the folder of a model, and return the model's path."""
+    (folder / name).mkdir()
+    return folder / name / f"model{suffix}"
+
+
+def megabytes(model: Path) -> float:
+    """Return the size of a model's files."""
+    return sum(file.stat().st_size for file in model.parent.glob("model.*")) / 1e6
+
+
+def _apart(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in a process of its own, whose memory is released."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(function, *arguments).result()
+
+
+def called(function: str, **arguments: Any) -> dict[str, Any]:
+    """Call a function of the contenders; an error becomes one line."""
+    try:
+        return call(function, **arguments)
+    except ContenderError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def timed(models: Mapping[str, Path], feeds: Path, setting: Setting) -> dict[str, float]:
     """Return the least milliseconds of each model on a feed.
 
     Raises:
         click.ClickException: A model does not run.
     """
-    cases = [{"name": name, "model": str(path), "runtime": "onnxruntime"} for name, path in models.items()]
-    try:
-        found = call("timed", cases=cases, feeds=str(feeds), threads=threads, seconds=seconds, cpu=threads == 1)
-    except ContenderError as error:
-        raise click.ClickException(str(error)) from error
+    cases = [
+        {"name": name, "model": str(path), "runtime": FORMS[name].runtime if name in FORMS else "onnxruntime"}
+        for name, path in models.items()
+    ]
+    threads = setting.threads
+    found = called("timed", cases=cases, feeds=str(feeds), threads=threads, seconds=setting.seconds, cpu=threads == 1)
     failed = next((f"{name}: {row['error']}" for name, row in found.items() if "error" in row), "")
     if failed:
         raise click.ClickException(failed)
@@ -156,27 +223,29 @@ def timed(models: Mapping[str, Path], feeds: Path, threads: int, seconds: float)
 
 
 @click.command()
-@click.option("--layers", default=2, show_default=True, type=click.IntRange(1, 10), help="Layers in the stack.")
-@click.option("--forms", default=",".join(FORMS), show_default=True)
+@click.option("--layers", default=2, show_default=True, type=click.IntRange(1, LAYERS), help="Layers in the stack.")
+@click.option("--forms", default=",".join(OWN), show_default=True, help=f"Of {', '.join(FORMS)}.")
 @click.option("--past", default=128, show_default=True, help="Tokens before the single one.")
 @click.option("--prompt", default=256, show_default=True, help="Tokens of the prompt.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=20.0, show_default=True, help="Total time for which the models run at each size.")
+@click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
 @click.option("--json", "as_json", is_flag=True)
-def main(layers: int, forms: str, past: int, prompt: int, threads: int, seconds: float, as_json: bool) -> None:
-    """Time a decoder of a billion parameters."""
-    names = chosen(forms, FORMS, "form")
+def main(as_json: bool, forms: str, **given: Any) -> None:
+    """Time a decoder of a billion weights."""
+    setting = Setting(forms=chosen(forms, FORMS, "form"), **given)
     with tempfile.TemporaryDirectory(prefix="requant-decoder-") as temporary:
         folder = Path(temporary)
-        models = made(folder, layers, prompt, names)
-        rows: dict[str, dict[str, float]] = {name: {"mb": path.stat().st_size / 1e6} for name, path in models.items()}
-        for tokens, before in ((1, past), (prompt, 0)):
+        models = made(folder, setting)
+        rows: dict[str, dict[str, float]] = {name: {"mb": megabytes(path)} for name, path in models.items()}
+        for tokens, before in ((1, setting.past), (setting.prompt, 0)):
             one = folder / "feed.npz"
-            save_feeds(str(one), [feed(layers, tokens, before, 99)])
-            for name, ms in timed(models, one, threads, seconds).items():
-                rows[name] |= {f"{tokens} ms": ms, f"{tokens} tokens/s": tokens * 1e3 / ms * layers / LAYERS}
+            save_feeds(str(one), [feed(setting.layers, tokens, before, 99)])
+            for name, ms in timed(models, one, setting).items():
+                rate = tokens * 1e3 / ms * setting.layers / LAYERS
+                rows[name] |= {f"{tokens} ms": ms, f"{tokens} tokens/s": rate}
     if as_json:
-        click.echo(json.dumps({"layers": layers, "threads": threads, "forms": rows}))
+        click.echo(json.dumps({"layers": setting.layers, "threads": setting.threads, "forms": rows}))
         return
     table = plain_table("", ["form", *rows["float"]], left=("form",))
     for name, row in rows.items():

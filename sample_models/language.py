@@ -115,6 +115,8 @@ class Llama:
         heads: The heads of each attention.
         layers: The number of layers.
         inner: The width inside a gated perceptron.
+        groups: The heads of keys and values, each for several neighbouring queries (Ainslie et al., 2023); 0 for as
+            many as queries.
     """
 
     vocabulary: int = 32000
@@ -122,11 +124,17 @@ class Llama:
     heads: int = 6
     layers: int = 6
     inner: int = 768
+    groups: int = 0
 
     @property
     def depth(self) -> int:
         """The length of a query."""
         return self.width // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        """The heads of keys and values."""
+        return self.groups or self.heads
 
 
 LLAMA, LLAMA_EPS = Llama(), 1e-5
@@ -137,11 +145,11 @@ def llama(graph: Graph, _size: int, sizes: Llama = LLAMA) -> None:
     """Write a llama with a cache of keys and values.
 
     The inputs are the new tokens `input_ids` (N, sequence), and the keys and values of `past` earlier tokens,
-    `past_key_values.LAYER.key` and `.value` (N, heads, past, depth). The outputs `present.*` are the keys and values of
-    all tokens.
+    `past_key_values.LAYER.key` and `.value` (N, key heads, past, depth). The outputs `present.*` are the keys and
+    values of all tokens.
     """
     tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])
-    cache: list[int | str] = ["N", sizes.heads, "past", sizes.depth]
+    cache: list[int | str] = ["N", sizes.key_heads, "past", sizes.depth]
     pasts = [
         {part: graph.input(f"past_key_values.{layer}.{part}", TensorProto.FLOAT, cache) for part in ("key", "value")}
         for layer in range(sizes.layers)
@@ -159,7 +167,7 @@ def llama(graph: Graph, _size: int, sizes: Llama = LLAMA) -> None:
     graph.output("logits", logits, TensorProto.FLOAT, ["N", "sequence", sizes.vocabulary])
     for layer, present in enumerate(presents):
         for part, value in present.items():
-            shape: list[int | str] = ["N", sizes.heads, "past + sequence", sizes.depth]
+            shape: list[int | str] = ["N", sizes.key_heads, "past + sequence", sizes.depth]
             graph.output(f"present.{layer}.{part}", value, TensorProto.FLOAT, shape)
 
 
@@ -217,22 +225,36 @@ def _llama_attention(
 ) -> tuple[str, dict[str, str]]:
     """Append softmax(q k^T / sqrt(depth) + mask) v; q and k are rotated, k and v include the past tokens."""
 
-    def split(part: str) -> str:
-        y = token_linear(graph, x, f"{at}/{part}_proj", sizes.width, sizes.width, bias=False)
-        y = reshape(graph, y, [0, 0, sizes.heads, sizes.depth], at=at)
+    def split(part: str, heads: int) -> str:
+        y = token_linear(graph, x, f"{at}/{part}_proj", sizes.width, heads * sizes.depth, bias=False)
+        y = reshape(graph, y, [0, 0, heads, sizes.depth], at=at)
         return graph.node("Transpose", y, at=at, perm=[0, 2, 1, 3])
 
-    query, new_key, new_value = (split(part) for part in "qkv")
+    query, new_key, new_value = (
+        split(part, heads) for part, heads in zip("qkv", (sizes.heads, sizes.key_heads, sizes.key_heads), strict=True)
+    )
     query, new_key = (_rotated(graph, y, places, at, sizes) for y in (query, new_key))
-    key = graph.node("Concat", past["key"], new_key, at=at, axis=2)
-    value = graph.node("Concat", past["value"], new_value, at=at, axis=2)
+    present = {
+        "key": graph.node("Concat", past["key"], new_key, at=at, axis=2),
+        "value": graph.node("Concat", past["value"], new_value, at=at, axis=2),
+    }
+    key, value = (_repeated(graph, y, at, sizes) for y in present.values())
     scores = graph.node("MatMul", query, graph.node("Transpose", key, at=at, perm=[0, 1, 3, 2]), at=at)
     scores = graph.node("Mul", scores, graph.constant(sizes.depth**-0.5, at=at), at=at)
     weights = graph.node("Softmax", graph.node("Add", scores, places.mask, at=at), at=at, axis=-1)
     mixed = graph.node("Transpose", graph.node("MatMul", weights, value, at=at), at=at, perm=[0, 2, 1, 3])
     mixed = reshape(graph, mixed, [0, 0, sizes.width], at=at)
     result = token_linear(graph, mixed, f"{at}/o_proj", sizes.width, sizes.width, gain=LLAMA_BRANCH, bias=False)
-    return result, {"key": key, "value": value}
+    return result, present
+
+
+def _repeated(graph: Graph, x: str, at: str, sizes: Llama) -> str:
+    """Append a copy of the keys or values of each head for all queries that share them, as exporters write it."""
+    if sizes.key_heads == sizes.heads:
+        return x
+    times = graph.constant([1, 1, sizes.heads // sizes.key_heads, 1, 1], at=at)
+    copies = graph.node("Expand", unsqueeze(graph, x, [2], at=at), times, at=at)
+    return reshape(graph, copies, [0, sizes.heads, -1, sizes.depth], at=at)
 
 
 def _rotated(graph: Graph, x: str, places: Places, at: str, sizes: Llama) -> str:

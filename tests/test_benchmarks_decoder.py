@@ -20,7 +20,7 @@ sys.path.remove(str(ROOT))
 
 @needs_library
 def test_forms_are_timed_at_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in {"WIDTH": 64, "HEADS": 2, "INNER": 128}.items():
+    for name, size in {"WIDTH": 64, "HEADS": 4, "GROUPS": 2, "INNER": 128}.items():
         monkeypatch.setattr(decoder, name, size)
     arguments = ["--layers", "1", "--forms", "static-float,block-8-32,native", "--past", "4", "--prompt", "8"]
     done = CliRunner().invoke(decoder.main, [*arguments, "--seconds", "0.2", "--json"])
