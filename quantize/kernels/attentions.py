@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.attention import FoundAttention, attention_among
+from ...transforms.attention import HEADS_FIRST, FoundAttention, attention_among
 from ...transforms.graph import Shape, nodes_by_name
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
 from .calls import Call
 from .common_rows import Part, join_products
-from .heads import Heads, heads_of
+from .heads import Heads, fewer_heads, heads_of
 from .wrap import put_calls
 
 INPUTS = ("q", "k", "v", "mask")
@@ -28,7 +28,8 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         The operator rounds q, k and v with ranges that it finds and multiplies integers; the body computes in float.
         With `join`, where operators move the heads of q, k and v out of tensors in which they stand side by side, they
         belong to the body: the native operator reads the heads where they are. If these tensors are products of the
-        same rows, the products become one.
+        same rows, the products become one. Else, operators that repeat a head of k or v for several queries belong to
+        the body: the native operator takes fewer heads.
     Left alone: attention in bodies of control flow.
 
     Args:
@@ -47,6 +48,8 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         call = _call(unit.name, found)
         if join and (heads := _side_by_side(model, found, shapes)):
             call = _of_heads(call, found, _of_one_product(found, heads, model, products))
+        elif join:
+            call = _of_groups(call, found, model, shapes)
         calls[found.nodes[-1].outputs[0]] = call
     return put_calls(model, calls)
 
@@ -85,6 +88,15 @@ def _in_part(heads: Heads, part: Part) -> Heads:
     """Return where heads of a part of a product stand in the whole product."""
     places = replace(heads.places, first=part.first + heads.places.first)
     return Heads(part.whole, places, (part.split, *heads.nodes))
+
+
+def _of_groups(call: Call, found: FoundAttention, model: ir.Model, shapes: Mapping[str, Shape]) -> Call:
+    """Return the call that reads each head of k and v once, where operators repeat it for neighbouring queries."""
+    orders = zip(call.inputs[1:3], found.orders[1:3], strict=True)
+    fewer = [fewer_heads(model, v, shapes) if v is not None and o == HEADS_FIRST else (v, ()) for v, o in orders]
+    inputs = [call.inputs[0], *(source for source, _ in fewer), *call.inputs[3:]]
+    moves = (node for _, nodes in fewer for node in nodes)
+    return replace(call, inputs=inputs, body=[*dict.fromkeys([*moves, *found.nodes])])
 
 
 def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -19,6 +19,7 @@ from .chains import Constants, copied, serialized
 
 MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that move values and compute none."""
+REPEATS = MOVES | {"Expand"}
 FREE = ((2, 3), (5, 2))  # lengths of the first two axes that are tried where the model leaves them open
 
 
@@ -71,13 +72,7 @@ def heads_of(model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, 
         order: The order of its axes, `HEADS_FIRST` or `ROWS_FIRST`.
         shapes: Shapes of the tensors by name.
     """
-    nodes, source = list[ir.Node](), value
-    found: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(value, ())]
-    while (node := source.producer()) is not None and _moves(node) and node.inputs[0] is not None:
-        nodes.insert(0, node)
-        source = node.inputs[0]
-        found.insert(0, (source, tuple(nodes)))
-    for source, moves in found:
+    for source, moves in reversed([*_sources(value, MOVES)]):
         *outer, width = shapes.get(str(source.name)) or (None,)
         if len(outer) == len(FREE[0]) and isinstance(width, int):
             places = _places(_alone(model, source, value, moves), outer, width, order) if moves else _single(width)
@@ -86,20 +81,58 @@ def heads_of(model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, 
     return None
 
 
+def fewer_heads(model: ir.Model, value: ir.Value, shapes: Mapping[str, Shape]) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """Return the tensor whose heads operators repeat for neighbouring queries, and these operators.
+
+    Without such operators it is the tensor itself. As in `heads_of`, the operators are run on the numbers of elements.
+
+    Args:
+        model: The model.
+        value: The tensor that attention reads, (batch, heads, rows, columns).
+        shapes: Shapes of the tensors by name.
+    """
+    for source, moves in _sources(value, REPEATS):
+        shape = shapes.get(str(source.name)) or ()
+        if len(shape) != len(HEADS) or not any(node.op_type == "Expand" for node in moves):
+            continue
+        batch, heads, rows, columns = shape
+        if not isinstance(heads, int) or not isinstance(columns, int):
+            continue
+        tried = (
+            tuple(given if isinstance(given, int) else free for given, free in zip((batch, rows), lengths, strict=True))
+            for lengths in FREE
+        )
+        alone = _alone(model, source, value, moves)
+        if all(_repeats(alone, (batch, heads, rows, columns)) for batch, rows in tried):
+            return source, moves
+    return value, ()
+
+
+def _sources(value: ir.Value, allowed: Collection[str]) -> Iterator[tuple[ir.Value, tuple[ir.Node, ...]]]:
+    """Yield a tensor and those in front of it, the nearest first, each with the allowed operators behind it."""
+    nodes, source = list[ir.Node](), value
+    yield source, ()
+    while (node := source.producer()) is not None and _moves(node, allowed) and node.inputs[0] is not None:
+        nodes.insert(0, node)
+        source = node.inputs[0]
+        yield source, tuple(nodes)
+
+
 def _single(width: int) -> Places:
     """Return where the head of a tensor without heads stands."""
     return Places(ROWS_FIRST, count=1, columns=width, first=0, step=width, apart=False)
 
 
-def _moves(node: ir.Node) -> bool:
-    """Return whether a node moves the values of its first input, with constants as the others."""
+def _moves(node: ir.Node, allowed: Collection[str]) -> bool:
+    """Return whether a node is allowed and moves the values of its first input, with constants as the others."""
     others = [value for value in node.inputs[1:] if value is not None]
-    return node.op_type in MOVES and not node.domain and all(constant(value) is not None for value in others)
+    return node.op_type in allowed and not node.domain and all(constant(value) is not None for value in others)
 
 
 def _alone(model: ir.Model, source: ir.Value, value: ir.Value, nodes: Sequence[ir.Node]) -> bytes:
     """Return a model of some nodes, from ``x`` to ``y``, with int32 tensors."""
-    x, constants = ir.val("x", dtype=ir.DataType.INT32, shape=[None, None, None]), Constants()
+    axes = None if source.shape is None else [None] * len(source.shape)
+    x, constants = ir.val("x", dtype=ir.DataType.INT32, shape=axes), Constants()
     copies = copied(nodes, {source: x}, constants.add)
     result = copies[-1].outputs[nodes[-1].outputs.index(value)]
     result.dtype = ir.DataType.INT32
@@ -119,11 +152,8 @@ def _places(moves: bytes, outer: Shape, width: int, order: int) -> Places | None
 @lru_cache(maxsize=256)
 def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, ...]:
     """Return all ways in which heads may stand in a tensor of these lengths; layers of a model have the same."""
-    try:
-        session = open_session(moves, threads=1, optimize=False)
-        numbers = np.arange(math.prod(lengths), dtype=np.int32).reshape(lengths)
-        result: Array = run_session(session, ["y"], {"x": numbers}, "moves")["y"]
-    except RequantError:  # the model does not run with these lengths
+    result = _moved(moves, _numbers(lengths))
+    if result is None:
         return ()
     apart = result.ndim == len(HEADS)
     if result.ndim not in (len(lengths), len(HEADS)) or not result.size:
@@ -132,6 +162,29 @@ def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, 
     result = result.transpose(HEADS) if order == ROWS_FIRST else result
     found = (_side_by_side(result, lengths, order) for order in (ROWS_FIRST, BATCH_SECOND))
     return tuple(replace(places, apart=apart) for places in found if places is not None)
+
+
+@lru_cache(maxsize=256)
+def _repeats(moves: bytes, lengths: tuple[int, ...]) -> bool:
+    """Return whether operators repeat each head of a tensor (batch, heads, rows, columns) of these lengths in place."""
+    numbers = _numbers(lengths)
+    result, heads = _moved(moves, numbers), lengths[1]
+    if result is None or result.ndim != len(HEADS) or not result.size or result.shape[1] % heads:
+        return False
+    return np.array_equal(result, np.repeat(numbers, result.shape[1] // heads, axis=1))
+
+
+def _numbers(lengths: tuple[int, ...]) -> Array:
+    """Return the number of each element of a tensor."""
+    return np.arange(math.prod(lengths), dtype=np.int32).reshape(lengths)
+
+
+def _moved(moves: bytes, numbers: Array) -> Array | None:
+    """Run operators that move values; return None if they do not run with these lengths."""
+    try:
+        return run_session(open_session(moves, threads=1, optimize=False), ["y"], {"x": numbers}, "moves")["y"]
+    except RequantError:
+        return None
 
 
 def _side_by_side(numbers: Array, lengths: tuple[int, ...], order: int) -> Places | None:

@@ -1,8 +1,8 @@
 // Attention: y = softmax(scale * q k' + mask) v by head, in integers with ranges that are found at run time (see target.h).
 //
 // Inputs: q (batch, heads, queries, depth), k (batch, heads, keys, depth), v (batch, heads, keys, width), mask. The mask may be
-// missing; it is added as ONNX adds tensors. All repeat along batch and heads where they have length 1. The attribute
-// `orders` tells the axes of q, k, v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
+// missing; it is added as ONNX adds tensors. All repeat along the batch where they have length 1. A head of k, v or the mask
+// serves as many neighbouring heads of the result as there are more of these. The attribute `orders` tells the axes of q, k, v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
 // Without heads tensors have three axes, (batch, rows, columns), and all orders are 0.
 //
 // If the attribute `heads` is not 0, the heads of q, k and v stand side by side in the last axis of tensors with three axes:
@@ -54,8 +54,9 @@ struct View {
 
   int64_t row_step() const { return shape[2] > 1 ? step[2] : 0; }  // a single row repeats
 
-  float* at(int64_t batch, int64_t head) const {
-    return data + (shape[0] > 1 ? batch * step[0] : 0) + (shape[1] > 1 ? head * step[1] : 0);
+  // Where a head of a result with `heads` heads begins.
+  float* at(int64_t batch, int64_t head, int64_t heads) const {
+    return data + (shape[0] > 1 ? batch * step[0] : 0) + head * shape[1] / heads * step[1];
   }
 };
 
@@ -98,12 +99,12 @@ class AttentionKernel {
     if (results == 0 || size.keys == 0) return;
     require(size.keys <= kMostKeys && size.depth <= kMostKeys, "there are too many keys");
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
-      const int64_t batch = static_cast<int64_t>(index) / shape[1], head = static_cast<int64_t>(index) % shape[1];
-      target_.attend(size, {.q = q.at(batch, head),
-                            .k = k.at(batch, head),
-                            .v = v.at(batch, head),
-                            .mask = masking ? mask.at(batch, head) : nullptr,
-                            .y = y.at(batch, head),
+      const int64_t all = shape[1], batch = static_cast<int64_t>(index) / all, head = static_cast<int64_t>(index) % all;
+      target_.attend(size, {.q = q.at(batch, head, all),
+                            .k = k.at(batch, head, all),
+                            .v = v.at(batch, head, all),
+                            .mask = masking ? mask.at(batch, head, all) : nullptr,
+                            .y = y.at(batch, head, all),
                             .q_step = q.row_step(),
                             .k_step = k.step[2],
                             .v_step = v.step[2],
@@ -140,12 +141,20 @@ class AttentionKernel {
   static std::array<int64_t, 4> result_of(const View& q, const View& k, const View& v, const View& mask) {
     require(q.shape[3] == k.shape[3] && k.shape[2] == v.shape[2], "the shapes do not fit together");
     require(mask.shape[3] == 1 || mask.shape[3] == k.shape[2], "the mask must have a column for each key, or one column");
-    const auto shared = [&](int axis) { return common({q.shape[axis], k.shape[axis], v.shape[axis], mask.shape[axis]}); };
-    return {shared(0), shared(1), common({q.shape[2], mask.shape[2]}), v.shape[3]};
+    const auto shared = [&](int axis) { return std::vector{q.shape[axis], k.shape[axis], v.shape[axis], mask.shape[axis]}; };
+    return {common(shared(0)), heads_of(shared(1)), common({q.shape[2], mask.shape[2]}), v.shape[3]};
+  }
+
+  // Returns how many heads the result has, for those of q, k, v and the mask.
+  static int64_t heads_of(const std::vector<int64_t>& heads) {
+    const auto [least, most] = std::minmax_element(heads.begin(), heads.end());
+    if (*least == 0) return common(heads);
+    for (int64_t each : heads) require(*most % each == 0, "the shapes do not fit together");
+    return *most;
   }
 
   // Returns the length that tensors share, of which some may have length 1.
-  static int64_t common(std::initializer_list<int64_t> lengths) {
+  static int64_t common(const std::vector<int64_t>& lengths) {
     int64_t found = 1;
     for (int64_t length : lengths) {
       require(length == 1 || found == 1 || length == found, "the shapes do not fit together");

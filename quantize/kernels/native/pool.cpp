@@ -10,6 +10,7 @@
 // `inside` is the number of values under the kernel, and `count` too, or all taps of the kernel with count_include_pad; with
 // ceil_mode also those behind the padding, which ONNX does not count: no model that requant writes has both.
 #include <algorithm>
+#include <utility>
 
 #include "operators.h"
 #include "target.h"
@@ -51,8 +52,15 @@ class Pool {
       uint8_t* to = y + static_cast<int64_t>(index) * extent.columns * channels;
       const Taps down = taps(0, row, extent.height);
       thread_local std::vector<const uint8_t*> pixels;  // grows to the largest kernel
+      const int64_t step = window_.stride[1] * channels;
+      bool whole = false;  // whether the kernel was inside of the image at the column before
       for (int64_t column = 0; column < extent.columns; ++column, to += channels) {
-        find(from, extent, channels, down, column, pixels);
+        const Taps across = taps(1, column, extent.width);
+        const bool before = std::exchange(whole, across.first == 0 && across.end == window_.kernel[1]);
+        if (before && whole)
+          for (const uint8_t*& pixel : pixels) pixel += step;
+        else
+          find(from, extent, channels, down, across, pixels);
         if (pixels.empty())  // the taps of a dilated kernel lie on both sides of a small image
           std::fill_n(to, channels, empty);
         else
@@ -84,10 +92,9 @@ class Pool {
   }
 
   // Finds the pixels under the kernel.
-  void find(const uint8_t* from, const Extent& extent, int64_t channels, const Taps& down, int64_t column,
+  void find(const uint8_t* from, const Extent& extent, int64_t channels, const Taps& down, const Taps& across,
             std::vector<const uint8_t*>& pixels) const {
     pixels.clear();
-    const Taps across = taps(1, column, extent.width);
     for (int64_t ky = down.first; ky < down.end; ++ky) {
       const int64_t y = down.begin + ky * window_.dilation[0], x = across.begin + across.first * window_.dilation[1];
       const uint8_t* pixel = from + (y * extent.width + x) * channels;

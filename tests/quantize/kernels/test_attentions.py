@@ -28,6 +28,8 @@ from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import choose_by, stock_plan
 from requant.transforms.attention import find_attention
+from requant.transforms.graph import plain_shape
+from requant.transforms.inference import inferred
 from requant.transforms.plan import Choice, Impl
 from requant.transforms.units import units
 
@@ -113,6 +115,7 @@ def side_by_side(heads: Array, order: int, gap: int) -> Array:
     mask=st.sampled_from(["", "keys", "rows", "all", "causal", "far", "padded"]),
     single=st.sampled_from(["", "q", "k", "v"]),
     gap=st.sampled_from([None, 0, 3]),
+    groups=st.integers(1, 3),
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 9999),
 )
@@ -123,16 +126,21 @@ def test_the_operator_computes_its_definition_in_every_layout(
     mask: str,
     single: str,
     gap: int | None,
+    groups: int,
     threads: int,
     seed: int,
 ) -> None:
-    """With a gap, heads stand side by side, so many columns apart."""
+    """With a gap, heads stand side by side, so many columns apart. A head of k and v is for `groups` heads of q."""
+    groups = groups if gap is None else 1
     batch, heads, queries, keys, depth, width = sizes
     random = np.random.default_rng(seed)
     shapes = {"q": (queries, depth), "k": (keys, depth), "v": (keys, width)}
-    given_heads = {name: (1 if name == single else batch, heads, *shape) for name, shape in shapes.items()}
+    of_q = groups * heads
+    given_heads = {
+        name: (1 if name == single else batch, of_q if name == "q" else heads, *shape) for name, shape in shapes.items()
+    }
     tensors = {name: random.normal(0.2, 1.5, shape).astype(np.float32) for name, shape in given_heads.items()}
-    masks = {"keys": (1, 1, 1, keys), "rows": (queries, 1), "all": (batch, heads, queries, keys)}
+    masks = {"keys": (1, 1, 1, keys), "rows": (queries, 1), "all": (batch, of_q, queries, keys)}
     added = random.normal(0, 3, masks.get(mask, ())).astype(np.float32)
     if mask in ("causal", "far"):
         seen = np.arange(keys) <= np.arange(queries)[:, None] + seed % keys
@@ -150,8 +158,10 @@ def test_the_operator_computes_its_definition_in_every_layout(
     fed |= {"m": added} if mask else {}
     made = attention(0.3, layout, masked=bool(mask), threads=threads, **more)
     found = made.run(None, {name: np.ascontiguousarray(array) for name, array in fed.items()})[0]
-    y, off = defined(**tensors, mask=added if mask else np.zeros(()), scale=0.3)
-    shape = np.broadcast_shapes(*(each[:2] for each in given_heads.values()), added.shape[:-2] if mask == "all" else ())
+    repeated = {name: tensor if name == "q" else tensor.repeat(groups, 1) for name, tensor in tensors.items()}
+    y, off = defined(**repeated, mask=added if mask else np.zeros(()), scale=0.3)
+    shapes_ = (each.shape[:2] for each in repeated.values())
+    shape = np.broadcast_shapes(*shapes_, added.shape[:-2] if mask == "all" else ())
     np.testing.assert_array_less(np.abs(found.transpose(np.argsort(TURNS[layout[3]])) - y), off)
     assert y.shape[:2] == shape
 
@@ -377,3 +387,36 @@ def test_many_small_shares_beside_a_large_one_count(isa: str) -> None:
     (found,) = attention(1, (0, 0, 0, 0), masked=False).run(None, {"q": q, "k": k, "v": v})
     exact = (511 - np.exp(6.3)) / (511 + np.exp(6.3))
     np.testing.assert_allclose(found, exact, rtol=0, atol=0.02)  # the score 6.3 itself is rounded to 1/127 at most
+
+
+GROUPED = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N,4,S,16] q, float[N,2,T,16] k, float[N,2,T,16] v) => (float[N,4,S,16] y) <int64[1] two = {2},
+    int64[5] times = {1, 1, 2, 1, 1}, int64[4] whole = {0, 4, -1, 16}, float scale = {0.25}> {
+    ku = Unsqueeze(k, two) kx = Expand(ku, times) kr = Reshape(kx, whole) kt = Transpose<perm = [0,1,3,2]>(kr)
+    vu = Unsqueeze(v, two) vx = Expand(vu, times) vr = Reshape(vx, whole)
+    s = MatMul(q, kt) t = Mul(s, scale) p = Softmax(t) [attend] y = MatMul(p, vr) }"""
+INTERLEAVED = GROUPED.replace("two = {2}", "two = {1}").replace("{1, 1, 2, 1, 1}", "{1, 2, 1, 1, 1}")
+
+
+@pytest.mark.parametrize(("text", "read"), [(GROUPED, ["q", "k", "v"]), (INTERLEAVED, ["q", "kr", "vr"])])
+def test_keys_and_values_of_several_queries_are_read_once(text: str, read: list[str], tmp_path: Path) -> None:
+    """Only neighbouring queries may share them: another order of repeated heads stays as it is."""
+    proto = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    sizes = {"q": (3, 4, 5, 16), "k": (3, 2, 9, 16), "v": (3, 2, 9, 16)}
+    feed = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    (before,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
+    model = ir.from_proto(proto)
+    found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
+    assert found is not None
+    (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
+    shapes = {name: plain_shape(value) or () for name, value in inferred(model).items()}
+    assert wrap_attentions(model, [unit], shapes, join=True) == 1
+    made = ir.to_proto(model)
+    (call,) = (node for node in made.graph.node if node.domain == NATIVE_DOMAIN)
+    assert [*call.input[:3]] == read
+    (without,) = ort.InferenceSession(made.SerializeToString()).run(None, feed)
+    np.testing.assert_allclose(without, before, rtol=0, atol=2e-5)
+    onnx.save(made, tmp_path / "native.onnx")
+    (native,) = open_session(tmp_path / "native.onnx").run(None, feed)
+    assert np.square(native - before).mean() < 1e-3 * np.square(before).mean()  # 8 bits of normal values
