@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from requant.calibration.samples import Sample
-from requant.quantize import Options, measure_costs, quantize_model
+from requant.quantize import Options, Selection, Strategy, measure_costs, quantize_model
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
@@ -122,6 +122,15 @@ def test_other_blocks_and_portable_models_are_no_choice() -> None:
     assert not {Impl.DYNAMIC, Impl.BLOCK} & {*able(given, choose_by(given, model()))["up"]}
     given = facts(model(), portable=True)
     assert not {Impl.DYNAMIC, Impl.BLOCK} & {*able(given, choose_by(given, model()))["up"]}
+
+
+def test_costs_decide_between_both_forms_with_ranges_found_at_run_time() -> None:
+    """Who asks for such ranges gets the native operator if it is faster, but not where its results must be exact."""
+    made = model()
+    given = replace(facts_of(made, Selection(strategy=Strategy.DYNAMIC)), native=True, joins=True)
+    assert able(given, choose_by(given, made))["up"] == (Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)
+    for other in (replace(given, native=False), replace(given, joins=False)):
+        assert able(other, choose_by(other, made))["up"] == (Impl.DYNAMIC,)
 
 
 def test_a_trial_rounds_as_the_kernel_does() -> None:
