@@ -41,6 +41,7 @@ NOTHING_LEFT = (
 )
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 RUINED_DB = 8.0  # a dynamically quantized model with less is not kept: its noise has a sixth of the power of the output
+RESCUE = 300.0  # seconds, by built-in costs, for trials of single tensors of a ruined model; longer trials are left out
 EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10
@@ -120,10 +121,13 @@ def deliver_searched(
 
 
 def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
-    """Keep in float each tensor that alone ruins the outputs; return the better of the two models."""
+    """Keep in float each tensor that alone ruins the outputs; return the better of the two models.
+
+    Of a model that is too large for trials of each tensor in `RESCUE` seconds, none is tried.
+    """
     facts, rules, _ = plan_by_rules(job, ranges, Evidence())
-    kept = ruinous(each_alone(job, trial.candidate, trial.accuracy))
-    harmed = {form: ruinous(found) for form, found in forms_alone(job, facts, rules, trial.accuracy).items()}
+    kept = ruinous(each_alone(job, trial.candidate, trial.accuracy, RESCUE))
+    harmed = {form: ruinous(found) for form, found in forms_alone(job, facts, rules, trial.accuracy, RESCUE).items()}
     if not kept and not any(harmed.values()):
         return trial
     candidate = emit(job, ranges, Evidence(kept, harmed_by=harmed))

@@ -242,3 +242,15 @@ def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch
     assert set(kept) == {"second", "third"}
     assert all("'b' alone leaves" in reason for reason in kept.values())
     assert mended.int8_nodes == 3
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_low_effort_tries_tensors_of_a_ruined_model_unless_that_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(huge_channel(), tmp_path / "float.onnx")
+    data, options = feeds(8, 1, CHANNELS, 8, 8), Options(effort="low", force_int8=True)
+    mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", options)
+    monkeypatch.setattr("requant.quantize.steps.deliver.RESCUE", 0.0)
+    ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", options)
+    assert ruined.accuracy.worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
