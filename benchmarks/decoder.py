@@ -18,7 +18,7 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -175,7 +175,8 @@ def made(folder: Path, setting: Setting) -> dict[str, Path]:
             called("compressed", python=setting.peers_python, **given)
         else:
             models[name] = place(folder, name)
-            _apart(quantize, str(models["float"]), str(feeds), str(models[name]), form)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is released
+                pool.submit(quantize, str(models["float"]), str(feeds), str(models[name]), form).result()
     return models
 
 
@@ -188,12 +189,6 @@ def place(folder: Path, name: str, suffix: str = ".onnx") -> Path:
 def megabytes(model: Path) -> float:
     """Return the size of a model's files."""
     return sum(file.stat().st_size for file in model.parent.glob("model.*")) / 1e6
-
-
-def _apart(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function in a process of its own, whose memory is released."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(function, *arguments).result()
 
 
 def called(function: str, **arguments: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.attention import HEADS_FIRST, FoundAttention, attention_among
+from ...transforms.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
 from ...transforms.graph import Shape, nodes_by_name
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
@@ -91,12 +91,26 @@ def _in_part(heads: Heads, part: Part) -> Heads:
 
 
 def _of_groups(call: Call, found: FoundAttention, model: ir.Model, shapes: Mapping[str, Shape]) -> Call:
-    """Return the call that reads each head of k and v once, where operators repeat it for neighbouring queries."""
-    orders = zip(call.inputs[1:3], found.orders[1:3], strict=True)
-    fewer = [fewer_heads(model, v, shapes) if v is not None and o == HEADS_FIRST else (v, ()) for v, o in orders]
-    inputs = [call.inputs[0], *(source for source, _ in fewer), *call.inputs[3:]]
+    """Return the call that reads each head of k and v once, where operators repeat it for neighbouring queries.
+
+    q must have all heads: the operator learns from it how many there are.
+    """
+    of_q = _heads_in(found.q, found.orders[0], shapes)
+    fewer = [
+        fewer_heads(model, value, shapes)
+        if order == HEADS_FIRST and of_q == _heads_in(value, order, shapes)
+        else (value, ())
+        for value, order in ((found.k, found.orders[1]), (found.v, found.orders[2]))
+    ]
+    inputs = [found.q, *(source for source, _ in fewer), *found.inputs[3:]]
     moves = (node for _, nodes in fewer for node in nodes)
     return replace(call, inputs=inputs, body=[*dict.fromkeys([*moves, *found.nodes])])
+
+
+def _heads_in(value: ir.Value, order: int, shapes: Mapping[str, Shape]) -> int | str | None:
+    """Return how many heads a tensor has; None without an axis for heads, or if its shape is unknown."""
+    shape = shapes.get(str(value.name), ())
+    return shape[2 if order == ROWS_FIRST else 1] if len(shape) == len(HEADS) else None
 
 
 def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call:

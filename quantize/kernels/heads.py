@@ -1,4 +1,4 @@
-"""Find heads that stand side by side in the last axis of a tensor, so that attention reads them where they are."""
+"""Find heads that stand side by side in the last axis of a tensor, and heads that operators repeat."""
 
 from __future__ import annotations
 
@@ -98,12 +98,8 @@ def fewer_heads(model: ir.Model, value: ir.Value, shapes: Mapping[str, Shape]) -
         batch, heads, rows, columns = shape
         if not isinstance(heads, int) or not isinstance(columns, int):
             continue
-        tried = (
-            tuple(given if isinstance(given, int) else free for given, free in zip((batch, rows), lengths, strict=True))
-            for lengths in FREE
-        )
         alone = _alone(model, source, value, moves)
-        if all(_repeats(alone, (batch, heads, rows, columns)) for batch, rows in tried):
+        if all(_repeats(alone, (one, heads, other, columns)) for one, other in _tried((batch, rows))):
             return source, moves
     return value, ()
 
@@ -141,12 +137,16 @@ def _alone(model: ir.Model, source: ir.Value, value: ir.Value, nodes: Sequence[i
 
 def _places(moves: bytes, outer: Shape, width: int, order: int) -> Places | None:
     """Return where the heads stand in a tensor (*outer, width), for all lengths of free axes; None without heads."""
-    tried = (
-        [given if isinstance(given, int) else free for given, free in zip(outer, lengths, strict=True)]
-        for lengths in FREE
-    )
-    one, other = ({*_found(moves, (*lengths, width), order)} for lengths in tried)
+    one, other = ({*_found(moves, (*lengths, width), order)} for lengths in _tried(outer))
     return min(one & other, key=lambda places: places.order, default=None)
+
+
+def _tried(lengths: Shape) -> list[tuple[int, ...]]:
+    """Return the lengths of two axes that are tried: those that the model knows, and others for free axes."""
+    return [
+        tuple(given if isinstance(given, int) else free for given, free in zip(lengths, each, strict=True))
+        for each in FREE
+    ]
 
 
 @lru_cache(maxsize=256)

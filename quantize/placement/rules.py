@@ -47,7 +47,7 @@ FLOAT_FORMS = {
     Impl.BLOCK: Strategy.BLOCK,
 }
 """Forms of matrix products from float to float, with the strategies whose obstacles count."""
-WITHOUT_RANGES = frozenset({Impl.DYNAMIC, Impl.BLOCK, Impl.WEIGHT})
+FORMS_WITHOUT_RANGES = frozenset({Impl.DYNAMIC, Impl.BLOCK, Impl.WEIGHT})
 STATIC_FORMS = (Impl.U8, Impl.U8_FLOAT, Impl.U8_GEMM, Impl.U8_NATIVE)
 
 
@@ -156,7 +156,7 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     if strategy is Strategy.DYNAMIC and impl is Impl.DYNAMIC:  # both forms find their ranges at run time
         native = () if OBSTACLES[Impl.DYNAMIC_NATIVE](unit, free, strategy) else (Impl.DYNAMIC_NATIVE,)
         return (impl, *native)
-    if row is None or strategy is not Strategy.AUTO or (impl in WITHOUT_RANGES and not row.native):
+    if row is None or strategy is not Strategy.AUTO or (impl in FORMS_WITHOUT_RANGES and not row.native):
         return (impl,)
     # the strategy STATIC includes the obstacles of the unit's outputs
     static = STATIC_FORMS if _decide(unit, free).impl.reads_u8 else ()

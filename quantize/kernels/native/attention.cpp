@@ -1,8 +1,8 @@
 // Attention: y = softmax(scale * q k' + mask) v by head, in integers with ranges that are found at run time (see target.h).
 //
 // Inputs: q (batch, heads, queries, depth), k (batch, heads, keys, depth), v (batch, heads, keys, width), mask. The mask may be
-// missing; it is added as ONNX adds tensors. All repeat along the batch where they have length 1. A head of k, v or the mask
-// serves as many neighbouring heads of the result as there are more of these. The attribute `orders` tells the axes of q, k, v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
+// missing; it is added as ONNX adds tensors. All repeat along the batch where they have length 1. A tensor may have fewer heads
+// than the result: then each of its heads serves equally many neighbouring heads. The attribute `orders` tells the axes of q, k, v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
 // Without heads tensors have three axes, (batch, rows, columns), and all orders are 0.
 //
 // If the attribute `heads` is not 0, the heads of q, k and v stand side by side in the last axis of tensors with three axes:

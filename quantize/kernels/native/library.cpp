@@ -82,7 +82,7 @@ REQUANT_EXPORT const char* RequantKernels() {
   return text.c_str();
 }
 
-// The C++ library calls this to make the name of an exception that nobody catches readable, and its own version is an eighth of
+// The C++ library calls this to make the name of an exception that nobody catches readable, and its own version is a sixth of
 // the size of this library. This one says that a name can't be read: then the C++ library prints it as it is.
 extern "C" char* __cxa_demangle(const char*, char*, size_t*, int* status) {
   constexpr int kInvalidName = -2;

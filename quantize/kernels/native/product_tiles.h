@@ -214,7 +214,7 @@ class TileProduct {
     return w + weights;
   }
 
-  // The same for one tile of patches.
+  // Adds the products of a run of one tile of patches, and returns the weights behind it.
   template <int Vectors, bool Wide>
   REQUANT_INLINE const uint8_t* add_run(const uint8_t* one, const uint8_t* w) const {
     constexpr int64_t kRow = Vectors * kBytes;

@@ -395,15 +395,19 @@ GROUPED = """<ir_version: 8, opset_import: ["" : 17]>
     ku = Unsqueeze(k, two) kx = Expand(ku, times) kr = Reshape(kx, whole) kt = Transpose<perm = [0,1,3,2]>(kr)
     vu = Unsqueeze(v, two) vx = Expand(vu, times) vr = Reshape(vx, whole)
     s = MatMul(q, kt) t = Mul(s, scale) p = Softmax(t) [attend] y = MatMul(p, vr) }"""
+ONE_QUERY = GROUPED.replace("float[N,4,S,16] q", "float[N,1,S,16] q")
 INTERLEAVED = GROUPED.replace("two = {2}", "two = {1}").replace("{1, 1, 2, 1, 1}", "{1, 2, 1, 1, 1}")
 
 
-@pytest.mark.parametrize(("text", "read"), [(GROUPED, ["q", "k", "v"]), (INTERLEAVED, ["q", "kr", "vr"])])
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [(GROUPED, ["q", "k", "v"]), (INTERLEAVED, ["q", "kr", "vr"]), (ONE_QUERY, ["q", "kr", "vr"])],
+)
 def test_keys_and_values_of_several_queries_are_read_once(text: str, read: list[str], tmp_path: Path) -> None:
-    """Only neighbouring queries may share them: another order of repeated heads stays as it is."""
+    """Only neighbouring queries may share them, and q has all heads: else the operators that repeat them stay."""
     proto = onnx.parser.parse_model(text)
     random = np.random.default_rng(0)
-    sizes = {"q": (3, 4, 5, 16), "k": (3, 2, 9, 16), "v": (3, 2, 9, 16)}
+    sizes = {"q": (3, 1 if text is ONE_QUERY else 4, 5, 16), "k": (3, 2, 9, 16), "v": (3, 2, 9, 16)}
     feed = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     (before,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
     model = ir.from_proto(proto)
