@@ -2,7 +2,7 @@
 
     python -m benchmarks.decoder
     python -m benchmarks.decoder --layers 8 --forms dynamic,block-8-128 --threads 2
-    python -m benchmarks.decoder --forms native,block-4-32,openvino,openvino-4-32 --peers-python OTHER/bin/python
+    python -m benchmarks.decoder --forms native,native-4-32,openvino,openvino-4-32 --peers-python OTHER/bin/python
 
 The model is a stack of some of the 24 layers of a llama of 1.1 billion weights (hidden 2048, 32 heads for 8 of keys and
 values, feed-forward 5632), with a small vocabulary and random weights. Each form quantizes in a process of its own.
@@ -61,6 +61,10 @@ FORMS: Mapping[str, Form] = {
     "static-float": Form("static-float"),
     "dynamic": Form("dynamic"),
     "native": Form("auto", native=True),
+    "native-8-32": Form("block", 8, 32, native=True),
+    "native-8-128": Form("block", 8, 128, native=True),
+    "native-4-32": Form("block", 4, 32, native=True),
+    "native-4-128": Form("block", 4, 128, native=True),
     "block-8-32": Form("block", 8, 32),
     "block-8-128": Form("block", 8, 128),
     "block-4-32": Form("block", 4, 32),
@@ -119,8 +123,8 @@ def feed(layers: int, tokens: int, past: int, seed: int) -> dict[str, Any]:
     return {"input_ids": random.integers(VOCABULARY, size=(1, tokens)), **pasts}
 
 
-def native_plan(model: str, path: str) -> Path:
-    """Write a plan in which products by constants and attention are native operators; return its path."""
+def native_plan(model: str, path: str, product: str) -> Path:
+    """Write a plan in which products by constants have a form, and attention is a native operator; return its path."""
     import onnx_ir as ir
 
     from requant.transforms.attention import find_attention
@@ -129,12 +133,11 @@ def native_plan(model: str, path: str) -> Path:
     for node in graph:
         weights = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
         if weights is not None and weights.is_initializer():
-            rows[str(node.name)] = node.op_type
+            rows[str(node.name)] = {"operator": node.op_type, "implementation": product}
         found = find_attention(node) if node.op_type == "Softmax" else None
         if found is not None:
-            rows[str(found.nodes[-1].name)] = "attention"
-    units = {name: {"operator": op, "implementation": "dynamic native"} for name, op in rows.items()}
-    Path(path).write_text(json.dumps({"schema": 1, "units": units}))
+            rows[str(found.nodes[-1].name)] = {"operator": "attention", "implementation": "dynamic native"}
+    Path(path).write_text(json.dumps({"schema": 1, "units": rows}))
     return Path(path)
 
 
@@ -145,12 +148,14 @@ def quantize(model: str, feeds: str, output: str, form: Form) -> None:
     from requant.quantize.options.selection import Selection
     from requant.transforms.qparams import Scheme
 
+    product = "block native" if form.strategy == "block" else "dynamic native"
+    plan = native_plan(model, f"{Path(output).parent}/native.json", product) if form.native else None
     options = Options(
         force=True,
         force_int8=True,
         effort="low",
         place="rules",
-        plan=native_plan(model, f"{Path(output).parent}/native.json") if form.native else None,
+        plan=plan,
         selection=Selection(strategy=Strategy(form.strategy)),
         scheme=Scheme(block_bits=form.bits, block_size=form.size),
     )

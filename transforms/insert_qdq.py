@@ -39,6 +39,7 @@ WITHOUT_PAIRS: Mapping[Impl, Callable[[ir.Node, Unit, WeightWriter], int]] = {
     Impl.DYNAMIC: to_dynamic,
     Impl.DYNAMIC_NATIVE: to_native,
     Impl.BLOCK: to_blocks,
+    Impl.BLOCK_NATIVE: to_blocks,
     Impl.WEIGHT: store_weights,
 }
 """By form, the function that rewrites a unit that needs no pairs; it returns the number of constants that changed."""

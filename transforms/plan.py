@@ -25,6 +25,7 @@ class Impl(StrEnum):
     DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float with integer products; finds ranges at run time
     DYNAMIC_NATIVE = "dynamic native"  # an operator of ai.requant; its body: DYNAMIC, or float for attention and a GRU
     BLOCK = "block"  # MatMulNBits, GatherBlockQuantized: weights in blocks, float to float, products of integers
+    BLOCK_NATIVE = "block native"  # an operator of ai.requant, as a function whose body is the form BLOCK
     WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float
 
     @property
@@ -40,12 +41,21 @@ class Impl(StrEnum):
     @property
     def native(self) -> bool:
         """Whether an operator of ai.requant computes the unit."""
-        return self in (Impl.U8_NATIVE, Impl.DYNAMIC_NATIVE)
+        return self in (Impl.U8_NATIVE, *NATIVE_PRODUCTS.values())
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the weights of the unit are in blocks."""
+        return self in (Impl.BLOCK, Impl.BLOCK_NATIVE)
 
     @property
     def int8(self) -> bool:
         """Whether the unit uses int8 at all."""
         return self is not Impl.FLOAT
+
+
+NATIVE_PRODUCTS: Mapping[Impl, Impl] = {Impl.DYNAMIC: Impl.DYNAMIC_NATIVE, Impl.BLOCK: Impl.BLOCK_NATIVE}
+"""By form from float to float, the form of the native operator that computes the same."""
 
 
 class Domain(StrEnum):

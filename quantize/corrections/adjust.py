@@ -9,7 +9,6 @@ from itertools import islice
 from ... import RequantError
 from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
-from ...transforms.plan import Impl
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
 from .bias import correct_bias
@@ -29,7 +28,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
         return {}
     feeds = [sample.feed for sample in islice(job.source.samples(SAMPLES), SAMPLES)]
     impls = [candidate.plan.impl(unit) for unit in candidate.plan.units]
-    total = sum(impl.reads_u8 or impl is Impl.BLOCK for impl in impls)
+    total = sum(impl.reads_u8 or impl.in_blocks for impl in impls)
     budget = EFFORTS[job.options.effort].operations or math.inf  # effort low: the user named the correction
     adjustments: dict[str, Adjustment] = {}
 

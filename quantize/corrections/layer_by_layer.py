@@ -149,7 +149,7 @@ def walk_layers(
         RequantError: The runtime rejects a piece of the models.
     """
     plan, float_nodes, int8_nodes = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
-    forms = [impl for impl in Impl if impl.reads_u8 or (impl is Impl.BLOCK and correct_blocks is not None)]
+    forms = [impl for impl in Impl if impl.reads_u8 or (impl.in_blocks and correct_blocks is not None)]
     chosen = [unit for unit in plan.units if plan.impl(unit) in forms]
     units = [unit for unit in chosen if _is_walked(job, unit, float_nodes, int8_nodes)]
     visits = [_Visit.of(unit, float_nodes, int8_nodes) for unit in units]
@@ -170,7 +170,7 @@ def walk_layers(
     for visit in visits:
         product = _product(visit.node, job.simple, runners)
         inputs, given = floats.take(visit.float_input), integers.take(visit.int8_input)
-        if correct_blocks is not None and plan.impl(visit.unit) is Impl.BLOCK:
+        if correct_blocks is not None and plan.impl(visit.unit).in_blocks:
             block = _block_layer(visit, job.scheme.blocks, inputs, given, product)
             results, (adjustment, int8_results) = block.float_results, correct_blocks(block)
         else:

@@ -28,7 +28,9 @@ SOURCES = Path(__file__).parent / "native"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
-OPERATORS_SOURCES = tuple("library attention concat convolution gru matmul normalization pair pool table".split())
+OPERATORS_SOURCES = tuple(
+    "library attention concat convolution gru matmul matmul_nbits normalization pair pool table".split()
+)
 KERNELS = ("cpu", "target_portable")
 SMALL = ("-Os",)
 """For what only old processors and rare tensors use, and for the operators, whose work is done by the kernels."""

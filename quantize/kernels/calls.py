@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -44,6 +44,7 @@ class Call:
         body: The nodes that it replaces, in order.
         attributes: The attributes of the node.
         anchor: The node of the body that has the attributes; None without attributes.
+        beside: The names of attributes that the anchor does not have.
         values: The values of further inputs by name: ``table``, ``curve``, ``grid``. A Table has those of its body.
         sources: The places among the inputs of the tensors that are computed.
         order: The places of these tensors among the inputs of the unit, where they are not the same.
@@ -58,6 +59,7 @@ class Call:
     body: Sequence[ir.Node]
     attributes: Mapping[str, ir.Attr] = field(default_factory=dict)
     anchor: ir.Node | None = None
+    beside: Collection[str] = ()
     values: Mapping[str, Array] = field(default_factory=dict)
     sources: Sequence[int] = (0,)
     order: Sequence[int] = ()

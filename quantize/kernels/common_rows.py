@@ -19,7 +19,7 @@ from ...transforms.graph import (
     replace,
     take,
 )
-from .products import BIAS, MS, bias_behind
+from .products import BIAS, DYNAMIC, MS, bias_behind
 
 WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias
 AXES = 2  # of weights that are one matrix
@@ -100,12 +100,12 @@ def join_products(model: ir.Model, ends: Iterable[ir.Value], allowed: Collection
 def _product(end: ir.Value) -> _Product | None:
     """Return the product whose result a tensor is, with the bias if it has one; None if it is another tensor."""
     last = end.producer()
-    found = [] if last is None else [made_by(value, "DynamicQuantizeMatMul") for value in last.inputs]
-    node = next((each for each in (made_by(end, "DynamicQuantizeMatMul"), *found) if each is not None), None)
+    found = [] if last is None else [made_by(value, DYNAMIC) for value in last.inputs]
+    node = next((each for each in (made_by(end, DYNAMIC), *found) if each is not None), None)
     if node is None or end.is_graph_output():
         return None
-    add, bias = bias_behind(node) or (node, node.inputs[BIAS] if len(node.inputs) > BIAS else None)
-    weights, *others = (constant(value) for value in node.inputs[WEIGHTS:BIAS])
+    add, bias = bias_behind(node) or (node, node.inputs[BIAS[DYNAMIC]] if len(node.inputs) > BIAS[DYNAMIC] else None)
+    weights, *others = (constant(value) for value in node.inputs[WEIGHTS : BIAS[DYNAMIC]])
     if add is not last or weights is None or None in others or len(weights.shape) != AXES:
         return None
     if bias is None:
@@ -129,7 +129,7 @@ def _joined(model: ir.Model, products: Sequence[_Product]) -> dict[ir.Value, Par
         constant_of("scale", [product.by_channel(SCALE) for product in products]),
         constant_of("zero_point", [product.by_channel(ZERO) for product in products]),
     ]
-    y = insert_before(first, taken, "DynamicQuantizeMatMul", inputs, stem=f"{name}/joined", domain=MS)
+    y = insert_before(first, taken, DYNAMIC, inputs, stem=f"{name}/joined", domain=MS)
     whole = y.producer()
     if any(product.bias is not None for product in products):
         biases = [

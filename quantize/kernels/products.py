@@ -1,8 +1,11 @@
-"""Put products that find their ranges at run time into functions, which the native operator ``MatMul`` computes."""
+"""Put products of floats and constant integers into functions, which native operators compute.
+
+They are products that find their ranges at run time, and those whose weights are in blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -14,8 +17,17 @@ from .calls import Call
 from .wrap import put_calls
 
 MS = "com.microsoft"
-MATMUL = ("x", "w", "w_scale", "w_zero_point", "B", "residual")
-BIAS, RESIDUAL = MATMUL.index("B"), MATMUL.index("residual")
+DYNAMIC, BLOCKS = "DynamicQuantizeMatMul", "MatMulNBits"
+INPUTS: Mapping[str, Sequence[str]] = {
+    DYNAMIC: ("x", "w", "w_scale", "w_zero_point", "B", "residual"),
+    BLOCKS: ("x", "w", "w_scale", "B", "residual"),
+}
+"""The inputs of the native operator, by the operator in the body."""
+NATIVE = {DYNAMIC: "MatMul", BLOCKS: "MatMulNBits"}
+"""The native operator, by the operator in the body."""
+BIAS = {DYNAMIC: 4, BLOCKS: 5}
+"""The place of the bias among the inputs of the operator in the body."""
+FUNCTION = "function"
 RELU, GELU, GELU_BY_TANH = 1, 2, 3
 """Values of the attribute ``function``."""
 
@@ -26,10 +38,13 @@ def wrap_products(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, S
     Before:  y = Gelu(Add(com.microsoft.DynamicQuantizeMatMul(x, W, scale, zero point), b))
     After:   y = ai.requant.MatMul(x, W, scale, zero point, b), function 2, whose body is what was there
         The operator rounds each row of x with a range of its own, the body all rows with one.
+    Before:  y = Add(com.microsoft.MatMulNBits(x, W, scale, , , b), r)
+    After:   y = ai.requant.MatMulNBits(x, W, scale, b, r), whose body is what was there
+        Both round each block of a row of x with a range of its own.
     Left alone: products in bodies of control flow, and those that have another form in the model.
 
     Args:
-        model: A model with products that find their ranges at run time.
+        model: A model with products that find their ranges at run time or have weights in blocks.
         units: The products, in order.
         shapes: Shapes of the float tensors by name.
         join: Whether a call includes what is behind it: the bias, a Relu or GELU, and the sum with another tensor.
@@ -39,7 +54,7 @@ def wrap_products(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, S
     calls: dict[ir.Value, Call] = {}
     for unit in units:
         node = nodes.get(unit.nodes[0])
-        if node is None or node.op_type != "DynamicQuantizeMatMul":
+        if node is None or node.op_type not in NATIVE:
             continue
         call = _call(node)
         if join:
@@ -98,8 +113,11 @@ def _between(source: ir.Value, last: ir.Node) -> set[ir.Node]:
 
 def _call(node: ir.Node) -> Call:
     """Return the call of a product alone."""
-    attributes = {"function": ir.AttrInt64("function", 0)}
-    return Call("MatMul", str(node.name), MATMUL, list(node.inputs), [node], attributes, dtype=ir.DataType.FLOAT)
+    op, place = node.op_type, BIAS[node.op_type]
+    attributes = {**node.attributes, FUNCTION: ir.AttrInt64(FUNCTION, 0)}
+    inputs = [*node.inputs[: INPUTS[op].index("B")], *node.inputs[place : place + 1]]
+    call = Call(NATIVE[op], str(node.name), INPUTS[op], inputs, [node], attributes, dtype=ir.DataType.FLOAT)
+    return replace(call, anchor=node, beside=(FUNCTION,))
 
 
 def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
@@ -113,7 +131,7 @@ def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
     function = functions.get(end)
     if function is None:
         return call
-    attributes = {"function": ir.AttrInt64("function", function.number)}
+    attributes = {**call.attributes, FUNCTION: ir.AttrInt64(FUNCTION, function.number)}
     return replace(call, body=[*call.body, *function.nodes], attributes=attributes)
 
 
@@ -121,13 +139,16 @@ def bias_behind(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     """Return the Add of a bias that alone reads a product without one, and the bias; None if another node reads it."""
     end = product.outputs[0]
     add, weights, source = sole_reader(end), constant(product.inputs[1]), product.inputs[0]
-    if len(product.inputs) > BIAS or add is None or add.op_type != "Add" or weights is None or source is None:
+    if len(product.inputs) > BIAS[product.op_type] or add is None or add.op_type != "Add":
+        return None
+    if weights is None or source is None:
         return None
     (value,) = (each for each in add.inputs if each is not end) if len({*add.inputs}) == 2 else (None,)
     tensor, rank = constant(value), len(source.shape) if source.shape is not None else 0
     if value is None or tensor is None or not 1 <= len(tensor.shape) <= max(rank, 1):
         return None
-    return (add, value) if tensor.shape[-1] == tensor.size == weights.shape[-1] else None
+    outputs = weights.shape[0 if product.op_type == BLOCKS else -1]
+    return (add, value) if tensor.shape[-1] == tensor.size == outputs else None
 
 
 def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:
@@ -145,7 +166,7 @@ def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:
     one, two = (shapes.get(str(value.name)) for value in (end, other))
     if one is None or two is None or len(one) != len(two) or not all(map(_may_be_equal, one, two)):
         return call
-    inputs = [*call.inputs, *[None] * (RESIDUAL - len(call.inputs)), other]
+    inputs = [*call.inputs, *[None] * (len(call.names) - 1 - len(call.inputs)), other]
     return replace(call, inputs=inputs, body=[*call.body, add])
 
 

@@ -301,6 +301,8 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
         copy = body[call.body.index(call.anchor)]
         copy.attributes.clear()
         for name, attribute in call.attributes.items():
+            if name in call.beside:
+                continue
             copy.attributes[name] = ir.RefAttr(name, name, attribute.type)
     after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if call.shapes else []
     nodes = [*before, *body, *after]

@@ -16,7 +16,7 @@ CONVERTED = 0.25e-3  # microseconds per element of a QuantizeLinear or a Dequant
 TURNED = 0.3e-3  # microseconds per element of a change of layout
 IMAGE = 4  # tensors of this rank change their layout between float and integer convolutions
 PRODUCTS = {Impl.FLOAT: 1 / 60e3, Impl.DYNAMIC: 1 / 130e3, Impl.WEIGHT: 1 / 60e3, Impl.U8_FLOAT: 1 / 200e3}
-PRODUCTS |= {Impl.BLOCK: 1 / 50e3}
+PRODUCTS |= {Impl.BLOCK: 1 / 50e3, Impl.BLOCK_NATIVE: 1 / 120e3}
 PRODUCTS |= {Impl.U8: 1 / 200e3, Impl.U8_GEMM: 1 / 200e3, Impl.U8_NATIVE: 1 / 200e3}
 PRODUCTS |= {Impl.DYNAMIC_NATIVE: 1 / 200e3}
 """Microseconds per multiply-accumulate of one thread with VNNI."""

@@ -169,6 +169,13 @@ def _block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     return _table_obstacle(anchor, facts) if unit.op == "Gather" else _product_obstacle(unit, facts, Impl.BLOCK)
 
 
+def _native_block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why `unit` cannot be a native product with weights in blocks; a table has no native operator."""
+    if not facts.native or not facts.joins or unit.op == "Gather":  # its results are those of its body but for rounding
+        return why.NO_FORM
+    return _block_obstacle(unit, facts, strategy)
+
+
 def _table_obstacle(node: ir.Node, facts: Facts) -> Reason:
     """Return why the table of a Gather cannot be in blocks."""
     table = constant(node.inputs[0])
@@ -195,6 +202,7 @@ OBSTACLES: Mapping[Impl, Rule] = {
     Impl.DYNAMIC: _dynamic_obstacle,
     Impl.DYNAMIC_NATIVE: _native_dynamic_obstacle,
     Impl.BLOCK: _block_obstacle,
+    Impl.BLOCK_NATIVE: _native_block_obstacle,
     Impl.WEIGHT: _weight_only_obstacle,
 }
 """By integer form, the function that returns why a unit cannot have it; `NONE` if it can."""

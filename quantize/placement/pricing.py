@@ -23,7 +23,7 @@ from .rules import able
 
 Shape = tuple[int, ...]
 
-OTHER_FORMS = (Impl.U8_GEMM, Impl.U8_NATIVE, Impl.DYNAMIC, Impl.DYNAMIC_NATIVE, Impl.BLOCK)
+OTHER_FORMS = (Impl.U8_GEMM, Impl.U8_NATIVE, Impl.DYNAMIC, Impl.DYNAMIC_NATIVE, Impl.BLOCK, Impl.BLOCK_NATIVE)
 """Forms that a unit has only where they are measured to be faster than its other forms."""
 
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...transforms.attention import FoundAttention, find_attention
 from ...transforms.graph import bodies, computing_graphs
 from ...transforms.ops import ATTENTION, GATE, OPS, why_float
-from ...transforms.plan import Choice, Impl, Plan, Unit
+from ...transforms.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.qparams import BlockForm
 from ...transforms.reasons import FUSED_GROUP, NONE, Reason
 from ...transforms.units import units
@@ -45,6 +45,7 @@ FLOAT_FORMS = {
     Impl.DYNAMIC: Strategy.DYNAMIC,
     Impl.DYNAMIC_NATIVE: Strategy.DYNAMIC,
     Impl.BLOCK: Strategy.BLOCK,
+    Impl.BLOCK_NATIVE: Strategy.BLOCK,
 }
 """Forms of matrix products from float to float, with the strategies whose obstacles count."""
 FORMS_WITHOUT_RANGES = frozenset({Impl.DYNAMIC, Impl.BLOCK, Impl.WEIGHT})
@@ -118,26 +119,31 @@ def widest_plan(facts: Facts, plan: Plan) -> Plan:
 
 
 def native_plan(facts: Facts, plan: Plan) -> Plan:
-    """Return a plan with native operators wherever a unit reads and writes uint8 and has one."""
+    """Return a plan with native operators wherever a unit has one for its form."""
     options = able(facts, plan)
-    units = (unit.name for unit in plan.units if plan.impl(unit).writes_u8 and Impl.U8_NATIVE in options[unit.name])
-    return plan.with_choices(dict.fromkeys(units, Choice(Impl.U8_NATIVE)))
+    natives = {
+        unit.name: Impl.U8_NATIVE if plan.impl(unit).writes_u8 else NATIVE_PRODUCTS.get(plan.impl(unit))
+        for unit in plan.units
+    }
+    return plan.with_choices({name: Choice(form) for name, form in natives.items() if form in options[name]})
 
 
 def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan) -> Plan:
-    """Return a plan with the native form from float to float wherever a unit that writes float has one.
+    """Return a plan with a native form from float to float wherever a unit that writes float has one.
 
     Args:
         forms: The possible implementations by unit.
         plan: The plan.
     """
-    units = (u.name for u in plan.units if not plan.impl(u).writes_u8 and Impl.DYNAMIC_NATIVE in forms[u.name])
-    return plan.with_choices(dict.fromkeys(units, Choice(Impl.DYNAMIC_NATIVE)))
+    natives = NATIVE_PRODUCTS.values()
+    units = (unit.name for unit in plan.units if not plan.impl(unit).writes_u8)
+    found = {name: next((form for form in natives if form in forms[name]), None) for name in units}
+    return plan.with_choices({name: Choice(form) for name, form in found.items() if form is not None})
 
 
 def stock_plan(plan: Plan) -> Plan:
     """Return a plan with the runtime's operators in place of native ones."""
-    stock = {Impl.U8_NATIVE: Choice(Impl.U8), Impl.DYNAMIC_NATIVE: Choice(Impl.DYNAMIC)}
+    stock = {Impl.U8_NATIVE: Choice(Impl.U8)} | {made: Choice(impl) for impl, made in NATIVE_PRODUCTS.items()}
     native = [unit for unit in plan.units if plan.impl(unit).native]
     alone = Choice(Impl.FLOAT, why_float(ATTENTION))
     return plan.with_choices({u.name: alone if u.op == ATTENTION else stock[plan.impl(u)] for u in native})
@@ -153,15 +159,16 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     """
     row = OPS.get(unit.op)
     strategy = None if row is None else free.selection.strategy_of(unit, row)
-    if strategy is Strategy.DYNAMIC and impl is Impl.DYNAMIC:  # both forms find their ranges at run time
-        native = () if OBSTACLES[Impl.DYNAMIC_NATIVE](unit, free, strategy) else (Impl.DYNAMIC_NATIVE,)
-        return (impl, *native)
+    if impl in NATIVE_PRODUCTS and strategy is FLOAT_FORMS[impl]:  # the user's form, by either operator
+        native = NATIVE_PRODUCTS[impl]
+        return (impl,) if OBSTACLES[native](unit, free, strategy) else (impl, native)
     if row is None or strategy is not Strategy.AUTO or (impl in FORMS_WITHOUT_RANGES and not row.native):
         return (impl,)
     # the strategy STATIC includes the obstacles of the unit's outputs
     static = STATIC_FORMS if _decide(unit, free).impl.reads_u8 else ()
     forms = [form for form in static if not OBSTACLES[form](unit, free, Strategy.STATIC)]
-    if (row.kind == "compute" or row.native) and not _fixed_float(unit, free) and free.blocks == BlockForm():
+    offered = row.native or (row.kind == "compute" and free.blocks == BlockForm())  # else the user asked for blocks
+    if offered and not _fixed_float(unit, free):
         forms += [form for form, asked in FLOAT_FORMS.items() if not OBSTACLES[form](unit, free, asked)]
     return (Impl.FLOAT, *forms) if forms else (impl,)
 
@@ -178,7 +185,7 @@ def _units(graph: ir.Graph, facts: Facts, attentions: Sequence[FoundAttention] =
 def _attentions(graph: ir.Graph, facts: Facts) -> list[FoundAttention]:
     """Return the attentions that are units; none where the user decides over the forms of operators in them."""
     chosen = facts.selection
-    if not facts.attention or chosen.strategy is not Strategy.AUTO or chosen.include_ops:
+    if not facts.attention or chosen.strategy not in (Strategy.AUTO, *FLOAT_FORMS.values()) or chosen.include_ops:
         return []
     found: list[FoundAttention] = []
     taken: set[ir.Node] = set()

@@ -39,6 +39,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
     "dynamic native": ("dyn", "NATIVE", "integer products, ranges found at run time, in an operator of requant"),
     "block": ("w8", "BLOCK", "weights in blocks of integers, float to float"),
+    "block native": ("w8", "NATIVE", "weights in blocks of integers, float to float, in an operator of requant"),
     "weight-only": ("w8", "W8", "int8 weights, computed in float"),
     "float": ("float", "FLOAT", "float"),
 }

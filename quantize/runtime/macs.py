@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 
-NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION, NATIVE_GRU = (
-    f"{NATIVE_DOMAIN}.{operator}" for operator in ("Convolution", "MatMul", "Attention", "GRU")
+NATIVE = NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, NATIVE_ATTENTION, NATIVE_GRU = tuple(
+    f"{NATIVE_DOMAIN}.{operator}" for operator in ("Convolution", "MatMul", "MatMulNBits", "Attention", "GRU")
 )
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
     "DynamicQuantizeLSTM QAttention".split()
-) | {NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_ATTENTION, NATIVE_GRU}
+) | {*NATIVE}
 NUMBER = re.compile(r"_[0-9]+$")  # of the names of a native operator
 INTEGER_LEVEL = 4
 """The accuracy_level with which a MatMulNBits multiplies integers."""
@@ -78,7 +78,7 @@ MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
         "QGemm MatMulNBits".split(),
         _product,
     ),
-    NATIVE_PRODUCT: _product,
+    **dict.fromkeys((NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT), _product),
     **dict.fromkeys(("Attention", "QAttention"), _attention),
     NATIVE_ATTENTION: _heads,
     NATIVE_GRU: _gru,

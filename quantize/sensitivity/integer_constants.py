@@ -71,7 +71,7 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict
     row, found = OPS[unit.op], {}
     if row.native:  # attention has no weights
         return {}
-    if impl is Impl.BLOCK:
+    if impl.in_blocks:
         values = writer.blocked(node, unit).values()
         return {0: values} if unit.op == "Gather" else {1: turned(node, values)}
     indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op in RECURRENT else (1,)

@@ -29,7 +29,10 @@ FIRST_SPLIT_INPUT = 13  # since this opset the sizes of Split are an input
 
 Rounding: TypeAlias = QParams | BlockForm | None
 """How a tensor becomes integers: with a scale and a zero point, in blocks, or (None) with the range of the run."""
-ROUNDED: Mapping[Impl, Rounding] = {Impl.DYNAMIC: None, Impl.DYNAMIC_NATIVE: None, Impl.BLOCK: BlockForm()}
+ROUNDED: Mapping[Impl, Rounding] = {
+    **dict.fromkeys((Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)),
+    **dict.fromkeys((Impl.BLOCK, Impl.BLOCK_NATIVE), BlockForm()),
+}
 """How forms from float to float round the input of a product."""
 
 

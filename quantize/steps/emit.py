@@ -13,7 +13,7 @@ from ...transforms.insert_qdq import insert_qdq
 from ...transforms.int8_weights import Adjustment
 from ...transforms.joined_convs import join_convs
 from ...transforms.ops import GATE
-from ...transforms.plan import Impl, Plan
+from ...transforms.plan import NATIVE_PRODUCTS, Impl, Plan
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ...transforms.qparams import QParams
 from ..corrections.adjust import find_adjustments
@@ -136,7 +136,7 @@ def apply_plan(
     elif units and not exact:
         drop_inner_rounding(model, units, job.shapes)
     if not learns:
-        products = [unit for unit in plan.units if plan.impl(unit) is Impl.DYNAMIC_NATIVE]
+        products = [unit for unit in plan.units if plan.impl(unit) in NATIVE_PRODUCTS.values()]
         # attention first: a product must not take the sum with the mask for a residual
         wrap_attentions(model, products, job.shapes, join=last)
         wrap_products(model, products, job.shapes, join=last)

@@ -24,7 +24,7 @@ from .judge import measure_accuracy
 from .ranges import TensorRanges
 
 EVIDENCE = 4  # samples for each tensor
-EVIDENCE_OF = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC}
+EVIDENCE_OF = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 """Forms that are not tried, and those whose noise counts for them: the range of a row is at most that of its tensor.
 
 Attention rounds rows of k and columns of v to 127 steps on each side of 0: where all values have one sign, the step may

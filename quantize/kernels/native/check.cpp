@@ -236,6 +236,47 @@ std::pair<std::vector<int>, double> evenly(const float* x, int64_t count, int64_
   return {made, size};
 }
 
+// Returns whether an instruction set multiplies rows by a matrix in blocks.
+bool block_matrices_are_right(const Target& target, Random& random) {
+  const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 10 : 70), sizes[] = {16, 32, 64, 128, 256};
+  BlockMatrix made{.inputs = draw(random, 1, 300), .outputs = draw(random, 1, 150), .bits = draw(random, 0, 1) ? 4 : 8,
+                   .size = sizes[draw(random, 0, 4)], .bias = {}, .function = Function{draw(random, 0, 3)}};
+  const auto real = [&](double most) { return static_cast<float>(most * (static_cast<double>(random() >> 11) * 0x1p-52 - 1)); };
+  Guarded codes(made.outputs * made.blocks() * made.bytes()), scales(4 * made.outputs * made.blocks());
+  for (size_t i = 0; i < codes.size(); ++i) codes.data()[i] = static_cast<uint8_t>(random());
+  float* const scale = reinterpret_cast<float*>(scales.data());
+  for (int64_t i = 0; i < made.outputs * made.blocks(); ++i) scale[i] = real(0.01);
+  made.codes = codes.data();
+  made.scale = scale;
+  for (int64_t o = 0; o < made.outputs; ++o) made.bias.push_back(real(3));
+  Guarded x(4 * rows * made.inputs), more(4 * rows * made.outputs), y(4 * rows * made.outputs);
+  const auto floats = [](Guarded& of) { return reinterpret_cast<float*>(of.data()); };
+  for (int64_t i = 0; i < rows * made.inputs; ++i) floats(x)[i] = draw(random, 0, 40) && i / made.inputs != 1 ? real(3) : 0.0f;
+  for (int64_t i = 0; i < rows * made.outputs; ++i) floats(more)[i] = real(2);
+  const bool adds = draw(random, 0, 1) == 1;
+  const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
+    for (size_t i = 0; i < count; ++i) work(i);
+  };
+  target.block_matrix(made)->run(floats(x), adds ? floats(more) : nullptr, floats(y), rows, serial);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t o = 0; o < made.outputs; ++o) {
+      double value = made.bias[o], size = std::abs(value);
+      for (int64_t block = 0; block < made.blocks(); ++block) {
+        const int64_t first = block * made.size, there = std::min(made.size, made.inputs - first);
+        const auto [integers, step] = evenly(floats(x) + row * made.inputs + first, there, 1);
+        const double each = step * static_cast<double>(scale[o * made.blocks() + block]);
+        int64_t sum = 0;
+        for (int64_t i = 0; i < there; ++i) sum += integers[i] * (made.code(o, block, i) - made.zero());
+        value += each * static_cast<double>(sum);
+        size += std::abs(each * static_cast<double>(sum));
+      }
+      const double f = applied(made.function, value) + (adds ? static_cast<double>(floats(more)[row * made.outputs + o]) : 0.0);
+      // each block, the bias and the residual are rounded to float once more
+      if (std::abs(floats(y)[row * made.outputs + o] - f) > 0x1p-22 * size * (3 + made.blocks()) + 4e-6) return false;
+    }
+  return true;
+}
+
 // Returns whether an instruction set computes attention. Only a share near a half may be rounded to another integer.
 bool attentions_are_right(const Target& target, Random& random) {
   const AttentionSize size{draw(random, 1, 80), draw(random, 1, 150), draw(random, 1, 70), draw(random, 1, 70), 0.3f};
@@ -359,6 +400,7 @@ bool check_one(uint64_t seed) {
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && matrices_are_right(*target, random);
+    right = right && block_matrices_are_right(*target, random);
     right = right && attentions_are_right(*target, random) && gru_steps_are_right(*target, random);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;

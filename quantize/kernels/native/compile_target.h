@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "block_rows.h"
 #include "dense.h"
 #include "depthwise.h"
 #include "gru.h"
@@ -19,6 +20,10 @@ inline std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
 }
 
 inline std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows<InVectors>>(std::move(made)); }
+
+inline std::unique_ptr<MatrixKernel> block_matrix(const BlockMatrix& made) {
+  return std::make_unique<BlockRows<kPanelVectors>>(made);
+}
 
 inline void attend_head(const AttentionSize& size, const Head& head) { attend<InVectors>(size, head); }
 

@@ -20,6 +20,7 @@ std::vector<ort::CustomOp*> concat_operators();
 std::vector<ort::CustomOp*> sum_operators();
 std::vector<ort::CustomOp*> product_operators();
 std::vector<ort::CustomOp*> matmul_operators();
+std::vector<ort::CustomOp*> matmul_nbits_operators();
 std::vector<ort::CustomOp*> gru_operators();
 std::vector<ort::CustomOp*> attention_operators();
 std::vector<ort::CustomOp*> normalization_operators();

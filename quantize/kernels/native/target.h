@@ -113,6 +113,29 @@ struct Matrix {
   bool fits() const { return inputs <= INT32_MAX / (255 * 128); }
 };
 
+// The product of rows in float and a constant matrix in blocks, with all that is constant:
+//
+//   y[r, o] = f(sum over all blocks b of step[r, b] * scale[o, b] * (sum of q[r, i] * (code[o, i] - zero)) + bias[o])
+//             + residual[r, o]
+//
+// A block has `size` neighbouring inputs, the last one maybe fewer. q[r] are the values of row r, rounded to integers from -127
+// to 127; step[r, b] is the 127th part of the largest magnitude in a block. zero is 2^(bits - 1).
+struct BlockMatrix {
+  int64_t inputs = 0, outputs = 0, bits = 8, size = 128;
+  const uint8_t* codes = nullptr;  // (outputs, blocks, bytes); of two codes in a byte, the low one is the first
+  const float* scale = nullptr;    // (outputs, blocks)
+  std::vector<float> bias;         // (outputs,)
+  Function function = Function::kNone;
+
+  int64_t blocks() const { return (inputs + size - 1) / size; }
+  int64_t bytes() const { return size * bits / 8; }  // of a block
+  int zero() const { return 1 << (bits - 1); }
+  uint8_t code(int64_t output, int64_t block, int64_t i) const {
+    const uint8_t* const from = codes + (output * blocks() + block) * bytes();
+    return bits == 8 ? from[i] : static_cast<uint8_t>(from[i / 2] >> 4 * (i % 2) & 15);
+  }
+};
+
 class MatrixKernel {
  public:
   virtual ~MatrixKernel() = default;
@@ -181,6 +204,7 @@ struct Target {
   bool (*available)();
   std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
   std::unique_ptr<MatrixKernel> (*matrix)(Matrix);
+  std::unique_ptr<MatrixKernel> (*block_matrix)(const BlockMatrix&);
   void (*attend)(const AttentionSize& size, const Head& head);
   // x and y are rows as long as the scale.
   void (*normalize)(const Normalization& norm, const float* x, float* y, int64_t rows);

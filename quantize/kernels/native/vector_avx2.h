@@ -21,6 +21,9 @@ using Floats = __m256;
 inline Ints load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline Bytes load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline void store_bytes(uint8_t* to, Bytes value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
+inline Ints fill_ints(int32_t value) { return _mm256_set1_epi32(value); }
+inline Bytes low_nibbles(Bytes value) { return _mm256_and_si256(value, _mm256_set1_epi8(15)); }
+inline Bytes high_nibbles(Bytes value) { return low_nibbles(_mm256_srli_epi16(value, 4)); }
 inline Bytes fill(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
 
 inline Bytes repeat(const uint8_t* four) {

@@ -26,6 +26,9 @@ inline __mmask64 first_bytes(int64_t count) { return count >= kBytes ? ~0ull : (
 inline Bytes load_some(const uint8_t* from, int64_t count) { return _mm512_maskz_loadu_epi8(first_bytes(count), from); }
 inline void store_some(uint8_t* to, Bytes value, int64_t count) { _mm512_mask_storeu_epi8(to, first_bytes(count), value); }
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints fill_ints(int32_t value) { return _mm512_set1_epi32(value); }
+inline Bytes low_nibbles(Bytes value) { return _mm512_and_si512(value, _mm512_set1_epi8(15)); }
+inline Bytes high_nibbles(Bytes value) { return low_nibbles(_mm512_srli_epi16(value, 4)); }
 inline Bytes fill(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 
 inline Bytes repeat(const uint8_t* four) {

@@ -23,6 +23,9 @@ using Floats = float32x4_t;
 inline Ints load_ints(const int32_t* from) { return vld1q_s32(from); }
 inline Bytes load_bytes(const uint8_t* from) { return vld1q_u8(from); }
 inline void store_bytes(uint8_t* to, Bytes value) { vst1q_u8(to, value); }
+inline Ints fill_ints(int32_t value) { return vdupq_n_s32(value); }
+inline Bytes low_nibbles(Bytes value) { return vandq_u8(value, vdupq_n_u8(15)); }
+inline Bytes high_nibbles(Bytes value) { return vshrq_n_u8(value, 4); }
 inline Bytes fill(uint8_t value) { return vdupq_n_u8(value); }
 
 inline Bytes repeat(const uint8_t* four) {

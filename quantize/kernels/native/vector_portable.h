@@ -43,6 +43,24 @@ inline Bytes load_bytes(const uint8_t* from) {
 
 inline void store_bytes(uint8_t* to, Bytes value) { std::memcpy(to, value.at, sizeof value.at); }
 
+inline Ints fill_ints(int32_t value) {
+  Ints made;
+  std::fill_n(made.at, kLanes, value);
+  return made;
+}
+
+// Returns the low 4 bits of each byte.
+inline Bytes low_nibbles(Bytes value) {
+  for (uint8_t& each : value.at) each &= 15;
+  return value;
+}
+
+// Returns the high 4 bits of each byte.
+inline Bytes high_nibbles(Bytes value) {
+  for (uint8_t& each : value.at) each >>= 4;
+  return value;
+}
+
 inline Bytes fill(uint8_t value) {
   Bytes made;
   std::memset(made.at, value, sizeof made.at);

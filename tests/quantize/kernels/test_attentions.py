@@ -26,7 +26,7 @@ from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import choose_by, stock_plan
+from requant.quantize.placement.rules import able, choose_by, stock_plan
 from requant.transforms.attention import find_attention
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
@@ -336,6 +336,9 @@ def test_options_for_operators_inside_attention_keep_them_units(tmp_path: Path) 
     for asked in (Selection(strategies={"scores": Strategy.STATIC}), Selection(include_ops=frozenset({"MatMul"}))):
         plan = choose_by(replace(facts_of(model, asked), attention=True, native=True), model)
         assert {"scores", "values"} <= {unit.name for unit in plan.units}
+    for strategy in (Strategy.DYNAMIC, Strategy.BLOCK):  # attention finds its ranges at run time
+        given = replace(facts_of(model, Selection(strategy=strategy)), attention=True, native=True, joins=True)
+        assert Impl.DYNAMIC_NATIVE in able(given, choose_by(given, model))["attend"]
     whole = choose_by(replace(facts_of(model), attention=True, native=True), model)
     assert [unit.name for unit in whole.units if unit.op == "attention"] == ["attend"]
     native = whole.with_choices({"attend": Choice(Impl.DYNAMIC_NATIVE)})

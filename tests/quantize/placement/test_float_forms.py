@@ -19,10 +19,10 @@ from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, has_unmeasured, plan_noise_cost, with_absorbed
-from requant.quantize.placement.rules import able, all_int8_plan, choose_by
+from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan, stock_plan
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity.each_tensor import alone
-from requant.transforms.plan import Choice, Impl
+from requant.transforms.plan import NATIVE_PRODUCTS, Choice, Impl
 from requant.transforms.qparams import BlockForm, asymmetric_u8
 
 SHAPES = {"x": (4, 64), "a": (4, 96), "t": (4, 96), "y": (4, 32)}
@@ -124,13 +124,17 @@ def test_other_blocks_and_portable_models_are_no_choice() -> None:
     assert not {Impl.DYNAMIC, Impl.BLOCK} & {*able(given, choose_by(given, model()))["up"]}
 
 
-def test_costs_decide_between_both_forms_with_ranges_found_at_run_time() -> None:
-    """Who asks for such ranges gets the native operator if it is faster, but not where its results must be exact."""
+@pytest.mark.parametrize(("strategy", "form"), [(Strategy.DYNAMIC, Impl.DYNAMIC), (Strategy.BLOCK, Impl.BLOCK)])
+def test_costs_decide_between_the_operators_of_a_form_from_float_to_float(strategy: Strategy, form: Impl) -> None:
+    """Who asks for a form gets the native operator if it is faster, but not where its results must be exact."""
     made = model()
-    given = replace(facts_of(made, Selection(strategy=Strategy.DYNAMIC)), native=True, joins=True)
-    assert able(given, choose_by(given, made))["up"] == (Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)
+    given = replace(facts_of(made, Selection(strategy=strategy)), native=True, joins=True)
+    native = NATIVE_PRODUCTS[form]
+    assert able(given, choose_by(given, made))["up"] == (form, native)
+    assert native_plan(given, choose_by(given, made)).choices["up"].impl is native
+    assert stock_plan(native_plan(given, choose_by(given, made))) == choose_by(given, made)
     for other in (replace(given, native=False), replace(given, joins=False)):
-        assert able(other, choose_by(other, made))["up"] == (Impl.DYNAMIC,)
+        assert able(other, choose_by(other, made))["up"] == (form,)
 
 
 def test_a_trial_rounds_as_the_kernel_does() -> None:
