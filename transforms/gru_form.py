@@ -10,13 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import add_initializer, graph_of, node_name, remove, replace
+from .int8_recurrent import BACKWARD
 from .int8_weights import WeightWriter
 from .ops import MS
 from .plan import Unit
 from .qparams import Array, quantize
 
-DEFAULTS = ("Sigmoid", "Tanh")
-"""The functions of the gates and of the candidate state that the form has."""
 FIRST_OPSET = 13  # the opset whose Split and Unsqueeze take their lengths and axes as an input
 GATES = 3  # z, r and h, in this order, in all weights and biases
 
@@ -118,8 +117,7 @@ def to_scan(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     """
     code = _Code(weights, unit, node_name(node), graph_of(node))
     reset_after = bool(node.attributes.get_int("linear_before_reset", 0))
-    way = node.attributes.get_string("direction", "forward")
-    backward = {"forward": (0,), "reverse": (1,), "bidirectional": (0, 1)}[way]
+    backward = BACKWARD[node.attributes.get_string("direction", "forward")]
     parts = [_Weights.of(node, index, weights, reset_after=reset_after) for index in range(len(backward))]
     x, _, _, _, lengths, before = [*node.inputs, *[None] * 6][:6]
     assert x is not None  # required by the operator

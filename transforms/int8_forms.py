@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from .graph import discard, graph_of, remove, remove_if_unread, take_place
 from .gru_form import to_scan
-from .int8_gru import to_int8_gru
+from .int8_recurrent import to_int8_recurrent
 from .int8_weights import WeightWriter
 from .ops import MS, OPS
 from .plan import Unit
@@ -43,12 +43,12 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
 
 
 def to_native(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
-    """Replace a MatMul, Gemm or GRU by the form that a native operator may compute; see `to_dynamic` and `to_int8_gru`.
+    """Replace a unit by the form that a native operator may compute; see `to_dynamic` and `to_int8_recurrent`.
 
     Returns:
         The number of constants that became int8.
     """
-    return to_int8_gru(node, weights) if unit.op == "GRU" else to_dynamic(node, unit, weights)
+    return to_int8_recurrent(node, weights) if unit.op in RECURRENT else to_dynamic(node, unit, weights)
 
 
 def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:

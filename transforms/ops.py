@@ -123,7 +123,9 @@ OPS: dict[str, Op] = {
         channel_axis=lambda node: 1,
         stores=(1,),
     ),
-    "LSTM": _float(reasons.NO_KERNEL.about("an LSTM with static ranges"), dynamic=(MS, "DynamicQuantizeLSTM")),
+    "LSTM": _float(
+        reasons.NO_KERNEL.about("an LSTM with static ranges"), dynamic=(MS, "DynamicQuantizeLSTM"), native="LSTM"
+    ),
     "GRU": _float(
         reasons.NO_KERNEL.about("a GRU with static ranges"), dynamic=(MS, "DynamicQuantizeMatMul"), native="GRU"
     ),

@@ -23,7 +23,7 @@ class Impl(StrEnum):
     U8_NATIVE = "u8->u8 native"  # an operator of ai.requant, as a function whose body is the form U8
     U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
     DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float with integer products; finds ranges at run time
-    DYNAMIC_NATIVE = "dynamic native"  # an operator of ai.requant; its body: DYNAMIC, or float for attention and a GRU
+    DYNAMIC_NATIVE = "dynamic native"  # an operator of ai.requant; its body: DYNAMIC; float for attention, GRU and LSTM
     BLOCK = "block"  # MatMulNBits, GatherBlockQuantized: weights in blocks, float to float, products of integers
     BLOCK_NATIVE = "block native"  # an operator of ai.requant, as a function whose body is the form BLOCK
     WEIGHT = "weight-only"  # int8 weights in the file, dequantized; the operator computes in float

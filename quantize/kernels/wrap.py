@@ -272,7 +272,9 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
             if x not in turned:
                 turned[x] = _in_nhwc(x, shape, old, f"{call.name}/{call.names[index]}/nhwc", writer.taken)
             inputs[index] = turned[x]
-    native = ir.node(operator, inputs, dict(call.attributes), domain=NATIVE_DOMAIN, name=call.name)
+    native = ir.node(
+        operator, inputs, dict(call.attributes), domain=NATIVE_DOMAIN, name=call.name, num_outputs=call.results
+    )
     read = [value.producer() for node in call.body for value in node.inputs if value is not None]
     if call.shapes:
         y = _inserted(old, native, writer.taken, [call.shapes[-1][axis] for axis in TO_NHWC])
@@ -306,8 +308,10 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
             copy.attributes[name] = ir.RefAttr(name, name, attribute.type)
     after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if call.shapes else []
     nodes = [*before, *body, *after]
-    graph = ir.Graph(formal, [nodes[-1].outputs[0]], nodes=nodes, opset_imports=model.opset_imports, name="body")
-    nodes[-1].outputs[0].name = "y"
+    results = nodes[-1].outputs[: call.results]
+    graph = ir.Graph(formal, results, nodes=nodes, opset_imports=model.opset_imports, name="body")
+    for index, result in enumerate(results):
+        result.name = f"y{index or ''}"
     attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]
     return ir.Function(NATIVE_DOMAIN, call.operator, graph=graph, attributes=attributes), constants
 

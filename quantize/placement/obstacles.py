@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from ...transforms.attention import attention_among
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
-from ...transforms.gru_form import DEFAULTS as ACTIVATIONS
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import gate_obstacle
+from ...transforms.int8_recurrent import ACTIVATIONS
 from ...transforms.ops import ATTENTION, GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
 from ...transforms.reasons import NONE, Reason
@@ -34,7 +34,7 @@ LEAST_STORED = 2**16  # bytes; smaller float32 weights of units that compute in 
 # A smaller one is slower in integers. LSTM: at 128 0.8 to 0.95x, at 256 1.3 to 3.1x, at 512 3.4x. GRU, one item a step:
 # at 128 0.5x, at 192 0.9x, at 224 1.2x, at 256 1.4x, at 400 1.9x; it becomes a Scan, whose steps cost microseconds.
 LEAST_HIDDEN = {"LSTM": 192, "GRU": 224}
-LENGTHS = 4  # among the inputs of a GRU
+PEEPHOLES = 7  # among the inputs of an LSTM
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
@@ -108,18 +108,20 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return found
     if unit.op not in LEAST_HIDDEN:
         return _product_obstacle(unit, facts, Impl.DYNAMIC)
-    found = _type_obstacle(unit, facts) or _recurrent_obstacle(anchor, strategy)
-    return found or (_gru_obstacle(anchor, facts) if unit.op == "GRU" else NONE)
+    found = _recurrent_obstacle(unit, facts, strategy)
+    return (
+        found
+        or _harm_obstacle(unit, facts, Impl.DYNAMIC)
+        or (_cell_obstacle(anchor, facts) if unit.op == "GRU" else NONE)
+    )
 
 
 def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product that finds its ranges at run time."""
     if not facts.native or not facts.joins:  # its results are not those of its body
         return why.NO_FORM
-    if unit.op == "GRU":
-        return _native_gru_obstacle(unit, facts)
-    if unit.op == "LSTM":
-        return why.NO_FORM
+    if unit.op in LEAST_HIDDEN:
+        return _native_recurrent_obstacle(unit, facts)
     return _attention_form_obstacle(unit, facts) if unit.op == ATTENTION else _dynamic_obstacle(unit, facts, strategy)
 
 
@@ -133,9 +135,7 @@ def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
     ranks = [len(shape) for shape in shapes if shape is not None]
     if len(ranks) < len(inputs) or len({*ranks[:3]}) != 1 or max(ranks) != ranks[0]:
         return why.NO_FORM
-    harmed = facts.harmed_by.get(Impl.DYNAMIC_NATIVE, {})
-    harm = next((harmed[tensor] for tensor in unit.rounded if tensor in harmed), "")
-    return why.KEPT_FLOAT.about(harm) if harm else NONE
+    return _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
 
 
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
@@ -218,6 +218,13 @@ def _extension_obstacle(kernel: Kernel, facts: Facts) -> Reason:
     return NONE if kernel in uint8_kernels() else why.NOT_INSTALLED.about(kernel[1])
 
 
+def _harm_obstacle(unit: Unit, facts: Facts, form: Impl) -> Reason:
+    """Return why rounding what a unit reads at run time would ruin an output; `NONE` without evidence of that."""
+    harmed = facts.harmed_by.get(form, {})
+    harm = next((harmed[tensor] for tensor in unit.rounded if tensor in harmed), "")
+    return why.KEPT_FLOAT.about(harm) if harm else NONE
+
+
 def _type_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return `NOT_FLOAT32` if the first input or an output of a unit is not known to be float32."""
     names = (*unit.inputs[:1], *unit.outputs)
@@ -227,10 +234,8 @@ def _type_obstacle(unit: Unit, facts: Facts) -> Reason:
 def _product_obstacle(unit: Unit, facts: Facts, form: Impl) -> Reason:
     """Return why a matrix product cannot have a form that reads and writes float."""
     anchor = facts.nodes[unit.nodes[0]]
-    if found := _type_obstacle(unit, facts):
+    if found := _type_obstacle(unit, facts) or _harm_obstacle(unit, facts, form):
         return found
-    if harm := facts.harmed_by.get(form, {}).get(unit.inputs[0], ""):
-        return why.KEPT_FLOAT.about(harm)
     weight = constant(anchor.inputs[1])
     if weight is not None and len(weight.shape) != 2:
         return why.WEIGHTS_RANK.about(len(weight.shape))
@@ -319,8 +324,11 @@ def _few_products(node: ir.Node) -> Reason:
     return NONE
 
 
-def _recurrent_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
+def _recurrent_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return what keeps an LSTM from being a DynamicQuantizeLSTM, and a GRU from computing in integers."""
+    if found := _type_obstacle(unit, facts):
+        return found
+    node = facts.nodes[unit.nodes[0]]
     weights = [constant(value) for value in node.inputs[1:3]]
     if any(tensor is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.size for tensor in weights):
         return why.WEIGHTS_NOT_CONSTANT
@@ -333,23 +341,25 @@ def _recurrent_obstacle(node: ir.Node, strategy: Strategy) -> Reason:
     return why.SMALL_STATE.about(hidden) if small else NONE
 
 
-def _gru_obstacle(node: ir.Node, facts: Facts) -> Reason:
-    """Return what keeps a GRU from being integer products and a Scan."""
+def _cell_obstacle(node: ir.Node, facts: Facts) -> Reason:
+    """Return what keeps a GRU from being integer products and a Scan, and a GRU or LSTM from being native."""
     if found := _bias_obstacle(node.inputs[3] if len(node.inputs) > 3 else None):
         return found
     named = [name.lower() for name in node.attributes.get_strings("activations", ())]
-    if "clip" in node.attributes or named != [name.lower() for name in ACTIVATIONS] * (len(named) // 2):
+    usual = [name.lower() for name in ACTIVATIONS[node.op_type]]
+    if "clip" in node.attributes or named != usual * (len(named) // len(usual)):
         return why.OTHER_ACTIVATIONS
     return why.OLD_OPSET.about(facts.opset) if facts.opset < FIRST_GRU_OPSET else NONE
 
 
-def _native_gru_obstacle(unit: Unit, facts: Facts) -> Reason:
-    """Return what keeps a GRU from being a native operator, whose sequences have the same length."""
+def _native_recurrent_obstacle(unit: Unit, facts: Facts) -> Reason:
+    """Return what keeps a GRU or LSTM from being a native operator."""
     node = facts.nodes[unit.nodes[0]]
-    if len(node.inputs) > LENGTHS and node.inputs[LENGTHS] is not None:
-        return why.NO_FORM
-    found = _type_obstacle(unit, facts) or _recurrent_obstacle(node, Strategy.DYNAMIC)
-    return found or _gru_obstacle(node, facts)
+    coupled = node.attributes.get_int("input_forget", 0)
+    if coupled or any(value is not None for value in node.inputs[PEEPHOLES:]):
+        return why.PEEPHOLES
+    found = _recurrent_obstacle(unit, facts, Strategy.DYNAMIC)
+    return found or _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE) or _cell_obstacle(node, facts)
 
 
 def _attention_obstacle(node: ir.Node, shape: Sequence[int], bias: ir.Value | None) -> Reason:

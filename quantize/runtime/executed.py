@@ -36,8 +36,8 @@ SPATIAL = frozenset(
 )
 """Operators on tensors with batch, channel and spatial axes."""
 
-ELEMENTWISE = ("Add", "Concat", "Mul", "Table")
-"""Native operators on tensors of any layout."""
+NATIVE_SPATIAL = ("AveragePool", "Convolution", "GlobalAveragePool", "MaxPool")
+"""Native operators on images; the others take tensors of any layout."""
 
 WEIGHTS = {
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm", "Convolution"), 3),
@@ -166,7 +166,7 @@ def _own_layout(node: ir.Node) -> str:
 
 def _is_native(node: ir.Node) -> bool:
     """Return whether a node is a native operator on images; their layout is NHWC."""
-    return node.domain == NATIVE_DOMAIN and not node.op_type.startswith(ELEMENTWISE)
+    return node.domain == NATIVE_DOMAIN and node.op_type.startswith(NATIVE_SPATIAL)
 
 
 def _plain(node: ir.Node) -> str:

@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 
-NATIVE = NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, NATIVE_ATTENTION, NATIVE_GRU = tuple(
-    f"{NATIVE_DOMAIN}.{operator}" for operator in ("Convolution", "MatMul", "MatMulNBits", "Attention", "GRU")
+NATIVE = tuple(
+    f"{NATIVE_DOMAIN}.{operator}" for operator in "Convolution MatMul MatMulNBits Attention GRU LSTM".split()
 )
+NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, NATIVE_ATTENTION, *NATIVE_RECURRENT = NATIVE
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
     "DynamicQuantizeLSTM QAttention".split()
@@ -47,7 +48,7 @@ def _recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
 
 
-def _gru(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
+def _native_recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Each step of (T, N, ...) uses every int8 weight of w and r once; both have two dimensions."""
     weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
     stored = [each for each in weights if len(each.shape) == 2 and each.dtype is ir.DataType.INT8]
@@ -81,7 +82,7 @@ MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     **dict.fromkeys((NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT), _product),
     **dict.fromkeys(("Attention", "QAttention"), _attention),
     NATIVE_ATTENTION: _heads,
-    NATIVE_GRU: _gru,
+    **dict.fromkeys(NATIVE_RECURRENT, _native_recurrent),
     **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
 }
 """Multiply-accumulates of one run, from the node and the shapes of its inputs and of its first output."""

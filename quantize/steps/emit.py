@@ -20,9 +20,9 @@ from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
 from ..kernels.attentions import wrap_attentions
-from ..kernels.grus import wrap_grus
 from ..kernels.normalizations import wrap_normalizations
 from ..kernels.products import wrap_products
+from ..kernels.recurrent import wrap_recurrent
 from ..kernels.wrap import drop_inner_rounding, wrap_units
 from ..model.files import serialize
 from ..model.metadata import describe_origin
@@ -140,7 +140,7 @@ def apply_plan(
         # attention first: a product must not take the sum with the mask for a residual
         wrap_attentions(model, products, job.shapes, join=last)
         wrap_products(model, products, job.shapes, join=last)
-        wrap_grus(model, products)
+        wrap_recurrent(model, products)
     if last and not learns and not exact and any(choice.impl.native for choice in plan.choices.values()):
         wrap_normalizations(model, job.shapes)
     describe_origin(model, steps, qparams, job.asked())

@@ -371,6 +371,29 @@ bool gru_steps_are_right(const Target& target, Random& random) {
   return right;
 }
 
+// Returns whether an instruction set computes the steps of an LSTM.
+bool lstm_steps_are_right(const Target& target, Random& random) {
+  const int64_t size = draw(random, 1, 50);
+  Guarded tensors[] = {Guarded(16 * size), Guarded(16 * size), Guarded(4 * size), Guarded(4 * size), Guarded(4 * size)};
+  const auto at = [&](int index) { return reinterpret_cast<float*>(tensors[index].data()); };
+  for (int index = 0; index < 3; ++index)
+    for (int64_t i = 0; i < (index < 2 ? 4 : 1) * size; ++i)
+      at(index)[i] = static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-49 - 8);
+  const float *x = at(0), *h = at(1), *before = at(2), *found = at(4);
+  float* const cell = at(3);
+  std::copy_n(before, size, cell);
+  target.next_cell({x, h, cell, size}, at(4));
+  const auto sum = [&](int64_t i) { return static_cast<double>(x[i]) + h[i]; };
+  const auto gate = [&](int64_t i) { return 1 / (1 + std::exp(-sum(i))); };
+  bool right = true;
+  for (int64_t i = 0; i < size; ++i) {
+    const double kept = gate(2 * size + i) * before[i] + gate(i) * std::tanh(sum(3 * size + i));
+    right = right && std::abs(cell[i] - kept) <= 2e-3;  // 1e-4 of numbers up to 8
+    right = right && std::abs(found[i] - gate(size + i) * std::tanh(static_cast<double>(cell[i]))) <= 3e-4;
+  }
+  return right;
+}
+
 // Returns whether all instruction sets compute one drawn convolution, and other functions of its tensors, rightly.
 bool check_one(uint64_t seed) {
   Random random(seed);
@@ -401,7 +424,8 @@ bool check_one(uint64_t seed) {
     right = right && means_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && matrices_are_right(*target, random);
     right = right && block_matrices_are_right(*target, random);
-    right = right && attentions_are_right(*target, random) && gru_steps_are_right(*target, random);
+    right = right && attentions_are_right(*target, random);
+    right = right && gru_steps_are_right(*target, random) && lstm_steps_are_right(*target, random);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;
   }

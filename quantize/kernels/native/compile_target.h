@@ -5,7 +5,7 @@
 #include "block_rows.h"
 #include "dense.h"
 #include "depthwise.h"
-#include "gru.h"
+#include "gates.h"
 #include "normalization.h"
 #include "pair.h"
 #include "pool.h"

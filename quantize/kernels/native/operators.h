@@ -22,6 +22,7 @@ std::vector<ort::CustomOp*> product_operators();
 std::vector<ort::CustomOp*> matmul_operators();
 std::vector<ort::CustomOp*> matmul_nbits_operators();
 std::vector<ort::CustomOp*> gru_operators();
+std::vector<ort::CustomOp*> lstm_operators();
 std::vector<ort::CustomOp*> attention_operators();
 std::vector<ort::CustomOp*> normalization_operators();
 
@@ -62,19 +63,20 @@ constexpr int kNames = 16;  // of each operator
 //
 //   name: its name
 //   inputs: the element types; those from `required` on are optional. Further inputs are constants of the body.
-//   output: the element type of the result
+//   output: the element type of the results
+//   outputs: the number of results
 template <class Kernel>
 class Operator : public ort::CustomOp {
  public:
-  Operator(std::string name, std::vector<ort::ElementType> inputs, size_t required, ort::ElementType output)
-      : name_(std::move(name)), inputs_(std::move(inputs)), required_(required), output_(output) {
+  Operator(std::string name, std::vector<ort::ElementType> inputs, size_t required, ort::ElementType output, size_t outputs)
+      : name_(std::move(name)), inputs_(std::move(inputs)), required_(required), output_(output), outputs_(outputs) {
     inputs_.push_back(ort::kAny);
     CustomOp::name = [](const CustomOp* op) { return self(op).name_.c_str(); };
     provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
     input_type = [](const CustomOp* op, size_t index) { return self(op).inputs_[index]; };
     input_count = [](const CustomOp* op) { return self(op).inputs_.size(); };
     output_type = [](const CustomOp* op, size_t) { return self(op).output_; };
-    output_count = [](const CustomOp*) { return size_t{1}; };
+    output_count = [](const CustomOp* op) { return self(op).outputs_; };
     input_characteristic = [](const CustomOp* op, size_t index) -> int {
       if (index < self(op).required_) return ort::kRequired;
       return index + 1 < self(op).inputs_.size() ? ort::kOptional : ort::kVariadic;
@@ -111,16 +113,17 @@ class Operator : public ort::CustomOp {
   std::vector<ort::ElementType> inputs_;
   size_t required_;
   ort::ElementType output_;
+  size_t outputs_;
 };
 
 // Returns an operator under all its names. They live as long as the library.
 template <class Kernel>
 std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
-                                  ort::ElementType output = ort::kUint8) {
+                                  ort::ElementType output = ort::kUint8, size_t outputs = 1) {
   std::vector<ort::CustomOp*> made;
   for (int i = 1; i <= kNames; ++i) {
     const std::string whole = i == 1 ? name : std::string(name) + "_" + std::to_string(i);
-    made.push_back(new Operator<Kernel>(whole, inputs, required, output));
+    made.push_back(new Operator<Kernel>(whole, inputs, required, output, outputs));
   }
   return made;
 }

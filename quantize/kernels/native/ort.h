@@ -244,9 +244,9 @@ class Run {
     return value == nullptr ? Tensor{} : tensor_of(value);
   }
 
-  uint8_t* output(const std::vector<int64_t>& shape) const {
+  uint8_t* output(const std::vector<int64_t>& shape, size_t index = 0) const {
     Value* value = nullptr;
-    invoke(kKernelContextGetOutput, context_, size_t{0}, shape.data(), shape.size(), &value);
+    invoke(kKernelContextGetOutput, context_, index, shape.data(), shape.size(), &value);
     void* data = nullptr;
     invoke(kGetTensorMutableData, value, &data);
     return static_cast<uint8_t*>(data);

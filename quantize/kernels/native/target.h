@@ -156,6 +156,18 @@ struct GruStep {
   bool reset_first;
 };
 
+// What the next state of an item is made of, in an LSTM with `size` values. x are the products of the input for i, o, f and c,
+// side by side, and h those of the state; `cell` becomes the next one.
+//
+//   i, o, f = sigmoid(x + h), cell = f * cell + i * tanh(x[c] + h[c]), after = o * tanh(cell)
+//
+// sigmoid and tanh are exact to 1e-4.
+struct LstmStep {
+  const float *x, *h;
+  float* cell;
+  int64_t size;
+};
+
 // The sizes of attention: softmax(scale * q k' + mask) v for one head, with q (queries, depth), k (keys, depth), v (keys, width).
 struct AttentionSize {
   int64_t queries, keys, depth, width;  // keys and width are at least 1
@@ -211,6 +223,7 @@ struct Target {
   // kept = r * before, where the reset gate comes first.
   void (*reset_state)(const GruStep& step, float* kept);
   void (*next_state)(const GruStep& step, float* after);
+  void (*next_cell)(const LstmStep& step, float* after);
   // to[i] = table[from[i]]; `to` may be `from`.
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.

@@ -11,7 +11,7 @@ namespace requant {
 extern const Target target_avxvnni;
 const Target target_avxvnni = {
     "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::matrix, avxvnni::block_matrix, avxvnni::attend_head,
-    avxvnni::normalize, avxvnni::reset_state, avxvnni::next_state, avxvnni::look_up, avxvnni::combine,
-    avxvnni::mean_pixels, avxvnni::max_pixels};
+    avxvnni::normalize, avxvnni::reset_state, avxvnni::next_state, avxvnni::next_cell, avxvnni::look_up,
+    avxvnni::combine, avxvnni::mean_pixels, avxvnni::max_pixels};
 
 }  // namespace requant

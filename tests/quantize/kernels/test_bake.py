@@ -171,6 +171,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "Attention",
         "Normalization",
         "GRU",
+        "LSTM",
         "MatMulNBits",
     ]
     assert found["isa"] == found["available"][0]

@@ -1,4 +1,4 @@
-// The functions of a step of a GRU, for one item.
+// The functions of a step of a GRU or LSTM, for one item.
 #pragma once
 
 #include <algorithm>
@@ -35,6 +35,20 @@ inline void next_state(const GruStep& step, float* after) {
     const Floats n = tanh_of(plus(load_few(step.x + step.size + at, some), added));
     const Floats away = times_plus(n, fill_floats(-1), load_few(step.before + i, some));
     store_few(after + i, times_plus(gate(step.x + i, step.h + i, some), away, n), some);
+  }
+}
+
+inline void next_cell(const LstmStep& step, float* after) {
+  for (int64_t i = 0; i < step.size; i += kLanes) {
+    const int64_t some = std::min<int64_t>(kLanes, step.size - i), last = 3 * step.size + i;
+    const auto opened = [&](int64_t index) {
+      const int64_t at = index * step.size + i;
+      return gate(step.x + at, step.h + at, some);
+    };
+    const Floats added = times(opened(0), tanh_of(plus(load_few(step.x + last, some), load_few(step.h + last, some))));
+    const Floats cell = times_plus(opened(2), load_few(step.cell + i, some), added);
+    store_few(step.cell + i, cell, some);
+    store_few(after + i, times(opened(1), tanh_of(cell)), some);
   }
 }
 
