@@ -17,6 +17,7 @@ from ..accuracy.classes import is_float
 from ..accuracy.outputs import decibels, powers
 from ..model.files import PathLike, Weights, load_model, serialize
 from ..model.shown import show_tensors
+from ..runtime.macs import NATIVE_PRODUCT, NATIVE_RECURRENT, counted_as
 from .baseline import Constant, Layer
 
 LINEAR = ("QuantizeLinear", "DequantizeLinear")
@@ -29,6 +30,8 @@ SAMPLES = 4
 PRODUCTS = ("Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul")
 INPUT = {1: "input scale", 2: "input zero point"}
 WEIGHT_ZERO, OUT, OUT_ZERO = "weight zero point", "output scale", "output zero point"
+STORED = {1: "weight", 2: "weight scale", 3: WEIGHT_ZERO}
+RECURRENCE = {4: "recurrence", 5: "recurrence scale", 6: "recurrence zero point"}
 ROLES: Mapping[str, Mapping[int, str]] = {
     **{op: {0: "left", 1: "weight", 2: "bias"} for op in PRODUCTS},
     "QLinearConv": {**INPUT, 3: "weight", 4: "weight scale", 5: WEIGHT_ZERO, 6: OUT, 7: OUT_ZERO, 8: "bias"},
@@ -42,8 +45,10 @@ ROLES: Mapping[str, Mapping[int, str]] = {
     "MatMulInteger": {1: "weight"},
     "ConvInteger": {1: "weight"},
     **{op: {1: "weight", 2: "recurrence", 3: "bias"} for op in ("LSTM", "GRU", "RNN")},
+    **dict.fromkeys(NATIVE_RECURRENT, STORED | RECURRENCE | {7: "bias"}),
+    NATIVE_PRODUCT: STORED | {4: "bias"},
 }
-"""The roles of the inputs by operator."""
+"""The roles of the inputs by operator, see `counted_as`."""
 
 
 def layers_of(model: ir.Model) -> dict[str, Layer]:
@@ -84,7 +89,7 @@ def _row_name(node: ir.Node) -> str:
 
 def _constants(node: ir.Node) -> Iterator[tuple[str, Constant]]:
     """Yield the constants of a node by role."""
-    roles = ROLES.get(node.op_type, {})
+    roles = ROLES.get(counted_as(node.op_type, node.domain), {})
     axis = _channel_axis(node)
     for place, value in enumerate(node.inputs):
         role = roles.get(place, f"input {place}")

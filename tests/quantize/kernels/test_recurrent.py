@@ -22,6 +22,7 @@ from onnx import numpy_helper
 from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
+from requant.quantize.gate.layers import layers_of
 from requant.quantize.kernels.recurrent import wrap_recurrent
 from requant.quantize.runtime.macs import multiply_accumulates
 from requant.transforms.int8_recurrent import BACKWARD, STATES, to_int8_recurrent
@@ -250,6 +251,14 @@ def test_a_step_counts_all_its_products(op: str) -> None:
     node = next(each for each in model.graph if each.domain == NATIVE_DOMAIN)
     macs = multiply_accumulates(f"ai.requant.{op}", node, [(9, 4, 12)], [(9, 2, 4, 16)])
     assert macs == 9 * 4 * 2 * GATES[op] * 16 * (12 + 16)
+
+
+@pytest.mark.parametrize("op", [*STATES])
+def test_a_check_knows_the_roles_of_its_constants(op: str) -> None:
+    (layer,) = layers_of(ir.from_proto(wrapped(Net(op).model()))).values()
+    named = ["weight", "weight scale", "weight zero point", "bias"]
+    named += ["recurrence", "recurrence scale", "recurrence zero point"]
+    assert {*named} <= {*layer.constants}
 
 
 @pytest.mark.parametrize(
