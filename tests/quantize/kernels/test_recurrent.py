@@ -307,6 +307,22 @@ def test_it_is_native_where_a_plan_says_so(tmp_path: Path, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", [*STATES])
+def test_the_function_has_the_standard_form(op: str) -> None:
+    made = wrapped(Net(op, lengths=True).model())
+    (function,) = made.functions
+    found = [f"{', '.join(n.output)} = {n.op_type}({', '.join(n.input)})" for n in function.node]
+    results, starts = ["y", "y1", "y2"][: 1 + STATES[op]], ["start", "cell"][: STATES[op]]
+    assert found == [
+        "t0 = DequantizeLinear(w, w_scale, w_zero_point)",
+        "t1 = Reshape(t0, c0)",
+        "t2 = DequantizeLinear(r, r_scale, r_zero_point)",
+        "t3 = Reshape(t2, c1)",
+        f"{', '.join(results)} = {op}(x, t1, t3, B, lengths, {', '.join(starts)})",
+    ]
+    assert [*function.output] == results
+
+
+@pytest.mark.parametrize("op", [*STATES])
 def test_outputs_that_a_model_omits_get_names(op: str) -> None:
     proto = Net(op, lengths=True).model()
     proto.graph.node[0].output[0] = ""
