@@ -41,7 +41,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "target_avx2": AVX2,
         "target_avxvnni": (*AVX2, "-mavxvnni"),
         "target_avx512": AVX512,
-        "target_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
+        "target_amx": (*AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     },
     "aarch64": {
         "target_dotprod": ("-mcpu=generic+dotprod",),

@@ -36,12 +36,12 @@ class BlockRows : public MatrixKernel {
   };
 
   static constexpr int kRows = panel_rows(Vectors);  // that are multiplied together
-  static constexpr int64_t kHeld = 512;              // rows that are rounded at once
+  static constexpr int64_t kHeld = 256;              // rows that are rounded at once
   static constexpr int64_t kWork = 1 << 20;          // products of one task, about
   static constexpr int64_t kRounded = 1 << 14;       // values that one task rounds, about
   static constexpr int64_t kAhead = 4096;            // bytes from the weights of a row to those that are fetched
 
-  void multiply(const Part& part, const Parallel& parallel) const {
+  virtual void multiply(const Part& part, const Parallel& parallel) const {
     thread_local Scratch integers, steps, starts;
     const int64_t blocks = weights_.blocks(), pitch = blocks * weights_.size();
     const BlockRow first{reinterpret_cast<int8_t*>(integers.bytes(part.rows * pitch)),
@@ -67,6 +67,17 @@ class BlockRows : public MatrixKernel {
   BlockRow at(const BlockRow& first, int64_t row) const {
     const int64_t blocks = weights_.blocks();
     return {first.integers + row * blocks * weights_.size(), first.steps + row * blocks, first.starts + row * blocks};
+  }
+
+  // Writes the results of a row.
+  template <int Wide>
+  __attribute__((noinline)) void write(const Floats (&total)[Wide], const Part& part, int64_t row, const Panel& panel) const {
+    for (int vector = 0; vector < Wide; ++vector) {
+      const int64_t channel = panel.channel + panel.offset(vector, Wide), place = row * outputs_ + channel;
+      Floats made = applied(plus(total[vector], load_floats(&bias_[channel])));
+      if (part.residual != nullptr) made = plus(made, load_few(part.residual + place, panel.bytes));
+      store_few(part.y + place, made, panel.bytes);
+    }
   }
 
  private:
@@ -137,17 +148,6 @@ class BlockRows : public MatrixKernel {
             sum[i][vector] = Halves ? dot_narrow(sum[i][vector], codes[vector], four) : dot(sum[i][vector], codes[vector], four);
         }
       }
-    }
-  }
-
-  // Writes the results of a row.
-  template <int Wide>
-  __attribute__((noinline)) void write(const Floats (&total)[Wide], const Part& part, int64_t row, const Panel& panel) const {
-    for (int vector = 0; vector < Wide; ++vector) {
-      const int64_t channel = panel.channel + panel.offset(vector, Wide), place = row * outputs_ + channel;
-      Floats made = applied(plus(total[vector], load_floats(&bias_[channel])));
-      if (part.residual != nullptr) made = plus(made, load_few(part.residual + place, panel.bytes));
-      store_few(part.y + place, made, panel.bytes);
     }
   }
 

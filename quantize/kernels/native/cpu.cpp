@@ -56,7 +56,8 @@ bool cpu::has_avx512() {
 
 bool cpu::has_amx() {
   const unsigned found = ask(7).d;
-  if (!has_avx512() || !keeps(kZmm | kTiles) || !bit(found, 24) || !bit(found, 25)) return false;  // TILE, INT8
+  const bool common = bit(found, 22) && bit(found, 24) && bit(found, 25);  // BF16, TILE, INT8
+  if (!has_avx512() || !keeps(kZmm | kTiles) || !common) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 

@@ -4,6 +4,7 @@
 #include "product_tiles.h"
 
 #include "attention.h"
+#include "block_tiles.h"
 #include "cpu.h"
 #include "dense.h"
 #include "rows.h"
@@ -22,12 +23,14 @@ std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
 
 std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows<InTiles>>(std::move(made)); }
 
+std::unique_ptr<MatrixKernel> block_matrix(const BlockMatrix& made) { return std::make_unique<BlockTiles>(made); }
+
 void attend_head(const AttentionSize& size, const Head& head) { attend<InTiles>(size, head); }
 
 }  // namespace amx
 
 const Target target_amx = {
-    "amx", cpu::has_amx, amx::convolution, amx::matrix, target_avx512.block_matrix, amx::attend_head,
+    "amx", cpu::has_amx, amx::convolution, amx::matrix, amx::block_matrix, amx::attend_head,
     target_avx512.normalize, target_avx512.reset_state, target_avx512.next_state, target_avx512.next_cell,
     target_avx512.lookup, target_avx512.combine, target_avx512.mean_pixels, target_avx512.max_pixels};
 
