@@ -2,13 +2,17 @@
 //
 // Inputs: q (batch, heads, queries, depth), k (batch, heads, keys, depth), v (batch, heads, keys, width), mask. The mask may be
 // missing; it is added as ONNX adds tensors. All repeat along the batch where they have length 1. A tensor may have fewer heads
-// than the result: then each of its heads serves equally many neighbouring heads. The attribute `orders` tells the axes of q, k, v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
+// than the result: then each of its heads serves equally many neighbouring heads. The attribute `orders` tells the axes of q, k,
+// v and y in memory: 0 as above, 1 (batch, rows, heads, ...), 2 (rows, batch, heads, ...).
 // Without heads tensors have three axes, (batch, rows, columns), and all orders are 0.
 //
 // If the attribute `heads` is not 0, the heads of q, k and v stand side by side in the last axis of tensors with three axes:
 // (batch, rows, columns) or (rows, batch, columns). Head h of each is the columns from first + h * step on; `columns` tells how
-// many there are of q and k, and of v. So the three may be parts of one tensor. If `orders` is 3 for y, there is one head,
-// and y has three axes, (batch, rows, columns).
+// many there are of q and k, and of v. So the three may be parts of one tensor. k and v have `shared_heads` heads, or, if it is
+// 0, as many as q. If `orders` is 3 for y, the heads of y stand side by side too, and y has three axes, (batch, rows, columns).
+//
+// If the attribute `causal` is 1, the first query sees the first key, and each query one key more than the query before it. With
+// `zero` a query whose mask is -infinity for all keys is 0; otherwise it is NaN, as a softmax is.
 #include <algorithm>
 #include <array>
 
@@ -68,32 +72,36 @@ class AttentionKernel {
         scale_(node.real_attribute("scale", 1.0f)),
         orders_(node.attributes("orders", {0, 0, 0, 0})),
         heads_(node.attribute("heads", 0)),
+        shared_heads_(node.attribute("shared_heads", 0)),
+        causal_(node.attribute("causal", 0) != 0),
+        unseen_is_zero_(node.attribute("zero", 0) != 0),
         first_(node.attributes("first", {0, 0, 0})),
         step_(node.attributes("step", {0, 0, 0})),
         columns_(node.attributes("columns", {0, 0})) {
     require(orders_.size() == 4, "orders must have four numbers");
     for (size_t i = 0; i < 4; ++i) {
-      const bool single = i == 3 && heads_ == 1;
-      require(orders_[i] >= 0 && orders_[i] <= (single ? kNoHeads : 2), "orders must be 0, 1 or 2");
+      const bool joined = i == 3 && heads_ > 0;
+      require(orders_[i] >= 0 && orders_[i] <= (joined ? kJoined : 2), "orders must be 0, 1 or 2");
     }
     require(first_.size() == 3 && step_.size() == 3 && columns_.size() == 2, "the heads must be described");
-    for (const auto& each : {first_, step_, columns_, {heads_}})  // so small that no place of a column overflows
+    for (const auto& each : {first_, step_, columns_, {heads_, shared_heads_}})  // so small that no place of a column overflows
       for (int64_t number : each) require(number >= 0 && number <= INT32_MAX, "heads must be inside their tensor");
   }
 
   void run(const ort::Run& run) const {
     const ort::Tensor given[] = {run.input(0), run.input(1), run.input(2)};
-    const bool heads = heads_ > 0 ? orders_[3] != kNoHeads : given[0].shape.size() == 4;
+    const bool heads = heads_ > 0 || given[0].shape.size() == 4;
     const size_t axes = heads_ == 0 && heads ? 4 : 3;
     for (int64_t order : orders_) require(heads || heads_ > 0 || order == 0, "without heads all orders must be 0");
     for (const ort::Tensor& each : given) require(each.shape.size() == axes, "q, k and v must all have three or four axes");
     const ort::Tensor masking = count_ > kMask ? run.input(kMask) : ort::Tensor{};
     require(masking.shape.size() <= (heads ? 4 : 3), "the mask has too many axes");
-    const View q = view(given, 0), k = view(given, 1), v = view(given, 2), mask(masking.shape, masking.data, heads);
+    const bool single = orders_[3] == kJoined && heads_ == 1 && masking.shape.size() < 4;  // the mask has no axis for heads
+    const View q = view(given, 0), k = view(given, 1), v = view(given, 2), mask(masking.shape, masking.data, heads && !single);
     const std::array<int64_t, 4> shape = result_of(q, k, v, mask);
-    const std::vector<int64_t> written = written_of(shape, heads);
-    const View y(written, run.output(written), heads, heads ? orders_[3] : 0);
-    const AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_};
+    const View y = result(run, shape, heads);
+    const int64_t seen = causal_ ? 1 : k.shape[2];
+    const AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_, seen, unseen_is_zero_};
     const int64_t results = shape[0] * shape[1] * shape[2] * shape[3];
     if (size.keys == 0) std::fill_n(y.data, results, 0.0f);
     if (results == 0 || size.keys == 0) return;
@@ -116,25 +124,32 @@ class AttentionKernel {
 
  private:
   static constexpr size_t kMask = 3;                             // among the inputs
-  static constexpr int64_t kNoHeads = 3;                         // of orders
+  static constexpr int64_t kJoined = 3;                          // of orders
   static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
 
   View view(const ort::Tensor (&given)[3], size_t index) const {
     const int64_t order = orders_[index];
     if (heads_ == 0) return View(given[index].shape, given[index].data, given[index].shape.size() == 4, order);
-    const Columns columns{heads_, first_[index], step_[index], columns_[index == 2]};
-    require(columns.first + (heads_ - 1) * columns.step + columns.count <= given[index].shape[2],
+    const int64_t heads = index > 0 && shared_heads_ > 0 ? shared_heads_ : heads_;
+    const Columns columns{heads, first_[index], step_[index], columns_[index == 2]};
+    require(columns.first + (heads - 1) * columns.step + columns.count <= given[index].shape[2],
             "heads must be inside their tensor");
     return View(given[index], order, columns);
   }
 
-  // Returns the shape of the result as it is written.
-  std::vector<int64_t> written_of(const std::array<int64_t, 4>& shape, bool heads) const {
+  // Makes the result, of this shape with the heads before the rows.
+  View result(const ort::Run& run, const std::array<int64_t, 4>& shape, bool heads) const {
     const int64_t order = orders_[3];
     const auto [batch, head, rows, columns] = shape;
-    if (!heads) return {batch, rows, columns};
-    if (order == 0) return {batch, head, rows, columns};
-    return order == 1 ? std::vector{batch, rows, head, columns} : std::vector{rows, batch, head, columns};
+    if (heads && order == kJoined) {
+      const std::vector written{batch, rows, head * columns};
+      return View({written, run.output(written)}, 1, {head, 0, columns, columns});
+    }
+    const std::vector<int64_t> written = !heads      ? std::vector{batch, rows, columns}
+                                         : order == 0 ? std::vector{batch, head, rows, columns}
+                                         : order == 1 ? std::vector{batch, rows, head, columns}
+                                                      : std::vector{rows, batch, head, columns};
+    return View(written, run.output(written), heads, heads ? order : 0);
   }
 
   // Returns the shape of the result, with the heads before the rows.
@@ -167,7 +182,8 @@ class AttentionKernel {
   size_t count_;  // of the node's inputs
   float scale_;
   std::vector<int64_t> orders_;
-  int64_t heads_;  // that stand side by side; 0 if tensors have an axis for them
+  int64_t heads_, shared_heads_;  // that stand side by side, of q, and of k and v; 0 if tensors have an axis for them
+  bool causal_, unseen_is_zero_;
   std::vector<int64_t> first_, step_, columns_;
 };
 

@@ -44,7 +44,7 @@ class Attention {
     float* const scores = reinterpret_cast<float*>(scores_.bytes(rows * part.pitch * static_cast<int64_t>(sizeof(float))));
     const int64_t keys = seen_keys(size, head, part, how);
     multiply(queries, keys_, panels_until(keys), keys_.quads(), how, {scores, part.pitch});
-    find_greatest(head, part, keys, scores);
+    find_greatest(size, head, part, keys, scores);
     const RoundedRows shares = rounded_shares(part, keys, scores, how);
     float* const y = head.y + part.first * head.y_step;
     const bool whole = keys == size.keys || kOffset != 0;  // sums begin with what all keys need
@@ -63,10 +63,12 @@ class Attention {
     return {queries, bytes, part.rows};
   }
 
-  // Returns how many keys some queries see, at most: the mask makes the shares of all keys behind them less than 2^-30. A score
-  // is at most the depth times the greatest values of its factors. If these are not all keys, it is a multiple of kKeys.
+  // Returns how many keys some queries see, at most: their order hides the keys behind them, or the mask makes the shares of all
+  // these less than 2^-30. A score is at most the depth times the greatest values of its factors. If these are not all keys, it
+  // is a multiple of kKeys.
   int64_t seen_keys(const AttentionSize& size, const Head& head, const Part& part, const Rounding* how) const {
-    if (head.mask == nullptr || head.mask_repeats) return size.keys;
+    const int64_t most = std::min(size.keys, divided(size.seen_by(part.first + part.rows - 1), kKeys) * kKeys);
+    if (head.mask == nullptr || head.mask_repeats) return most;
     const float key = keys_.widest() * 127 * static_cast<float>(size.depth);
     int64_t seen = kKeys;
     for (int64_t row = 0; row < part.rows; ++row) {
@@ -74,7 +76,7 @@ class Attention {
       const float hidden = mask[0] - 2 * key * 255 * how[row].step - 21;  // exp(-21) is less than 2^-30
       while (seen < size.keys && !all_below(mask + seen, size.keys - seen, hidden)) seen += kKeys;
     }
-    return std::min(seen, size.keys);
+    return std::min(seen, most);
   }
 
   // Whether no value is above a bound; a value or bound that is NaN counts as above.
@@ -91,13 +93,14 @@ class Attention {
   }
 
   // Adds the mask to scores and finds the greatest of each row. What follows is apart from it: it would wait for each of them.
-  void find_greatest(const Head& head, const Part& part, int64_t keys, float* scores) {
+  void find_greatest(const AttentionSize& size, const Head& head, const Part& part, int64_t keys, float* scores) {
     const int64_t whole = divided(keys, kKeys) * kKeys;
     most_.resize(part.rows);
     for (int64_t row = 0; row < part.rows; ++row, scores += part.pitch) {
       if (head.mask != nullptr) add_mask(scores, head.mask + (part.first + row) * head.mask_step, keys, head.mask_repeats);
-      std::fill(scores + keys, scores + whole, -INFINITY);
+      std::fill(scores + std::min(keys, size.seen_by(part.first + row)), scores + whole, -INFINITY);
       most_[row] = greatest(scores, whole);
+      if (size.unseen_is_zero && std::isnan(most_[row]) && all_below(scores, keys, -INFINITY)) most_[row] = -INFINITY;
     }
   }
 

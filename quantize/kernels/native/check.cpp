@@ -289,7 +289,8 @@ bool block_matrices_are_right(const Target& target, Random& random) {
 
 // Returns whether an instruction set computes attention. Only a share near a half may be rounded to another integer.
 bool attentions_are_right(const Target& target, Random& random) {
-  const AttentionSize size{draw(random, 1, 80), draw(random, 1, 150), draw(random, 1, 70), draw(random, 1, 70), 0.3f};
+  AttentionSize size{draw(random, 1, 80), draw(random, 1, 150), draw(random, 1, 70), draw(random, 1, 70), 0.3f, 0, true};
+  size.first_seen = draw(random, 0, 1) ? size.keys : draw(random, 1, size.keys);
   const int64_t gap = draw(random, 0, 3), masked = draw(random, 0, 1);
   const auto drawn = [&](int64_t rows, int64_t columns) {
     std::vector<float> made(rows * (columns + gap) - gap);
@@ -300,6 +301,8 @@ bool attentions_are_right(const Target& target, Random& random) {
   std::vector<float> mask(size.keys);
   for (float& each : mask) each = masked && draw(random, 0, 2) == 0 ? -3e38f : 0.0f;
   mask[draw(random, 0, size.keys - 1)] = 0;
+  const bool unseen = masked && draw(random, 0, 9) == 0;
+  if (unseen) std::fill(mask.begin(), mask.end(), -INFINITY);
   std::fill_n(q.begin(), draw(random, 0, 1) * size.depth, 0.0f);
   Guarded rows[] = {Guarded(q.size() * 4), Guarded(k.size() * 4), Guarded(v.size() * 4)}, y(size.queries * size.width * 4);
   std::memcpy(rows[0].data(), q.data(), q.size() * 4);
@@ -308,6 +311,8 @@ bool attentions_are_right(const Target& target, Random& random) {
   const auto at = [&](int index) { return reinterpret_cast<const float*>(rows[index].data()); };
   target.attend(size, {at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
                        size.depth + gap, size.width + gap, 0, size.width, false});
+  const float* const results = reinterpret_cast<const float*>(y.data());
+  if (unseen) return std::all_of(results, results + size.queries * size.width, [](float each) { return each == 0; });
   for (int64_t row = 0; row < size.queries; ++row) {
     const float* x = q.data() + row * (size.depth + gap);
     const float least = std::min(0.0f, *std::min_element(x, x + size.depth));
@@ -320,7 +325,8 @@ bool attentions_are_right(const Target& target, Random& random) {
       int64_t sum = 0;
       for (int64_t i = 0; i < size.depth; ++i)
         sum += static_cast<int64_t>(std::clamp(std::nearbyint(x[i] * inverse) + zero, 0.0f, 255.0f) - zero) * of_key[i];
-      scores.push_back(scale * step * size.scale * static_cast<double>(sum) + mask[key]);
+      const double score = scale * step * size.scale * static_cast<double>(sum) + mask[key];
+      scores.push_back(key < size.seen_by(row) ? score : -INFINITY);
       span = std::max(span, scale * step * size.scale * 255 * 127 * static_cast<double>(size.depth));
     }
     const double most = *std::max_element(scores.begin(), scores.end()), blur = 3e-4 + 0x1p-20 * span;  // of a share, relative
@@ -347,7 +353,7 @@ bool attentions_are_right(const Target& target, Random& random) {
       }
       fine += std::abs(real) * static_cast<double>(size.keys) / 256 / whole;
       allowed += std::abs(value) * doubtful / (sum - doubtful) + 0x1p-20 * scale * 127;
-      const float found = reinterpret_cast<const float*>(y.data())[row * size.width + o];
+      const float found = results[row * size.width + o];
       const bool exact = std::abs(found - real) <= 2 * blur * size_of_real + fine + 1e-6;
       const bool rounded = std::abs(found - value) <= allowed;
       const double off = std::abs(whole - sum) / sum;  // above a 32nd the shares of the row have 16 bits

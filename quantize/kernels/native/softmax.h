@@ -67,12 +67,12 @@ REQUANT_INLINE Floats share_of(const float* scores, float most) {
 }
 
 // Writes shares[i] = rint(255 exp(scores[i] - most)), where `most` is the greatest score. Scores from `count` on are -infinity,
-// up to a multiple of 4 * kLanes; so many are written. If `most` is NaN the step is NaN.
+// up to a multiple of 4 * kLanes; so many are written. If `most` is NaN the step is NaN, and if it is -infinity the step is 0.
 inline Shares round_softmax(const float* scores, int64_t count, float most, uint8_t* shares) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
-  if (std::isnan(most)) {
+  if (!std::isfinite(most)) {
     std::memset(shares, 0, whole);
-    return {NAN, false};
+    return {std::isnan(most) ? NAN : 0, false};
   }
   Ints sum = nearest(fill_floats(0));
   Floats exact = fill_floats(0);

@@ -172,6 +172,10 @@ struct LstmStep {
 struct AttentionSize {
   int64_t queries, keys, depth, width;  // keys and width are at least 1
   float scale;
+  // How many keys the first query sees, at least 1; each query sees one more than the query before it, and at most all.
+  int64_t first_seen;
+  bool unseen_is_zero;  // whether a query is 0 whose mask is -infinity for all keys; otherwise it is NaN
+  int64_t seen_by(int64_t query) const { return std::min(keys, first_seen + query); }
 };
 
 // One head; `step` is the number of floats from one row to the next. The mask is added to the scores, and may be null.

@@ -116,6 +116,7 @@ def side_by_side(heads: Array, order: int, gap: int) -> Array:
     single=st.sampled_from(["", "q", "k", "v"]),
     gap=st.sampled_from([None, 0, 3]),
     groups=st.integers(1, 3),
+    causal=st.booleans(),
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 9999),
 )
@@ -127,11 +128,11 @@ def test_the_operator_computes_its_definition_in_every_layout(
     single: str,
     gap: int | None,
     groups: int,
+    causal: bool,
     threads: int,
     seed: int,
 ) -> None:
     """With a gap, heads stand side by side, so many columns apart. A head of k and v is for `groups` heads of q."""
-    groups = groups if gap is None else 1
     batch, heads, queries, keys, depth, width = sizes
     random = np.random.default_rng(seed)
     shapes = {"q": (queries, depth), "k": (keys, depth), "v": (keys, width)}
@@ -153,13 +154,18 @@ def test_the_operator_computes_its_definition_in_every_layout(
     if gap is not None:
         layout = (*(order or 1 for order in layout[:3]), layout[3])
         fed = {n: side_by_side(tensors[n], order, gap) for n, order in zip("qkv", layout, strict=False)}
-        more = {"heads": heads, "first": [gap] * 3, "step": [gap + each for each in (depth, depth, width)]}
-        more["columns"] = [depth, width]
+        more = {"heads": of_q, "first": [gap] * 3, "step": [gap + each for each in (depth, depth, width)]}
+        more |= {"columns": [depth, width], "shared_heads": heads if groups > 1 else 0}
+        layout = (*layout[:3], 3 if seed % 2 else layout[3])  # the heads of the result side by side too
+    more |= {"causal": 1} if causal else {}
     fed |= {"m": added} if mask else {}
     made = attention(0.3, layout, masked=bool(mask), threads=threads, **more)
     found = made.run(None, {name: np.ascontiguousarray(array) for name, array in fed.items()})[0]
     repeated = {name: tensor if name == "q" else tensor.repeat(groups, 1) for name, tensor in tensors.items()}
-    y, off = defined(**repeated, mask=added if mask else np.zeros(()), scale=0.3)
+    hidden = np.where(causal & (np.arange(keys) > np.arange(queries)[:, None]), -np.inf, np.float32(0))
+    y, off = defined(**repeated, mask=added + hidden, scale=0.3)
+    if layout[3] == 3:
+        layout, found = (*layout[:3], 1), found.reshape(*found.shape[:2], of_q, width)
     shapes_ = (each.shape[:2] for each in repeated.values())
     shape = np.broadcast_shapes(*shapes_, added.shape[:-2] if mask == "all" else ())
     np.testing.assert_array_less(np.abs(found.transpose(np.argsort(TURNS[layout[3]])) - y), off)
@@ -205,6 +211,16 @@ def test_rows_that_are_not_finite_become_nan_and_others_do_not(isa: str) -> None
     (found,) = attention(1, (0, 0, 0, 0), masked=False).run(None, {"q": np.ones_like(q), "k": k, "v": v})
     assert np.isnan(found[..., 2]).all()
     assert np.isfinite(np.delete(found, 2, -1)).all()
+
+
+def test_a_query_that_sees_no_key_is_zero_if_that_is_asked(isa: str) -> None:
+    q, k, v = (np.ones((1, 1, rows, 8), np.float32) for rows in (4, 70, 70))
+    q[0, 0, 1, 3], mask = np.nan, np.zeros((4, 70), np.float32)
+    mask[2], mask[3, 1:] = -np.inf, -np.inf
+    (found,) = attention(1, (0, 0, 0, 0), masked=True, zero=1).run(None, {"q": q, "k": k, "v": v, "m": mask})
+    assert np.isnan(found[0, 0, 1]).all()
+    np.testing.assert_array_equal(found[0, 0, 2], 0)
+    np.testing.assert_allclose(found[0, 0, [0, 3]], 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
