@@ -1,14 +1,15 @@
-"""Find the operators that compute attention: softmax(scale * q k' + mask) v."""
+"""Find attention, softmax(scale * q k' + mask) v: several operators around a Softmax, or one operator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import onnx_ir as ir
 
 from .graph import constant, one_number, sole_reader
+from .ops import key
 
 HEADS = (0, 2, 1, 3)
 """The permutation between (batch, rows, heads, columns) and (batch, heads, rows, columns)."""
@@ -19,6 +20,8 @@ TURNS: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (2, 0, 1, 3): BATCH_SECO
 LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
 KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
 """The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
+PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""Types in which a softmax is at least as precise as in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +32,26 @@ class FoundAttention:
         q: Queries, (batch, heads, queries, depth), or (batch, queries, depth) without heads.
         k: Keys, one in each row.
         v: Values, one in each row.
-        mask: What is added to the scores; None without it.
-        scale: What the scores are multiplied by before that.
+        mask: What is added to the scores; None without it. In one operator it may be booleans: which keys are seen.
+        scale: What the scores are multiplied by before that; None for 1 / sqrt(depth).
         orders: The order of the axes of q, k, v and of the result.
         nodes: All operators, in an order in which they can run; the last one computes the result.
+        heads: How many heads of q, and of k and v, stand side by side in the last axis of (batch, rows, columns); those
+            of the result do too. (0, 0) for other tensors.
+        causal: Whether the first query sees the first key alone, and each query one key more than the query before it.
+        zero: Whether a query that sees no key gives 0, as in one operator; a Softmax gives NaN.
     """
 
     q: ir.Value
     k: ir.Value
     v: ir.Value
     mask: ir.Value | None
-    scale: float
+    scale: float | None
     orders: tuple[int, int, int, int]
     nodes: tuple[ir.Node, ...]
+    heads: tuple[int, int] = (0, 0)
+    causal: bool = False
+    zero: bool = False
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
@@ -78,11 +88,33 @@ class _Scores:
     nodes: list[ir.Node]
 
 
-def find_attention(softmax: ir.Node) -> FoundAttention | None:
-    """Return the attention around a Softmax; None if there is none.
+def find_attention(node: ir.Node) -> FoundAttention | None:
+    """Return the attention around a Softmax, or that of an operator in `OPERATORS`; None if there is none.
 
     Its inputs are three computed tensors. No other operator reads what stands between them and the result.
     """
+    if key(node) in OPERATORS:
+        found = OPERATORS[key(node)](node)
+        return None if isinstance(found, str) else found
+    return _around(node) if _is(node, "Softmax") else None
+
+
+def attention_among(nodes: Iterable[ir.Node]) -> FoundAttention | None:
+    """Return the first attention among some nodes; None if there is none."""
+    return next((found for found in map(find_attention, nodes) if found is not None), None)
+
+
+def missing_form(node: ir.Node) -> str:
+    """Return what an operator in `OPERATORS` has that attention as a unit has not; empty if it is attention."""
+    found = OPERATORS[key(node)](node)
+    return found if isinstance(found, str) else ""
+
+
+# ------------------------------------------------------------------------------------------------ several operators
+
+
+def _around(softmax: ir.Node) -> FoundAttention | None:
+    """Return the attention around a Softmax; None if there is none."""
     product = sole_reader(softmax.outputs[0])
     scores = _scores(softmax.inputs[0], softmax)
     if scores is None or not _is(product, "MatMul") or product.inputs[0] is not softmax.outputs[0]:
@@ -93,9 +125,7 @@ def find_attention(softmax: ir.Node) -> FoundAttention | None:
     along_rows = softmax.attributes.get_int("axis", _default_axis(softmax)) in (-1, len(k.turned) - 1)
     if not computed or not along_rows or not k.turned or v.scale != 1:
         return None
-    turn = sole_reader(product.outputs[0])
-    order = HEADS_FIRST if turn is None else TURNS.get(_permutation(turn), HEADS_FIRST)
-    behind = [turn] if turn is not None and order != HEADS_FIRST else []
+    order, behind = _turned(product)
     return FoundAttention(
         q.value,
         k.value,
@@ -107,10 +137,11 @@ def find_attention(softmax: ir.Node) -> FoundAttention | None:
     )
 
 
-def attention_among(nodes: Iterable[ir.Node]) -> FoundAttention | None:
-    """Return the attention around the first Softmax among some nodes; None if there is none."""
-    softmax = next((node for node in nodes if _is(node, "Softmax")), None)
-    return None if softmax is None else find_attention(softmax)
+def _turned(last: ir.Node) -> tuple[int, list[ir.Node]]:
+    """Return the order of axes into which a Transpose behind a node turns its result, and the Transpose, if any."""
+    turn = sole_reader(last.outputs[0])
+    order = HEADS_FIRST if turn is None else TURNS.get(_permutation(turn), HEADS_FIRST)
+    return order, [turn] if turn is not None and order != HEADS_FIRST else []
 
 
 def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:
@@ -199,3 +230,31 @@ def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
         if number and value is not None and constant(value) is None:
             return value, 1 / number if node.op_type == "Div" else number
     return None
+
+
+# ----------------------------------------------------------------------------------------------------- one operator
+
+
+def _standard(node: ir.Node) -> FoundAttention | str:
+    """Return what an Attention of opset 23 or newer computes, or what it has that attention as a unit has not."""
+    q, k, v, mask, *others = [*node.inputs, *[None] * 7][:7]
+    heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
+    scale = node.attributes.get_float("scale", None)
+    lacks = {
+        "past keys and values": any(value is not None for value in others),
+        "results beside the first": any(value.uses() or value.is_graph_output() for value in node.outputs[1:]),
+        "softcap": node.attributes.get_float("softcap", 0) != 0,
+        "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
+        "scale that is not above 0": scale is not None and scale <= 0,
+    }
+    if q is None or k is None or v is None or any(lacks.values()):
+        return next((name for name, asked in lacks.items() if asked), "missing factors")
+    if len({q, k, v}) < 3 or any(constant(value) is not None for value in (q, k, v)):
+        return "constant or equal factors"
+    order, behind = (HEADS_FIRST, []) if any(heads) else _turned(node)
+    orders, causal = (HEADS_FIRST, HEADS_FIRST, HEADS_FIRST, order), bool(node.attributes.get_int("is_causal", 0))
+    return FoundAttention(q, k, v, mask, scale, orders, (node, *behind), heads, causal, zero=True)
+
+
+OPERATORS: Mapping[str, Callable[[ir.Node], FoundAttention | str]] = {"Attention": _standard}
+"""Operators that are attention, by their key, and what returns it, or what it has that attention as a unit has not."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
 from ...transforms.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
-from ...transforms.graph import Shape, nodes_by_name
+from ...transforms.graph import Shape, add_initializer, graph_of, names, nodes_by_name, take
+from ...transforms.inference import inferred
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
 from .calls import Call
@@ -17,7 +20,10 @@ from .heads import Heads, fewer_heads, heads_of
 from .wrap import put_calls
 
 INPUTS = ("q", "k", "v", "mask")
-NO_HEADS = 3  # what ``orders`` says of a result without an axis for heads
+FACTORS = 3  # q, k and v
+HIDES = {"seen": 0.0, "hidden": -math.inf}
+"""What is added to the score of a key that a query sees, and of one that it does not see."""
+JOINED = 3  # what ``orders`` says of a result whose heads stand side by side in the last axis
 
 
 def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, join: bool = False) -> int:
@@ -30,6 +36,9 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         belong to the body: the native operator reads the heads where they are. If these tensors are products of the
         same rows, the products become one. Else, operators that repeat a head of k or v for several queries belong to
         the body: the native operator takes fewer heads.
+    Before:  y = Attention(q, k, v, mask), the operator of opset 23, with a mask of booleans
+    After:   y = ai.requant.Attention(q, k, v, Where(mask, 0, -infinity)), whose body is the Attention
+        One mask of all layers is one Where.
     Left alone: attention in bodies of control flow.
 
     Args:
@@ -41,35 +50,89 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
     nodes, units = nodes_by_name(model), [*units]
     products = {unit.nodes[0] for unit in units if unit.op != ATTENTION}
     calls: dict[ir.Value, Call] = {}
+    masks: dict[ir.Value, ir.Value] = {}
     for unit in (each for each in units if each.op == ATTENTION):
         found = attention_among(nodes[name] for name in unit.nodes)
         if found is None or found.nodes[-1].graph is not model.graph:
             continue
-        call = _call(unit.name, found)
-        if join and (heads := _side_by_side(model, found, shapes)):
-            call = _of_heads(call, found, _of_one_product(found, heads, model, products))
+        found = _with_added_mask(model, found, masks)
+        if found is None:
+            continue
+        call = _call(unit.name, found, shapes)
+        if heads := _side_by_side(model, found, shapes, join=join):
+            call = _of_heads(call, found, _of_one_product(found, heads, model, products) if join else heads)
         elif join:
             call = _of_groups(call, found, model, shapes)
         calls[found.nodes[-1].outputs[0]] = call
     return put_calls(model, calls)
 
 
-def _call(name: str, found: FoundAttention) -> Call:
+def _with_added_mask(model: ir.Model, found: FoundAttention, masks: dict[ir.Value, ir.Value]) -> FoundAttention | None:
+    """Return attention whose mask is added: a mask of booleans becomes 0 and -infinity. None if its type is unknown.
+
+    Args:
+        model: The model.
+        found: The attention.
+        masks: By mask of booleans, what is added in its place; a new one is noted there.
+    """
+    mask, node = found.mask, found.nodes[0]
+    if mask is None or len(found.nodes) > 2:  # an Add takes numbers
+        return found
+    dtype = mask.dtype or inferred(model)[str(mask.name)].dtype
+    if dtype is not ir.DataType.BOOL:
+        return found if dtype is ir.DataType.FLOAT else None
+    if mask not in masks:
+        taken = names(model)
+        numbers = {take(taken, f"{mask.name}/{name}"): np.asarray(number, np.float32) for name, number in HIDES.items()}
+        values = [add_initializer(model.graph, name, number) for name, number in numbers.items()]
+        where = ir.node("Where", [mask, *values], name=take(taken, f"{mask.name}/added"))
+        where.outputs[0].name = take(taken, f"{mask.name}/scores")
+        graph_of(node).insert_before(node, [where])
+        masks[mask] = where.outputs[0]
+    node.replace_input_with(node.inputs.index(mask), masks[mask])
+    return replace(found, mask=masks[mask])
+
+
+def _call(name: str, found: FoundAttention, shapes: Mapping[str, Shape]) -> Call:
     """Return the call of the operator for attention."""
     attributes = {
-        "scale": ir.AttrFloat32("scale", found.scale),
+        "scale": ir.AttrFloat32("scale", _scale(found, shapes)),
         "orders": ir.AttrInt64s("orders", found.orders),
+        **({"causal": ir.AttrInt64("causal", 1)} if found.causal else {}),
+        **({"zero": ir.AttrInt64("zero", 1)} if found.zero else {}),
     }
     operator, sources = OPS[ATTENTION].native, range(len(found.inputs))
     return Call(operator, name, INPUTS, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)
 
 
-def _side_by_side(model: ir.Model, found: FoundAttention, shapes: Mapping[str, Shape]) -> list[Heads]:
-    """Return where the heads of q, k and v stand side by side; empty unless all do, and are equally many."""
-    tensors = zip(found.inputs, found.orders[:3], strict=False)
-    heads = [heads_of(model, value, order, shapes) for value, order in tensors]
+def _scale(found: FoundAttention, shapes: Mapping[str, Shape]) -> float:
+    """Return what scores are multiplied by: 1 / sqrt(depth) if the model does not say it."""
+    if found.scale is not None:
+        return found.scale
+    width = shapes[str(found.q.name)][-1]
+    assert isinstance(width, int)  # else attention is no unit
+    return 1 / math.sqrt(width // max(found.heads[0], 1))
+
+
+def _side_by_side(model: ir.Model, found: FoundAttention, shapes: Mapping[str, Shape], *, join: bool) -> list[Heads]:
+    """Return where the heads of q, k and v stand side by side; empty unless all do, and heads of k and v are shared.
+
+    Args:
+        model: The model.
+        found: The attention.
+        shapes: Shapes of the float tensors by name.
+        join: Whether they may be moved out of other tensors on the way to the attention.
+    """
+    if not join and not any(found.heads):
+        return []
+    tensors = zip(found.inputs[:FACTORS], found.orders, strict=False)
+    heads = [heads_of(model, value, order, shapes, alone=not join) for value, order in tensors]
     whole = [each for each in heads if each is not None]
-    return whole if len(whole) == len(heads) and len({each.places.count for each in whole}) == 1 else []
+    if any(found.heads) and len(whole) == FACTORS:
+        of_q, of_k = found.heads
+        whole = [each.divided(count) for each, count in zip(whole, (of_q, of_k, of_k), strict=True)]
+    counts = [each.places.count for each in whole]
+    return whole if len(counts) == FACTORS and counts[1] == counts[2] and counts[0] % counts[1] == 0 else []
 
 
 def _of_one_product(
@@ -102,7 +165,7 @@ def _of_groups(call: Call, found: FoundAttention, model: ir.Model, shapes: Mappi
         else (value, ())
         for value, order in ((found.k, found.orders[1]), (found.v, found.orders[2]))
     ]
-    inputs = [found.q, *(source for source, _ in fewer), *found.inputs[3:]]
+    inputs = [found.q, *(source for source, _ in fewer), *found.inputs[FACTORS:]]
     moves = (node for _, nodes in fewer for node in nodes)
     return replace(call, inputs=inputs, body=[*dict.fromkeys([*moves, *found.nodes])])
 
@@ -123,8 +186,9 @@ def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call
     """
     q, k, v = (each.places for each in heads)
     values: dict[str, int | list[int]] = {
-        "orders": [q.order, k.order, v.order, found.orders[-1] if q.apart else NO_HEADS],
+        "orders": [q.order, k.order, v.order, found.orders[-1] if q.apart else JOINED],
         "heads": q.count,
+        **({"shared_heads": k.count} if k.count != q.count else {}),
         "first": [q.first, k.first, v.first],
         "step": [q.step, k.step, v.step],
         "columns": [q.columns, v.columns],
@@ -133,7 +197,7 @@ def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call
     moves = (node for each in heads for node in each.nodes)  # each tensor's in order; tensors may have some in common
     return replace(
         call,
-        inputs=[*(each.source for each in heads), *found.inputs[len(heads) :]],
+        inputs=[*(each.source for each in heads), *found.inputs[FACTORS:]],
         body=[*dict.fromkeys([*moves, *found.nodes])],
         attributes={**call.attributes, **attributes},
     )

@@ -58,8 +58,15 @@ class Heads:
     places: Places
     nodes: tuple[ir.Node, ...]
 
+    def divided(self, count: int) -> Heads:
+        """Return a single head as so many heads side by side; they stay one in the result."""
+        columns = self.places.columns // count
+        return replace(self, places=replace(self.places, count=count, columns=columns, step=columns))
 
-def heads_of(model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, Shape]) -> Heads | None:
+
+def heads_of(
+    model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, Shape], *, alone: bool = False
+) -> Heads | None:
     """Return the tensor in whose last axis the heads of a tensor stand; None if there is none.
 
     The operators between the two are run on the numbers of the elements: so any of them that move values may stand
@@ -71,8 +78,9 @@ def heads_of(model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, 
         value: The tensor that attention reads.
         order: The order of its axes, `HEADS_FIRST` or `ROWS_FIRST`.
         shapes: Shapes of the tensors by name.
+        alone: Whether it may only be the tensor itself.
     """
-    for source, moves in reversed([*_sources(value, MOVES)]):
+    for source, moves in reversed([*_sources(value, () if alone else MOVES)]):
         *outer, width = shapes.get(str(source.name)) or (None,)
         if len(outer) == len(FREE[0]) and isinstance(width, int):
             places = _places(_alone(model, source, value, moves), outer, width, order) if moves else _single(width)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.attention import attention_among
+from ...transforms.attention import FoundAttention, attention_among
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import gate_obstacle
@@ -126,16 +126,35 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
 
 
 def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
-    """Return why attention cannot be a native operator: q, k and v have the same rank, and the mask no more axes."""
-    if not all(_is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
-        return why.NOT_FLOAT32
+    """Return why attention cannot be a native operator.
+
+    q, k and v have the same rank, and the mask no more axes, except where heads stand side by side. The widths of q and
+    v are known if the operator has to know them.
+    """
     found = attention_among(facts.nodes[name] for name in unit.nodes)
-    inputs = () if found is None else found.inputs
-    shapes = [plain_shape(facts.values.get(str(value.name), value)) for value in inputs]
-    ranks = [len(shape) for shape in shapes if shape is not None]
-    if len(ranks) < len(inputs) or len({*ranks[:3]}) != 1 or max(ranks) != ranks[0]:
+    if found is None:
+        return why.NO_FORM
+    values = [facts.values.get(str(value.name), value) for value in found.inputs]
+    numbers = [value for value in values if value.dtype is not ir.DataType.BOOL]  # the mask may be one of booleans
+    if not all(map(_is_float32, (*numbers, *(facts.values.get(name) for name in unit.outputs)))):
+        return why.NOT_FLOAT32
+    shapes = [shape for shape in map(plain_shape, values) if shape is not None]
+    ranks, joined = [len(shape) for shape in shapes], any(found.heads)
+    expected = (3,) if joined else (4,) if found.zero else (3, 4)
+    if len(ranks) < len(values) or len({*ranks[:3]}) != 1 or ranks[0] not in expected:
+        return why.NO_FORM
+    known = found.scale is not None or isinstance(shapes[0][-1], int)
+    if not known or max(ranks) > (4 if joined else ranks[0]) or (joined and not _splits(found, shapes)):
         return why.NO_FORM
     return _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
+
+
+def _splits(found: FoundAttention, shapes: Sequence[Sequence[int | str | None]]) -> bool:
+    """Return whether the last axes of q, k and v are known to be whole heads side by side."""
+    counts = (found.heads[0], found.heads[1], found.heads[1])
+    of_each = [(shape[-1], count) for shape, count in zip(shapes, counts, strict=False)]
+    whole = all(isinstance(width, int) and count and width % count == 0 for width, count in of_each)
+    return whole and found.heads[0] % found.heads[1] == 0
 
 
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

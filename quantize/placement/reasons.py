@@ -49,6 +49,7 @@ OPERAND_NOT_FINITE = Reason("operand-not-finite", "a constant operand that is no
 TRANSPOSED = Reason("transposed", "a transposed activation")
 ALPHA_BETA = Reason("alpha-beta", "alpha or beta is not 1")
 ATTENTION = Reason("attention", "QAttention does not support its inputs or attributes")
+ATTENTION_FORM = Reason("attention-form", "native attention has no {}")
 BATCH_FIRST = Reason("batch-first", "its layout is batch first")
 OTHER_ACTIVATIONS = Reason("other-activations", "its state is clipped, or has other functions than sigmoid and tanh")
 PEEPHOLES = Reason("peepholes", "its gates read its cell, or depend on each other")

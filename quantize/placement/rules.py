@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.attention import FoundAttention, find_attention
+from ...transforms.attention import OPERATORS, FoundAttention, find_attention, missing_form
 from ...transforms.graph import bodies, computing_graphs
 from ...transforms.ops import ATTENTION, GATE, OPS, why_float
 from ...transforms.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
@@ -26,6 +26,7 @@ from ..runtime.kernels import uint8_kernels
 from .facts import Facts, facts_of
 from .obstacles import OBSTACLES
 from .reasons import (
+    ATTENTION_FORM,
     EXCLUDED,
     FLOAT_INPUTS,
     FLOAT_READERS,
@@ -190,7 +191,7 @@ def _attentions(graph: ir.Graph, facts: Facts) -> list[FoundAttention]:
     found: list[FoundAttention] = []
     taken: set[ir.Node] = set()
     for node in graph:
-        each = find_attention(node) if node.op_type == "Softmax" and not node.domain else None
+        each = find_attention(node)
         if each is None or taken.intersection(each.nodes):  # two may share a product
             continue
         if not any(node.name in chosen.strategies for node in each.nodes):
@@ -229,6 +230,8 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
     row, anchor = OPS.get(unit.op), facts.nodes[unit.nodes[0]]
     if unit.op == "group":
         return FUSED_GROUP
+    if unit.op in OPERATORS and facts.attention and (missing := missing_form(anchor)):
+        return ATTENTION_FORM.about(missing)
     if row is None:
         return FOREIGN.about(anchor.domain) if anchor.domain else why_float(unit.op)
     refused = facts.selection.refuses(unit, facts.types)

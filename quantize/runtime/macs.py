@@ -56,7 +56,12 @@ def _native_recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> 
 
 
 def _attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each."""
+    """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each.
+
+    The standard operator has no projections: it reads queries, and keys whose rows are their second last axis.
+    """
+    if not node.domain:
+        return (math.prod(inputs[0]) + math.prod(output)) * inputs[1][-2]
     weights = _constant_shape(node, rank=2)
     return math.prod(inputs[0]) * weights[1] + 2 * math.prod(output) * inputs[0][1]
 

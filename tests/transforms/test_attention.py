@@ -6,7 +6,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from requant.transforms.attention import FoundAttention, find_attention
+from requant.transforms.attention import FoundAttention, attention_among, find_attention, missing_form
 from requant.transforms.units import units
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -102,3 +102,37 @@ def test_a_softmax_of_an_older_opset_says_its_axis() -> None:
 )
 def test_other_operators_around_a_softmax_are_no_attention(nodes: str, outputs: str) -> None:
     assert found_in(nodes, outputs=outputs)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "scale", "masked", "orders", "heads", "causal", "count"),
+    [
+        ("y = Attention(q, k, v)", None, False, (0, 0, 0, 0), (0, 0), False, 1),
+        ("o = Attention<scale = 0.5>(q, k, v, m) y = Relu(o)", 0.5, True, (0, 0, 0, 0), (0, 0), False, 1),
+        (
+            "o = Attention<is_causal = 1>(q, k, v) y = Transpose<perm = [0,2,1,3]>(o)",
+            *(None, False, (0, 0, 0, 1), (0, 0), True, 2),
+        ),
+        (
+            "o = Attention<q_num_heads = 4, kv_num_heads = 2>(q, k, v) y = Transpose<perm = [0,2,1]>(o)",
+            *(None, False, (0, 0, 0, 0), (4, 2), False, 1),
+        ),
+    ],
+)
+def test_an_operator_that_is_attention_is_found(
+    nodes: str,
+    scale: float | None,
+    masked: bool,
+    orders: tuple[int, ...],
+    heads: tuple[int, int],
+    causal: bool,
+    count: int,
+) -> None:
+    graph = f"g ({HEADS} q, {HEADS} k, {HEADS} v, bool[S,S] m) => (float y)"
+    text = f'<ir_version: 10, opset_import: ["" : 23]> {graph} {{ {nodes} }}'
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    found = attention_among(model.graph)
+    assert found is not None
+    assert [value.name for value in found.inputs] == ["q", "k", "v", *["m"] * masked]
+    assert (found.scale, found.orders, found.heads, found.causal) == (scale, orders, heads, causal)
+    assert (len(found.nodes), found.zero, missing_form(found.nodes[0])) == (count, True, "")
