@@ -9,7 +9,7 @@ from typing import TypeGuard
 import onnx_ir as ir
 
 from .graph import constant, one_number, sole_reader
-from .ops import key
+from .ops import MS, key
 
 HEADS = (0, 2, 1, 3)
 """The permutation between (batch, rows, heads, columns) and (batch, heads, rows, columns)."""
@@ -20,6 +20,9 @@ TURNS: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (2, 0, 1, 3): BATCH_SECO
 LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
 KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
 """The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
+PAST, MORE_RESULTS, FACTORS = "past keys and values", "results beside the first", "factors that are constant or equal"
+"""What an operator may have that attention as a unit has not."""
+PADDING = -10000.0  # what a MultiHeadAttention adds to the scores of padding, if it does not say it
 PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Types in which a softmax is at least as precise as in float32."""
 
@@ -32,7 +35,8 @@ class FoundAttention:
         q: Queries, (batch, heads, queries, depth), or (batch, queries, depth) without heads.
         k: Keys, one in each row.
         v: Values, one in each row.
-        mask: What is added to the scores; None without it. In one operator it may be booleans: which keys are seen.
+        mask: What is added to the scores; None without it. In one operator it may be booleans: which keys are seen; or
+            with `hidden` int32 (batch, keys).
         scale: What the scores are multiplied by before that; None for 1 / sqrt(depth).
         orders: The order of the axes of q, k, v and of the result.
         nodes: All operators, in an order in which they can run; the last one computes the result.
@@ -40,6 +44,8 @@ class FoundAttention:
             of the result do too. (0, 0) for other tensors.
         causal: Whether the first query sees the first key alone, and each query one key more than the query before it.
         zero: Whether a query that sees no key gives 0, as in one operator; a Softmax gives NaN.
+        hidden: What is added to the score of a key where the mask is not above 0; None for other masks.
+        bias: A constant that is added to the columns of q, k and v, one behind the other; None without it.
     """
 
     q: ir.Value
@@ -52,6 +58,8 @@ class FoundAttention:
     heads: tuple[int, int] = (0, 0)
     causal: bool = False
     zero: bool = False
+    hidden: float | None = None
+    bias: ir.Value | None = None
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
@@ -237,24 +245,63 @@ def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 def _standard(node: ir.Node) -> FoundAttention | str:
     """Return what an Attention of opset 23 or newer computes, or what it has that attention as a unit has not."""
-    q, k, v, mask, *others = [*node.inputs, *[None] * 7][:7]
+    q, k, v, mask, *others = _padded(node, 7)
     heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
     scale = node.attributes.get_float("scale", None)
     lacks = {
-        "past keys and values": any(value is not None for value in others),
-        "results beside the first": any(value.uses() or value.is_graph_output() for value in node.outputs[1:]),
+        PAST: any(value is not None for value in others),
+        MORE_RESULTS: _has_more_results(node),
         "softcap": node.attributes.get_float("softcap", 0) != 0,
         "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
         "scale that is not above 0": scale is not None and scale <= 0,
+        FACTORS: not _are_factors(q, k, v),
     }
     if q is None or k is None or v is None or any(lacks.values()):
-        return next((name for name, asked in lacks.items() if asked), "missing factors")
-    if len({q, k, v}) < 3 or any(constant(value) is not None for value in (q, k, v)):
-        return "constant or equal factors"
+        return next(name for name, asked in lacks.items() if asked)
     order, behind = (HEADS_FIRST, []) if any(heads) else _turned(node)
     orders, causal = (HEADS_FIRST, HEADS_FIRST, HEADS_FIRST, order), bool(node.attributes.get_int("is_causal", 0))
     return FoundAttention(q, k, v, mask, scale, orders, (node, *behind), heads, causal, zero=True)
 
 
-OPERATORS: Mapping[str, Callable[[ir.Node], FoundAttention | str]] = {"Attention": _standard}
+def _multi_head(node: ir.Node) -> FoundAttention | str:
+    """Return what a MultiHeadAttention computes, or what it has that attention as a unit has not."""
+    q, k, v, bias, padding, added, *others = _padded(node, 10)
+    heads = node.attributes.get_int("num_heads", 0)
+    scale = node.attributes.get_float("scale", 0) or None
+    lacks = {
+        PAST: any(value is not None for value in others),
+        MORE_RESULTS: _has_more_results(node),
+        "order of keys": bool(
+            node.attributes.get_int("unidirectional", 0)
+        ),  # with more keys than queries it is unclear
+        "second mask": padding is not None and added is not None,
+        "bias that is computed": bias is not None and constant(bias) is None,
+        FACTORS: not _are_factors(q, k, v),
+    }
+    if q is None or k is None or v is None or any(lacks.values()):
+        return next(name for name, asked in lacks.items() if asked)
+    hidden = None if padding is None else node.attributes.get_float("mask_filter_value", PADDING)
+    orders, mask = (HEADS_FIRST,) * 4, added if padding is None else padding
+    return FoundAttention(q, k, v, mask, scale, orders, (node,), (heads, heads), hidden=hidden, bias=bias)
+
+
+def _padded(node: ir.Node, count: int) -> list[ir.Value | None]:
+    """Return so many inputs of a node; those that it does not have are None."""
+    return [*node.inputs, *[None] * count][:count]
+
+
+def _has_more_results(node: ir.Node) -> bool:
+    """Return whether anything reads a result of a node beside the first."""
+    return any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+
+
+def _are_factors(*values: ir.Value | None) -> bool:
+    """Return whether tensors are computed, and no two are the same."""
+    return len({*values}) == len(values) and all(value is not None and constant(value) is None for value in values)
+
+
+OPERATORS: Mapping[str, Callable[[ir.Node], FoundAttention | str]] = {
+    "Attention": _standard,
+    f"{MS}.MultiHeadAttention": _multi_head,
+}
 """Operators that are attention, by their key, and what returns it, or what it has that attention as a unit has not."""

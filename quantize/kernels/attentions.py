@@ -6,14 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import onnx_ir as ir
 
 from ...transforms.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
-from ...transforms.graph import Shape, add_initializer, graph_of, names, nodes_by_name, take
-from ...transforms.inference import inferred
+from ...transforms.graph import Shape, nodes_by_name
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
+from .attention_inputs import PlainInputs
 from .calls import Call
 from .common_rows import Part, join_products
 from .heads import Heads, fewer_heads, heads_of
@@ -21,8 +20,6 @@ from .wrap import put_calls
 
 INPUTS = ("q", "k", "v", "mask")
 FACTORS = 3  # q, k and v
-HIDES = {"seen": 0.0, "hidden": -math.inf}
-"""What is added to the score of a key that a query sees, and of one that it does not see."""
 JOINED = 3  # what ``orders`` says of a result whose heads stand side by side in the last axis
 
 
@@ -38,7 +35,7 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         the body: the native operator takes fewer heads.
     Before:  y = Attention(q, k, v, mask), the operator of opset 23, with a mask of booleans
     After:   y = ai.requant.Attention(q, k, v, Where(mask, 0, -infinity)), whose body is the Attention
-        One mask of all layers is one Where.
+        One mask of all layers is one Where. A MultiHeadAttention is the same, and its bias is added in front.
     Left alone: attention in bodies of control flow.
 
     Args:
@@ -50,47 +47,21 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
     nodes, units = nodes_by_name(model), [*units]
     products = {unit.nodes[0] for unit in units if unit.op != ATTENTION}
     calls: dict[ir.Value, Call] = {}
-    masks: dict[ir.Value, ir.Value] = {}
+    inputs = PlainInputs(model, dict(shapes))
     for unit in (each for each in units if each.op == ATTENTION):
         found = attention_among(nodes[name] for name in unit.nodes)
         if found is None or found.nodes[-1].graph is not model.graph:
             continue
-        found = _with_added_mask(model, found, masks)
+        found = inputs.of(found)
         if found is None:
             continue
-        call = _call(unit.name, found, shapes)
-        if heads := _side_by_side(model, found, shapes, join=join):
+        call = _call(unit.name, found, inputs.shapes)
+        if heads := _side_by_side(model, found, inputs.shapes, join=join):
             call = _of_heads(call, found, _of_one_product(found, heads, model, products) if join else heads)
         elif join:
-            call = _of_groups(call, found, model, shapes)
+            call = _of_groups(call, found, model, inputs.shapes)
         calls[found.nodes[-1].outputs[0]] = call
     return put_calls(model, calls)
-
-
-def _with_added_mask(model: ir.Model, found: FoundAttention, masks: dict[ir.Value, ir.Value]) -> FoundAttention | None:
-    """Return attention whose mask is added: a mask of booleans becomes 0 and -infinity. None if its type is unknown.
-
-    Args:
-        model: The model.
-        found: The attention.
-        masks: By mask of booleans, what is added in its place; a new one is noted there.
-    """
-    mask, node = found.mask, found.nodes[0]
-    if mask is None or len(found.nodes) > 2:  # an Add takes numbers
-        return found
-    dtype = mask.dtype or inferred(model)[str(mask.name)].dtype
-    if dtype is not ir.DataType.BOOL:
-        return found if dtype is ir.DataType.FLOAT else None
-    if mask not in masks:
-        taken = names(model)
-        numbers = {take(taken, f"{mask.name}/{name}"): np.asarray(number, np.float32) for name, number in HIDES.items()}
-        values = [add_initializer(model.graph, name, number) for name, number in numbers.items()]
-        where = ir.node("Where", [mask, *values], name=take(taken, f"{mask.name}/added"))
-        where.outputs[0].name = take(taken, f"{mask.name}/scores")
-        graph_of(node).insert_before(node, [where])
-        masks[mask] = where.outputs[0]
-    node.replace_input_with(node.inputs.index(mask), masks[mask])
-    return replace(found, mask=masks[mask])
 
 
 def _call(name: str, found: FoundAttention, shapes: Mapping[str, Shape]) -> Call:

@@ -135,7 +135,8 @@ def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
     if found is None:
         return why.NO_FORM
     values = [facts.values.get(str(value.name), value) for value in found.inputs]
-    numbers = [value for value in values if value.dtype is not ir.DataType.BOOL]  # the mask may be one of booleans
+    of_mask = ir.DataType.BOOL if found.hidden is None else ir.DataType.INT32
+    numbers = [value for value in values if value.dtype is not of_mask]
     if not all(map(_is_float32, (*numbers, *(facts.values.get(name) for name in unit.outputs)))):
         return why.NOT_FLOAT32
     shapes = [shape for shape in map(plain_shape, values) if shape is not None]
@@ -144,7 +145,8 @@ def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
     if len(ranks) < len(values) or len({*ranks[:3]}) != 1 or ranks[0] not in expected:
         return why.NO_FORM
     known = found.scale is not None or isinstance(shapes[0][-1], int)
-    if not known or max(ranks) > (4 if joined else ranks[0]) or (joined and not _splits(found, shapes)):
+    most = 2 if found.hidden is not None else 4 if joined else ranks[0]
+    if not known or any(rank > most for rank in ranks[3:]) or (joined and not _splits(found, shapes)):
         return why.NO_FORM
     return _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
 

@@ -45,7 +45,7 @@ WEIGHTS = {
         (
             *("Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "Gemm", "FusedGemm", "MatMul"),
             *("FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Attention"),
-            *("MatMulNBits", "QAttention", "LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"),
+            *("MatMulNBits", "MultiHeadAttention", "QAttention", "LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"),
         ),
         1,
     ),

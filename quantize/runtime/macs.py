@@ -56,14 +56,17 @@ def _native_recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> 
 
 
 def _attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H each.
-
-    The standard operator has no projections: it reads queries, and keys whose rows are their second last axis.
-    """
+    """Projections of (N, S, K) by (K, 3 H), then scores and weighted sums, S x S x H; the standard one has none."""
     if not node.domain:
-        return (math.prod(inputs[0]) + math.prod(output)) * inputs[1][-2]
+        return _multi_head(node, inputs, output)
     weights = _constant_shape(node, rank=2)
     return math.prod(inputs[0]) * weights[1] + 2 * math.prod(output) * inputs[0][1]
+
+
+def _multi_head(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
+    """Each query is multiplied by each key, and each result needs one product per key; 0 if all are in one tensor."""
+    apart = len(inputs) > 1 and len(inputs[1]) > 1
+    return (math.prod(inputs[0]) + math.prod(output)) * inputs[1][-2] if apart else 0
 
 
 def _heads(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
@@ -86,6 +89,7 @@ MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     ),
     **dict.fromkeys((NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT), _product),
     **dict.fromkeys(("Attention", "QAttention"), _attention),
+    "MultiHeadAttention": _multi_head,
     NATIVE_ATTENTION: _heads,
     **dict.fromkeys(NATIVE_RECURRENT, _native_recurrent),
     **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),

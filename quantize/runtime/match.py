@@ -17,7 +17,8 @@ REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 PRODUCTS = frozenset(
     "Conv ConvTranspose Gemm MatMul FusedConv FusedGemm FusedMatMul QLinearConv QLinearMatMul QGemm ConvInteger "
-    "MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul MatMulNBits LSTM GRU RNN Attention QAttention".split()
+    "MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul MatMulNBits LSTM GRU RNN Attention "
+    "MultiHeadAttention QAttention".split()
 )
 IR_INPUTS = 4  # from this IR version, an initializer that is also an input may be overridden
 

@@ -17,7 +17,7 @@ QUANTIZED = frozenset(
 )
 ABSORBED = frozenset({"Relu", "Clip"})
 EIGHT_BITS = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
-NO_KERNEL = frozenset("ConvTranspose LSTM GRU RNN Attention Einsum".split())
+NO_KERNEL = frozenset("ConvTranspose LSTM GRU RNN Attention MultiHeadAttention Einsum".split())
 """Products that QDQ pairs around them never turn into an integer kernel."""
 
 
