@@ -41,6 +41,8 @@ def simplify_reshapes(model: ir.Model) -> Change:
              t = Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), [8, 64]))
     After:   y = Reshape(x, [-1, 8, 64]);                           z = Reshape(x, [-1, 8]), z (N, 8)
              t = Reshape(x, [0, 0, 8, 64]): lengths of axes that keep their place are 0
+    Before:  y = Expand(Unsqueeze(k, [2]), s), s = Concat(Gather(Shape(k), 0), [2], [3], Gather(Shape(k), 2), [16])
+    After:   y = Expand(Unsqueeze(k, [2]), [1, 2, 3, 1, 16]): lengths of axes that keep theirs are 1
         An Unsqueeze and a Squeeze of the same axes are both removed. Exporters write computed targets if the batch size
         is dynamic; shape inference then fails, and the computation of the targets takes longer than the reshapes.
         `strip_unused_nodes` removes the nodes that computed the target.
@@ -56,6 +58,8 @@ def simplify_reshapes(model: ir.Model) -> Change:
         progress = False
         change.skipped.clear()
         known = stand_ins(model)
+        for node in computing_nodes(model, "Expand"):
+            progress |= _fix_expand(node, known, taken, change)
         for node in computing_nodes(model, *RESHAPES):
             if node.graph is not None:  # an earlier merge removes nodes
                 progress |= _fix_target(node, known, taken, change)
@@ -90,6 +94,51 @@ def _fix_target(node: ir.Node, known: Known, taken: set[str], change: Change) ->
     return True
 
 
+def _fix_expand(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
+    """Replace the target of an Expand by a constant; return whether it changed.
+
+    Each computed length is that of the same axis of the tensor: an Expand to 1 keeps it.
+    """
+    x, target = node.inputs
+    concat = _concat_of(target)
+    rank = None if x is None else known.get(x, x).shape
+    if concat is None or rank is None:
+        return False
+    parts = [_part(value) for value in concat.inputs]
+    computed = [value for value, part in zip(concat.inputs, parts, strict=True) if part is None]
+    empty = any(part is not None and 0 in part for part in parts)
+    if not computed or empty or not all(map(_is_one_length, computed)):
+        return False
+    lengths = [
+        length or 1 for length in _with_kept(x, concat.inputs, parts, known)
+    ]  # 0 stands for a length that is kept
+    if len(lengths) != len(rank) or min(lengths) < 1:
+        return False
+    node.replace_input_with(1, _target(node, lengths, taken))
+    discard(target)
+    change.applied += 1
+    return True
+
+
+def _concat_of(target: ir.Value | None) -> ir.Node | None:
+    """Return the Concat that computes the target of an Expand; None if something else does.
+
+    Exporters write 1 for lengths of -1, ``Where(Equal(s, -1), 1, s)``, where ``s = Reshape(Concat(...), [-1])``.
+    """
+    node = _standard(target)
+    if node is not None and node.op_type == "Where":
+        condition, one, other = node.inputs
+        equal = _standard(condition)
+        same = equal is not None and equal.op_type == "Equal" and other in equal.inputs
+        compared = [value for value in equal.inputs if value is not other] if same and equal is not None else []
+        if not compared or {*(_part(compared[0]) or ())} != {-1} or {*(_part(one) or ())} != {1}:
+            return None
+        node = _standard(other)
+    if node is not None and node.op_type == "Reshape" and _part(node.inputs[1]) == [-1]:
+        node = _standard(node.inputs[0])
+    return node if node is not None and node.op_type == "Concat" else None
+
+
 def _with_kept(
     x: ir.Value | None, values: Sequence[ir.Value | None], parts: Sequence[Sequence[int] | None], known: Known
 ) -> list[int]:
@@ -111,19 +160,25 @@ def _with_kept(
 
 
 def _is_length(value: ir.Value | None, x: ir.Value | None, axis: int, known: Known) -> bool:
-    """Whether a computed length is the length of an axis of x: of x itself, or of a tensor with the same axis."""
+    """Whether a computed length is the length of an axis of x: of x itself, or of a tensor with an axis like it."""
     while (node := _standard(value)) is not None and node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
         value = node.inputs[0]
     shape = _standard(node.inputs[0]) if node is not None and node.op_type == "Gather" else None
     if node is None or shape is None or shape.op_type != "Shape" or {"start", "end"} & {*shape.attributes}:
         return False
     picked = _part(node.inputs[1])
-    return picked == [axis] and _like(shape.inputs[0], axis, known) is _like(x, axis, known)
+    return picked is not None and len(picked) == 1 and _like(shape.inputs[0], picked[0], known) == _like(x, axis, known)
 
 
-def _like(x: ir.Value | None, axis: int, known: Known) -> ir.Value | None:
-    """Return the first tensor whose axis has the length of the same axis of x, as far as products and biases tell."""
+def _like(x: ir.Value | None, axis: int, known: Known) -> tuple[ir.Value | None, int]:
+    """Return the first tensor with an axis that has the length of an axis of x, and this axis.
+
+    Products, biases, further axes (Unsqueeze) and repeated ones (Expand) tell so.
+    """
     while (node := _standard(x)) is not None and x is not None:
+        if (before := _axis_before(node, axis, known)) is not None:
+            x, axis = node.inputs[0], before
+            continue
         widest = WIDEST.get(node.op_type, -1)
         computed = [value for value in node.inputs if constant(value) is None]
         constants = [tensor for tensor in map(constant, node.inputs) if tensor is not None]
@@ -133,7 +188,20 @@ def _like(x: ir.Value | None, axis: int, known: Known) -> ir.Value | None:
         if not plain or turned or shape is None or axis >= len(shape) - 1:
             break
         (x,) = computed
-    return x
+    return x, axis
+
+
+def _axis_before(node: ir.Node, axis: int, known: Known) -> int | None:
+    """Return which axis of its first input an Unsqueeze or Expand keeps as an axis of its result; None if none."""
+    x = node.inputs[0]
+    given = _part(node.inputs[1]) if node.op_type in ("Unsqueeze", "Expand") and len(node.inputs) > 1 else None
+    if x is None or given is None or axis < 0:
+        return None
+    if node.op_type == "Expand":
+        shape = known.get(x, x).shape
+        same = shape is not None and len(shape) == len(given) and axis < len(given) and given[axis] == 1
+        return axis if same else None
+    return None if axis in given or min(given) < 0 else axis - sum(each < axis for each in given)
 
 
 def _standard(value: ir.Value | None) -> ir.Node | None:
