@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -22,6 +22,9 @@ KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
 """The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
 PAST, MORE_RESULTS, FACTORS = "past keys and values", "results beside the first", "factors that are constant or equal"
 """What an operator may have that attention as a unit has not."""
+STANDARD = frozenset("is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision".split())
+MULTI_HEAD = frozenset({"mask_filter_value", "num_heads", "scale", "unidirectional"})
+"""The attributes that are known; those of newer versions, as for windows of keys, are not."""
 PADDING = -10000.0  # what a MultiHeadAttention adds to the scores of padding, if it does not say it
 PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Types in which a softmax is at least as precise as in float32."""
@@ -245,12 +248,13 @@ def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 def _standard(node: ir.Node) -> FoundAttention | str:
     """Return what an Attention of opset 23 or newer computes, or what it has that attention as a unit has not."""
-    q, k, v, mask, *others = _padded(node, 7)
+    q, k, v, mask, *others = _padded(node, 4)
     heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
     scale = node.attributes.get_float("scale", None)
     lacks = {
         PAST: any(value is not None for value in others),
         MORE_RESULTS: _has_more_results(node),
+        _unknown(node, STANDARD): bool(_unknown(node, STANDARD)),
         "softcap": node.attributes.get_float("softcap", 0) != 0,
         "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
         "scale that is not above 0": scale is not None and scale <= 0,
@@ -265,12 +269,13 @@ def _standard(node: ir.Node) -> FoundAttention | str:
 
 def _multi_head(node: ir.Node) -> FoundAttention | str:
     """Return what a MultiHeadAttention computes, or what it has that attention as a unit has not."""
-    q, k, v, bias, padding, added, *others = _padded(node, 10)
+    q, k, v, bias, padding, added, *others = _padded(node, 6)
     heads = node.attributes.get_int("num_heads", 0)
     scale = node.attributes.get_float("scale", 0) or None
     lacks = {
         PAST: any(value is not None for value in others),
         MORE_RESULTS: _has_more_results(node),
+        _unknown(node, MULTI_HEAD): bool(_unknown(node, MULTI_HEAD)),
         "order of keys": bool(
             node.attributes.get_int("unidirectional", 0)
         ),  # with more keys than queries it is unclear
@@ -286,8 +291,13 @@ def _multi_head(node: ir.Node) -> FoundAttention | str:
 
 
 def _padded(node: ir.Node, count: int) -> list[ir.Value | None]:
-    """Return so many inputs of a node; those that it does not have are None."""
-    return [*node.inputs, *[None] * count][:count]
+    """Return the inputs of a node, at least so many; those that it does not have are None."""
+    return [*node.inputs, *[None] * (count - len(node.inputs))]
+
+
+def _unknown(node: ir.Node, known: Collection[str]) -> str:
+    """Return the name of an attribute of a node that is not known; empty if all are."""
+    return min({*node.attributes}.difference(known), default="")
 
 
 def _has_more_results(node: ir.Node) -> bool:

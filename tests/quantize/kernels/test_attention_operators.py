@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from onnx.backend.test.case.node import collect_testcases
 
 from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
@@ -223,9 +225,41 @@ def test_one_mask_of_two_layers_is_converted_once(name: str) -> None:
     assert len({node.input[3] for node in calls(made)}) == len(made.functions) == 1
 
 
+def suite() -> dict[str, Any]:
+    """Return the cases of onnx's suite for the operator that the runtime computes, by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the suite divides by 0
+        found = collect_testcases("Attention")
+    return {
+        case.name: case for case in found if "_expanded" not in case.name and case.name.startswith("test_attention")
+    }
+
+
+@needs_library
+def test_every_case_of_the_suite_is_right_or_stays_with_a_reason(tmp_path: Path) -> None:
+    """Values are from 0 to 1: 1/255 of that for q and each share, 1/127 for k and v, and as much again for the scores."""
+    native, left = 0, set[str]()
+    for name, case in suite().items():
+        ((inputs, outputs),) = case.data_sets
+        feed = {each.name: array for each, array in zip(case.model.graph.input, inputs, strict=True)}
+        made = wrapped(case.model, join=True)
+        if not calls(made):
+            model = ir.from_proto(case.model)
+            facts = replace(facts_of(model), attention=True, native=True)
+            left |= {choice.reason.code for choice in choose_by(facts, model).choices.values()}
+            continue
+        onnx.save(made, tmp_path / "m.onnx")
+        (found,) = open_session(tmp_path / "m.onnx").run(None, feed)
+        np.testing.assert_allclose(found, outputs[0], rtol=0, atol=0.03, err_msg=name)
+        native += 1
+    assert native >= 30
+    assert left == {"attention-form", "slow-softmax"}  # the latter for tensors in half precision
+
+
 MULTI_HEAD = "y = com.microsoft.MultiHeadAttention <num_heads = 2> "
 LEFT = [
     ("softcap", "y = Attention <softcap = 2.0> (q, k, v)"),
+    ("left_window_size", "y = Attention <is_causal = 1, left_window_size = 2> (q, k, v)"),
     ("softmax in half precision", "y = Attention <softmax_precision = 10> (q, k, v)"),
     ("scale that is not above 0", "y = Attention <scale = -1.0> (q, k, v)"),
     ("factors that are constant or equal", "y = Attention(q, k, k)"),
