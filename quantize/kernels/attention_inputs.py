@@ -26,11 +26,13 @@ class PlainInputs:
         model: The model.
         shapes: Shapes of the float tensors by name; those of new tensors are noted there.
         masks: By mask and by what it adds where it hides a key, the mask that is added.
+        types: The element types of the masks of the user's model, as far as they are known.
     """
 
     model: ir.Model
     shapes: dict[str, Shape]
     masks: dict[tuple[ir.Value, float], ir.Value] = field(default_factory=dict)
+    types: dict[ir.Value, ir.DataType | None] = field(default_factory=dict)
 
     def of(self, found: FoundAttention) -> FoundAttention | None:
         """Return attention with such inputs; its operators change in place. None if the type of its mask is unknown.
@@ -43,8 +45,9 @@ class PlainInputs:
                  to the body of the function, which computes what was there
         """
         mask = found.mask
-        dtype = None if mask is None else mask.dtype or inferred(self.model)[str(mask.name)].dtype
-        if mask is None or dtype is ir.DataType.FLOAT or len(found.nodes) > 2:  # an Add takes floats
+        if mask is None or len(found.nodes) > 2:  # an Add takes floats
+            return self._without_bias(found)
+        if (dtype := self._type_of(mask)) is ir.DataType.FLOAT:
             return self._without_bias(found)
         if found.hidden is not None and dtype is ir.DataType.INT32:
             return self._with_padding(self._without_bias(found), mask, found.hidden)
@@ -56,6 +59,13 @@ class PlainInputs:
         added = self.masks[mask, -math.inf]
         node.replace_input_with(node.inputs.index(mask), added)
         return replace(found, mask=added)
+
+    def _type_of(self, mask: ir.Value) -> ir.DataType | None:
+        """Return the element type of a mask; layers that share it ask once."""
+        if mask not in self.types:
+            value = mask if mask.dtype is not None else inferred(self.model).get(str(mask.name), mask)
+            self.types[mask] = value.dtype
+        return self.types[mask]
 
     def _without_bias(self, found: FoundAttention) -> FoundAttention:
         """Return attention whose bias is added to q, k and v in front of it."""

@@ -52,6 +52,8 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         found = attention_among(nodes[name] for name in unit.nodes)
         if found is None or found.nodes[-1].graph is not model.graph:
             continue
+        for value, tensor in zip(found.inputs[:FACTORS], unit.inputs, strict=False):  # a pair renames what it rounds
+            inputs.shapes.setdefault(str(value.name), shapes.get(tensor, ()))
         found = inputs.of(found)
         if found is None:
             continue

@@ -26,9 +26,11 @@ from requant.quantize.model.types import add_types
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import able, choose_by
 from requant.quantize.runtime.macs import multiply_accumulates
+from requant.transforms.attention import find_attention
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
 from requant.transforms.plan import Impl
+from requant.transforms.units import units
 
 from ...native import needs_library
 from .test_attentions import defined
@@ -163,7 +165,33 @@ def test_heads_are_read_where_they_stand(text: str, left: list[str], tmp_path: P
     assert 0 < np.square(native - before).mean() < 1e-3 * np.square(before).mean()
 
 
+@needs_library
+@pytest.mark.parametrize("axes", [3, 4])
+def test_factors_behind_a_pair_have_the_shapes_of_the_unit(axes: int, tmp_path: Path) -> None:
+    """A unit reads q; where other units compute it in uint8, the operator reads ``q/dequantized``."""
+    proto = model_of("", kv=2, axes=axes)
+    model = ir.from_proto(proto)
+    (op,) = model.graph
+    (unit,) = units(model.graph, [found for found in map(find_attention, model.graph) if found is not None])
+    params = [ir.Value(name=name, const_value=ir.tensor(number)) for name, number in SCALES.items()]
+    for value in params:
+        model.graph.register_initializer(value)
+    down = ir.node("QuantizeLinear", [model.graph.inputs[0], *params])
+    up = ir.node("DequantizeLinear", [down.outputs[0], *params])
+    down.outputs[0].name, up.outputs[0].name = "q8", "q/dequantized"
+    model.graph.insert_before(op, [down, up])
+    op.replace_input_with(0, up.outputs[0])
+    feed = feed_of(2, axes, None)
+    shapes = {str(value.name): plain_shape(value) or () for value in model.graph.inputs}
+    assert wrap_attentions(model, [unit], shapes, join=False) == 1
+    onnx.save(ir.to_proto(model), tmp_path / "m.onnx")
+    (native,) = open_session(tmp_path / "m.onnx").run(None, feed)
+    (before,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
+    assert np.square(native - before).mean() < 2e-3 * np.square(before).mean()  # q is rounded twice
+
+
 SEEN = np.array([[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, -1]], np.int32)
+SCALES: dict[str, Array] = {"scale": np.asarray(0.04, np.float32), "zero": np.asarray(128, np.uint8)}
 MULTI: dict[str, tuple[str, str, Feed, Array]] = {
     "plain": ("", "q, k, v", {}, np.zeros(())),
     "padding": (", int32[N,T] m", "q, k, v, , m", {"m": SEEN}, np.where(SEEN > 0, 0, -1e4)[:, None, None]),
