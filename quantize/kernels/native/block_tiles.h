@@ -65,8 +65,8 @@ class BlockTiles final : public BlockRows<2> {
     Configured& operator=(const Configured&) = delete;
   };
 
-  // Rows in tiles (tiles of rows, steps), and the sums so far of each panel (panels, tiles of rows, 2); null if all steps of a panel
-  // are added at once.
+  // Rows in tiles (tiles of rows, steps), and the sums so far of each panel (panels, tiles of rows, 2); null if all steps of a
+  // panel are added at once.
   struct Work {
     const Part& part;
     uint8_t* rows;

@@ -5,7 +5,7 @@
 // blocks, bytes), uint8, and w_scale has a value for each block: as com.microsoft.MatMulNBits has them without zero points. Its
 // attributes `K`, `N`, `bits` and `block_size` say how many inputs and outputs there are, the bits of a weight, and the inputs of
 // a block. B is (outputs,); `function` and the residual are those of MatMul. Each block of a row of x is rounded to integers
-// from -127 to 127.
+// from -127 to 127; on matrix tiles 32 rows or more are bf16.
 #include <bit>
 
 #include "matrix_run.h"

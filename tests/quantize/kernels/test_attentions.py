@@ -26,12 +26,8 @@ from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.placement.facts import facts_of
-<<<<<<< HEAD
 from requant.quantize.placement.rules import able, choose_by, stock_plan
-=======
-from requant.quantize.placement.rules import choose_by, stock_plan
 from requant.transforms import run
->>>>>>> 5c925e9 (simplify_reshapes makes targets of Expand constant: grouped keys and values are read once as exporters write them)
 from requant.transforms.attention import find_attention
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
