@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -18,33 +17,43 @@ from typing import cast
 import click
 import onnx_ir as ir
 
+from requant.quantize.options.declared import Strategy
+from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.obstacles import OBSTACLES, Rule
 from requant.quantize.placement.reasons import NO_FORM
 from requant.transforms import parse_groups, run
 from requant.transforms.groups import GROUPS
-from requant.transforms.ops import OPS
-from requant.transforms.plan import Impl
+from requant.transforms.ops import ATTENTION
+from requant.transforms.plan import Impl, Unit
+from requant.transforms.reasons import Reason
 
-GROUP, GRU = "simplify", "GRU"
-FORMS: Mapping[str, Impl] = {
-    "block": Impl.BLOCK,
-    "dynamic": Impl.DYNAMIC,
-    "gemm": Impl.U8_GEMM,
-    "native": Impl.U8_NATIVE,
-    "native-dynamic": Impl.DYNAMIC_NATIVE,
+GROUP = "simplify"
+PRODUCTS, RECURRENT = frozenset({"MatMul", "Gemm"}), frozenset({"GRU", "LSTM"})
+FORMS: Mapping[str, tuple[Impl, frozenset[str]]] = {
+    "block": (Impl.BLOCK, PRODUCTS),
+    "block-native": (Impl.BLOCK_NATIVE, PRODUCTS),
+    "dynamic": (Impl.DYNAMIC, PRODUCTS),
+    "gemm": (Impl.U8_GEMM, frozenset({"Conv"})),
+    "native": (Impl.U8_NATIVE, frozenset()),
+    "native-dynamic": (Impl.DYNAMIC_NATIVE, PRODUCTS),
+    "native-attention": (Impl.DYNAMIC_NATIVE, frozenset({ATTENTION})),
+    "native-recurrent": (Impl.DYNAMIC_NATIVE, RECURRENT),
+    "recurrent": (Impl.DYNAMIC, RECURRENT),
 }
-"""The integer forms that units have only where they are measured to be faster, by the name of the part."""
+"""The integer forms that units have only where they are measured to be faster, by the name of the part: the form, and
+the operators of the units; empty for all."""
 NEEDED = frozenset({"inline_functions", "remove_default_inputs", "fold_constants"})
 STEPS: tuple[str, ...] = tuple(member.transform for member in GROUPS[GROUP] if member.transform not in NEEDED)
 """The steps of the group ``simplify``, without those that others need."""
 
 
-def _without_form(impl: Impl) -> None:
-    cast("dict[Impl, Rule]", OBSTACLES)[impl] = lambda unit, facts, strategy: NO_FORM
+def _without_form(impl: Impl, operators: frozenset[str]) -> None:
+    rule = OBSTACLES[impl]
 
+    def refused(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+        return NO_FORM if not operators or unit.op in operators else rule(unit, facts, strategy)
 
-def _without_gru() -> None:
-    OPS[GRU] = replace(OPS[GRU], dynamic=None)
+    cast("dict[Impl, Rule]", OBSTACLES)[impl] = refused
 
 
 def _without_step(name: str) -> None:
@@ -52,8 +61,7 @@ def _without_step(name: str) -> None:
 
 
 PARTS: Mapping[str, Callable[[], None]] = {
-    **{name: partial(_without_form, impl) for name, impl in FORMS.items()},
-    "gru": _without_gru,
+    **{name: partial(_without_form, *form) for name, form in FORMS.items()},
     **{name: partial(_without_step, name) for name in STEPS},
 }
 """Each removes a part from this process."""
@@ -78,8 +86,11 @@ def forms_of(units: Iterable[tuple[str, str]]) -> list[str]:
         units: The operator and the implementation of each unit of a plan.
     """
     known = set(units)
-    found = [name for name, form in FORMS.items() if any(form == implementation for _, implementation in known)]
-    return [*found, "gru"] if (GRU, Impl.DYNAMIC) in known else found
+    return [
+        name
+        for name, (form, operators) in FORMS.items()
+        if any(form == implementation and (not operators or op in operators) for op, implementation in known)
+    ]
 
 
 def _simplified(model: Path) -> str:

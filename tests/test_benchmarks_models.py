@@ -23,7 +23,6 @@ from requant.quantize.placement.obstacles import OBSTACLES
 from requant.quantize.placement.rules import able, choose_by
 from requant.transforms import parse_groups, run
 from requant.transforms.groups import GROUPS
-from requant.transforms.ops import OPS
 from requant.transforms.plan import Impl
 
 ROOT = Path(__file__).parent.parent
@@ -187,7 +186,8 @@ def test_an_ablation_leaves_out_what_changes_the_model(kit: Path, tmp_path: Path
     units = {name: {"operator": op, "implementation": form} for name, (op, form) in pairs.items()}
     plan.write_text(json.dumps({"units": units}))
     assert models.parts_of(job) == ["remove_no_ops", "block", "gemm"]
-    assert parts.forms_of([("GRU", "dynamic"), ("GRU", "float")]) == ["dynamic", "gru"]
+    assert parts.forms_of([("GRU", "dynamic"), ("GRU", "float")]) == ["recurrent"]
+    assert parts.forms_of([("attention", "dynamic native"), ("Gemm", "dynamic")]) == ["dynamic", "native-attention"]
     assert parts.forms_of([("GRU", "float")]) == []
 
 
@@ -212,15 +212,14 @@ def test_a_part_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Identity" not in {node.op_type for node in run(parse_groups("simplify"), model).model.graph}
     parts.PARTS["remove_no_ops"]()
     assert "Identity" in {node.op_type for node in run(parse_groups("simplify"), model).model.graph}
-    for impl in parts.FORMS.values():
+    for impl, _ in parts.FORMS.values():
         monkeypatch.setitem(OBSTACLES, impl, OBSTACLES[impl])
-    monkeypatch.setitem(OPS, "GRU", OPS["GRU"])
     facts = replace(facts_of(model), static=True, ranges=dict.fromkeys("xtuy", (-1.0, 1.0)))
-    assert Impl.BLOCK in able(facts, choose_by(facts, model))["u"]
+    parts.PARTS["recurrent"]()
+    assert {Impl.BLOCK, Impl.DYNAMIC} <= {*able(facts, choose_by(facts, model))["u"]}  # it is a part of other operators
     parts.PARTS["block"]()
     assert Impl.BLOCK not in able(facts, choose_by(facts, model))["u"]
-    parts.PARTS["gru"]()
-    assert OPS["GRU"].dynamic is None
+    assert Impl.DYNAMIC in able(facts, choose_by(facts, model))["u"]
 
 
 def test_unknown_tasks_and_scripts_that_are_no_kit_are_refused(kit: Path, tmp_path: Path) -> None:
