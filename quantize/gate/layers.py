@@ -17,7 +17,7 @@ from ..accuracy.classes import is_float
 from ..accuracy.outputs import decibels, powers
 from ..model.files import PathLike, Weights, load_model, serialize
 from ..model.shown import show_tensors
-from ..runtime.macs import NATIVE_PRODUCT, NATIVE_RECURRENT, counted_as
+from ..runtime.macs import NATIVE_BLOCK_PRODUCT, NATIVE_PRODUCT, NATIVE_RECURRENT, counted_as
 from .baseline import Constant, Layer
 
 LINEAR = ("QuantizeLinear", "DequantizeLinear")
@@ -47,6 +47,7 @@ ROLES: Mapping[str, Mapping[int, str]] = {
     **{op: {1: "weight", 2: "recurrence", 3: "bias"} for op in ("LSTM", "GRU", "RNN")},
     **dict.fromkeys(NATIVE_RECURRENT, STORED | RECURRENCE | {7: "bias"}),
     NATIVE_PRODUCT: STORED | {4: "bias"},
+    NATIVE_BLOCK_PRODUCT: {1: "weight", 2: "weight scale", 3: "bias"},
 }
 """The roles of the inputs by operator, see `counted_as`."""
 

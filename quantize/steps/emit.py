@@ -23,6 +23,7 @@ from ..kernels.attentions import wrap_attentions
 from ..kernels.normalizations import wrap_normalizations
 from ..kernels.products import wrap_products
 from ..kernels.recurrent import wrap_recurrent
+from ..kernels.rotaries import wrap_rotaries
 from ..kernels.wrap import drop_inner_rounding, wrap_units
 from ..model.files import serialize
 from ..model.metadata import describe_origin
@@ -143,6 +144,7 @@ def apply_plan(
         wrap_recurrent(model, products)
     if last and not learns and not exact and any(choice.impl.native for choice in plan.choices.values()):
         wrap_normalizations(model, job.shapes)
+        wrap_rotaries(model, job.shapes)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     source = serialize(model, job.folder)

@@ -173,6 +173,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "GRU",
         "LSTM",
         "MatMulNBits",
+        "RotaryEmbedding",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"
