@@ -53,12 +53,22 @@ class BlockWeights {
       for (int64_t lane = 0; lane < panel.bytes; ++lane) {
         const int64_t o = panel.channel + panel.offset(vector, panel.vectors) + lane;
         std::memcpy(to + scales(vector) + lane * sizeof(float), made.scale + o * blocks_ + block, sizeof(float));
-        for (int64_t i = 0; i < size_; ++i) {
-          const int64_t quad = i / 4, place = halves_ ? quad / 2 : quad;
-          const int shift = halves_ ? 4 * (quad % 2) : 0;
-          codes[(place * panel.vectors + vector) * kBytes + 4 * lane + i % 4] |= made.code(o, block, i) << shift;
-        }
+        const uint8_t* const from = made.codes + (o * blocks_ + block) * made.bytes();
+        for (int64_t place = 0; place < made.bytes(); place += 4)
+          pack_four(from + place, codes + (place / 4 * panel.vectors + vector) * kBytes + 4 * lane);
       }
+  }
+
+  // Writes four bytes: a quad of 8 bits, or two quads of 4 bits, where codes that were neighbours are not any more.
+  void pack_four(const uint8_t* from, uint8_t* to) const {
+    if (!halves_) {
+      std::memcpy(to, from, 4);
+      return;
+    }
+    for (int i = 0; i < 2; ++i) {
+      to[2 * i] = static_cast<uint8_t>((from[i] & 15) | (from[i + 2] << 4));
+      to[2 * i + 1] = static_cast<uint8_t>((from[i] >> 4) | (from[i + 2] & 0xf0));
+    }
   }
 
   int64_t blocks_, size_;
