@@ -92,16 +92,11 @@ class Attention {
     return std::count_if(panels.begin(), panels.end(), [&](const Panel& panel) { return panel.channel < keys; });
   }
 
-  // Adds the mask to scores and finds the greatest of each row. What follows is apart from it: it would wait for each of them.
+  // Finds the greatest score of each row. What follows is apart from it: it would wait for each of them.
   void find_greatest(const AttentionSize& size, const Head& head, const Part& part, int64_t keys, float* scores) {
-    const int64_t whole = divided(keys, kKeys) * kKeys;
     most_.resize(part.rows);
-    for (int64_t row = 0; row < part.rows; ++row, scores += part.pitch) {
-      if (head.mask != nullptr) add_mask(scores, head.mask + (part.first + row) * head.mask_step, keys, head.mask_repeats);
-      std::fill(scores + std::min(keys, size.seen_by(part.first + row)), scores + whole, -INFINITY);
-      most_[row] = greatest(scores, whole);
-      if (size.unseen_is_zero && std::isnan(most_[row]) && all_below(scores, keys, -INFINITY)) most_[row] = -INFINITY;
-    }
+    for (int64_t row = 0; row < part.rows; ++row)
+      most_[row] = masked(size, head, part.first + row, keys, scores + row * part.pitch);
   }
 
   RoundedRows rounded_shares(const Part& part, int64_t keys, const float* scores, Rounding* how) {

@@ -287,6 +287,38 @@ bool block_matrices_are_right(const Target& target, Random& random) {
   return true;
 }
 
+// Returns whether results of attention are those of float. The mask has a value for each key.
+bool floats_are_right(const AttentionSize& size, const Head& head) {
+  for (int64_t row = 0; row < size.queries; ++row) {
+    std::vector<double> scores;
+    double span = 0;  // of what is rounded to float on the way to a score
+    for (int64_t key = 0; key < size.seen_by(row); ++key) {
+      double score = head.mask == nullptr ? 0.0 : static_cast<double>(head.mask[key]), each = 0;
+      for (int64_t i = 0; i < size.depth; ++i) {
+        const double part = static_cast<double>(size.scale) * head.q[row * head.q_step + i] * head.k[key * head.k_step + i];
+        score += part;
+        each += std::abs(part);
+      }
+      scores.push_back(score);
+      span = std::max(span, each);
+    }
+    const double most = *std::max_element(scores.begin(), scores.end()), blur = 3e-4 + 0x1p-20 * span;  // of a share, relative
+    for (int64_t o = 0; o < size.width; ++o) {
+      double sum = 0, value = 0, whole = 0, widest = 0;
+      for (size_t key = 0; key < scores.size(); ++key) {
+        const double share = std::exp(scores[key] - most), of_key = head.v[static_cast<int64_t>(key) * head.v_step + o];
+        sum += share;
+        value += share * of_key;
+        whole += share * std::abs(of_key);
+        widest = std::max(widest, std::abs(of_key));
+      }
+      const double lost = 0x1p-29 * static_cast<double>(scores.size()) * widest;  // shares below 2^-30
+      if (!(std::abs(head.y[row * head.y_step + o] - value / sum) <= 2 * blur * whole / sum + lost + 1e-6)) return false;
+    }
+  }
+  return true;
+}
+
 // Returns whether an instruction set computes attention. Only a share near a half may be rounded to another integer.
 bool attentions_are_right(const Target& target, Random& random) {
   AttentionSize size{draw(random, 1, 80), draw(random, 1, 150), draw(random, 1, 70), draw(random, 1, 70), 0.3f, 0, true};
@@ -309,10 +341,12 @@ bool attentions_are_right(const Target& target, Random& random) {
   std::memcpy(rows[1].data(), k.data(), k.size() * 4);
   std::memcpy(rows[2].data(), v.data(), v.size() * 4);
   const auto at = [&](int index) { return reinterpret_cast<const float*>(rows[index].data()); };
-  target.attend(size, {at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
-                       size.depth + gap, size.width + gap, 0, size.width, false});
+  const Head head{at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
+                  size.depth + gap, size.width + gap, 0, size.width, false};
+  target.attend(size, head);
   const float* const results = reinterpret_cast<const float*>(y.data());
   if (unseen) return std::all_of(results, results + size.queries * size.width, [](float each) { return each == 0; });
+  if (size.queries <= kFewQueries) return floats_are_right(size, head);
   for (int64_t row = 0; row < size.queries; ++row) {
     const float* x = q.data() + row * (size.depth + gap);
     const float least = std::min(0.0f, *std::min_element(x, x + size.depth));

@@ -5,6 +5,7 @@
 #include "block_rows.h"
 #include "dense.h"
 #include "depthwise.h"
+#include "few_queries.h"
 #include "gates.h"
 #include "normalization.h"
 #include "pair.h"
@@ -25,6 +26,8 @@ inline std::unique_ptr<MatrixKernel> block_matrix(const BlockMatrix& made) {
   return std::make_unique<BlockRows<kPanelVectors>>(made);
 }
 
-inline void attend_head(const AttentionSize& size, const Head& head) { attend<InVectors>(size, head); }
+inline void attend_head(const AttentionSize& size, const Head& head) {
+  size.queries <= kFewQueries ? attend_few(size, head) : attend<InVectors>(size, head);
+}
 
 }  // namespace requant::REQUANT_TARGET

@@ -52,6 +52,19 @@ inline float greatest(const float* scores, int64_t count) {
   return std::isfinite(found) && !std::isnan(any) ? found : NAN;
 }
 
+// Adds the mask to the scores of a query, hides the keys that it does not see, and returns the greatest score as `greatest` does.
+// Scores from `count` on become -infinity, up to a multiple of 4 * kLanes. Returns -infinity if no key is left and the result is
+// 0 then.
+inline float masked(const AttentionSize& size, const Head& head, int64_t row, int64_t count, float* scores) {
+  const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
+  if (head.mask != nullptr) add_mask(scores, head.mask + row * head.mask_step, count, head.mask_repeats);
+  std::fill(scores + std::min(count, size.seen_by(row)), scores + whole, -INFINITY);
+  const float found = greatest(scores, whole);
+  const bool hidden = size.unseen_is_zero && std::isnan(found) &&
+                      std::all_of(scores, scores + count, [](float score) { return score == -INFINITY; });
+  return hidden ? -INFINITY : found;
+}
+
 // How shares become the softmax: times `step`. They are rough if rounding changed their sum by more than a 32nd: many small ones
 // count as none then.
 struct Shares {

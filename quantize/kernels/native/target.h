@@ -168,6 +168,9 @@ struct LstmStep {
   int64_t size;
 };
 
+// So few queries do not pay for the rounding of keys and values: their attention is computed in float.
+constexpr int64_t kFewQueries = 4;
+
 // The sizes of attention: softmax(scale * q k' + mask) v for one head, with q (queries, depth), k (keys, depth), v (keys, width).
 struct AttentionSize {
   int64_t queries, keys, depth, width;  // keys and width are at least 1

@@ -25,7 +25,9 @@ std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows
 
 std::unique_ptr<MatrixKernel> block_matrix(const BlockMatrix& made) { return std::make_unique<BlockTiles>(made); }
 
-void attend_head(const AttentionSize& size, const Head& head) { attend<InTiles>(size, head); }
+void attend_head(const AttentionSize& size, const Head& head) {
+  size.queries <= kFewQueries ? target_avx512.attend(size, head) : attend<InTiles>(size, head);
+}
 
 }  // namespace amx
 
