@@ -46,8 +46,7 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
     """
     nodes, units = nodes_by_name(model), [*units]
     products = {unit.nodes[0] for unit in units if unit.op != ATTENTION}
-    calls: dict[ir.Value, Call] = {}
-    inputs = PlainInputs(model, dict(shapes))
+    calls, inputs = dict[ir.Value, Call](), PlainInputs(model, dict(shapes))
     for unit in (each for each in units if each.op == ATTENTION):
         found = attention_among(nodes[name] for name in unit.nodes)
         if found is None or found.nodes[-1].graph is not model.graph:
@@ -60,6 +59,8 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         call = _call(unit.name, found, inputs.shapes)
         if heads := _side_by_side(model, found, inputs.shapes, join=join):
             call = _of_heads(call, found, _of_one_product(found, heads, model, products) if join else heads)
+        elif any(found.heads):  # the operator would take them for one head
+            continue
         elif join:
             call = _of_groups(call, found, model, inputs.shapes)
         calls[found.nodes[-1].outputs[0]] = call

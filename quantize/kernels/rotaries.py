@@ -9,6 +9,7 @@ from itertools import permutations
 import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant, made_by
+from ...transforms.inference import inferred
 from .calls import Call
 from .wrap import put_calls
 
@@ -46,15 +47,34 @@ def wrap_rotaries(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
 
     Args:
         model: A model.
-        shapes: Shapes of the float tensors by name.
+        shapes: Shapes of the tensors by name.
     """
-    calls = {}
     places = {node: place for place, node in enumerate(model.graph)}
-    for node in model.graph:
-        found = _of_pairs(node, shapes) or _of_halves(node, shapes)
-        if found is not None and {str(found.x.name), str(node.outputs[0].name)} <= shapes.keys():
-            calls[node.outputs[0]] = _call(found, sorted(found.nodes, key=places.__getitem__))
+    found = [rotary for node in places if (rotary := _of_pairs(node, shapes) or _of_halves(node, shapes)) is not None]
+    values = inferred(model) if found else {}
+    calls = {
+        each.nodes[-1].outputs[0]: _call(each, sorted(each.nodes, key=places.__getitem__))
+        for each in found
+        if _is_float32(each, values)
+    }
     return put_calls(model, calls)
+
+
+def _is_float32(rotary: _Rotary, values: Mapping[str, ir.Value]) -> bool:
+    """Return whether tensors are float32; all of them have the same type, which may be known of some only.
+
+    Args:
+        rotary: The operators.
+        values: Tensors of the model with inferred types by name.
+    """
+    tensors = (rotary.x, rotary.cos, rotary.sin, rotary.nodes[-1].outputs[0])
+    types = {each.dtype or values.get(str(each.name), each).dtype for each in tensors}
+    return types - {None} == {ir.DataType.FLOAT}
+
+
+def _width(value: ir.Value, shapes: Mapping[str, Shape]) -> int | str | None:
+    """Return the length of the last axis of a tensor; None if it is not known, or if there is none."""
+    return (shapes.get(str(value.name)) or (None,))[-1]
 
 
 def _call(found: _Rotary, body: Sequence[ir.Node]) -> Call:
@@ -86,7 +106,7 @@ def _of_pairs(node: ir.Node, shapes: Mapping[str, Shape]) -> _Rotary | None:
             continue
         x = first.inputs[0]
         picks = [_picked(each, shapes) for each in (first, second)]
-        if picks == [0, 1] and shapes.get(str(x.name), (None,))[-1] == 2:
+        if picks == [0, 1] and _width(x, shapes) == 2 and len(shapes[str(x.name)]) > 1:
             products = _producers((*difference.inputs, *total.inputs))
             return _Rotary(x, cos, sin, True, [first, second, *products, difference, total, one, other, node])
     return None
@@ -129,10 +149,11 @@ def _picked(gather: ir.Node, shapes: Mapping[str, Shape]) -> int | None:
 def _is_last(node: ir.Node, value: ir.Value, shapes: Mapping[str, Shape]) -> bool:
     """Return whether a Concat or Unsqueeze works on the last axis of its result."""
     rank = len(shapes.get(str(value.name), ()))
-    axes = constant(node.inputs[1]) if node.op_type == "Unsqueeze" else None
-    if node.op_type == "Unsqueeze" and axes is None:
-        return False
-    found = [node.attributes.get_int("axis", 0)] if axes is None else axes.numpy().reshape(-1).tolist()
+    if node.op_type == "Concat":
+        found = [node.attributes.get_int("axis", 0)]
+    else:
+        axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None  # before opset 13 they are an attribute
+        found = [*node.attributes.get_ints("axes", ())] if axes is None else axes.numpy().reshape(-1).tolist()
     return len(found) == 1 and (found[0] == -1 or found[0] == rank - 1 >= 0)
 
 
@@ -152,7 +173,7 @@ def _of_halves(node: ir.Node, shapes: Mapping[str, Shape]) -> _Rotary | None:
 
 def _halves_of(turned: ir.Value, x: ir.Value, shapes: Mapping[str, Shape]) -> list[ir.Node]:
     """Return the operators of Concat(Neg(Slice(x, half:)), Slice(x, :half)) along the last axis; none for others."""
-    concat, width = made_by(turned, "Concat"), shapes.get(str(x.name), (None,))[-1]
+    concat, width = made_by(turned, "Concat"), _width(x, shapes)
     if concat is None or len(concat.inputs) != 2 or not isinstance(width, int) or width % 2:
         return []
     negative, low = made_by(concat.inputs[0], "Neg"), made_by(concat.inputs[1], "Slice")

@@ -128,8 +128,9 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
 def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return why attention cannot be a native operator.
 
-    q, k and v have the same rank, and the mask no more axes, except where heads stand side by side. The widths of q and
-    v are known if the operator has to know them.
+    q, k and v have the same rank, and the mask no more axes, except where heads stand side by side. A mask of padding
+    has a number for each key, and no lengths in place of them. The widths of q and v are known if the operator has to
+    know them.
     """
     found = attention_among(facts.nodes[name] for name in unit.nodes)
     if found is None:
@@ -145,8 +146,8 @@ def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
     if len(ranks) < len(values) or len({*ranks[:3]}) != 1 or ranks[0] not in expected:
         return why.NO_FORM
     known = found.scale is not None or isinstance(shapes[0][-1], int)
-    most = 2 if found.hidden is not None else 4 if joined else ranks[0]
-    if not known or any(rank > most for rank in ranks[3:]) or (joined and not _splits(found, shapes)):
+    of_masks = range(2, 3) if found.hidden is not None else range(5 if joined else ranks[0] + 1)
+    if not known or any(rank not in of_masks for rank in ranks[3:]) or (joined and not _splits(found, shapes)):
         return why.NO_FORM
     return _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
 

@@ -120,13 +120,18 @@ def widest_plan(facts: Facts, plan: Plan) -> Plan:
 
 
 def native_plan(facts: Facts, plan: Plan) -> Plan:
-    """Return a plan with native operators wherever a unit has one for its form."""
+    """Return a plan with native operators wherever a unit has one for its form, or has no other form in integers."""
     options = able(facts, plan)
-    natives = {
-        unit.name: Impl.U8_NATIVE if plan.impl(unit).writes_u8 else NATIVE_PRODUCTS.get(plan.impl(unit))
-        for unit in plan.units
-    }
+    natives = {unit.name: _native_form(unit, plan.impl(unit)) for unit in plan.units}
     return plan.with_choices({name: Choice(form) for name, form in natives.items() if form in options[name]})
+
+
+def _native_form(unit: Unit, impl: Impl) -> Impl | None:
+    """Return the form of the native operator for a unit that has a form; None without one."""
+    row = OPS.get(unit.op)
+    if impl is Impl.FLOAT and row is not None and row.native:
+        return Impl.DYNAMIC_NATIVE
+    return Impl.U8_NATIVE if impl.writes_u8 else NATIVE_PRODUCTS.get(impl)
 
 
 def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan) -> Plan:

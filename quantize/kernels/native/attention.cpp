@@ -1,4 +1,5 @@
-// Attention: y = softmax(scale * q k' + mask) v by head, in integers with ranges that are found at run time (see target.h).
+// Attention: y = softmax(scale * q k' + mask) v by head, in integers with ranges that are found at run time; few queries in float
+// (see target.h).
 //
 // Inputs: q (batch, heads, queries, depth), k (batch, heads, keys, depth), v (batch, heads, keys, width), mask. The mask may be
 // missing; it is added as ONNX adds tensors. All repeat along the batch where they have length 1. A tensor may have fewer heads
@@ -105,7 +106,8 @@ class AttentionKernel {
     const int64_t results = shape[0] * shape[1] * shape[2] * shape[3];
     if (size.keys == 0) std::fill_n(y.data, results, 0.0f);
     if (results == 0 || size.keys == 0) return;
-    require(size.keys <= kMostKeys && size.depth <= kMostKeys, "there are too many keys");
+    const bool fits = size.keys <= kMostKeys && size.depth <= kMostKeys;
+    require(fits || size.queries <= kFewQueries, "there are too many keys");
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
       const int64_t all = shape[1], batch = static_cast<int64_t>(index) / all, head = static_cast<int64_t>(index) % all;
       target_.attend(size, {.q = q.at(batch, head, all),

@@ -21,9 +21,11 @@ class BlockRows : public MatrixKernel {
   }
 
   void run(const float* x, const float* residual, float* y, int64_t rows, const Parallel& parallel) const override {
-    for (int64_t first = 0; first < rows; first += kHeld)
+    if (rows == 0) return;
+    const int64_t each = divided(rows, divided(rows, kHeld));  // evenly: the last rows are many, too
+    for (int64_t first = 0; first < rows; first += each)
       multiply({x + first * inputs_, residual ? residual + first * outputs_ : nullptr, y + first * outputs_,
-                std::min(kHeld, rows - first)},
+                std::min(each, rows - first)},
                parallel);
   }
 
@@ -36,7 +38,7 @@ class BlockRows : public MatrixKernel {
   };
 
   static constexpr int kRows = panel_rows(Vectors);  // that are multiplied together
-  static constexpr int64_t kHeld = 256;              // rows that are rounded at once
+  static constexpr int64_t kHeld = 256;              // rows that are rounded at once, at most
   static constexpr int64_t kWork = 1 << 20;          // products of one task, about
   static constexpr int64_t kRounded = 1 << 14;       // values that one task rounds, about
   static constexpr int64_t kAhead = 4096;            // bytes from the weights of a row to those that are fetched

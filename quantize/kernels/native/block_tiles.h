@@ -22,19 +22,22 @@ class BlockTiles final : public BlockRows<2> {
  protected:
   void multiply(const Part& part, const Parallel& parallel) const override {
     if (part.rows < kMany) return BlockRows::multiply(part, parallel);
-    thread_local Scratch rows, sums;
+    thread_local Scratch rows;
     const int64_t steps = divided(weights_.blocks() * weights_.size(), kStep), tiles = divided(part.rows, kTileRows);
     const auto& panels = weights_.panels();
-    const Work work{part, rows.bytes(tiles * steps * kTileBytes), steps, tiles,
-                    steps > kSteps ? sums.bytes(std::ssize(panels) * 2 * tiles * kTileBytes) : nullptr};
+    const Work work{part, rows.bytes(tiles * steps * kTileBytes), steps, tiles};
     parallel(static_cast<size_t>(tiles), [&](size_t tile) { round(work, static_cast<int64_t>(tile)); });
     const int64_t tasks = std::clamp<int64_t>(part.rows * inputs_ * outputs_ / kWorkOfTiles, 1, std::ssize(panels));
     const int64_t some = divided(std::ssize(panels), tasks);
     parallel(static_cast<size_t>(divided(std::ssize(panels), some)), [&](size_t index) {
       const int64_t begin = static_cast<int64_t>(index) * some, end = std::min(begin + some, std::ssize(panels));
       const Configured configured;
+      thread_local Scratch scratch;
+      const int64_t bytes = steps > kSteps ? 2 * tiles * kTileBytes : 0;  // of the sums of a panel
+      uint8_t* const sums = scratch.bytes((end - begin) * bytes);
       for (int64_t first = 0; first < steps; first += kSteps)
-        for (int64_t panel = begin; panel < end; ++panel) multiply_panel(work, panel, first, std::min(kSteps, steps - first));
+        for (int64_t panel = begin; panel < end; ++panel)
+          multiply_panel(work, {panels[panel], sums + (panel - begin) * bytes, first, std::min(kSteps, steps - first)});
     });
   }
 
@@ -65,13 +68,18 @@ class BlockTiles final : public BlockRows<2> {
     Configured& operator=(const Configured&) = delete;
   };
 
-  // Rows in tiles (tiles of rows, steps), and the sums so far of each panel (panels, tiles of rows, 2); null if all steps of a
-  // panel are added at once.
+  // Rows in tiles (tiles of rows, steps).
   struct Work {
     const Part& part;
     uint8_t* rows;
     int64_t steps, tiles;
+  };
+
+  // Some steps of a panel, and its sums so far (tiles of rows, 2); these are not used if the steps are all of them.
+  struct Piece {
+    const Panel& panel;
     uint8_t* sums;
+    int64_t first, steps;
   };
 
   // Returns the upper halves of two vectors of floats, rounded to nearest: for each lane that of `even`, then that of `odd`.
@@ -101,32 +109,22 @@ class BlockTiles final : public BlockRows<2> {
   }
 
   // Multiplies all rows by some steps of a panel. The results are written behind the last step.
-  void multiply_panel(const Work& work, int64_t index, int64_t first, int64_t steps) const {
+  void multiply_panel(const Work& work, const Piece& piece) const {
     thread_local Scratch scratch;
-    const Panel& panel = weights_.panels()[index];
-    uint8_t* const weights = scratch.bytes(steps * panel.vectors * kTileBytes);
-    const Piece piece{panel, weights, work.sums ? work.sums + index * 2 * work.tiles * kTileBytes : nullptr, first, steps};
+    uint8_t* const weights = scratch.bytes(piece.steps * piece.panel.vectors * kTileBytes);
     weights_.halves() ? unpack<true>(piece, weights) : unpack<false>(piece, weights);
     for (int64_t tile = 0; tile < work.tiles; tile += 2)
-      if (panel.vectors == 1) multiply_pair<1>(work, piece, tile);
-      else multiply_pair<2>(work, piece, tile);
+      if (piece.panel.vectors == 1) multiply_pair<1>(work, piece, weights, tile);
+      else multiply_pair<2>(work, piece, weights, tile);
   }
-
-  // Some steps of a panel: its weights in tiles (steps, vectors), and its sums so far (tiles of rows, 2), or null.
-  struct Piece {
-    const Panel& panel;
-    const uint8_t* weights;
-    uint8_t* sums;
-    int64_t first, steps;
-  };
 
   // Multiplies one or two tiles of rows.
   template <int Wide>
-  void multiply_pair(const Work& work, const Piece& piece, int64_t tile) const {
+  void multiply_pair(const Work& work, const Piece& piece, const uint8_t* weights, int64_t tile) const {
     constexpr bool kWide = Wide > 1;
     const bool both = tile + 1 < work.tiles, last = piece.first + piece.steps == work.steps;
     alignas(64) uint8_t made[4 * kTileBytes];
-    uint8_t* const sums = piece.sums ? piece.sums + 2 * tile * kTileBytes : nullptr;
+    uint8_t* const sums = piece.sums + 2 * tile * kTileBytes;
     if (piece.first == 0) {
       _tile_zero(0);
       _tile_zero(1);
@@ -139,7 +137,7 @@ class BlockTiles final : public BlockRows<2> {
       if (kWide && both) _tile_loadd(3, sums + 3 * kTileBytes, kLine);
     }
     const uint8_t* const one = work.rows + (tile * work.steps + piece.first) * kTileBytes;
-    both ? add_two<Wide>(one, one + work.steps * kTileBytes, piece) : add_one<Wide>(one, piece);
+    both ? add_two<Wide>(one, one + work.steps * kTileBytes, weights, piece.steps) : add_one<Wide>(one, weights, piece.steps);
     uint8_t* const to = last ? made : sums;
     _tile_stored(0, to, kLine);
     if (kWide) _tile_stored(1, to + kTileBytes, kLine);
@@ -149,9 +147,8 @@ class BlockTiles final : public BlockRows<2> {
   }
 
   template <int Wide>
-  REQUANT_INLINE static void add_two(const uint8_t* one, const uint8_t* other, const Piece& piece) {
-    const uint8_t* w = piece.weights;
-    for (int64_t step = 0; step < piece.steps; ++step, one += kTileBytes, other += kTileBytes, w += Wide * kTileBytes) {
+  REQUANT_INLINE static void add_two(const uint8_t* one, const uint8_t* other, const uint8_t* w, int64_t steps) {
+    for (int64_t step = 0; step < steps; ++step, one += kTileBytes, other += kTileBytes, w += Wide * kTileBytes) {
       _tile_loadd(4, one, kLine);
       _tile_loadd(6, w, kLine);
       fetch(one + kAhead);
@@ -174,9 +171,8 @@ class BlockTiles final : public BlockRows<2> {
   }
 
   template <int Wide>
-  REQUANT_INLINE static void add_one(const uint8_t* one, const Piece& piece) {
-    const uint8_t* w = piece.weights;
-    for (int64_t step = 0; step < piece.steps; ++step, one += kTileBytes, w += Wide * kTileBytes) {
+  REQUANT_INLINE static void add_one(const uint8_t* one, const uint8_t* w, int64_t steps) {
+    for (int64_t step = 0; step < steps; ++step, one += kTileBytes, w += Wide * kTileBytes) {
       _tile_loadd(4, one, kLine);
       _tile_loadd(6, w, kLine);
       _tile_dpbf16ps(0, 4, 6);

@@ -5,6 +5,10 @@
 
 namespace requant::REQUANT_TARGET {
 
+// Bytes from the weights to those that are fetched into the nearest cache: a panel is larger than that, and what is read in
+// order still comes too late from the second one.
+constexpr int64_t kWeightsAhead = 2048;
+
 // Adds the products of `quads` quads of some rows, which are `stride` bytes apart, and a panel; `w` moves behind them.
 template <bool Narrow, int Rows, int Vectors>
 REQUANT_INLINE void add_products(Ints (&sum)[Rows][Vectors], const uint8_t* rows, int64_t stride,
@@ -12,7 +16,10 @@ REQUANT_INLINE void add_products(Ints (&sum)[Rows][Vectors], const uint8_t* rows
   for (; quads > 0; --quads, rows += 4, w += Vectors * kBytes) {
     Bytes weights[Vectors];
 #pragma unroll
-    for (int vector = 0; vector < Vectors; ++vector) weights[vector] = load_bytes(w + vector * kBytes);
+    for (int vector = 0; vector < Vectors; ++vector) {
+      weights[vector] = load_bytes(w + vector * kBytes);
+      __builtin_prefetch(w + vector * kBytes + kWeightsAhead, 0, 3);
+    }
 #pragma unroll
     for (int row = 0; row < Rows; ++row) {
       const Bytes x = repeat(rows + row * stride);

@@ -185,7 +185,8 @@ struct AttentionSize {
 //
 // A row of q is rounded as in a Matrix, a row of k and a column of v to integers from -127 to 127. A row of the softmax becomes
 // rint(255 exp(score - greatest score)), and is divided by its sum after the product with v. exp is exact to 1e-4. Where that
-// rounding changes the sum by more than a 32nd, the row has steps of a 256th of that.
+// rounding changes the sum by more than a 32nd, the row has steps of a 256th of that. With at most kFewQueries queries nothing is
+// rounded.
 struct Head {
   const float *q, *k, *v, *mask;
   float* y;

@@ -324,6 +324,8 @@ def test_other_forms_of_the_operators_stay_with_a_reason(reason: str, node: str)
         ("float[N,2,S,8] q, float[N,2,T,8] k, float[N,2,T,8] v", "y = Attention<q_num_heads=2>(q, k, v)"),
         ("float[N,S,16] q, float[N,T,16] k, float[N,T,16] v", "y = Attention<q_num_heads=2>(q, k, v)"),
         ("float q, float k, float v", "y = Attention(q, k, v)"),
+        # lengths in place of a number for each key
+        ("float[N,S,16] q, float[N,T,16] k, float[N,T,16] v, int32[N] m", f"{MULTI_HEAD} (q, k, v, , m)"),
     ],
 )
 def test_attention_of_unknown_sizes_is_no_native_operator(tensors: str, node: str) -> None:
@@ -373,7 +375,8 @@ def test_a_model_with_the_operator_is_quantized(tmp_path: Path) -> None:
     data = tmp_path / "d.npz"
     quantize_model(tmp_path / "m.onnx", data, tmp_path / "q.onnx", Options(kernels="native", **asked))
     plan = json.loads((tmp_path / "q.plan.json").read_text())
-    assert plan["units"]["attend"]["operator"] == "attention"
+    attend = plan["units"]["attend"]
+    assert (attend["operator"], attend["implementation"]) == ("attention", "dynamic native")
     for unit in plan["units"].values():
         wanted = {"MatMul": Impl.DYNAMIC_NATIVE, "attention": Impl.DYNAMIC_NATIVE}
         unit["implementation"] = wanted.get(unit["operator"], Impl.FLOAT).value

@@ -130,6 +130,20 @@ def test_the_operator_computes_what_its_body_does(
 
 
 @needs_library
+def test_all_of_many_rows_are_rounded_alike() -> None:
+    random = np.random.default_rng(0)
+    weights = in_blocks(random.normal(size=(40, 256)).astype(np.float32), BlockForm(8, 128))
+    x = random.normal(size=(258, 256)).astype(np.float32)
+    x[:, 7] = 100.0  # rounding to 8 bits loses most of the other values of its block
+    x[-1] = x[0]
+    made = model("y = Identity(p)", weights, len(x))
+    wrap_products(made, [UNIT], {}, join=True)
+    feed = {"x": x, "r": np.zeros((len(x), 40), np.float32)}
+    found = open_session(bytes_of(made), threads=1).run(None, feed)[0]
+    np.testing.assert_array_equal(found[0], found[-1])
+
+
+@needs_library
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_form_is_offered_with_blocks_and_can_be_asked_for(tmp_path: Path, bits: int) -> None:
     random = np.random.default_rng(0)

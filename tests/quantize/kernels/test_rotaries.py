@@ -126,6 +126,23 @@ def test_other_operators_are_left_alone(text: str) -> None:
     assert len(list(other.graph)) == count
 
 
+def test_other_sums_of_products_and_other_types_are_left_alone() -> None:
+    scalar = """<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] m) => (float[2,4] y) {
+        t = ReduceMean <keepdims = 0> (m) n = Neg(t) p = Mul(m, t) q = Mul(m, n) y = Add(p, q) }"""
+    old = """<ir_version: 8, opset_import: ["" : 8]> g (float[2,4] m) => (float[2,4,2] y) {
+        k = Unsqueeze <axes = [2]> (m) t = Sigmoid(m) l = Unsqueeze <axes = [2]> (t) y = Concat <axis = 2> (k, l) }"""
+    for text in (scalar, old):
+        made = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+        assert wrap_rotaries(made, shapes_of(made)) == 0
+    x = np.ones((3, 4), np.float64)
+    proto = onnx.parser.parse_model(f"{HEAD} g (double[3,4] x) => (double[3,4] y) {{ {HALVES} }}")
+    ones = {"c": x, "s": x, "zeros": np.asarray([0]), "half": np.asarray([2]), "end": np.asarray([4])}
+    ones["last"] = np.asarray([-1])
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in ones.items())
+    made = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    assert wrap_rotaries(made, shapes_of(made)) == 0
+
+
 @needs_library
 @pytest.mark.parametrize(
     ("x", "c", "message"),
