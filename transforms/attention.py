@@ -276,9 +276,8 @@ def _multi_head(node: ir.Node) -> FoundAttention | str:
         PAST: any(value is not None for value in others),
         MORE_RESULTS: _has_more_results(node),
         _unknown(node, MULTI_HEAD): bool(_unknown(node, MULTI_HEAD)),
-        "order of keys": bool(
-            node.attributes.get_int("unidirectional", 0)
-        ),  # with more keys than queries it is unclear
+        # with more keys than queries it is unclear which of them a query sees
+        "order of keys": bool(node.attributes.get_int("unidirectional", 0)),
         "second mask": padding is not None and added is not None,
         "bias that is computed": bias is not None and constant(bias) is None,
         FACTORS: not _are_factors(q, k, v),

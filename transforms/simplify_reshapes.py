@@ -76,9 +76,8 @@ def _fix_target(node: ir.Node, known: Known, taken: set[str], change: Change) ->
     concat = target.producer() if target is not None else None
     if concat is None or concat.op_type != "Concat" or concat.domain or node.attributes.get_int("allowzero", 0) != 0:
         return False
-    parts = [_part(value) for value in concat.inputs]
-    computed = [value for value, part in zip(concat.inputs, parts, strict=True) if part is None]
-    if not computed or not all(map(_is_one_length, computed)):
+    parts = _parts(concat)
+    if parts is None:
         return False
     lengths = [length for part in parts for length in ([-1] if part is None else part)]
     if 0 in lengths:
@@ -101,23 +100,25 @@ def _fix_expand(node: ir.Node, known: Known, taken: set[str], change: Change) ->
     """
     x, target = node.inputs
     concat = _concat_of(target)
-    rank = None if x is None else known.get(x, x).shape
-    if concat is None or rank is None:
+    parts = None if concat is None else _parts(concat)
+    shape = None if x is None else known.get(x, x).shape
+    if concat is None or parts is None or shape is None or any(part is not None and 0 in part for part in parts):
         return False
-    parts = [_part(value) for value in concat.inputs]
-    computed = [value for value, part in zip(concat.inputs, parts, strict=True) if part is None]
-    empty = any(part is not None and 0 in part for part in parts)
-    if not computed or empty or not all(map(_is_one_length, computed)):
-        return False
-    lengths = [
-        length or 1 for length in _with_kept(x, concat.inputs, parts, known)
-    ]  # 0 stands for a length that is kept
-    if len(lengths) != len(rank) or min(lengths) < 1:
+    # 0 stands for a length that is kept
+    lengths = [length or 1 for length in _with_kept(x, concat.inputs, parts, known)]
+    if len(lengths) != len(shape) or min(lengths) < 1:
         return False
     node.replace_input_with(1, _target(node, lengths, taken))
     discard(target)
     change.applied += 1
     return True
+
+
+def _parts(concat: ir.Node) -> list[list[int] | None] | None:
+    """Return the constant parts of a target, and None for a computed length; None if it is not made of these."""
+    parts = [_part(value) for value in concat.inputs]
+    computed = [value for value, part in zip(concat.inputs, parts, strict=True) if part is None]
+    return parts if computed and all(map(_is_one_length, computed)) else None
 
 
 def _concat_of(target: ir.Value | None) -> ir.Node | None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.attention import FoundAttention
-from ...transforms.graph import Shape, add_initializer, constant, graph_of, names, take
+from ...transforms.graph import Shape, add_initializer, constant, insert_before, take
 from ...transforms.inference import inferred
 
 BIAS, PADDING = 3, 4  # among the inputs of a MultiHeadAttention
@@ -27,10 +27,12 @@ class PlainInputs:
         shapes: Shapes of the float tensors by name; those of new tensors are noted there.
         masks: By mask and by what it adds where it hides a key, the mask that is added.
         types: The element types of the masks of the user's model, as far as they are known.
+        taken: The names in the model.
     """
 
     model: ir.Model
     shapes: dict[str, Shape]
+    taken: set[str]
     masks: dict[tuple[ir.Value, float], ir.Value] = field(default_factory=dict)
     types: dict[ir.Value, ir.DataType | None] = field(default_factory=dict)
 
@@ -114,7 +116,7 @@ class PlainInputs:
 
     def _constant(self, stem: str, array: np.ndarray | np.generic) -> ir.Value:
         """Return a new constant."""
-        return add_initializer(self.model.graph, take(names(self.model), stem), np.asarray(array))
+        return add_initializer(self.model.graph, take(self.taken, stem), np.asarray(array))
 
     def _inserted(
         self,
@@ -126,9 +128,6 @@ class PlainInputs:
         attributes: dict[str, ir.DataType] | None = None,
     ) -> ir.Value:
         """Return the result of a new node in front of another one."""
-        taken = names(self.model)
-        node = ir.node(op, inputs, attributes, name=take(taken, stem))
-        result = node.outputs[0]
-        result.name, result.type = take(taken, f"{stem}/result"), ir.TensorType(dtype)
-        graph_of(place).insert_before(place, [node])
+        result = insert_before(place, self.taken, op, inputs, attributes, stem=stem)
+        result.type = ir.TensorType(dtype)
         return result

@@ -9,7 +9,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ...transforms.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
-from ...transforms.graph import Shape, nodes_by_name
+from ...transforms.graph import Shape, names, nodes_by_name
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
 from .attention_inputs import PlainInputs
@@ -44,19 +44,12 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         shapes: Shapes of the float tensors by name.
         join: Whether a call includes what is in front of it.
     """
-    nodes, units = nodes_by_name(model), [*units]
+    units = [*units]
     products = {unit.nodes[0] for unit in units if unit.op != ATTENTION}
-    calls, inputs = dict[ir.Value, Call](), PlainInputs(model, dict(shapes))
-    for unit in (each for each in units if each.op == ATTENTION):
-        found = attention_among(nodes[name] for name in unit.nodes)
-        if found is None or found.nodes[-1].graph is not model.graph:
-            continue
-        for value, tensor in zip(found.inputs[:FACTORS], unit.inputs, strict=False):  # a pair renames what it rounds
-            inputs.shapes.setdefault(str(value.name), shapes.get(tensor, ()))
-        found = inputs.of(found)
-        if found is None:
-            continue
-        call = _call(unit.name, found, inputs.shapes)
+    calls, inputs = dict[ir.Value, Call](), PlainInputs(model, dict(shapes), names(model))
+    # all inputs first: they need the names that are in use, and joined products add some
+    for name, found in _plain(model, units, inputs):
+        call = _call(name, found, inputs.shapes)
         if heads := _side_by_side(model, found, inputs.shapes, join=join):
             call = _of_heads(call, found, _of_one_product(found, heads, model, products) if join else heads)
         elif any(found.heads):  # the operator would take them for one head
@@ -65,6 +58,21 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
             call = _of_groups(call, found, model, inputs.shapes)
         calls[found.nodes[-1].outputs[0]] = call
     return put_calls(model, calls)
+
+
+def _plain(model: ir.Model, units: Iterable[Unit], inputs: PlainInputs) -> list[tuple[str, FoundAttention]]:
+    """Return the attentions of the main graph with plain inputs, each with the name of its unit."""
+    nodes, plain = nodes_by_name(model), list[tuple[str, FoundAttention]]()
+    for unit in (each for each in units if each.op == ATTENTION):
+        found = attention_among(nodes[name] for name in unit.nodes)
+        if found is None or found.nodes[-1].graph is not model.graph:
+            continue
+        for value, tensor in zip(found.inputs[:FACTORS], unit.inputs, strict=False):  # a pair renames what it rounds
+            inputs.shapes.setdefault(str(value.name), inputs.shapes.get(tensor, ()))
+        found = inputs.of(found)
+        if found is not None:
+            plain.append((unit.name, found))
+    return plain
 
 
 def _call(name: str, found: FoundAttention, shapes: Mapping[str, Shape]) -> Call:

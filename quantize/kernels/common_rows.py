@@ -19,9 +19,10 @@ from ...transforms.graph import (
     replace,
     take,
 )
-from .products import BIAS, DYNAMIC, MS, bias_behind
+from .products import DYNAMIC, FORMS, MS, bias_behind
 
 WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias
+BIAS = FORMS[DYNAMIC].bias
 AXES = 2  # of weights that are one matrix
 
 
@@ -104,8 +105,8 @@ def _product(end: ir.Value) -> _Product | None:
     node = next((each for each in (made_by(end, DYNAMIC), *found) if each is not None), None)
     if node is None or end.is_graph_output():
         return None
-    add, bias = bias_behind(node) or (node, node.inputs[BIAS[DYNAMIC]] if len(node.inputs) > BIAS[DYNAMIC] else None)
-    weights, *others = (constant(value) for value in node.inputs[WEIGHTS : BIAS[DYNAMIC]])
+    add, bias = bias_behind(node) or (node, node.inputs[BIAS] if len(node.inputs) > BIAS else None)
+    weights, *others = (constant(value) for value in node.inputs[WEIGHTS:BIAS])
     if add is not last or weights is None or None in others or len(weights.shape) != AXES:
         return None
     if bias is None:

@@ -17,16 +17,36 @@ from .calls import Call
 from .wrap import put_calls
 
 MS = "com.microsoft"
-DYNAMIC, BLOCKS = "DynamicQuantizeMatMul", "MatMulNBits"
-INPUTS: Mapping[str, Sequence[str]] = {
-    DYNAMIC: ("x", "w", "w_scale", "w_zero_point", "B", "residual"),
-    BLOCKS: ("x", "w", "w_scale", "B", "residual"),
+DYNAMIC = "DynamicQuantizeMatMul"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a product is written in the body of a function, and the native operator.
+
+    Attributes:
+        native: The native operator.
+        constants: The names of its constant inputs behind x; those of the operator in the body are the same.
+        bias: The place of the bias among the inputs of the operator in the body.
+        channels: The axis of the output channels of the weights.
+    """
+
+    native: str
+    constants: Sequence[str]
+    bias: int
+    channels: int
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The names of the inputs of the native operator."""
+        return ("x", *self.constants, "B", "residual")
+
+
+FORMS: Mapping[str, Form] = {
+    DYNAMIC: Form("MatMul", ("w", "w_scale", "w_zero_point"), bias=4, channels=-1),
+    "MatMulNBits": Form("MatMulNBits", ("w", "w_scale"), bias=5, channels=0),
 }
-"""The inputs of the native operator, by the operator in the body."""
-NATIVE = {DYNAMIC: "MatMul", BLOCKS: "MatMulNBits"}
-"""The native operator, by the operator in the body."""
-BIAS = {DYNAMIC: 4, BLOCKS: 5}
-"""The place of the bias among the inputs of the operator in the body."""
+"""The forms by the operator in the body."""
 FUNCTION = "function"
 RELU, GELU, GELU_BY_TANH = 1, 2, 3
 """Values of the attribute ``function``."""
@@ -54,7 +74,7 @@ def wrap_products(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, S
     calls: dict[ir.Value, Call] = {}
     for unit in units:
         node = nodes.get(unit.nodes[0])
-        if node is None or node.op_type not in NATIVE:
+        if node is None or node.op_type not in FORMS:
             continue
         call = _call(node)
         if join:
@@ -113,11 +133,18 @@ def _between(source: ir.Value, last: ir.Node) -> set[ir.Node]:
 
 def _call(node: ir.Node) -> Call:
     """Return the call of a product alone."""
-    op, place = node.op_type, BIAS[node.op_type]
-    attributes = {**node.attributes, FUNCTION: ir.AttrInt64(FUNCTION, 0)}
-    inputs = [*node.inputs[: INPUTS[op].index("B")], *node.inputs[place : place + 1]]
-    call = Call(NATIVE[op], str(node.name), INPUTS[op], inputs, [node], attributes, dtype=ir.DataType.FLOAT)
-    return replace(call, anchor=node, beside=(FUNCTION,))
+    form = FORMS[node.op_type]
+    return Call(
+        form.native,
+        str(node.name),
+        form.inputs,
+        [*node.inputs[: 1 + len(form.constants)], *node.inputs[form.bias : form.bias + 1]],
+        [node],
+        {**node.attributes, FUNCTION: ir.AttrInt64(FUNCTION, 0)},
+        anchor=node,
+        beside=(FUNCTION,),
+        dtype=ir.DataType.FLOAT,
+    )
 
 
 def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
@@ -137,9 +164,9 @@ def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
 
 def bias_behind(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     """Return the Add of a bias that alone reads a product without one, and the bias; None if another node reads it."""
-    end = product.outputs[0]
+    end, form = product.outputs[0], FORMS[product.op_type]
     add, weights, source = sole_reader(end), constant(product.inputs[1]), product.inputs[0]
-    if len(product.inputs) > BIAS[product.op_type] or add is None or add.op_type != "Add":
+    if len(product.inputs) > form.bias or add is None or add.op_type != "Add":
         return None
     if weights is None or source is None:
         return None
@@ -147,8 +174,7 @@ def bias_behind(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     tensor, rank = constant(value), len(source.shape) if source.shape is not None else 0
     if value is None or tensor is None or not 1 <= len(tensor.shape) <= max(rank, 1):
         return None
-    outputs = weights.shape[0 if product.op_type == BLOCKS else -1]
-    return (add, value) if tensor.shape[-1] == tensor.size == outputs else None
+    return (add, value) if tensor.shape[-1] == tensor.size == weights.shape[form.channels] else None
 
 
 def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:

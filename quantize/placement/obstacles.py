@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ...transforms.attention import FoundAttention, attention_among
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
-from ...transforms.int8_forms import gate_obstacle
+from ...transforms.int8_forms import RECURRENT, gate_obstacle
 from ...transforms.int8_recurrent import ACTIVATIONS
 from ...transforms.ops import ATTENTION, GATE, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
@@ -101,26 +101,22 @@ def _float_kernel(row: Op, facts: Facts) -> Kernel | None:
 
 def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot find its ranges at run time."""
-    anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
+    row = OPS[unit.op]
     if row.dynamic is None or (strategy is Strategy.AUTO and row.kind == "compute" and facts.static):
         return why.NO_FORM
     if found := _extension_obstacle(row.dynamic, facts):
         return found
-    if unit.op not in LEAST_HIDDEN:
+    if unit.op not in RECURRENT:
         return _product_obstacle(unit, facts, Impl.DYNAMIC)
-    found = _recurrent_obstacle(unit, facts, strategy)
-    return (
-        found
-        or _harm_obstacle(unit, facts, Impl.DYNAMIC)
-        or (_cell_obstacle(anchor, facts) if unit.op == "GRU" else NONE)
-    )
+    found = _recurrent_obstacle(unit, facts, strategy) or _harm_obstacle(unit, facts, Impl.DYNAMIC)
+    return found or (_cell_obstacle(facts.nodes[unit.nodes[0]], facts) if unit.op == "GRU" else NONE)
 
 
 def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product that finds its ranges at run time."""
     if not facts.native or not facts.joins:  # its results are not those of its body
         return why.NO_FORM
-    if unit.op in LEAST_HIDDEN:
+    if unit.op in RECURRENT:
         return _native_recurrent_obstacle(unit, facts)
     return _attention_form_obstacle(unit, facts) if unit.op == ATTENTION else _dynamic_obstacle(unit, facts, strategy)
 
@@ -193,7 +189,7 @@ def _block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 
 def _native_block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product with weights in blocks; a table has no native operator."""
-    if not facts.native or not facts.joins or unit.op == "Gather":  # its results are those of its body but for rounding
+    if not facts.native or not facts.joins or unit.op == "Gather":  # its results are not bit for bit those of its body
         return why.NO_FORM
     return _block_obstacle(unit, facts, strategy)
 

@@ -96,7 +96,7 @@ class Attention {
   void find_greatest(const AttentionSize& size, const Head& head, const Part& part, int64_t keys, float* scores) {
     most_.resize(part.rows);
     for (int64_t row = 0; row < part.rows; ++row)
-      most_[row] = masked(size, head, part.first + row, keys, scores + row * part.pitch);
+      most_[row] = greatest_seen(size, head, part.first + row, keys, scores + row * part.pitch);
   }
 
   RoundedRows rounded_shares(const Part& part, int64_t keys, const float* scores, Rounding* how) {

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "block_rows.h"
+#include "product_tiles.h"
 
 namespace requant::REQUANT_TARGET {
 
@@ -46,9 +47,10 @@ class BlockTiles final : public BlockRows<2> {
   static constexpr int64_t kStep = 32;              // inputs of a tile
   static constexpr int64_t kPart = 16;              // inputs of half a tile, which are in one block
   static constexpr int64_t kSteps = 64;             // so many steps of all rows, and of a panel, stay in the second cache
-  static constexpr int64_t kTileRows = 16;
-  static constexpr int64_t kTileBytes = 1024;
-  static constexpr int64_t kLine = 64;              // bytes of a row of a tile
+  static constexpr int kTiles = 8;
+  static constexpr int64_t kTileRows = kTile;
+  static constexpr int64_t kLine = kDepth;          // bytes of a row of a tile
+  static constexpr int64_t kTileBytes = kTileRows * kLine;
   static constexpr int64_t kAhead = 2048;           // bytes from a tile to the one that is fetched for later
   static constexpr int64_t kCodesAhead = 1024;      // bytes from codes to those that are fetched for later
   static constexpr int64_t kWorkOfTiles = 1 << 25;  // products of one task, about
@@ -56,11 +58,9 @@ class BlockTiles final : public BlockRows<2> {
   // A thread has tiles as long as this: 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
   struct Configured {
     Configured() {
-      struct alignas(64) {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t bytes[16] = {kLine, kLine, kLine, kLine, kLine, kLine, kLine, kLine};
-        uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
-      } const shapes;
+      TileShapes shapes;
+      std::fill_n(shapes.bytes, kTiles, kLine);
+      std::fill_n(shapes.rows, kTiles, kTileRows);
       _tile_loadconfig(&shapes);
     }
     ~Configured() { _tile_release(); }
@@ -146,6 +146,7 @@ class BlockTiles final : public BlockRows<2> {
     if (last) write_tiles<Wide>(work, piece.panel, tile, made);
   }
 
+  // Adds the products of two tiles of rows and the weights `w`, step by step. Tiles of later steps are fetched meanwhile.
   template <int Wide>
   REQUANT_INLINE static void add_two(const uint8_t* one, const uint8_t* other, const uint8_t* w, int64_t steps) {
     for (int64_t step = 0; step < steps; ++step, one += kTileBytes, other += kTileBytes, w += Wide * kTileBytes) {
@@ -170,6 +171,7 @@ class BlockTiles final : public BlockRows<2> {
     for (int64_t row = 0; row < kTileRows; ++row) __builtin_prefetch(tile + row * kLine, 0, 3);
   }
 
+  // Adds those of one tile of rows.
   template <int Wide>
   REQUANT_INLINE static void add_one(const uint8_t* one, const uint8_t* w, int64_t steps) {
     for (int64_t step = 0; step < steps; ++step, one += kTileBytes, w += Wide * kTileBytes) {

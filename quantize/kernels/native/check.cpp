@@ -45,6 +45,10 @@ namespace {
 
 using Guarded = Aligned<uint8_t>;
 
+const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
+  for (size_t i = 0; i < count; ++i) work(i);
+};
+
 using Random = std::mt19937_64;
 
 int64_t draw(Random& random, int64_t least, int64_t most) {
@@ -202,9 +206,6 @@ bool matrices_are_right(const Target& target, Random& random) {
   std::vector<float> more(rows * outputs);
   for (float& each : more) each = real(2);
   const bool adds = draw(random, 0, 1) == 1;
-  const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
-    for (size_t i = 0; i < count; ++i) work(i);
-  };
   target.matrix(made)->run(from, adds ? more.data() : nullptr, found, rows, serial);
   for (int64_t row = 0; row < rows; ++row, from += inputs) {
     const float least = std::min(0.0f, *std::min_element(from, from + inputs));
@@ -236,6 +237,12 @@ std::pair<std::vector<int>, double> evenly(const float* x, int64_t count, int64_
   return {made, size};
 }
 
+// Returns a weight as an integer.
+int weight_of(const BlockMatrix& made, int64_t output, int64_t block, int64_t i) {
+  const uint8_t* const from = made.codes + (output * made.blocks() + block) * made.bytes();
+  return (made.bits == 8 ? from[i] : from[i / 2] >> 4 * (i % 2) & 15) - made.zero();
+}
+
 // Returns whether an instruction set multiplies rows by a matrix in blocks.
 bool block_matrices_are_right(const Target& target, Random& random) {
   const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 10 : 70), sizes[] = {16, 32, 64, 128, 256};
@@ -254,9 +261,6 @@ bool block_matrices_are_right(const Target& target, Random& random) {
   for (int64_t i = 0; i < rows * made.inputs; ++i) floats(x)[i] = draw(random, 0, 40) && i / made.inputs != 1 ? real(3) : 0.0f;
   for (int64_t i = 0; i < rows * made.outputs; ++i) floats(more)[i] = real(2);
   const bool adds = draw(random, 0, 1) == 1;
-  const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
-    for (size_t i = 0; i < count; ++i) work(i);
-  };
   target.block_matrix(made)->run(floats(x), adds ? floats(more) : nullptr, floats(y), rows, serial);
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t o = 0; o < made.outputs; ++o) {
@@ -268,7 +272,7 @@ bool block_matrices_are_right(const Target& target, Random& random) {
         const double of_block = scale[o * made.blocks() + block], each = step * of_block;
         int64_t sum = 0;
         for (int64_t i = 0; i < there; ++i) {
-          const int weight = made.code(o, block, i) - made.zero();
+          const int weight = weight_of(made, o, block, i);
           sum += integers[i] * weight;
           exact += of_block * weight * from[i];
           span += std::abs(of_block * weight * from[i]);
@@ -461,9 +465,6 @@ bool check_one(uint64_t seed) {
   for (size_t i = 0; i < other.size(); ++i) other.data()[i] = static_cast<uint8_t>(random());
   const uint8_t* residual = conv.depthwise() || draw(random, 0, 1) ? nullptr : other.data();
   define(conv, x.data(), residual, expected.data(), extent);
-  const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
-    for (size_t i = 0; i < count; ++i) work(i);
-  };
   for (const Target* target : targets()) {
     if (!target->available()) continue;
     std::memset(found.data(), 0, found.size());

@@ -66,7 +66,7 @@ inline void attend_few(const AttentionSize& size, const Head& head) {
     const int64_t keys = size.seen_by(row);
     for (int64_t key = 0; key < keys; ++key)
       scores[key] = size.scale * product_of(head.q + row * head.q_step, head.k + key * head.k_step, size.depth);
-    const float most = masked(size, head, row, keys, scores);
+    const float most = greatest_seen(size, head, row, keys, scores);
     float* const y = head.y + row * head.y_step;
     if (std::isfinite(most)) {
       const float sum = shares_in_place(scores, divided(keys, kLanes) * kLanes, most);

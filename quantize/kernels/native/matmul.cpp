@@ -33,20 +33,15 @@ Matrix matrix_of(const ort::Node& node) {
   return made;
 }
 
-class MatMulKernel {
+class MatMulKernel : public MatrixRun {
  public:
   explicit MatMulKernel(const ort::Node& node) : MatMulKernel(node, matrix_of(node)) {}
-
-  void run(const ort::Run& run) const { run_(run, count_ > kResidual ? run.input(kResidual) : ort::Tensor{}); }
 
  private:
   static constexpr size_t kResidual = 5;  // among the inputs
 
   MatMulKernel(const ort::Node& node, const Matrix& made)
-      : count_(node.count()), run_(require, made.inputs, made.outputs, chosen().matrix(made)) {}
-
-  size_t count_;  // of the node's inputs
-  MatrixRun run_;
+      : MatrixRun(node, require, kResidual, made, chosen().matrix(made)) {}
 };
 
 }  // namespace

@@ -40,20 +40,15 @@ BlockMatrix matrix_of(const ort::Node& node) {
   return made;
 }
 
-class MatMulNBitsKernel {
+class MatMulNBitsKernel : public MatrixRun {
  public:
   explicit MatMulNBitsKernel(const ort::Node& node) : MatMulNBitsKernel(node, matrix_of(node)) {}
-
-  void run(const ort::Run& run) const { run_(run, count_ > kResidual ? run.input(kResidual) : ort::Tensor{}); }
 
  private:
   static constexpr size_t kResidual = 4;  // among the inputs
 
   MatMulNBitsKernel(const ort::Node& node, const BlockMatrix& made)
-      : count_(node.count()), run_(require, made.inputs, made.outputs, chosen().block_matrix(made)) {}
-
-  size_t count_;  // of the node's inputs
-  MatrixRun run_;
+      : MatrixRun(node, require, kResidual, made, chosen().block_matrix(made)) {}
 };
 
 }  // namespace

@@ -22,11 +22,19 @@ inline Function function_of(const ort::Node& node, const Requirement& require) {
 // product; another one is added as ONNX adds tensors.
 class MatrixRun {
  public:
-  MatrixRun(Requirement require, int64_t inputs, int64_t outputs, std::unique_ptr<MatrixKernel> kernel)
-      : require_(require), inputs_(inputs), outputs_(outputs), kernel_(std::move(kernel)) {}
+  // `made` is what the kernel was made of, and `residual` the place of the residual among the inputs.
+  template <class Made>
+  MatrixRun(const ort::Node& node, const Requirement& require, size_t residual, const Made& made,
+            std::unique_ptr<MatrixKernel> kernel)
+      : require_(require),
+        residual_(residual),
+        count_(node.count()),
+        inputs_(made.inputs),
+        outputs_(made.outputs),
+        kernel_(std::move(kernel)) {}
 
-  void operator()(const ort::Run& run, const ort::Tensor& residual) const {
-    const ort::Tensor x = run.input(0);
+  void run(const ort::Run& run) const {
+    const ort::Tensor x = run.input(0), residual = count_ > residual_ ? run.input(residual_) : ort::Tensor{};
     require_(!x.shape.empty() && x.shape.back() == inputs_, "the last axis of x must be the inputs of w");
     std::vector<int64_t> shape = x.shape;
     shape.back() = outputs_;
@@ -85,6 +93,7 @@ class MatrixRun {
   }
 
   Requirement require_;
+  size_t residual_, count_;  // among the inputs of the node, and how many there are
   int64_t inputs_, outputs_;
   std::unique_ptr<MatrixKernel> kernel_;
 };

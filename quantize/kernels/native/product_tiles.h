@@ -21,6 +21,13 @@ namespace requant::REQUANT_TARGET {
 constexpr int kTile = 16;       // rows of a tile
 constexpr int64_t kDepth = 64;  // bytes of a row of a tile
 
+// The shapes of the eight tiles, as the instruction reads them.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};  // of a row
+  uint8_t rows[16] = {};
+};
+
 // A run has steps of equal length, of a row of a tile at most.
 inline int64_t steps_of(int64_t run) { return divided(run, kDepth); }
 inline int64_t quads_of_step(int64_t run) { return divided(run, 4 * steps_of(run)); }
@@ -52,13 +59,6 @@ class TileProduct {
   static constexpr int kFew = 2;  // results: for fewer, vectors are faster
   static constexpr int64_t kAhead = 4096;  // bytes from the weights of the next step to those that are fetched
 
-  // The shapes of the eight tiles, as the instruction reads them.
-  struct alignas(64) Shapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-  };
-
   // Neighbouring results in a pair of tiles: where the first one is, the row of its sums, and how many there are.
   struct Segment {
     int64_t row, column;
@@ -85,7 +85,7 @@ class TileProduct {
 
   // A thread has tiles from here on: 0 to 3 are sums, 4 and 5 patches, 6 and 7 weights.
   void configure() const {
-    Shapes shapes;
+    TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) {
       shapes.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows_ : step_);
       shapes.bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? 4 * step_ : kDepth);

@@ -55,7 +55,7 @@ inline float greatest(const float* scores, int64_t count) {
 // Adds the mask to the scores of a query, hides the keys that it does not see, and returns the greatest score as `greatest` does.
 // Scores from `count` on become -infinity, up to a multiple of 4 * kLanes. Returns -infinity if no key is left and the result is
 // 0 then.
-inline float masked(const AttentionSize& size, const Head& head, int64_t row, int64_t count, float* scores) {
+inline float greatest_seen(const AttentionSize& size, const Head& head, int64_t row, int64_t count, float* scores) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
   if (head.mask != nullptr) add_mask(scores, head.mask + row * head.mask_step, count, head.mask_repeats);
   std::fill(scores + std::min(count, size.seen_by(row)), scores + whole, -INFINITY);

@@ -130,10 +130,6 @@ struct BlockMatrix {
   int64_t blocks() const { return (inputs + size - 1) / size; }
   int64_t bytes() const { return size * bits / 8; }  // of a block
   int zero() const { return 1 << (bits - 1); }
-  uint8_t code(int64_t output, int64_t block, int64_t i) const {
-    const uint8_t* const from = codes + (output * blocks() + block) * bytes();
-    return bits == 8 ? from[i] : static_cast<uint8_t>(from[i / 2] >> 4 * (i % 2) & 15);
-  }
 };
 
 class MatrixKernel {

@@ -28,11 +28,12 @@ from requant.transforms.plan import Unit
 from requant.transforms.qparams import BlockForm, Scheme
 
 from ...native import needs_library
+from .two_products import write_two_products
 
 Array = NDArray[Any]
 FOUND = kernels()
 IN_TILES = 32
-"""The rows from which on matrix tiles multiply in bf16."""
+"""From so many rows on, matrix tiles multiply in bf16."""
 HEAD = '<ir_version: 8, opset_import: ["" : 20, "com.microsoft" : 1]>\n'
 UNIT = Unit(name="product", op="MatMul", nodes=("product",), inputs=("x",), outputs=("p",))
 BEHIND = {
@@ -146,14 +147,7 @@ def test_all_of_many_rows_are_rounded_alike() -> None:
 @needs_library
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_form_is_offered_with_blocks_and_can_be_asked_for(tmp_path: Path, bits: int) -> None:
-    random = np.random.default_rng(0)
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[4,256] x) => (float[4,256] y) { [up] a = MatMul(x, v) [bias] c = Add(a, b) [relu] r = Relu(c)
-        [down] y = MatMul(r, w) }"""
-    proto = onnx.parser.parse_model(text)
-    for name, shape in (("v", (256, 512)), ("b", (512,)), ("w", (512, 256))):
-        proto.graph.initializer.append(numpy_helper.from_array(random.normal(0, 0.1, shape).astype(np.float32), name))
-    onnx.save(proto, tmp_path / "m.onnx")
+    write_two_products(tmp_path / "m.onnx", 4)
     options = Options(
         kernels="native",
         seconds=0.05,
@@ -170,14 +164,14 @@ def test_the_form_is_offered_with_blocks_and_can_be_asked_for(tmp_path: Path, bi
     bodies = [[node.op_type for node in function.node] for function in written.functions]
     assert ["MatMulNBits", "Add", "Relu"] in bodies
     (tmp_path / "again").mkdir()
-    stock = Options(
+    planned = Options(
         plan=tmp_path / "q.plan.json",
         force_int8=True,
         effort="low",
         selection=options.selection,
         scheme=options.scheme,
     )
-    again = quantize_model(tmp_path / "m.onnx", None, tmp_path / "again/q.onnx", stock)
+    again = quantize_model(tmp_path / "m.onnx", None, tmp_path / "again/q.onnx", planned)
     assert again.forms == made.forms
 
 

@@ -25,6 +25,7 @@ from requant.quantize.placement.rules import native_products_plan
 from requant.transforms.plan import Choice, Impl, Plan, Unit
 
 from ...native import needs_library
+from .two_products import write_two_products
 
 Array = NDArray[Any]
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
@@ -177,14 +178,8 @@ def test_alone_a_product_has_no_function() -> None:
 
 @needs_library
 def test_native_products_are_chosen_by_their_costs_and_can_be_planned(tmp_path: Path) -> None:
+    write_two_products(tmp_path / "m.onnx", 48)
     random = np.random.default_rng(0)
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[48,256] x) => (float[48,256] y) { [up] a = MatMul(x, v) [bias] c = Add(a, b) [relu] r = Relu(c)
-        [down] y = MatMul(r, w) }"""
-    proto = onnx.parser.parse_model(text)
-    for name, shape in (("v", (256, 512)), ("b", (512,)), ("w", (512, 256))):
-        proto.graph.initializer.append(numpy_helper.from_array(random.normal(0, 0.1, shape).astype(np.float32), name))
-    onnx.save(proto, tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=random.normal(size=(480, 256)).astype(np.float32))
     asked: dict[str, Any] = {"seconds": 0.05, "force_int8": True, "effort": "low"}
     quantize_model(tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "q.onnx", Options(kernels="native", **asked))
