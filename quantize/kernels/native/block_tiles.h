@@ -34,11 +34,13 @@ class BlockTiles final : public BlockRows<2> {
       const int64_t begin = static_cast<int64_t>(index) * some, end = std::min(begin + some, std::ssize(panels));
       const Configured configured;
       thread_local Scratch scratch;
-      const int64_t bytes = steps > kSteps ? 2 * tiles * kTileBytes : 0;  // of the sums of a panel
-      uint8_t* const sums = scratch.bytes((end - begin) * bytes);
+      const int64_t bytes = 2 * tiles * kTileBytes;  // of the sums of a panel
+      uint8_t* const sums = steps > kSteps ? scratch.bytes((end - begin) * bytes) : nullptr;
       for (int64_t first = 0; first < steps; first += kSteps)
-        for (int64_t panel = begin; panel < end; ++panel)
-          multiply_panel(work, {panels[panel], sums + (panel - begin) * bytes, first, std::min(kSteps, steps - first)});
+        for (int64_t panel = begin; panel < end; ++panel) {
+          uint8_t* const own = sums ? sums + (panel - begin) * bytes : nullptr;
+          multiply_panel(work, {panels[panel], own, first, std::min(kSteps, steps - first)});
+        }
     });
   }
 
@@ -75,7 +77,7 @@ class BlockTiles final : public BlockRows<2> {
     int64_t steps, tiles;
   };
 
-  // Some steps of a panel, and its sums so far (tiles of rows, 2); these are not used if the steps are all of them.
+  // Some steps of a panel, and its sums so far (tiles of rows, 2); null if the steps are all of them.
   struct Piece {
     const Panel& panel;
     uint8_t* sums;
@@ -124,7 +126,7 @@ class BlockTiles final : public BlockRows<2> {
     constexpr bool kWide = Wide > 1;
     const bool both = tile + 1 < work.tiles, last = piece.first + piece.steps == work.steps;
     alignas(64) uint8_t made[4 * kTileBytes];
-    uint8_t* const sums = piece.sums + 2 * tile * kTileBytes;
+    uint8_t* const sums = piece.sums ? piece.sums + 2 * tile * kTileBytes : nullptr;
     if (piece.first == 0) {
       _tile_zero(0);
       _tile_zero(1);

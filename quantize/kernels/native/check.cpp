@@ -246,8 +246,13 @@ int weight_of(const BlockMatrix& made, int64_t output, int64_t block, int64_t i)
 // Returns whether an instruction set multiplies rows by a matrix in blocks.
 bool block_matrices_are_right(const Target& target, Random& random) {
   const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 10 : 70), sizes[] = {16, 32, 64, 128, 256};
-  BlockMatrix made{.inputs = draw(random, 1, 300), .outputs = draw(random, 1, 150), .bits = draw(random, 0, 1) ? 4 : 8,
-                   .size = sizes[draw(random, 0, 4)], .bias = {}, .function = Function{draw(random, 0, 3)}};
+  const bool deep = draw(random, 0, 9) == 0;  // more inputs than tiles add at once
+  BlockMatrix made{.inputs = deep ? draw(random, 2049, 4300) : draw(random, 1, 300),
+                   .outputs = draw(random, 1, deep ? 40 : 150),
+                   .bits = draw(random, 0, 1) ? 4 : 8,
+                   .size = sizes[draw(random, 0, 4)],
+                   .bias = {},
+                   .function = Function{draw(random, 0, 3)}};
   const auto real = [&](double most) { return static_cast<float>(most * (static_cast<double>(random() >> 11) * 0x1p-52 - 1)); };
   Guarded codes(made.outputs * made.blocks() * made.bytes()), scales(4 * made.outputs * made.blocks());
   for (size_t i = 0; i < codes.size(); ++i) codes.data()[i] = static_cast<uint8_t>(random());

@@ -11,7 +11,7 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
@@ -95,6 +95,8 @@ def test_a_product_becomes_a_function_with_what_follows(behind: str, body: int, 
 
 
 @needs_library
+@example(seed=1, rows=40, inputs=4200, outputs=40, bits=4, size=32, threads=2)  # more inputs than tiles add at once
+@example(seed=2, rows=33, inputs=2100, outputs=17, bits=8, size=16, threads=1)
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
