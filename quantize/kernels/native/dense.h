@@ -65,7 +65,9 @@ class Dense final : public ConvolutionKernel {
   };
 
   static constexpr int64_t kWork = Way::kWork;
-  static constexpr int64_t kBorder = 1 << 17; // bytes of a copy with a border, about: they stay in the second cache
+  static constexpr int64_t kBorder = 1 << 17;    // bytes of a copy of the image, about: they stay in the second cache
+  static constexpr int64_t kNear = 1 << 19;      // bytes of weights that stay there too, at most
+  static constexpr int64_t kFarBlock = 1 << 19;  // bytes of pixels and results of a task that share weights from afar
 
   int64_t reach(int axis) const { return (conv_.kernel[axis] - 1) * conv_.dilation[axis] + 1; }
 
@@ -73,24 +75,38 @@ class Dense final : public ConvolutionKernel {
 
   Grid grid_of(const Extent& extent) const {
     const int64_t all = static_cast<int64_t>(packed_.panels().size());
-    const int64_t row = extent.columns * conv_.outputs * conv_.taps() * depth_;  // products
+    const int64_t pixel = conv_.outputs * conv_.taps() * depth_;  // products
     Grid grid{1, extent.rows, 1, extent.columns, 1, all};
     if (conv_.pointwise()) {
-      grid.blocks = divided(extent.columns, Way::pixels(depth_, conv_.outputs));
+      grid.blocks = divided(extent.columns, pixels_of_block());
       grid.columns = divided(extent.columns, grid.blocks);
       grid.blocks = divided(extent.columns, grid.columns);
     } else {
-      const int64_t held = kBorder / ((extent.width + reach(1)) * conv_.inputs) - reach(0);  // rows of the image
-      const int64_t most = std::clamp<int64_t>(held / conv_.stride[0], 1, std::max<int64_t>(4, kWork / row));
-      grid.bands = divided(extent.rows, most);
+      const int64_t worth = std::max<int64_t>(4, kWork / (pixel * extent.columns));
+      grid.bands = divided(extent.rows, far() ? rows_held(extent) : std::min(rows_held(extent), worth));
       grid.rows = divided(extent.rows, grid.bands);
       grid.bands = divided(extent.rows, grid.rows);
     }
-    const int64_t work = row / extent.columns * grid.columns * grid.rows;
+    const int64_t work = pixel * grid.columns * grid.rows;
     if (conv_.table.empty())  // all panels may write the same channels before one looks them up
       grid.panels = divided(all, std::clamp<int64_t>(work / kWork, 1, all));
     grid.chunks = divided(all, grid.panels);
     return grid;
+  }
+
+  // Whether weights come from the third cache or from memory. Then as many pixels as possible share them; tasks differ in panels.
+  bool far() const { return packed_.bytes() > kNear && conv_.table.empty(); }
+
+  int64_t pixels_of_block() const {
+    const int64_t pixel = depth_ + conv_.outputs;  // bytes of a pixel and of its results
+    return far() ? std::max<int64_t>(kFarBlock / pixel, 32) : Way::pixels(depth_, conv_.outputs);
+  }
+
+  // Returns the rows of the result whose patches stay in the second cache, if they have to be copied.
+  int64_t rows_held(const Extent& extent) const {
+    const int64_t line = conv_.taps() == 1 ? extent.columns : extent.width + reach(1);  // pixels of a row of the copy
+    const int64_t held = kBorder / (line * conv_.inputs);
+    return std::max<int64_t>(conv_.taps() == 1 ? held : (held - reach(0)) / conv_.stride[0], 1);
   }
 
   Part part_of(const Grid& grid, const Extent& extent, int64_t index) const {

@@ -41,6 +41,7 @@ class Packed {
 
   int64_t quads() const { return quads_; }  // of a run
   int64_t padding() const { return 4 * quads_ - run_; }  // bytes behind a run that are read too
+  int64_t bytes() const { return static_cast<int64_t>(weights_.size()); }
   const std::vector<Panel>& panels() const { return panels_; }  // those of a group follow each other
 
  private:

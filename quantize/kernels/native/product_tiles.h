@@ -1,8 +1,9 @@
 // Products of patches and panels of weights, in the matrix tiles of AMX.
 //
 // A tile has up to 16 rows of 64 bytes. One instruction multiplies the rows of a tile by 64 x 16 weights, and adds to as many
-// rows of 16 sums; it takes as many cycles as the first tile has rows, but 9 at least. Four tiles of sums (32 patches by 32
-// channels) share two tiles of patches and two of weights, so that loads do not limit it.
+// rows of 16 sums; it takes as many cycles as the first tile has rows. Four tiles of sums (32 patches by 32 channels) share two
+// tiles of patches and two of weights, so that loads do not limit it. A sum is ready for the next instruction after 52 cycles:
+// four tiles with fewer than 14 rows take as long as with 14.
 //
 // The rows of a tile are patches of neighbouring results, which are read where they are. Where the rows of the image are short,
 // a tile goes on in the next one: the patches between two rows of results are multiplied too, and their sums are not used.
@@ -56,8 +57,8 @@ class TileProduct {
   }
 
  private:
-  static constexpr int kFew = 2;  // results: for fewer, vectors are faster
-  static constexpr int64_t kAhead = 4096;  // bytes from the weights of the next step to those that are fetched
+  static constexpr int kFew = 2;              // results: for fewer, vectors are faster
+  static constexpr int64_t kFewestRows = 14;  // of a tile, which take as long as fewer
 
   // Neighbouring results in a pair of tiles: where the first one is, the row of its sums, and how many there are.
   struct Segment {
@@ -65,8 +66,9 @@ class TileProduct {
     int sums, count;
   };
 
+  // Returns a measure of how long tiles take to multiply patches, `length` of which are divided evenly into tiles.
   static int64_t cycles(int64_t tiles, int64_t length) {
-    return tiles * std::max<int64_t>(divided(length, divided(length, kTile)), 9);
+    return divided(tiles, 2) * std::max<int64_t>(divided(length, divided(length, kTile)), kFewestRows);
   }
 
   // Divides the results into tiles: along each row, or along all rows at once if that takes fewer cycles.
@@ -197,7 +199,6 @@ class TileProduct {
       one += patch;
       other += patch;
       w += weights;
-      fetch<Vectors, Wide>(w + kAhead);
       _tile_dpbusd(0, 4, 6);
       if (Wide) _tile_dpbusd(1, 4, 7);
       _tile_loadd(4, one, across);
@@ -227,16 +228,6 @@ class TileProduct {
       if (Wide) _tile_dpbusd(1, 4, 7);
     }
     return w;
-  }
-
-  // Fetches the weights of a step into the nearest cache, because a tile that is loaded from the second one waits for it.
-  template <int Vectors, bool Wide>
-  REQUANT_INLINE static void fetch(const uint8_t* w) {
-#pragma unroll 2
-    for (int row = 0; row < kTile; ++row, w += Vectors * kBytes) {
-      __builtin_prefetch(w, 0, 3);
-      if (Wide) __builtin_prefetch(w + kBytes, 0, 3);
-    }
   }
 
   template <int Vectors, int First>
