@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, node_name, nodes_by_name, release, remove_if_unread, take_place
+from .graph import Shape, constant, node_name, nodes_by_name, release, remove_if_unread, take_place
 from .inference import inferred
 from .plan import Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, fit_bias
@@ -19,6 +19,7 @@ LARGEST = 2**20
 INT32_MAX = 2**31 - 1
 FIRST_POOL_OF_INTEGERS = 12  # the first opset whose MaxPool accepts uint8
 DEQUANTIZE = "DequantizeLinear"
+ADDS = frozenset({Impl.U8, Impl.U8_NATIVE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +27,62 @@ class Sum:
     """An Add of two convolutions.
 
     Attributes:
-        add: Name of the Add.
+        unit: The Add, with what it absorbs.
         convs: Names of the convolutions.
         inputs: The tensors that they read.
         results: The tensors that they write; joining removes these tensors.
+        native: Whether native operators compute them: pairs stay between the operators, which become functions.
     """
 
-    add: str
+    unit: Unit
     convs: tuple[str, str]
     inputs: tuple[str, str]
     results: tuple[str, str]
+    native: bool
+
+    @property
+    def add(self) -> str:
+        """Name of the Add."""
+        return self.unit.nodes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What became of a sum.
+
+    Attributes:
+        add: Name of the Add that was.
+        units: What computes the sum now, in execution order.
+        inner: The tensors between them, each with the operand of the sum whose rows and columns it has, and its
+            channels.
+    """
+
+    add: str
+    units: tuple[Unit, ...]
+    inner: Mapping[str, tuple[str, int]]
+
+
+def with_joined(
+    units: Sequence[Unit], shapes: Mapping[str, Shape], joined: Sequence[Joined]
+) -> tuple[list[Unit], dict[str, Shape]]:
+    """Return units and shapes of tensors, with what became of sums in place of their Adds."""
+    became = {each.add: each.units for each in joined}
+    inner = {
+        name: (shapes[like][0], channels, *shapes[like][2:])
+        for each in joined
+        for name, (like, channels) in each.inner.items()
+        if like in shapes
+    }
+    return [each for unit in units for each in became.get(unit.nodes[0], (unit,))], {**shapes, **inner}
 
 
 def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
     """Return the sums of two convolutions that `join_convs` can join, in execution order.
 
-    Both convolutions and the Add compute on uint8, and both convolutions use the same implementation (direct or matrix
-    product). The kernels are 1x1, without groups and pads. The results have one shape and no other readers. The joined
-    input has at most as many channels as the output, because a join saves one pass over the outputs and costs one pass
-    over the inputs.
+    Both convolutions and the Add compute on uint8, and both convolutions use the same implementation (direct, matrix
+    product, or native if the Add is native too). The kernels are 1x1, without groups and pads. The results have one
+    shape and no other readers. The joined input has at most as many channels as the output, because a join saves one
+    pass over the outputs and costs one pass over the inputs.
 
     Args:
         model: A simplified model.
@@ -56,15 +94,16 @@ def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
     sums = []
     for unit in plan.units:
         producers = [units.get(tensor) for tensor in unit.inputs]
-        if unit.op != "Add" or plan.impl(unit) is not Impl.U8 or nodes[unit.nodes[0]].graph is not model.graph:
+        if unit.op != "Add" or plan.impl(unit) not in ADDS or nodes[unit.nodes[0]].graph is not model.graph:
             continue
         convs = [each for each in producers if each is not None and _pointwise(each, nodes)]
         alike = len({conv.name for conv in convs}) == 2 and len({plan.impl(conv) for conv in convs}) == 1
-        if not alike or not _pays([nodes[conv.name] for conv in convs]):
+        native = [plan.impl(each) is Impl.U8_NATIVE for each in (unit, *convs)]
+        if not alike or len({*native}) > 1 or not _pays([nodes[conv.name] for conv in convs]):
             continue
         first, second = convs
         inputs, results = (first.inputs[0], second.inputs[0]), (first.outputs[0], second.outputs[0])
-        sums.append(Sum(unit.nodes[0], (first.name, second.name), inputs, results))
+        sums.append(Sum(unit, (first.name, second.name), inputs, results, native[0]))
     shapes = inferred(model) if sums else {}
     return tuple(each for each in sums if _same_shape(each.results, shapes))
 
@@ -133,8 +172,8 @@ def _own_scale(node: ir.Node, scheme: Scheme, input_scale: float) -> Array:
     return params.scale.astype(np.float64)
 
 
-def join_convs(model: ir.Model, sums: Sequence[Sum], scheme: Scheme) -> int:
-    """Join each pair of convolutions whose results are only added; return the number of sums joined.
+def join_convs(model: ir.Model, sums: Sequence[Sum], scheme: Scheme) -> list[Joined]:
+    """Join each pair of convolutions whose results are only added; return what became of the sums joined.
 
     Before:  y = Add(DequantizeLinear(QuantizeLinear(Conv(DequantizeLinear(a8), W, b))),
                      DequantizeLinear(QuantizeLinear(Conv(DequantizeLinear(c8), V, d), strides s)))
@@ -142,7 +181,7 @@ def join_convs(model: ir.Model, sums: Sequence[Sum], scheme: Scheme) -> int:
     With `common_scales` the result is the same sum of the same integers, without the intermediate rounding. The joined
     convolution reads c8 with the scale and zero point z_a of a8. The weight scales compensate for the scale, and the
     bias for the zero point: it grows by ``(z_a - z_c) * sum(V)``. The bottleneck blocks of a ResNet that change the
-    resolution contain such sums.
+    resolution contain such sums. Where native operators compute the sum, Concat and MaxPool stand between pairs too.
     Left alone: sums that no longer have this form.
 
     Args:
@@ -151,7 +190,8 @@ def join_convs(model: ir.Model, sums: Sequence[Sum], scheme: Scheme) -> int:
         scheme: The types of weights.
     """
     nodes, writer = nodes_by_name(model), Writer.of(model, scheme)
-    return sum(_joined(nodes, each, writer) for each in sums)
+    joined = [_joined(nodes, each, writer) for each in sums]
+    return [each for each in joined if each is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,49 +230,113 @@ def _readers(node: ir.Node) -> Iterator[ir.Node]:
     return (use.node for use in node.outputs[0].uses())
 
 
-def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> bool:
-    """Join one sum; return whether it was possible."""
+def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined | None:
+    """Join one sum; return what became of it, None if it was not possible."""
     add = nodes[each.add]
-    first, second = (_part(nodes.get(name), add) for name in each.convs)
-    if first is None or second is None or add.op_type != "Add" or not isinstance(add.graph, ir.Graph):
-        return False
-    stem, graph = node_name(first.conv), add.graph
-    weights, shifts = ([part.number(part.weights, index) for part in (first, second)] for index in (0, 2))
-    zeros = [int(part.number(part.x, 2)) for part in (first, second)]
-    biases = [part.number(part.bias, 0).astype(np.int64) for part in (first, second)]
-    sums = (weights[1].astype(np.int64) - shifts[1].reshape(-1, 1, 1, 1)).sum(axis=(1, 2, 3))
-    bias = biases[0] + biases[1] + (zeros[0] - zeros[1]) * sums
-    if np.abs(bias).max(initial=0) > INT32_MAX // 2 or weights[0].dtype != np.int8:
-        return False
-    pixels = [_read_pixels(part, writer) for part in (first, second)]
-    joined = ir.node("Concat", pixels, {"axis": 1}, name=writer.name(f"{stem}/joined"))
-    joined.outputs[0].name, joined.outputs[0].type = writer.name(f"{stem}/joined_output"), pixels[0].type
-    graph.insert_before(add, [joined])
+    parts = [part for part in (_part(nodes.get(name), add) for name in each.convs) if part is not None]
+    bias = _common_bias(parts) if len(parts) == 2 and add.op_type == "Add" else None
+    if bias is None or not isinstance(add.graph, ir.Graph):
+        return None
+    first, stem, graph = parts[0], node_name(parts[0].conv), add.graph
+    like = first.x if each.native else None
+    steps = [_every(part, writer, like) for part in parts]
+    pixels = [part.x.inputs[0] if step is None else step.integers for part, step in zip(parts, steps, strict=True)]
+    joined = _step("Concat", pixels, {"axis": 1}, f"{stem}/joined", add, writer, like)
+    weights = [part.number(part.weights, 0) for part in parts]
     wide = writer.initializer(graph, f"{stem}/joined_weights", np.concatenate(weights, axis=1))
     shifted = writer.initializer(graph, f"{stem}/joined_bias", bias.astype(np.int32))
-    pairs = ((first.x, joined.outputs[0], "x"), (first.weights, wide, "weights"), (first.bias, shifted, "bias"))
+    pairs = ((first.x, joined.integers, "x"), (first.weights, wide, "weights"), (first.bias, shifted, "bias"))
     inputs = [writer.like(dq, integers, f"{stem}/joined_{name}/dequantize") for dq, integers, name in pairs]
     graph.insert_before(add, inputs)
     operands = [value.producer() for value in add.inputs if value is not None]
-    take_place(
-        add,
-        ir.node("Conv", [dq.outputs[0] for dq in inputs], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum")),
-    )
+    conv = ir.node("Conv", [dq.outputs[0] for dq in inputs], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum"))
+    take_place(add, conv)
     _remove_unread([node for node in operands if node is not None])
-    return True
+    return _became(each, steps, joined, conv, [int(each.shape[1]) for each in weights])
 
 
-def _read_pixels(part: _Part, writer: Writer) -> ir.Value:
-    """Return the integers of the pixels that a convolution reads; strides become a MaxPool of size 1."""
-    strides, source, graph = part.conv.attributes.get_ints("strides", (1, 1)), part.x.inputs[0], part.conv.graph
-    assert source is not None and isinstance(graph, ir.Graph)
+def _common_bias(parts: Sequence[_Part]) -> Array | None:
+    """Return the bias of the joined convolution, int64 (M,); None if it may not fit, or the weights are not int8."""
+    zeros = [int(part.number(part.x, 2)) for part in parts]
+    biases = [part.number(part.bias, 0).astype(np.int64) for part in parts]
+    weights, shifts = (parts[1].number(parts[1].weights, index) for index in (0, 2))
+    sums = (weights.astype(np.int64) - shifts.reshape(-1, 1, 1, 1)).sum(axis=(1, 2, 3))
+    bias = biases[0] + biases[1] + (zeros[0] - zeros[1]) * sums
+    return bias if np.abs(bias).max(initial=0) <= INT32_MAX // 2 and weights.dtype == np.int8 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An operator that moves integers: the node, and the uint8 tensor that it writes, or a QuantizeLinear behind it."""
+
+    node: ir.Node
+    integers: ir.Value
+
+
+def _every(part: _Part, writer: Writer, like: ir.Node | None) -> _Step | None:
+    """Insert the MaxPool of size 1 that takes the pixels which a convolution with strides reads; None without strides.
+
+    Arguments are those of `_step`.
+    """
+    strides = part.conv.attributes.get_ints("strides", (1, 1))
     if all(step == 1 for step in strides):
-        return source
-    name = writer.name(f"{node_name(part.conv)}/every")
-    every = ir.node("MaxPool", [source], {"kernel_shape": [1, 1], "strides": list(strides)}, name=name)
-    every.outputs[0].name, every.outputs[0].type = f"{name}_output", source.type
-    graph.insert_before(part.conv, [every])
-    return every.outputs[0]
+        return None
+    attributes = {"kernel_shape": [1, 1], "strides": list(strides)}
+    return _step("MaxPool", [part.x.inputs[0]], attributes, f"{node_name(part.conv)}/every", part.conv, writer, like)
+
+
+def _step(
+    op: str,
+    integers: Sequence[ir.Value | None],
+    attributes: Mapping[str, int | list[int]],
+    stem: str,
+    place: ir.Node,
+    writer: Writer,
+    like: ir.Node | None,
+) -> _Step:
+    """Insert an operator that moves integers.
+
+    Args:
+        op: The operator.
+        integers: The uint8 tensors that it reads.
+        attributes: Its attributes.
+        stem: Its name is based on it.
+        place: The node in front of which it stands.
+        writer: The writer of the model.
+        like: A DequantizeLinear; with one the operator stands between pairs with its scale and zero point.
+    """
+    name, graph = writer.name(stem), place.graph
+    assert isinstance(graph, ir.Graph)
+    before = [] if like is None else [writer.like(like, each, f"{name}/x") for each in integers if each is not None]
+    node = ir.node(op, [dq.outputs[0] for dq in before] or integers, dict(attributes), name=name)
+    result = node.outputs[0]
+    result.name, result.type = f"{name}_output", integers[0].type if integers[0] is not None else None
+    behind = [] if like is None else [writer.like(like, result, f"{name}/y", "QuantizeLinear")]
+    if behind:
+        result.type = ir.TensorType(ir.DataType.FLOAT)
+    graph.insert_before(place, [*before, node, *behind])
+    return _Step(node, behind[0].outputs[0] if behind else result)
+
+
+def _became(each: Sum, steps: Sequence[_Step | None], joined: _Step, conv: ir.Node, channels: Sequence[int]) -> Joined:
+    """Return what became of a sum; `channels` are those of the two inputs."""
+    made, tensors, inner = [], [], {}
+    for step, x, result, count in zip(steps, each.inputs, each.results, channels, strict=True):
+        tensors.append(x if step is None else str(step.node.outputs[0].name))
+        if step is not None:
+            made.append(_unit(step.node, (x,), (tensors[-1],)))
+            inner[tensors[-1]] = (result, count)
+    whole = str(joined.node.outputs[0].name)
+    inner[whole] = (each.results[0], sum(channels))
+    end = _unit(conv, (whole,), each.unit.outputs, each.unit.nodes[1:])
+    made += [_unit(joined.node, tuple(tensors), (whole,)), end]
+    return Joined(each.add, tuple(made), inner)
+
+
+def _unit(node: ir.Node, inputs: tuple[str, ...], outputs: tuple[str, ...], absorbed: tuple[str, ...] = ()) -> Unit:
+    """Return the unit of a node, with what it absorbs."""
+    name = node_name(node)
+    return Unit(name=name, op=node.op_type, nodes=(name, *absorbed), inputs=inputs, outputs=outputs)
 
 
 def _remove_unread(nodes: list[ir.Node]) -> None:

@@ -11,7 +11,7 @@ from ...transforms.existing import drop_round_trips
 from ...transforms.fuse_silu import fuse_silus
 from ...transforms.insert_qdq import insert_qdq
 from ...transforms.int8_weights import Adjustment
-from ...transforms.joined_convs import join_convs
+from ...transforms.joined_convs import join_convs, with_joined
 from ...transforms.ops import GATE
 from ...transforms.plan import NATIVE_PRODUCTS, Impl, Plan
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
@@ -123,19 +123,18 @@ def apply_plan(
     written = insert_qdq(
         model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.no_saturation
     )
-    if last:
-        join_convs(model, sums_of(job, plan), job.scheme)
+    joined = join_convs(model, sums_of(job, plan), job.scheme) if last else []
     if job.model_qparams:
         drop_round_trips(model)
     if job.options.format == "qoperator" and not learns:
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    units = [unit for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE]
+    units, shapes = with_joined([u for u in plan.units if plan.impl(u) is Impl.U8_NATIVE], job.shapes, joined)
     exact = job.options.kernels == "exact"
     if units and not learns:
-        wrap_units(model, units, job.shapes, join=last, exact=exact)
+        wrap_units(model, units, shapes, join=last, exact=exact)
     elif units and not exact:
-        drop_inner_rounding(model, units, job.shapes)
+        drop_inner_rounding(model, units, shapes)
     if not learns:
         products = [unit for unit in plan.units if plan.impl(unit) in NATIVE_PRODUCTS.values()]
         # attention first: a product must not take the sum with the mask for a residual

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
 from requant.transforms.joined_convs import find_sums
@@ -26,16 +28,23 @@ net (float[N, {channels}, 8, 8] x) => (float[N, 16, rows, columns] y{more}) {{
     [in1] a = Conv (x, v1, b1)
     [left] l = Conv {f} (a, w1, c1)
     [right] r = Conv {g} (x, w2, c2)
-    [sum] y = Add (l, r)
+    [sum] {end}
 }}"""
 CHANNELS = 6
 Array = np.ndarray[Any, Any]
 
 
 def model(
-    f: str = "", g: str = "", *, left: int = 1, outputs: int = 16, channels: int = CHANNELS, more: str = ""
+    f: str = "",
+    g: str = "",
+    *,
+    left: int = 1,
+    outputs: int = 16,
+    channels: int = CHANNELS,
+    more: str = "",
+    end: str = "",
 ) -> ir.Model:
-    """Make the model; the left kernel has `left` rows and columns."""
+    """Make the model; the left kernel has `left` rows and columns, and `end` is a function of the sum."""
     rng = np.random.default_rng(0)
     shapes = {
         "v1": (5, channels, 1, 1),
@@ -46,7 +55,8 @@ def model(
         "c2": (outputs,),
     }
     tensors = [ir.tensor(rng.standard_normal(shape).astype(np.float32), name=name) for name, shape in shapes.items()]
-    text = TEXT.format(f=f, g=g, channels=channels, more=more)
+    last = f"s = Add (l, r)\n    [end] y = {end}" if end else "y = Add (l, r)"
+    text = TEXT.format(f=f, g=g, channels=channels, more=more, end=last)
     return ir.from_onnx_text(text, initializers=tensors)
 
 
@@ -130,6 +140,23 @@ def test_the_sum_comes_from_one_kernel(tmp_path: Path, strides: str, fmt: str) -
     (wanted,) = open_session(tmp_path / "m.onnx").run(None, feeds[0])
     noise = np.square(given - wanted).mean() / np.square(wanted).mean()
     assert noise < 1e-3  # 30 dB: three tensors of 8 bits have more than 40
+
+
+@pytest.mark.parametrize("strides", ["", "<strides = [2, 2]>"])
+@pytest.mark.parametrize("clip", ["", "Relu (s)"])
+def test_native_operators_compute_the_sum(tmp_path: Path, strides: str, clip: str) -> None:
+    """The bodies of the operators, which other runtimes compute, give the same integers."""
+    made = model(strides, strides, end=clip)
+    path, feeds = quantized(tmp_path, made, kernels="exact")
+    nodes = onnx.load(path).graph.node
+    native = Counter(node.op_type.split("_")[0] for node in nodes if node.domain == NATIVE_DOMAIN)
+    assert native == {"Convolution": 2, "Concat": 1, **({"MaxPool": 2} if strides else {})}
+    assert {node.op_type for node in nodes if not node.domain} <= {"QuantizeLinear", "DequantizeLinear", "Transpose"}
+    (given,) = open_session(path).run(None, feeds[0])
+    (body,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feeds[0])
+    np.testing.assert_array_equal(given, body)
+    (wanted,) = open_session(tmp_path / "m.onnx").run(None, feeds[0])
+    assert np.square(given - wanted).mean() < 1e-3 * np.square(wanted).mean()
 
 
 @pytest.mark.usefixtures("vnni")
