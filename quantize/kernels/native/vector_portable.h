@@ -8,7 +8,7 @@
 
 namespace requant::REQUANT_TARGET {
 
-constexpr int kLanes = 8;           // int32 of one vector
+constexpr int kLanes = 4;           // int32 of one vector
 constexpr int kBytes = 4 * kLanes;  // bytes of one vector
 constexpr int kPanelVectors = 2;    // the most vectors of output channels that share a load of x
 constexpr int panel_rows(int) { return 2; }  // pixels that share a load of their weights
