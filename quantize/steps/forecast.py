@@ -16,7 +16,7 @@ from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.estimates import runs_in
 from ..placement.search import LEAST_MS, ROUNDS
-from ..runtime.clock import MOST_ROUNDS
+from ..runtime.clock import MOST_ROUNDS, TURN
 from .evidence import EVIDENCE
 from .judge import JUDGED
 
@@ -50,7 +50,7 @@ def forecast(job: Job) -> dict[str, float]:
         found["try tensors alone"] = min(len(tensors) * EVIDENCE * run / 2, effort.seconds) + TRIED * len(tensors)
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
-    timed = min(job.options.seconds, MOST_ROUNDS * 2 * run)
+    timed = min(job.options.seconds, MOST_ROUNDS * TURN * 2 * run)
     found["time"] = 1.5 * timed * len(job.loads)
     if job.policy.how == "measured" and 1e3 * run >= LEAST_MS and not job.weights.large:
         found["measure costs"] = (6 + ROUNDS) * (MEASURED + 3 * run) * len(job.loads)

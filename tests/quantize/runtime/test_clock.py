@@ -14,6 +14,7 @@ from requant.quantize.runtime.clock import (
     AGAIN,
     LEAST_ROUNDS,
     SHARED,
+    TURN,
     UNKNOWN,
     Times,
     doubt,
@@ -62,14 +63,25 @@ def times(*milliseconds: float, cpu: bool = False) -> Times:
 
 def test_the_runs_alternate_and_either_comes_first_as_often(machine: Machine) -> None:
     found = interleave([machine.run("a", [1]), machine.run("b", [2])], seconds=0.0)
-    assert [len(each.seconds) for each in found] == [5, 5]  # however little time there is
-    assert machine.calls == "aaabbb" + "abbaabbaab"  # warming up, then in turns
+    assert [len(each.seconds) for each in found] == [10, 10]  # however little time there is
+    assert machine.calls == "aaabbb" + "aabbbbaaaabbbbaaaabb"  # warming up, then in turns of two
     assert [each.least for each in found] == [pytest.approx(MS), pytest.approx(2 * MS)]
+
+
+def test_of_several_runs_each_follows_itself(machine: Machine) -> None:
+    """Its own data are in the caches then. Otherwise this would be so for the first and the last one only."""
+    interleave([machine.run(name, [1]) for name in "abc"], seconds=0.0)
+    assert all(2 * name in machine.calls.removeprefix("aaabbbccc") for name in "abc")
+
+
+def test_slow_runs_have_turns_of_one(machine: Machine) -> None:
+    interleave([machine.run("a", [600]), machine.run("b", [1])], seconds=0.0)
+    assert machine.calls == "ab" + "abbaab"
 
 
 def test_the_number_of_rounds_is_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "MOST_ROUNDS", 7)
-    assert len(interleave([machine.run("a", [1])], seconds=60.0)[0].seconds) == 7
+    assert len(interleave([machine.run("a", [1])], seconds=60.0)[0].seconds) == 14
 
 
 def test_of_one_thread_cpu_time_counts_and_waiting_does_not(machine: Machine) -> None:
@@ -132,9 +144,10 @@ def test_what_is_unsure_is_timed_again_until_it_is_sure(machine: Machine) -> Non
     race([machine.run("f", [2]), machine.run("q", [1])], seconds=0.0, threads=1)
     once = len(machine.calls)
     machine.calls = ""
-    unsure = race([machine.run("f", [2, 2.9, 3.5, 2.2, 4.1, 2.6, 3.3]), machine.run("q", [1])], seconds=0.0, threads=1)
+    slower = [2 * 1.05**run for run in range(60)]  # and slower
+    unsure = race([machine.run("f", slower), machine.run("q", [1])], seconds=0.0, threads=1)
     assert len(machine.calls) == (1 + AGAIN) * once
-    assert len(unsure[0].seconds) == (1 + AGAIN) * LEAST_ROUNDS
+    assert len(unsure[0].seconds) == (1 + AGAIN) * LEAST_ROUNDS * TURN
 
 
 # ------------------------------------------------------------------------------------------------------------- latency
