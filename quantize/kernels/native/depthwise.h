@@ -5,10 +5,11 @@
 // transposed in the same way when they were packed. The same four rows serve several rows of the result: each has weights
 // of its own, which are 0 for rows that it does not read.
 //
-// With stride 1, a row of results is one long run of bytes, as the rows of the image under it are. The weights repeat with
-// the channels; a period is the number of pixels after which vectors begin with the same channel again. With other
-// strides, or with so many channels that the weights of a period would be large, a period is one pixel, and the last
-// vector of a pixel begins earlier and computes some channels again.
+// A period is the number of pixels after which vectors begin with the same channel again. It is one pixel where kernels have
+// three columns: then neighbouring results share transposed columns, which stay in registers. It is one pixel with strides,
+// too, and with so many channels that the weights of a period would be large. The last vector of a pixel begins earlier, and
+// computes some channels again. Where these are many, and with other kernels of stride 1, a row of results is one long run of
+// bytes, as the rows of the image under it are.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,8 @@ class Depthwise final : public ConvolutionKernel {
   explicit Depthwise(Convolution made) : conv_(std::move(made)), curve_(conv_.curve), rows_(best_rows()), quads_(quads_of(rows_)) {
     const int64_t channels = conv_.inputs, pixels = kBytes / std::gcd<int64_t>(channels, kBytes);
     const bool flat = conv_.stride[1] == 1 && pixels * channels / kBytes * block_bytes() <= kWeights;
-    period_ = flat ? pixels : 1;
+    const bool wasteful = 8 * divided(channels, kBytes) * kBytes > 11 * channels;  // vectors of a pixel compute many twice
+    period_ = flat && (!slides() || wasteful) ? pixels : 1;
     blocks_ = divided(period_ * channels, kBytes);
     for (int64_t block = 0; block < blocks_; ++block) pack(block);
     weights_.shrink_to_fit();
@@ -36,25 +38,31 @@ class Depthwise final : public ConvolutionKernel {
   }
 
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
-    const int64_t line = (extent.width + conv_.kernel[1] * conv_.dilation[1]) * conv_.inputs;
-    const int64_t most = std::clamp<int64_t>(kBorder / line / conv_.stride[0], 1, std::max<int64_t>(kWork / line, 1));
+    const int64_t most = std::max<int64_t>(kWork / (extent.columns * conv_.inputs), 1);
     const int64_t even = divided(extent.rows, divided(extent.rows, most));  // rows of a band, if all have the same number
     const int64_t rows = divided(even, rows_) * rows_, bands = divided(extent.rows, rows);
     parallel(static_cast<size_t>(extent.batch * bands), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / bands, first = static_cast<int64_t>(index) % bands * rows;
-      const Band band{first, std::min(rows, extent.rows - first)};
       const uint8_t* from = x + image * extent.height * extent.width * conv_.inputs;
-      compute(from, extent, band, y + (image * extent.rows + first) * extent.columns * conv_.inputs);
+      uint8_t* to = y + image * extent.rows * extent.columns * conv_.inputs;
+      compute({from, to, extent}, {first, std::min(rows, extent.rows - first)});
     });
   }
 
  private:
-  // Some rows of the result.
-  struct Band {
-    int64_t first, rows;
+  // One image and its results.
+  struct Image {
+    const uint8_t* from;
+    uint8_t* to;
+    const Extent& extent;
   };
 
-  static constexpr int64_t kBorder = 1 << 17;   // bytes of a copy with a border, about: they stay in the second cache
+  // Some rows or columns of the result.
+  struct Span {
+    int64_t first, count;
+    int64_t end() const { return first + count; }
+  };
+
   static constexpr int64_t kWork = 1 << 16;     // bytes of the results of one task, about
   static constexpr int64_t kWeights = 1 << 16;  // bytes of the weights of a period
 
@@ -72,6 +80,11 @@ class Depthwise final : public ConvolutionKernel {
     for (int64_t rows = 2; rows <= kTogether && conv_.dilation[0] == 1; rows *= 2)
       if (quads_of(rows) * (8 + 4 * rows) * best < quads_of(best) * (8 + 4 * best) * rows) best = rows;
     return best;
+  }
+
+  // Whether neighbouring results share columns of the kernel that stay in registers.
+  bool slides() const {
+    return kSlides && conv_.kernel[1] == 3 && conv_.dilation[1] == 1 && quads_ == 1 && rows_ == 3 - conv_.stride[1];
   }
 
   int64_t block_bytes() const { return conv_.kernel[1] * quads_ * rows_ * 4 * kBytes; }
@@ -127,31 +140,85 @@ class Depthwise final : public ConvolutionKernel {
 
   // --------------------------------------------------------------------------------------------------- products
 
-  // Computes a band; `to` is its first result.
-  void compute(const uint8_t* image, const Extent& extent, const Band& band, uint8_t* to) const {
-    const int64_t whole = divided(band.rows, rows_) * rows_;  // rows behind the band are computed and not written
-    Region region = seen(conv_, band.first, whole, 0, extent.columns);
-    region.rows = (whole - rows_) * conv_.stride[0] + (4 * quads_ - 1) * conv_.dilation[0] + 1;  // to the end of the last quad
-    const uint8_t* from = bordered(image, extent, conv_.inputs, region, conv_.x_zero, kBytes);
-    const int64_t line = region.columns * conv_.inputs, width = extent.columns * conv_.inputs;
-    for (int64_t block = 0; block < blocks_; ++block)
-      for (int64_t row = 0; row < band.rows; row += rows_) {
-        const Rows rows{from + row * conv_.stride[0] * line, line, to + row * width, width, std::min(rows_, band.rows - row)};
-        switch (rows_) {
-          case 1: compute_rows<1>(rows, block); break;
-          case 2: compute_rows<2>(rows, block); break;
-          default: compute_rows<kTogether>(rows, block);
-        }
-      }
-    look_up_all(conv_, to, band.rows * extent.columns, 0, conv_.inputs);
+  // Computes a band of rows. Kernels inside of the image read it as it is, the others read a copy with a border.
+  void compute(const Image& image, const Span& band) const {
+    const Span all{0, image.extent.columns}, rows = inner_rows(image.extent, band), columns = inner_columns(image.extent);
+    compute_copy(image, {band.first, rows.first - band.first}, all);
+    compute_copy(image, rows, {0, columns.first});
+    compute_inner(image, rows, columns);
+    compute_copy(image, rows, {columns.end(), all.end() - columns.end()});
+    compute_copy(image, {rows.end(), band.end() - rows.end()}, all);
+    look_up_all(conv_, to(image, band, all), band.count * all.count, 0, conv_.inputs);
   }
 
-  // Some rows of the result, their bytes, how many there are, and the rows of the image from the first that they read.
+  uint8_t* to(const Image& image, const Span& rows, const Span& columns) const {
+    return image.to + (rows.first * image.extent.columns + columns.first) * conv_.inputs;
+  }
+
+  // Returns the rows of the image under rows of the result that are computed together: to the end of the last quad.
+  int64_t rows_under() const { return (4 * quads_ - 1) * conv_.dilation[0] + 1; }
+
+  // Returns the rows of a band, groups that are computed together, that read inside of the image. Vectors read behind their
+  // pixels, so that there is another row behind the last one.
+  Span inner_rows(const Extent& extent, const Span& band) const {
+    if (extent.width * conv_.inputs < kBytes) return {band.first, 0};
+    const int64_t outside = divided(conv_.before[0], conv_.stride[0]) - band.first;
+    const int64_t first = band.first + divided(std::max<int64_t>(outside, 0), rows_) * rows_;
+    const int64_t room = extent.height - 1 - rows_under() + conv_.before[0];
+    if (first >= band.end() || room < first * conv_.stride[0]) return {std::min(first, band.end()), 0};
+    const int64_t groups = (room / conv_.stride[0] - first) / rows_ + 1;
+    return {first, std::min(groups * rows_, band.end() - first)};
+  }
+
+  // Returns the columns of the result whose kernels are inside of the image.
+  Span inner_columns(const Extent& extent) const {
+    const int64_t first = std::min(divided(conv_.before[1], conv_.stride[1]), extent.columns);
+    const int64_t room = extent.width + conv_.before[1] - (conv_.kernel[1] - 1) * conv_.dilation[1] - 1;
+    return {first, room < 0 ? 0 : std::clamp<int64_t>(room / conv_.stride[1] + 1 - first, 0, extent.columns - first)};
+  }
+
+  void compute_inner(const Image& image, const Span& rows, const Span& columns) const {
+    const auto [top, left, height, width] = seen(conv_, rows.first, rows.count, columns.first, columns.count);
+    const int64_t line = image.extent.width * conv_.inputs;
+    compute_from(image.from + top * line + left * conv_.inputs, line, image, rows, columns);
+  }
+
+  void compute_copy(const Image& image, const Span& rows, const Span& columns) const {
+    if (rows.count == 0 || columns.count == 0) return;
+    const int64_t whole = divided(rows.count, rows_) * rows_;  // rows behind the span are computed and not written
+    Region region = seen(conv_, rows.first, whole, columns.first, columns.count);
+    region.rows = (whole - rows_) * conv_.stride[0] + rows_under();
+    const uint8_t* from = bordered(image.from, image.extent, conv_.inputs, region, conv_.x_zero, kBytes);
+    compute_from(from, region.columns * conv_.inputs, image, rows, columns);
+  }
+
+  // Computes results from what their kernels see: the first byte, and the bytes from one row to the next.
+  void compute_from(const uint8_t* from, int64_t line, const Image& image, const Span& rows, const Span& columns) const {
+    const int64_t width = columns.count * conv_.inputs, pitch = image.extent.columns * conv_.inputs;
+    for (int64_t block = 0; block < blocks_; ++block)
+      for (int64_t row = 0; row < rows.count; row += rows_) {
+        uint8_t* const first = to(image, {rows.first + row, 0}, columns);
+        const Rows some{from + row * conv_.stride[0] * line, line, first, pitch, width, std::min(rows_, rows.count - row)};
+        if constexpr (kSlides)
+          if (period_ == 1 && slides()) {
+            rows_ == 2 ? slide<2, 1>(some, block) : slide<1, 2>(some, block);
+            continue;
+          }
+        switch (rows_) {
+          case 1: compute_rows<1>(some, block); break;
+          case 2: compute_rows<2>(some, block); break;
+          default: compute_rows<kTogether>(some, block);
+        }
+      }
+  }
+
+  // Some rows of the result: the rows of the image under them and their bytes, where the results go, the bytes from one row to
+  // the next and of each, and how many rows there are.
   struct Rows {
     const uint8_t* from;
     int64_t line;
     uint8_t* to;
-    int64_t width, count;
+    int64_t pitch, width, count;
   };
 
   // Computes all vectors of a block in some rows.
@@ -168,6 +235,43 @@ class Depthwise final : public ConvolutionKernel {
     }
   }
 
+  // Computes a vector of channels of all pixels in some rows. Pixels share two columns of the image with stride 1, and one with
+  // stride 2: these are transposed once.
+  template <int Together, int Stride>
+  void slide(const Rows& rows, int64_t block) const {
+    constexpr int kKept = 3 - Stride;
+    const int64_t first = start(block), pixel = conv_.inputs, place = block * kBytes, count = std::min<int64_t>(kBytes, pixel);
+    const uint8_t *from = rows.from + first, *const w = &weights_[block * block_bytes()];
+    Bytes column[3][4];
+    for (int kx = 0; kx < kKept; ++kx) load_turned(from + kx * pixel, rows.line, column[kx]);
+    for (int64_t at = first; at < rows.width; at += pixel, from += Stride * pixel) {
+#pragma unroll
+      for (int kx = kKept; kx < 3; ++kx) load_turned(from + kx * pixel, rows.line, column[kx]);
+      Ints sum[Together][4];
+#pragma unroll
+      for (int row = 0; row < Together; ++row)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[row][i] = load_ints(&sums_[place + i * kLanes]);
+#pragma unroll
+          for (int kx = 0; kx < 3; ++kx)
+            sum[row][i] = dot(sum[row][i], column[kx][i], load_bytes(w + ((kx * Together + row) * 4 + i) * kBytes));
+        }
+      write(sum, rows, at, place, count);
+#pragma unroll
+      for (int kx = 0; kx < kKept; ++kx)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) column[kx][i] = column[kx + Stride][i];
+    }
+  }
+
+  REQUANT_INLINE void load_turned(const uint8_t* x, int64_t line, Bytes (&turned)[4]) const {
+    Bytes four[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i, x += line * conv_.dilation[0]) four[i] = load_bytes(x);
+    transpose(four, turned);
+  }
+
   // Computes `count` neighbouring results in some rows, and writes them `at` bytes behind the beginning of each.
   template <bool Narrow, int Together>
   void product(const Rows& rows, const uint8_t* from, int64_t block, int64_t at, int64_t count) const {
@@ -181,10 +285,9 @@ class Depthwise final : public ConvolutionKernel {
     for (int64_t kx = 0; kx < conv_.kernel[1]; ++kx, from += conv_.dilation[1] * conv_.inputs) {
       const uint8_t* x = from;
       for (int64_t quad = 0; quad < quads_; ++quad, w += Together * 4 * kBytes) {
-        Bytes four[4], turned[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i, x += rows.line * conv_.dilation[0]) four[i] = load_bytes(x);
-        transpose(four, turned);
+        Bytes turned[4];
+        load_turned(x, rows.line, turned);
+        x += 4 * rows.line * conv_.dilation[0];
 #pragma unroll
         for (int row = 0; row < Together; ++row)
 #pragma unroll
@@ -194,9 +297,14 @@ class Depthwise final : public ConvolutionKernel {
           }
       }
     }
+    write(sum, rows, at, place, count);
+  }
+
+  template <int Together>
+  REQUANT_INLINE void write(const Ints (&sum)[Together][4], const Rows& rows, int64_t at, int64_t place, int64_t count) const {
     uint8_t* to = rows.to + at;
 #pragma unroll
-    for (int row = 0; row < Together; ++row, to += rows.width) {
+    for (int row = 0; row < Together; ++row, to += rows.pitch) {
       if (row >= rows.count) return;
       const Bytes made = conv_.curve.empty() ? requantized<false>(sum[row], place) : requantized<true>(sum[row], place);
       count == kBytes ? store_bytes(to, made) : store_some(to, made, count);
