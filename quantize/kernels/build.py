@@ -29,8 +29,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = tuple(
-    "library attention concat convolution gru lstm matmul matmul_nbits normalization pair pool recurrent rotary "
-    "table".split()
+    "library attention concat convolution gru lstm matmul matmul_nbits normalization pair pool quantize recurrent "
+    "rotary table".split()
 )
 KERNELS = ("cpu", "target_portable")
 SMALL = ("-Os",)

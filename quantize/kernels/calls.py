@@ -50,6 +50,7 @@ class Call:
         order: The places of these tensors among the inputs of the unit, where they are not the same.
         shapes: The shapes of these tensors and of the result in NCHW, if the operator takes NHWC; else empty.
         dtype: The element type of these tensors and of the result.
+        made: The element type of the result, if it is another one.
         results: How many outputs of the last node are results.
     """
 
@@ -66,6 +67,7 @@ class Call:
     order: Sequence[int] = ()
     shapes: Sequence[Shape] = ()
     dtype: ir.DataType = ir.DataType.UINT8
+    made: ir.DataType | None = None
     results: int = 1
 
     @property

@@ -262,8 +262,9 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
         value = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/{name}"), array)
         inputs[call.names.index(name)] = value
     inputs += constants
-    for value in (*call.tensors, end):
+    for value in call.tensors:
         value.type = ir.TensorType(call.dtype)
+    end.type = ir.TensorType(call.made or call.dtype)
     if call.shapes:
         for value, shape in zip((*call.tensors, end), call.shapes, strict=True):
             value.shape = ir.Shape(shape)

@@ -22,8 +22,8 @@ Clock: TypeAlias = Literal["cpu", "wall"]
 
 WARM_UP = 3
 TURN = 2
-"""The runs of a turn, of functions that are not slow. A model that is served runs after itself, and finds its weights in
-the caches. In turns of one run only the first and the last of several models would, where the order is reversed."""
+"""The runs of a turn, of functions that are not slow. A model that is served runs after itself, and finds its weights
+in the caches. In turns of one run only the first and the last of several models would, where the order is reversed."""
 MOST_ROUNDS = 150
 SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
 LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs

@@ -21,6 +21,7 @@ from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
 from ..kernels.attentions import wrap_attentions
 from ..kernels.normalizations import wrap_normalizations
+from ..kernels.pixels import wrap_pixels
 from ..kernels.products import wrap_products
 from ..kernels.recurrent import wrap_recurrent
 from ..kernels.rotaries import wrap_rotaries
@@ -141,6 +142,8 @@ def apply_plan(
         wrap_attentions(model, products, job.shapes, join=last)
         wrap_products(model, products, job.shapes, join=last)
         wrap_recurrent(model, products)
+    if last and not learns:
+        wrap_pixels(model, shapes)
     if last and not learns and not exact and any(choice.impl.native for choice in plan.choices.values()):
         wrap_normalizations(model, job.shapes)
         wrap_rotaries(model, job.shapes)

@@ -180,6 +180,23 @@ bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
   return right;
 }
 
+// Returns whether an instruction set rounds planes to pixels. Quotients are those of a division.
+bool pixels_are_right(const Target& target, Random& random) {
+  const int64_t count = draw(random, 1, 100), apart = draw(random, 0, 5);
+  const Planes planes{draw(random, 1, 3), count + apart, 0.001f * static_cast<float>(draw(random, 1, 100000)),
+                      static_cast<int>(draw(random, 0, 255))};
+  std::vector<float> from(planes.channels * count + (planes.channels - 1) * apart);
+  for (float& each : from) each = static_cast<float>(draw(random, -600, 600)) / 2 * planes.scale;
+  from[draw(random, 0, std::ssize(from) - 1)] = INFINITY;
+  Guarded found(planes.channels * count);
+  target.quantize_pixels(from.data(), count, planes, found.data());
+  bool right = true;
+  for (int64_t p = 0; p < count; ++p)
+    for (int64_t c = 0; c < planes.channels; ++c)
+      right = right && found.data()[p * planes.channels + c] == clipped(from[c * planes.step + p] / planes.scale, planes.zero);
+  return right;
+}
+
 // Returns f(x).
 double applied(Function function, double x) {
   const double cubic = std::sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x);
@@ -478,7 +495,8 @@ bool check_one(uint64_t seed) {
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);
-    right = right && pairs_are_right(*target, random, x) && matrices_are_right(*target, random);
+    right = right && pairs_are_right(*target, random, x) && pixels_are_right(*target, random);
+    right = right && matrices_are_right(*target, random);
     right = right && block_matrices_are_right(*target, random);
     right = right && attentions_are_right(*target, random);
     right = right && gru_steps_are_right(*target, random) && lstm_steps_are_right(*target, random);

@@ -9,6 +9,7 @@
 #include "gates.h"
 #include "normalization.h"
 #include "pair.h"
+#include "pixels.h"
 #include "pool.h"
 #include "product_vector.h"
 #include "rows.h"

@@ -215,6 +215,13 @@ struct Mean {
   int shift, y_zero;
 };
 
+// Planes of floats that become the channels of pixels: how many, `step` values from one to the next, and how values are rounded.
+struct Planes {
+  int64_t channels, step;
+  float scale;
+  int zero;
+};
+
 struct Target {
   const char* name;
   bool (*available)();
@@ -236,6 +243,8 @@ struct Target {
   void (*mean_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, const Mean& mean, uint8_t* to);
   // to[c] = the largest from[p][c] over all pixels p; at least one pixel.
   void (*max_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to);
+  // to[p, c] = clip(rint(from[c, p] / scale) + zero, 0, 255) for `count` pixels p; at most three channels.
+  void (*quantize_pixels)(const float* from, int64_t count, const Planes& planes, uint8_t* to);
 };
 
 // Returns all instruction sets that this library was compiled for, the fastest first.
