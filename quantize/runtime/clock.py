@@ -21,10 +21,11 @@ Run: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Literal["cpu", "wall"]
 
 WARM_UP = 3
-TURN = 2
-"""The runs of a turn, of functions that are not slow. A model that is served runs after itself, and finds its weights
-in the caches. In turns of one run only the first and the last of several models would, where the order is reversed."""
-MOST_ROUNDS = 150
+TURN, LEAST_TURN, TURN_SECONDS = 4, 2, 0.03
+"""The runs of a turn: four, but only two where these take longer. A model that is served runs after itself, and finds its
+weights in the caches. Behind a larger model a ResNet-50 took 7.1, 6.5 and 5.7 ms in its first three runs. In turns of one
+run, in reversed order every other round, only the first and the last of several models would run after themselves."""
+MOST_ROUNDS = 75
 SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
 LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs
 MOST_RUNS = 200  # of one block
@@ -89,14 +90,14 @@ def clock_of(threads: int) -> Clock:
 
 
 def interleave(runs: Sequence[Run], *, seconds: float = 2.0, block: float = 0.0, threads: int = 0) -> list[Times]:
-    """Call each of `runs` in turn, `TURN` times, until `seconds` have passed, and return the times of each.
+    """Call each of `runs` in turn, up to `TURN` times, until `seconds` have passed, and return the times of each.
 
     The order is reversed in every second round, because a run finds caches that the function before it warmed.
 
     Args:
         runs: The functions to time.
         seconds: How long all of them are timed, without the runs that warm up.
-        block: The seconds for which one function is called before the next one has its turn, at least.
+        block: The seconds for which one function is called before the next one has its turn; 0 for `TURN` calls.
         threads: Threads inside one operator. With one thread CPU time counts, else wall time.
     """
     clock = clock_of(threads)
@@ -115,16 +116,20 @@ def interleave(runs: Sequence[Run], *, seconds: float = 2.0, block: float = 0.0,
     while rounds < (FEW_ROUNDS if slow else LEAST_ROUNDS) or (time.perf_counter() < end and rounds < MOST_ROUNDS):
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for index in order:
-            times[index] += _block(runs[index], block, now, 1 if slow else TURN)
+            times[index] += _block(runs[index], block, now, 1 if slow else LEAST_TURN)
         rounds += 1
     return [Times(tuple(spent for spent, _ in each), clock, math.fsum(wall for _, wall in each)) for each in times]
 
 
 def _block(run: Run, seconds: float, now: Callable[[], float], least: int) -> list[tuple[float, float]]:
-    """Call a function until `seconds` have passed, `least` times at least; return each time by `now` and wall time."""
+    """Call a function until `seconds` have passed, `least` times at least; return each time by `now` and wall time.
+
+    Without seconds it is called `TURN` times, but no more after `TURN_SECONDS`.
+    """
     times: list[tuple[float, float]] = []
+    length, most = (seconds, MOST_RUNS) if seconds else (TURN_SECONDS, TURN)
     begin = time.perf_counter()
-    while len(times) < least or (time.perf_counter() - begin < seconds and len(times) < MOST_RUNS):
+    while len(times) < least or (time.perf_counter() - begin < length and len(times) < most):
         began, start = time.perf_counter(), now()
         run()
         times.append((now() - start, time.perf_counter() - began))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -63,8 +64,9 @@ def times(*milliseconds: float, cpu: bool = False) -> Times:
 
 def test_the_runs_alternate_and_either_comes_first_as_often(machine: Machine) -> None:
     found = interleave([machine.run("a", [1]), machine.run("b", [2])], seconds=0.0)
-    assert [len(each.seconds) for each in found] == [10, 10]  # however little time there is
-    assert machine.calls == "aaabbb" + "aabbbbaaaabbbbaaaabb"  # warming up, then in turns of two
+    assert [len(each.seconds) for each in found] == [5 * TURN] * 2  # however little time there is
+    turns = re.sub("(.)" + r"\1" * (TURN - 1), r"\1", machine.calls.removeprefix("aaabbb"))  # warming up, then in turns
+    assert turns == "abbaabbaab"
     assert [each.least for each in found] == [pytest.approx(MS), pytest.approx(2 * MS)]
 
 
@@ -74,14 +76,19 @@ def test_of_several_runs_each_follows_itself(machine: Machine) -> None:
     assert all(2 * name in machine.calls.removeprefix("aaabbbccc") for name in "abc")
 
 
+def test_long_runs_have_turns_of_two(machine: Machine) -> None:
+    interleave([machine.run("a", [20]), machine.run("b", [20])], seconds=0.0)
+    assert machine.calls == "aaabbb" + "aabbbbaaaabbbbaaaabb"
+
+
 def test_slow_runs_have_turns_of_one(machine: Machine) -> None:
-    interleave([machine.run("a", [600]), machine.run("b", [1])], seconds=0.0)
+    interleave([machine.run("a", [600]), machine.run("b", [200])], seconds=0.0)
     assert machine.calls == "ab" + "abbaab"
 
 
 def test_the_number_of_rounds_is_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "MOST_ROUNDS", 7)
-    assert len(interleave([machine.run("a", [1])], seconds=60.0)[0].seconds) == 14
+    assert len(interleave([machine.run("a", [1])], seconds=60.0)[0].seconds) == 7 * TURN
 
 
 def test_of_one_thread_cpu_time_counts_and_waiting_does_not(machine: Machine) -> None:
@@ -144,8 +151,8 @@ def test_what_is_unsure_is_timed_again_until_it_is_sure(machine: Machine) -> Non
     race([machine.run("f", [2]), machine.run("q", [1])], seconds=0.0, threads=1)
     once = len(machine.calls)
     machine.calls = ""
-    slower = [2 * 1.05**run for run in range(60)]  # and slower
-    unsure = race([machine.run("f", slower), machine.run("q", [1])], seconds=0.0, threads=1)
+    slower = [0.02 * 1.03**run for run in range(100)]  # and slower
+    unsure = race([machine.run("f", slower), machine.run("q", [0.01])], seconds=0.0, threads=1)
     assert len(machine.calls) == (1 + AGAIN) * once
     assert len(unsure[0].seconds) == (1 + AGAIN) * LEAST_ROUNDS * TURN
 
