@@ -179,8 +179,8 @@ class GlobalMeanKernel {
     run.parallel(static_cast<size_t>(x.shape[0]), [&](size_t image) {
       const uint8_t* from = x.as<uint8_t>() + static_cast<int64_t>(image) * pixels * channels;
       thread_local std::vector<const uint8_t*> places;  // grows to the largest image
-      places.clear();
-      for (int64_t pixel = 0; pixel < pixels; ++pixel) places.push_back(from + pixel * channels);
+      places.resize(count);
+      for (size_t pixel = 0; pixel < count; ++pixel) places[pixel] = from + static_cast<int64_t>(pixel) * channels;
       target_.mean_pixels(places.data(), count, static_cast<size_t>(channels), scales_.mean(count, count),
                           y + static_cast<int64_t>(image) * channels);
     });
