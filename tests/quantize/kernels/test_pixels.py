@@ -39,9 +39,9 @@ def model(channels: int = 3, scale: float = 0.01, zero: int = 100, **other: str)
 
 def wrapped(made: ir.Model) -> int:
     """Wrap the images of a model."""
-    return wrap_pixels(
-        made, {str(value.name): () if value.shape is None else value.shape.dims for value in made.graph.inputs}
-    )
+    (x,) = made.graph.inputs
+    assert x.shape is not None
+    return wrap_pixels(made, {"x": ("N", x.shape[1] if isinstance(x.shape[1], int) else None, "H", "W")})
 
 
 def bytes_of(made: ir.Model) -> bytes:
