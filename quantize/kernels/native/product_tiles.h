@@ -58,6 +58,7 @@ class TileProduct {
 
  private:
   static constexpr int kFew = 2;              // results: for fewer, vectors are faster
+  static constexpr int64_t kAhead = 4096;     // bytes from the weights of the next step to those that are fetched
   static constexpr int64_t kFewestRows = 14;  // of a tile, which take as long as fewer
 
   // Neighbouring results in a pair of tiles: where the first one is, the row of its sums, and how many there are.
@@ -156,11 +157,11 @@ class TileProduct {
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const bool both = 2 * pair + 1 < all;
         const uint8_t *one = patch(2 * pair, panel), *other = both ? patch(2 * pair + 1, panel) : nullptr;
-        multiply_pair<Vectors, 0>(one, other, panel);
+        multiply_any<Vectors, 0>(one, other, panel, pair == 0);
         if (pair > 0) write_pair(pair - 1);
         store_pair<Vectors, 0>(both);
         if constexpr (Vectors > 2) {
-          multiply_pair<Vectors, 2>(one, other, panel);
+          multiply_any<Vectors, 2>(one, other, panel, pair == 0);
           store_pair<Vectors, 2>(both);
         }
       }
@@ -168,8 +169,15 @@ class TileProduct {
     });
   }
 
-  // Multiplies one or two tiles of patches by one or two vectors of a panel. Sums begin with the bias.
+  // The first pair of a panel fetches its weights into the nearest cache, ahead of the tiles: they come from afar. Later pairs find
+  // them near, and fetching would cost them time.
   template <int Vectors, int First>
+  REQUANT_INLINE void multiply_any(const uint8_t* one, const uint8_t* other, const Panel& panel, bool first) const {
+    first ? multiply_pair<Vectors, First, true>(one, other, panel) : multiply_pair<Vectors, First, false>(one, other, panel);
+  }
+
+  // Multiplies one or two tiles of patches by one or two vectors of a panel. Sums begin with the bias.
+  template <int Vectors, int First, bool Fetches>
   REQUANT_INLINE void multiply_pair(const uint8_t* one, const uint8_t* other, const Panel& panel) const {
     constexpr bool kWide = Vectors - First > 1;
     const int32_t* start = panel.start + First * kLanes;
@@ -181,13 +189,13 @@ class TileProduct {
     for (int64_t down = 0; down < block_.count.down; ++down)
       for (int64_t across = 0; across < block_.count.across; ++across) {
         const int64_t at = down * block_.runs.down + across * block_.runs.across;
-        w = other ? add_run_of_two<Vectors, kWide>(one + at, other + at, w) : add_run<Vectors, kWide>(one + at, w);
+        w = other ? add_run_of_two<Vectors, kWide, Fetches>(one + at, other + at, w) : add_run<Vectors, kWide>(one + at, w);
       }
   }
 
   // Adds the products of a run of two tiles of patches, and returns the weights behind it. The tiles of the next step are loaded
   // between the products of this one: each is free as soon as its last product has begun.
-  template <int Vectors, bool Wide>
+  template <int Vectors, bool Wide, bool Fetches>
   REQUANT_INLINE const uint8_t* add_run_of_two(const uint8_t* one, const uint8_t* other, const uint8_t* w) const {
     constexpr int64_t kRow = Vectors * kBytes;  // of weights, for four bytes of a patch
     const int64_t across = block_.patches.across, patch = 4 * step_, weights = step_ * kRow;
@@ -199,6 +207,7 @@ class TileProduct {
       one += patch;
       other += patch;
       w += weights;
+      if (Fetches) fetch<Vectors, Wide>(w + kAhead);
       _tile_dpbusd(0, 4, 6);
       if (Wide) _tile_dpbusd(1, 4, 7);
       _tile_loadd(4, one, across);
@@ -228,6 +237,16 @@ class TileProduct {
       if (Wide) _tile_dpbusd(1, 4, 7);
     }
     return w;
+  }
+
+  // Fetches the weights of a step.
+  template <int Vectors, bool Wide>
+  REQUANT_INLINE static void fetch(const uint8_t* w) {
+#pragma unroll 2
+    for (int row = 0; row < kTile; ++row, w += Vectors * kBytes) {
+      __builtin_prefetch(w, 0, 3);
+      if (Wide) __builtin_prefetch(w + kBytes, 0, 3);
+    }
   }
 
   template <int Vectors, int First>
