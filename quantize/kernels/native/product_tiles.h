@@ -169,8 +169,8 @@ class TileProduct {
     });
   }
 
-  // The first pair of a panel fetches its weights into the nearest cache, ahead of the tiles: they come from afar. Later pairs find
-  // them near, and fetching would cost them time.
+  // The first pair of a panel fetches its weights into the nearest cache, ahead of the tiles: they come from afar. Later pairs
+  // find them near, and fetching would cost them time.
   template <int Vectors, int First>
   REQUANT_INLINE void multiply_any(const uint8_t* one, const uint8_t* other, const Panel& panel, bool first) const {
     first ? multiply_pair<Vectors, First, true>(one, other, panel) : multiply_pair<Vectors, First, false>(one, other, panel);
