@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import Shape, constant, node_name, nodes_by_name, release, remove_if_unread, take_place
+from .graph import Shape, constant, node_name, nodes_by_name, release, remove_unread, take_place
 from .inference import inferred
 from .plan import Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, fit_bias
@@ -251,7 +251,7 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined |
     operands = [value.producer() for value in add.inputs if value is not None]
     conv = ir.node("Conv", [dq.outputs[0] for dq in inputs], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum"))
     take_place(add, conv)
-    _remove_unread([node for node in operands if node is not None])
+    remove_unread(operands)
     return _became(each, steps, joined, conv, [int(each.shape[1]) for each in weights])
 
 
@@ -337,12 +337,3 @@ def _unit(node: ir.Node, inputs: tuple[str, ...], outputs: tuple[str, ...], abso
     """Return the unit of a node, with what it absorbs."""
     name = node_name(node)
     return Unit(name=name, op=node.op_type, nodes=(name, *absorbed), inputs=inputs, outputs=outputs)
-
-
-def _remove_unread(nodes: list[ir.Node]) -> None:
-    """Remove nodes without readers, and then their producers without readers."""
-    while nodes:
-        node = nodes.pop()
-        before = [value.producer() for value in node.inputs if value is not None]
-        if remove_if_unread(node):
-            nodes += [each for each in before if each is not None]

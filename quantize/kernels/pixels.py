@@ -20,7 +20,7 @@ def wrap_pixels(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
 
     Before:  y8 = Transpose(QuantizeLinear(x), perm 0 2 3 1)
     After:   y8 = ai.requant.Quantize(x), whose body is what was there
-        Both compute the same. The operator takes two thirds of the time: it passes once over the image.
+        Both compute the same. The operator passes once over the image, where two passed over it.
     Left alone: images of more than three channels, zero points that are not uint8, scales beyond 2^60, and results with
         other readers.
 

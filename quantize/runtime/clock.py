@@ -22,9 +22,9 @@ Clock: TypeAlias = Literal["cpu", "wall"]
 
 WARM_UP = 3
 TURN, LEAST_TURN, TURN_SECONDS = 4, 2, 0.03
-"""The runs of a turn: four, but only two where these take longer. A model that is served runs after itself, and finds
-its weights in the caches. Behind a larger model a ResNet-50 took 7.1, 6.5 and 5.7 ms in its first three runs. In turns
-of one run, in reversed order every other round, only the first and the last of several models would run so."""
+"""The runs of a turn: four, or only two if these take longer than `TURN_SECONDS`. A model that is served runs after
+itself, and finds its weights in the caches; behind a larger model its first runs are slower. With one run in a turn and
+the order reversed every round, of several models only the first and the last one would run after themselves."""
 MOST_ROUNDS = 75
 SLOW = 0.5  # seconds: a run this long needs one warm-up run and few rounds
 LEAST_ROUNDS, FEW_ROUNDS = 5, 3  # the minimum of rounds, and the minimum for slow runs

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+
+import onnx_ir as ir
 
 from ...transforms import signature, verify
 from ...transforms.existing import drop_round_trips
 from ...transforms.fuse_silu import fuse_silus
 from ...transforms.insert_qdq import insert_qdq
 from ...transforms.int8_weights import Adjustment
-from ...transforms.joined_convs import join_convs, with_joined
+from ...transforms.joined_convs import Joined, join_convs, with_joined
 from ...transforms.ops import GATE
 from ...transforms.plan import NATIVE_PRODUCTS, Impl, Plan
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
@@ -130,27 +132,33 @@ def apply_plan(
     if job.options.format == "qoperator" and not learns:
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    units, shapes = with_joined([u for u in plan.units if plan.impl(u) is Impl.U8_NATIVE], job.shapes, joined)
-    exact = job.options.kernels == "exact"
-    if units and not learns:
-        wrap_units(model, units, shapes, join=last, exact=exact)
-    elif units and not exact:
-        drop_inner_rounding(model, units, shapes)
-    if not learns:
-        products = [unit for unit in plan.units if plan.impl(unit) in NATIVE_PRODUCTS.values()]
-        # attention first: a product must not take the sum with the mask for a residual
-        wrap_attentions(model, products, job.shapes, join=last)
-        wrap_products(model, products, job.shapes, join=last)
-        wrap_recurrent(model, products)
-    if last and not learns:
-        wrap_pixels(model, shapes)
-    if last and not learns and not exact and any(choice.impl.native for choice in plan.choices.values()):
-        wrap_normalizations(model, job.shapes)
-        wrap_rotaries(model, job.shapes)
+    _call_native(job, model, plan, joined, last=last, learns=learns)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     source = serialize(model, job.folder)
     return Candidate(model, plan, qparams, source, written.relieved, runtime=job.runtime)
+
+
+def _call_native(job: Job, model: ir.Model, plan: Plan, joined: Sequence[Joined], *, last: bool, learns: bool) -> None:
+    """Put the units that native operators compute into functions; the arguments are those of `apply_plan`."""
+    units, shapes = with_joined([u for u in plan.units if plan.impl(u) is Impl.U8_NATIVE], job.shapes, joined)
+    exact = job.options.kernels == "exact"
+    if learns:
+        if units and not exact:
+            drop_inner_rounding(model, units, shapes)
+        return
+    if units:
+        wrap_units(model, units, shapes, join=last, exact=exact)
+    products = [unit for unit in plan.units if plan.impl(unit) in NATIVE_PRODUCTS.values()]
+    # attention first: a product must not take the sum with the mask for a residual
+    wrap_attentions(model, products, job.shapes, join=last)
+    wrap_products(model, products, job.shapes, join=last)
+    wrap_recurrent(model, products)
+    if last and units:
+        wrap_pixels(model, job.shapes)
+    if last and not exact and (units or products):
+        wrap_normalizations(model, job.shapes)
+        wrap_rotaries(model, job.shapes)
 
 
 def _covers(params: QParams, span: tuple[float, float] | None) -> bool:

@@ -26,7 +26,7 @@ class QuantizeKernel {
     const ort::Tensor x = run.input(0);
     require(x.shape.size() == 4, "x must be (batch, channels, height, width)");
     require(x.shape[1] >= 1 && x.shape[1] <= 3, "x must have 1 to 3 channels");
-    const int64_t batch = x.shape[0], pixels = x.shape[2] * x.shape[3], parts = (pixels + kPixels - 1) / kPixels;
+    const int64_t batch = x.shape[0], pixels = x.shape[2] * x.shape[3], parts = divided(pixels, kPixels);
     uint8_t* const y = run.output({batch, x.shape[2], x.shape[3], x.shape[1]});
     Planes planes = planes_;
     planes.channels = x.shape[1];

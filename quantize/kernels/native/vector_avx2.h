@@ -12,7 +12,7 @@ constexpr int kBytes = 4 * kLanes;
 constexpr int kPanelVectors = 2;
 constexpr int panel_rows(int) { return 4; }
 constexpr int kTogether = 2;
-constexpr bool kSlides = false;               // whether three transposed columns of a depthwise convolution stay in registers
+constexpr bool kSlides = false;
 constexpr int kOffset = 0;
 
 using Ints = __m256i;

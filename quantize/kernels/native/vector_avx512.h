@@ -12,7 +12,7 @@ constexpr int kBytes = 4 * kLanes;
 constexpr int kPanelVectors = 4;
 constexpr int panel_rows(int vectors) { return vectors == 4 ? 6 : 8; }  // 24 sums at most, of 32 registers
 constexpr int kTogether = 4;
-constexpr bool kSlides = true;                // whether three transposed columns of a depthwise convolution stay in registers
+constexpr bool kSlides = true;
 constexpr int kOffset = 0;
 constexpr bool kHasNarrow = false;
 

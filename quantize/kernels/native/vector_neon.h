@@ -14,7 +14,7 @@ constexpr int kBytes = 4 * kLanes;
 constexpr int kPanelVectors = 2;
 constexpr int panel_rows(int) { return 8; }  // their sums, 16 bytes of each, and a vector of weights fit in 32 registers
 constexpr int kTogether = 4;
-constexpr bool kSlides = true;                // whether three transposed columns of a depthwise convolution stay in registers
+constexpr bool kSlides = true;
 constexpr bool kHasNarrow = false;
 
 using Ints = int32x4_t;

@@ -128,7 +128,10 @@ def test_a_quantized_model_begins_with_the_operator(tmp_path: Path) -> None:
     made = ir.from_onnx_text(text, initializers=[ir.tensor(t.astype(np.float32), name=n) for n, t in tensors.items()])
     ir.save(made, tmp_path / "m.onnx")
     feeds = [{"x": random.normal(size=(2, 3, 16, 16)).astype(np.float32)} for _ in range(4)]
-    asked = Options(place="all", force_int8=True, seconds=0.01, force=True, kernels="native")
-    quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", asked)
-    first, second, *_ = onnx.load(tmp_path / "q.onnx").graph.node
-    assert [first.op_type, second.op_type] == ["Quantize", "Convolution"]
+    found = {}
+    for kernels in ("native", "stock"):
+        asked = Options(place="all", force_int8=True, seconds=0.01, force=True, kernels=kernels)
+        quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", asked)
+        found[kernels] = [node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node]
+    assert found["native"][:2] == ["Quantize", "Convolution"]
+    assert "Quantize" not in found["stock"]
