@@ -63,9 +63,9 @@ Convolution drawn(Random& random) {
   made.inputs = made.group * (depthwise ? 1 : draw(random, 1, 70));
   made.outputs = made.group * (depthwise ? 1 : draw(random, 1, 70));
   for (int axis = 0; axis < 2; ++axis) {
-    made.kernel[axis] = draw(random, 1, 5);
+    made.kernel[axis] = draw(random, 1, 7);
     made.stride[axis] = draw(random, 1, 3);
-    made.dilation[axis] = draw(random, 1, 3);
+    made.dilation[axis] = std::max<int64_t>(1, draw(random, -1, 3));  // mostly 1
     made.before[axis] = draw(random, 0, 3);
     made.after[axis] = draw(random, 0, 3);
   }
@@ -475,7 +475,8 @@ bool check_one(uint64_t seed) {
   Random random(seed);
   const Convolution conv = drawn(random);
   const int64_t most = draw(random, 0, 15) ? 12 : 150;  // rows; many are divided into bands
-  Extent extent{draw(random, 1, 3), draw(random, 1, most), draw(random, 1, 12), 0, 0};
+  const int64_t wide = draw(random, 0, 7) ? 12 : 40;    // columns; many are divided into strips
+  Extent extent{draw(random, 1, 3), draw(random, 1, most), draw(random, 1, wide), 0, 0};
   extent.rows = conv.length(0, extent.height);
   extent.columns = conv.length(1, extent.width);
   if (extent.rows < 1 || extent.columns < 1) return true;

@@ -14,7 +14,9 @@
 namespace requant {
 namespace {
 
-enum Input : size_t { kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable, kResidual, kResidualScale, kResidualZero, kCurve, kGrid };
+enum Input : size_t {
+  kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero, kBias, kTable, kResidual, kResidualScale, kResidualZero, kCurve, kGrid
+};
 
 constexpr Requirement require{"ai.requant.Convolution"};
 

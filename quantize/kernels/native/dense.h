@@ -64,7 +64,6 @@ class Dense final : public ConvolutionKernel {
     Step patches;
   };
 
-  static constexpr int64_t kWork = Way::kWork;
   static constexpr int64_t kBorder = 1 << 17;    // bytes of a copy of the image, about: they stay in the second cache
   static constexpr int64_t kNear = 1 << 19;      // bytes of weights that stay there too, at most
   static constexpr int64_t kFarBlock = 1 << 19;  // bytes of pixels and results of a task that share weights from afar
@@ -82,14 +81,14 @@ class Dense final : public ConvolutionKernel {
       grid.columns = divided(extent.columns, grid.blocks);
       grid.blocks = divided(extent.columns, grid.columns);
     } else {
-      const int64_t worth = std::max<int64_t>(4, kWork / (pixel * extent.columns));
+      const int64_t worth = std::max<int64_t>(4, Way::work() / (pixel * extent.columns));
       grid.bands = divided(extent.rows, far() ? rows_held(extent) : std::min(rows_held(extent), worth));
       grid.rows = divided(extent.rows, grid.bands);
       grid.bands = divided(extent.rows, grid.rows);
     }
     const int64_t work = pixel * grid.columns * grid.rows;
     if (conv_.table.empty())  // all panels may write the same channels before one looks them up
-      grid.panels = divided(all, std::clamp<int64_t>(work / kWork, 1, all));
+      grid.panels = divided(all, std::clamp<int64_t>(work / Way::work(), 1, all));
     grid.chunks = divided(all, grid.panels);
     return grid;
   }

@@ -6,10 +6,11 @@
 // of its own, which are 0 for rows that it does not read.
 //
 // A period is the number of pixels after which vectors begin with the same channel again. It is one pixel where kernels have
-// three columns: then neighbouring results share transposed columns, which stay in registers. It is one pixel with strides,
+// three columns: then neighbouring results share transposed columns, which stay in registers. With more columns they are too
+// many for registers: those of some pixels, a strip, are transposed into the nearest cache first. It is one pixel with strides,
 // too, and with so many channels that the weights of a period would be large. The last vector of a pixel begins earlier, and
-// computes some channels again. Where these are many, and with other kernels of stride 1, a row of results is one long run of
-// bytes, as the rows of the image under it are.
+// computes some channels again. Where these are many, a row of results is one long run of bytes, as the rows of the image under
+// it are.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +27,11 @@ namespace requant::REQUANT_TARGET {
 
 class Depthwise final : public ConvolutionKernel {
  public:
-  explicit Depthwise(Convolution made) : conv_(std::move(made)), curve_(conv_.curve), rows_(best_rows()), quads_(quads_of(rows_)) {
+  explicit Depthwise(Convolution made)
+      : conv_(std::move(made)), curve_(conv_.curve), strips_(wide()), rows_(best_rows()), quads_(quads_of(rows_)) {
     const int64_t channels = conv_.inputs, pixels = kBytes / std::gcd<int64_t>(channels, kBytes);
     const bool flat = conv_.stride[1] == 1 && pixels * channels / kBytes * block_bytes() <= kWeights;
-    const bool wasteful = 8 * divided(channels, kBytes) * kBytes > 11 * channels;  // vectors of a pixel compute many twice
-    period_ = flat && (!slides() || wasteful) ? pixels : 1;
+    period_ = flat && !strips_ && (!slides() || wasteful()) ? pixels : 1;
     blocks_ = divided(period_ * channels, kBytes);
     for (int64_t block = 0; block < blocks_; ++block) pack(block);
     weights_.shrink_to_fit();
@@ -38,7 +39,8 @@ class Depthwise final : public ConvolutionKernel {
   }
 
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
-    const int64_t most = std::max<int64_t>(kWork / (extent.columns * conv_.inputs), 1);
+    const int64_t work = strips_ ? 4 * kWork : kWork;  // strips read the large weights of a block in each band
+    const int64_t most = std::max<int64_t>(work / (extent.columns * conv_.inputs), 1);
     const int64_t even = divided(extent.rows, divided(extent.rows, most));  // rows of a band, if all have the same number
     const int64_t rows = divided(even, rows_) * rows_, bands = divided(extent.rows, rows);
     parallel(static_cast<size_t>(extent.batch * bands), [&](size_t index) {
@@ -63,8 +65,9 @@ class Depthwise final : public ConvolutionKernel {
     int64_t end() const { return first + count; }
   };
 
-  static constexpr int64_t kWork = 1 << 16;     // bytes of the results of one task, about
+  static constexpr int64_t kWork = 1 << 14;     // bytes of the results of one task, about
   static constexpr int64_t kWeights = 1 << 16;  // bytes of the weights of a period
+  static constexpr int64_t kStrip = 16;         // pixels whose transposed columns stay in the nearest cache
 
   // ---------------------------------------------------------------------------------------------------- weights
 
@@ -73,12 +76,14 @@ class Depthwise final : public ConvolutionKernel {
     return ((rows - 1) * conv_.stride[0] + conv_.kernel[0] + 3) / 4;
   }
 
-  // Returns how many rows of the result are computed together: what takes the fewest instructions. A quad has eight to
-  // transpose it, and four to multiply it for each row.
+  // Returns how many rows of the result are computed together: what takes the fewest instructions. A quad of a column has four
+  // to multiply it for each row, and eight to transpose it: for each column of the kernel, or, with loads and stores, once.
   int64_t best_rows() const {
+    const int64_t turned = strips_ ? 16 * conv_.stride[1] : 8 * conv_.kernel[1];
+    const auto cost = [&](int64_t rows) { return quads_of(rows) * (turned + 4 * rows * conv_.kernel[1]); };
     int64_t best = 1;
     for (int64_t rows = 2; rows <= kTogether && conv_.dilation[0] == 1; rows *= 2)
-      if (quads_of(rows) * (8 + 4 * rows) * best < quads_of(best) * (8 + 4 * best) * rows) best = rows;
+      if (cost(rows) * best < cost(best) * rows) best = rows;
     return best;
   }
 
@@ -86,6 +91,12 @@ class Depthwise final : public ConvolutionKernel {
   bool slides() const {
     return kSlides && conv_.kernel[1] == 3 && conv_.dilation[1] == 1 && quads_ == 1 && rows_ == 3 - conv_.stride[1];
   }
+
+  // Whether vectors that belong to one pixel each compute many channels twice.
+  bool wasteful() const { return 8 * divided(conv_.inputs, kBytes) * kBytes > 11 * conv_.inputs; }
+
+  // Whether transposed columns are too many for registers.
+  bool wide() const { return kSlides && conv_.kernel[1] > 3 && conv_.inputs >= kBytes && !wasteful(); }
 
   int64_t block_bytes() const { return conv_.kernel[1] * quads_ * rows_ * 4 * kBytes; }
 
@@ -142,7 +153,13 @@ class Depthwise final : public ConvolutionKernel {
 
   // Computes a band of rows. Kernels inside of the image read it as it is, the others read a copy with a border.
   void compute(const Image& image, const Span& band) const {
-    const Span all{0, image.extent.columns}, rows = inner_rows(image.extent, band), columns = inner_columns(image.extent);
+    const Span all{0, image.extent.columns};
+    if constexpr (kSlides)
+      if (strips_) {
+        rows_ == 1 ? compute_strips<1>(image, band) : compute_strips<2>(image, band);
+        return look_up_all(conv_, to(image, band, all), band.count * all.count, 0, conv_.inputs);
+      }
+    const Span rows = inner_rows(image.extent, band), columns = inner_columns(image.extent);
     compute_copy(image, {band.first, rows.first - band.first}, all);
     compute_copy(image, rows, {0, columns.first});
     compute_inner(image, rows, columns);
@@ -229,7 +246,8 @@ class Depthwise final : public ConvolutionKernel {
     for (int64_t at = first; at < rows.width; at += step, from += moved) {
       const int64_t count = std::min<int64_t>({kBytes, rows.width - at, step});
       if constexpr (kHasNarrow)
-        narrow_[block] ? product<true, Together>(rows, from, block, at, count) : product<false, Together>(rows, from, block, at, count);
+        narrow_[block] ? product<true, Together>(rows, from, block, at, count)
+                       : product<false, Together>(rows, from, block, at, count);
       else
         product<false, Together>(rows, from, block, at, count);
     }
@@ -300,6 +318,96 @@ class Depthwise final : public ConvolutionKernel {
     write(sum, rows, at, place, count);
   }
 
+  // ------------------------------------------------------------------------------------------------------ strips
+
+  // A vector of channels of some rows of results that are computed together: of its block, those from `below` on.
+  struct Weights {
+    int64_t block, below;
+  };
+
+  // Computes a band of rows, strips of pixels: their columns are transposed, then multiplied.
+  template <int Together>
+  void compute_strips(const Image& image, const Span& band) const {
+    const int64_t columns = image.extent.columns, line = columns * conv_.inputs;
+    for (int64_t block = 0; block < blocks_; ++block)
+      for (int64_t row = band.first; row < band.end(); row += rows_)
+        for (int64_t first = 0; first < columns; first += kStrip) {
+          const Span strip{first, std::min(kStrip, columns - first)};
+          const uint8_t* turned = turned_columns(image, row, strip, start(block));
+          for (int64_t below = 0; below < std::min(rows_, band.end() - row); below += Together) {
+            const int64_t at = row + below, count = std::min<int64_t>(Together, band.end() - at);
+            multiply_strip<Together>(turned, {block, below}, {nullptr, 0, image.to + at * line, line, line, count}, strip);
+          }
+        }
+  }
+
+  int64_t column_bytes() const { return quads_ * 4 * kBytes; }  // of a transposed column
+
+  // Transposes the columns of the image under a strip of results: a vector of channels, from the rows under `row` on.
+  const uint8_t* turned_columns(const Image& image, int64_t row, const Span& strip, int64_t channel) const {
+    thread_local Scratch scratch;
+    const auto [top, left, height, width] = seen(conv_, row, 1, strip.first, strip.count);
+    uint8_t* const turned = scratch.bytes((width + conv_.stride[1]) * column_bytes());  // pixels are multiplied in pairs
+    uint8_t* to = turned;
+    for (int64_t column = left; column < left + width; ++column)
+      for (int64_t quad = 0; quad < quads_; ++quad, to += 4 * kBytes) {
+        Bytes four[4], made[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) four[i] = pixel(image, top + (4 * quad + i) * conv_.dilation[0], column, channel);
+        transpose(four, made);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store_bytes(to + i * kBytes, made[i]);
+      }
+    return turned;
+  }
+
+  // Returns a vector of channels of a pixel; outside of the image it is the zero point.
+  REQUANT_INLINE Bytes pixel(const Image& image, int64_t row, int64_t column, int64_t channel) const {
+    const auto& [batch, height, width, rows, columns] = image.extent;
+    if (row < 0 || row >= height || column < 0 || column >= width) return fill(static_cast<uint8_t>(conv_.x_zero));
+    return load_bytes(image.from + (row * width + column) * conv_.inputs + channel);
+  }
+
+  template <int Together>
+  void multiply_strip(const uint8_t* turned, const Weights& weights, const Rows& rows, const Span& strip) const {
+    const int64_t moved = 2 * conv_.stride[1] * column_bytes();
+    int64_t at = strip.first * conv_.inputs + start(weights.block);
+    for (int64_t left = strip.count; left > 0; left -= 2, turned += moved, at += 2 * conv_.inputs)
+      multiply_pair<Together>(turned, weights, rows, at, left > 1);
+  }
+
+  // Computes the results of one or two neighbouring pixels in some rows, which share weights, and writes them `at` bytes behind
+  // the beginning of each.
+  template <int Together>
+  REQUANT_INLINE void multiply_pair(const uint8_t* turned, const Weights& weights, const Rows& rows, int64_t at,
+                                    bool both) const {
+    const int64_t next = conv_.stride[1] * column_bytes(), place = weights.block * kBytes;
+    const uint8_t* w = &weights_[weights.block * block_bytes() + weights.below * 4 * kBytes];
+    Ints one[Together][4], other[Together][4];
+#pragma unroll
+    for (int row = 0; row < Together; ++row)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) one[row][i] = other[row][i] = load_ints(&sums_[place + i * kLanes]);
+    for (int64_t kx = 0; kx < conv_.kernel[1]; ++kx, turned += conv_.dilation[1] * column_bytes()) {
+      const uint8_t* x = turned;
+      for (int64_t quad = 0; quad < quads_; ++quad, x += 4 * kBytes, w += rows_ * 4 * kBytes)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const Bytes left = load_bytes(x + i * kBytes), right = load_bytes(x + next + i * kBytes);
+#pragma unroll
+          for (int row = 0; row < Together; ++row) {
+            const Bytes taps = load_bytes(w + (4 * row + i) * kBytes);
+            one[row][i] = dot(one[row][i], left, taps);
+            other[row][i] = dot(other[row][i], right, taps);
+          }
+        }
+    }
+    write(one, rows, at, place, kBytes);
+    if (both) write(other, rows, at + conv_.inputs, place, kBytes);
+  }
+
+  // ----------------------------------------------------------------------------------------------------- results
+
   template <int Together>
   REQUANT_INLINE void write(const Ints (&sum)[Together][4], const Rows& rows, int64_t at, int64_t place, int64_t count) const {
     uint8_t* to = rows.to + at;
@@ -318,13 +426,15 @@ class Depthwise final : public ConvolutionKernel {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* multiplier = &multiplier_[place + i * kLanes];
-      value[i] = Curved ? times_plus(floats(sum[i]), load_floats(multiplier), fill_floats(conv_.offset)) : scaled(sum[i], multiplier);
+      value[i] = Curved ? times_plus(floats(sum[i]), load_floats(multiplier), fill_floats(conv_.offset))
+                        : scaled(sum[i], multiplier);
     }
     return Curved ? curve_.bytes_of(value) : rounded_bytes(value, conv_.y_zero);
   }
 
   Convolution conv_;
   Curve curve_;
+  bool strips_;                  // whether columns are transposed before they are multiplied
   int64_t rows_, quads_;         // rows of the result that are computed together, and quads of rows under them
   int64_t period_ = 1;           // in pixels
   int64_t blocks_ = 0;           // vectors of a period

@@ -9,7 +9,10 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "threads.h"
 
 namespace requant::ort {
 
@@ -207,6 +210,7 @@ class Kept {
   explicit Kept(const Work& work) : work_(work) {}
 
   void run(size_t index) noexcept {
+    if (std::this_thread::get_id() != caller_) several_threads.store(true, std::memory_order_relaxed);
     try {
       work_(index);
     } catch (...) {
@@ -221,6 +225,7 @@ class Kept {
 
  private:
   const Work& work_;
+  const std::thread::id caller_ = std::this_thread::get_id();
   std::atomic_flag any_;
   std::exception_ptr first_;
 };

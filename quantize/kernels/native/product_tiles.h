@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "product_vector.h"
+#include "threads.h"
 
 namespace requant::REQUANT_TARGET {
 
@@ -292,10 +293,13 @@ struct InTiles {
   // of a panel should stay in the nearest cache.
   static int64_t vectors(int64_t left, int64_t patch) { return left < 4 || patch > 256 ? std::min<int64_t>(left, 2) : 4; }
 
+  // Returns the products of one task, about. A thread that waits for another one loses more than small tasks cost.
+  static int64_t work() { return several_threads.load(std::memory_order_relaxed) ? kWork / 8 : kWork; }
+
   // Returns the pixels of one task of a flat convolution: they and their results stay in the second cache.
   static int64_t pixels(int64_t inputs, int64_t outputs) {
     constexpr int64_t kBlock = 1 << 17;
-    return std::clamp<int64_t>(std::min(kBlock / (inputs + outputs), kWork / (outputs * inputs)), 2 * kTile, 2048);
+    return std::clamp<int64_t>(std::min(kBlock / (inputs + outputs), work() / (outputs * inputs)), 2 * kTile, 2048);
   }
 };
 

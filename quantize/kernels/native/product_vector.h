@@ -80,6 +80,8 @@ struct InVectors {
   // Returns the vectors of the next panel: 1, 2 or 4.
   static int64_t vectors(int64_t left, int64_t) { return left < 4 ? std::min<int64_t>(left, 2) : kPanelVectors; }
 
+  static int64_t work() { return kWork; }
+
   // Returns the pixels of one task of a flat convolution: their bytes stay in the nearest cache.
   static int64_t pixels(int64_t inputs, int64_t outputs) {
     constexpr int64_t kBlock = 1 << 16;

@@ -39,7 +39,7 @@ class QuantizeKernel {
   }
 
  private:
-  static constexpr int64_t kPixels = 1 << 13;  // of one task
+  static constexpr int64_t kPixels = 1 << 12;  // of one task
 
   const Target& target_;
   Planes planes_{};

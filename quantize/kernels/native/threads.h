@@ -1,0 +1,12 @@
+// Whether work is divided among threads.
+#pragma once
+
+#include <atomic>
+
+namespace requant {
+
+// Whether a task has run on another thread than its kernel did. The runtime does not say how many threads a session has: with
+// one thread large tasks are faster, because those that share weights read them from near.
+inline std::atomic<bool> several_threads{false};
+
+}  // namespace requant
