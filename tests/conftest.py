@@ -25,8 +25,13 @@ Feeds = Sequence[Mapping[str, NDArray[Any]]]
 Range = tuple[float, float]
 
 # The first draw of a text in a new environment builds a table of all characters, which takes more than a second.
-settings.register_profile("requant", suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("requant")
+settings.register_profile("all", suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("all"), max_examples=25)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples in a run without slow tests; a test that needs more says so itself."""
+    settings.load_profile("quick" if "not slow" in config.option.markexpr else "all")
 
 
 # A shell in the background ignores Ctrl-C, and nohup ignores SIGHUP. Commands that tests interrupt would inherit this.

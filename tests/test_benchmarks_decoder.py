@@ -18,6 +18,7 @@ decoder = importlib.import_module("benchmarks.decoder")
 sys.path.remove(str(ROOT))
 
 
+@pytest.mark.slow
 @needs_library
 def test_forms_are_timed_at_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in {"WIDTH": 64, "HEADS": 4, "GROUPS": 2, "INNER": 128}.items():

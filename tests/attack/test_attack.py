@@ -25,6 +25,11 @@ def attack(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_commands_keep_the_contract_on_some_hostile_input() -> None:
+    attack("tests.attack", "models:24", "data:12", "files:30", "places:5", "--seed", "20", "--jobs", "1")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("families", [("models:106",), ("data:54", "files:117", "places:15")], ids=" ".join)
 def test_commands_keep_the_contract_on_hostile_input(families: tuple[str, ...]) -> None:
     attack("tests.attack", *families, "--seed", "21", "--jobs", "1")

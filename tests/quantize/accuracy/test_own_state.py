@@ -118,6 +118,7 @@ def test_metrics_carry_the_own_state(quantized: Quantized) -> None:
     assert not can_leave(Options().execution, METRICS["sqnr"], source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 2**20])
 def test_large_models_run_in_turns(quantized: Quantized, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = compare_models(quantized.before, quantized.after, quantized.sequences).accuracy.sqnr_db

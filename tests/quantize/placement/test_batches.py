@@ -327,6 +327,7 @@ def test_costs_are_measured_at_every_batch_size(model: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ whole runs
 
 
+@pytest.mark.slow
 def test_a_model_is_placed_and_timed_at_every_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "LEAST_MS", 0.0)  # batch 1 takes less than 0.5 ms on fast machines
     monkeypatch.setattr(searching, "ROUNDS", 1)

@@ -71,6 +71,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"requant: {tmp_path / 'taken'}: cannot be made: ")
 
 
+@pytest.mark.slow
 def test_the_files_in_the_package_are_what_their_script_writes(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in demo.STORED.iterdir()) < 800 * KIB
     done = subprocess.run(

@@ -15,6 +15,7 @@ from requant.quantize.model import files
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 
 
+@pytest.mark.slow
 def test_weights_that_moved_to_a_file_are_there_until_all_models_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -412,6 +412,7 @@ def test_a_check_runs_where_its_baseline_ran(tmp_path: Path) -> None:
         check(model, output, data, lock, options=CheckOptions(runtime="openvino"))
 
 
+@pytest.mark.slow
 def test_the_fastest_of_all_runtimes_is_written(tmp_path: Path) -> None:
     command = ["quantize", str(DIGITS / "digits.onnx"), "--data", f"{DIGITS / 'digits.npz'}:calib", "--runtime", "auto"]
     command += ["-o", str(tmp_path / "q.onnx"), "--effort", "low", "--samples", "64", "--batch", "64", "--json"]
@@ -429,6 +430,7 @@ def test_the_fastest_of_all_runtimes_is_written(tmp_path: Path) -> None:
     assert "--force" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_runtime_that_cannot_run_the_model_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RequantError("no")
