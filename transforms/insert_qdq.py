@@ -95,7 +95,7 @@ def insert_qdq(
     scheme = scheme or Scheme()
     if plan.quantized:
         pad_every_axis(model)
-    shifted = frozenset(unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_GEMM)
+    shifted = frozenset(unit.name for unit in plan.units if plan.shifts(unit))
     weights = WeightWriter(
         Writer.of(model, scheme),
         scheme.weight_params,

@@ -242,7 +242,7 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined |
     steps = [_every(part, writer, like) for part in parts]
     pixels = [part.x.inputs[0] if step is None else step.integers for part, step in zip(parts, steps, strict=True)]
     joined = _step("Concat", pixels, {"axis": 1}, f"{stem}/joined", add, writer, like)
-    weights = [part.number(part.weights, 0) for part in parts]
+    weights = _with_one_zero_point(parts)
     wide = writer.initializer(graph, f"{stem}/joined_weights", np.concatenate(weights, axis=1))
     shifted = writer.initializer(graph, f"{stem}/joined_bias", bias.astype(np.int32))
     pairs = ((first.x, joined.integers, "x"), (first.weights, wide, "weights"), (first.bias, shifted, "bias"))
@@ -253,6 +253,13 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined |
     take_place(add, conv)
     remove_unread(operands)
     return _became(each, steps, joined, conv, [int(each.shape[1]) for each in weights])
+
+
+def _with_one_zero_point(parts: Sequence[_Part]) -> list[Array]:
+    """Return the integers of both weights, int8 (M, C, 1, 1), with the zero points of the first."""
+    first, second = (part.number(part.weights, 0) for part in parts)
+    zeros = [part.number(part.weights, 2).astype(np.int16).reshape(-1, 1, 1, 1) for part in parts]
+    return [first, (second - zeros[1] + zeros[0]).astype(np.int8)]
 
 
 def _common_bias(parts: Sequence[_Part]) -> Array | None:

@@ -20,7 +20,7 @@ class Impl(StrEnum):
     FLOAT = "float"
     U8 = "u8->u8"  # QLinearConv, QLinearAdd, MaxPool on uint8, ...
     U8_GEMM = "u8->u8 gemm"  # QLinearConv with a weight zero point, which the runtime computes as a matrix product
-    U8_NATIVE = "u8->u8 native"  # an operator of ai.requant, as a function whose body is the form U8
+    U8_NATIVE = "u8->u8 native"  # an operator of ai.requant, as a function whose body is the form U8 or U8_GEMM
     U8_FLOAT = "u8->float"  # MatMulIntegerToFloat, QGemm with float output, QAttention
     DYNAMIC = "dynamic"  # DynamicQuantizeMatMul: float to float with integer products; finds ranges at run time
     DYNAMIC_NATIVE = "dynamic native"  # an operator of ai.requant; its body: DYNAMIC; float for attention, GRU and LSTM
@@ -97,10 +97,18 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The implementation of a unit and, where it is float, the reason."""
+    """The implementation of a unit.
+
+    Attributes:
+        impl: The implementation.
+        reason: Why the unit is float.
+        body: The form of the body of a native operator from uint8 to uint8, `Impl.U8` or `Impl.U8_GEMM`: a runtime
+            without the library computes it.
+    """
 
     impl: Impl
     reason: Reason = NONE
+    body: Impl = Impl.U8
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,11 @@ class Plan:
     def impl(self, unit: Unit) -> Impl:
         """The implementation of `unit`."""
         return self.choices[unit.name].impl
+
+    def shifts(self, unit: Unit) -> bool:
+        """Whether the weights of `unit` have the zero point -1, with which the runtime computes a matrix product."""
+        choice = self.choices[unit.name]
+        return Impl.U8_GEMM in (choice.impl, choice.body)
 
     @property
     def has_int8(self) -> bool:

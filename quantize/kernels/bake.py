@@ -17,7 +17,7 @@ from ...transforms.graph import (
     take,
     take_place,
 )
-from .calls import CONVOLUTION
+from .calls import CONVOLUTION, fits_int8
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .library import VERSION
 
@@ -54,7 +54,7 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
 
     Before:  c = com.microsoft.QLinearConv <channels_last=1> (x, ...); y = ai.requant.Table(c, table)
     After:   y = ai.requant.Convolution(x, ..., table)
-    Left alone: weights with a zero point, int8 activations, and weights that are no constants.
+    Left alone: weights that are not int8 without their zero points or are no constants, and int8 activations.
 
     Args:
         model: The model.
@@ -106,7 +106,7 @@ def _is_convolution(node: ir.Node) -> bool:
     weights, zeros = constant(node.inputs[3]), constant(node.inputs[CONV_ZEROS[1]])
     assert weights is not None
     assert zeros is not None
-    plain = weights.dtype is ir.DataType.INT8 and len(weights.shape) == 4 and not zeros.numpy().any()
+    plain = len(weights.shape) == 4 and fits_int8(weights, zeros)
     return plain and is_uint8(node, CONV_ZEROS[0]) and is_uint8(node, CONV_RESULT)
 
 

@@ -18,6 +18,7 @@ from ...transforms.units import clip_bounds
 from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, is_uint8
 
 IMAGE = 4  # axes of a tensor with a layout
+INT8 = np.iinfo(np.int8)
 X, Y = ("x", "x_scale", "x_zero_point"), ("y_scale", "y_zero_point")
 RESIDUAL = ("residual", "residual_scale", "residual_zero_point")
 CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL, "curve", "grid")
@@ -200,13 +201,14 @@ def _convolution(site: Site) -> Call | None:
     body = [*known, anchor, *absorbed, site.quantize]
     call = Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes)
     whole = replace(call, anchor=anchor, values=values)
-    packing, packed, channels = packing_of(x[0]), constant(w[0]), site.shapes[0][1]
-    if packing is None or not packing.apart or packed is None or not isinstance(channels, int):
+    packing, packed, zeros, channels = packing_of(x[0]), constant(w[0]), constant(w[2]), site.shapes[0][1]
+    if packing is None or not packing.apart or packed is None or zeros is None or not isinstance(channels, int):
         return whole
     if packed.shape[1] != BLOCK**2 * channels:  # a SpaceToDepth of the user's model
         return whole
-    weights, pads = unpacked(packed.numpy(), call.attributes["pads"].as_ints())
-    return _over_pixels(call, packing, pads, {**values, "w": weights})
+    zero = zeros.numpy().reshape(-1, 1, 1, 1)
+    weights, pads = unpacked(packed.numpy() - zero, call.attributes["pads"].as_ints())
+    return _over_pixels(call, packing, pads, {**values, "w": weights + zero})
 
 
 def _over_pixels(call: Call, packing: Packing, pads: Sequence[int], values: Mapping[str, Array]) -> Call:
@@ -227,8 +229,18 @@ def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
         return False
     by_name = {name: tensor for name, tensor in zip(CONVOLUTION[1:], tensors, strict=False) if tensor is not None}
     unsigned = by_name["x_zero_point"].dtype is by_name["y_zero_point"].dtype is ir.DataType.UINT8
-    symmetric = by_name["w"].dtype is ir.DataType.INT8 and not by_name["w_zero_point"].numpy().any()
-    return unsigned and symmetric and len(by_name["w"].shape) == IMAGE
+    return unsigned and len(by_name["w"].shape) == IMAGE and fits_int8(by_name["w"], by_name["w_zero_point"])
+
+
+def fits_int8(weights: ir.TensorProtocol, zeros: ir.TensorProtocol) -> bool:
+    """Return whether int8 weights, minus a zero point for all or one for each slice of the first axis, are int8 too."""
+    if weights.dtype is not ir.DataType.INT8:
+        return False
+    zero = zeros.numpy()
+    if not zero.any():
+        return True
+    shifted = weights.numpy().astype(np.int16) - zero.reshape(-1, *[1] * (len(weights.shape) - 1))
+    return bool(shifted.min() >= INT8.min and shifted.max() <= INT8.max)
 
 
 # ------------------------------------------------------------------------------------------------------------ pools

@@ -41,8 +41,8 @@ def wrap_units(
 
     Before:  y8 = QuantizeLinear(Conv(DequantizeLinear(x8), DequantizeLinear(w8), DequantizeLinear(b32)))
     After:   y8 = Transpose(ai.requant.Convolution(Transpose(x8), ..., w8, ..., b32)), a function with the old body
-    Left alone: units that have another form in the model, units in bodies of control flow, weights with zero points,
-        and tensors of unknown rank.
+    Left alone: units that have another form in the model, units in bodies of control flow, weights that are not int8
+        without their zero points, and tensors of unknown rank.
 
     Args:
         model: A model in QDQ form.

@@ -36,6 +36,7 @@ class _Row:
     implementation: str
     reason: str = ""
     operator: str = ""
+    body: str = ""
 
 
 def plan_path(output: str | os.PathLike[str]) -> Path:
@@ -53,6 +54,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> AbstractContextManage
     units = {
         unit.name: {"operator": unit.op, "implementation": choice.impl.value}
         | ({"reason": choice.reason.text} if choice.reason else {})
+        | ({"body": choice.body.value} if choice.body is not Impl.U8 else {})
         for unit in plan.units
         for choice in [plan.choices[unit.name]]
     }
@@ -85,7 +87,9 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
             raise RequantError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}; it can be: {known}")
         if wanted in possible - {rules.choices[name].impl.value}:
             stays = other(row.reason) or PLAN_FILE.about(name_of_file)  # so that the plan, written again, is the same
-            changed[name] = Choice(Impl(wanted), stays if wanted == Impl.FLOAT.value else NONE)
+            shifted = (wanted, row.body) == (Impl.U8_NATIVE, Impl.U8_GEMM) and Impl.U8_GEMM in options[name]
+            body = Impl.U8_GEMM if shifted else Impl.U8
+            changed[name] = Choice(Impl(wanted), stays if wanted == Impl.FLOAT.value else NONE, body)
     return rules.with_choices(changed)
 
 

@@ -124,7 +124,10 @@ def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:
 
 
 def _with_joins(every: Sequence[Prices], plan: Plan) -> Plan:
-    """Return a plan with native convolutions before native functions and sums, where that costs no more."""
+    """Return a plan with native convolutions before native functions and sums, where that costs no more.
+
+    All native convolutions get the fastest body.
+    """
     choices = {}
     for unit in plan.units:
         first = every[0].space.joins.get(unit.name)
@@ -134,6 +137,19 @@ def _with_joins(every: Sequence[Prices], plan: Plan) -> Plan:
         stock = ((first, plan.impl(first)), (unit, Impl.U8))
         if native <= math.fsum(unit_cost(each, *one) for each in every for one in stock):
             choices[first.name] = Choice(Impl.U8_NATIVE)
+    return _with_bodies(every, plan.with_choices(choices))
+
+
+def _with_bodies(every: Sequence[Prices], plan: Plan) -> Plan:
+    """Return a plan whose native convolutions have the fastest body for a runtime without the library."""
+    choices = {}
+    for unit in plan.units:
+        shifted = [measured(prices, unit.name, Impl.U8_GEMM) for prices in every]
+        if plan.impl(unit) is not Impl.U8_NATIVE or any(cost is None for cost in shifted):
+            continue
+        plain = math.fsum(unit_cost(prices, unit, Impl.U8) for prices in every)
+        if math.fsum(cost for cost in shifted if cost is not None) < plain:
+            choices[unit.name] = Choice(Impl.U8_NATIVE, body=Impl.U8_GEMM)
     return plan.with_choices(choices)
 
 

@@ -122,7 +122,7 @@ def widest_plan(facts: Facts, plan: Plan) -> Plan:
 def native_plan(facts: Facts, plan: Plan) -> Plan:
     """Return a plan with native operators wherever a unit has one for its form, or has no other form in integers."""
     options = able(facts, plan)
-    natives = {unit.name: _native_form(unit, plan.impl(unit)) for unit in plan.units}
+    natives = {unit.name: _native_form(unit, plan.impl(unit)) for unit in plan.units if not plan.impl(unit).native}
     return plan.with_choices({name: Choice(form) for name, form in natives.items() if form in options[name]})
 
 
@@ -149,10 +149,11 @@ def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan) -> Pla
 
 def stock_plan(plan: Plan) -> Plan:
     """Return a plan with the runtime's operators in place of native ones."""
-    stock = {Impl.U8_NATIVE: Choice(Impl.U8)} | {made: Choice(impl) for impl, made in NATIVE_PRODUCTS.items()}
+    stock = {made: impl for impl, made in NATIVE_PRODUCTS.items()}
     native = [unit for unit in plan.units if plan.impl(unit).native]
+    forms = {unit.name: stock.get(plan.impl(unit), plan.choices[unit.name].body) for unit in native}
     alone = Choice(Impl.FLOAT, why_float(ATTENTION))
-    return plan.with_choices({u.name: alone if u.op == ATTENTION else stock[plan.impl(u)] for u in native})
+    return plan.with_choices({u.name: alone if u.op == ATTENTION else Choice(forms[u.name]) for u in native})
 
 
 def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:

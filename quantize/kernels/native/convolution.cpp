@@ -37,14 +37,20 @@ void read_weights(const ort::Node& node, Convolution& made) {
   const ort::Tensor w = constant(node, kW), w_zero = constant(node, kWZero);
   require(w.shape.size() == 4, "w must have four axes");
   require(w.size() > 0, "w must not be empty");
-  for (int64_t i = 0; i < w_zero.size(); ++i) require(w_zero.as<int8_t>()[i] == 0, "the zero points of w must be 0");
   made.group = node.attribute("group", 1);
   made.outputs = w.shape[0];
   require(made.group >= 1 && made.outputs % made.group == 0, "group must divide the output channels");
   made.inputs = w.shape[1] * made.group;
   made.kernel[0] = w.shape[2];
   made.kernel[1] = w.shape[3];
-  made.weights.assign(w.as<int8_t>(), w.as<int8_t>() + w.size());
+  require(w_zero.size() == 1 || w_zero.size() == made.outputs, "w_zero_point must have one value, or one for each output");
+  made.weights.reserve(w.size());
+  const int64_t depth = w.size() / made.outputs;
+  for (int64_t i = 0; i < w.size(); ++i) {
+    const int weight = w.as<int8_t>()[i] - w_zero.as<int8_t>()[w_zero.size() == 1 ? 0 : i / depth];
+    require(weight >= INT8_MIN && weight <= INT8_MAX, "w without its zero points must be int8");
+    made.weights.push_back(static_cast<int8_t>(weight));
+  }
 }
 
 // Reads the curve, and returns the unit of the sums: a part of its segments; without a curve y_scale.

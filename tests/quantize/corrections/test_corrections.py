@@ -35,6 +35,7 @@ from requant.quantize.placement.measuring import Bench, Measured, Write, with_pr
 from requant.quantize.placement.noise import Noises
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, unit_cost
+from requant.quantize.placement.rules import native_plan, stock_plan
 from requant.quantize.placement.search import Size, fastest, place
 from requant.quantize.runtime.attribution import Spent
 from requant.quantize.runtime.clock import Times
@@ -45,7 +46,7 @@ from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.int8_weights import Adjustment
-from requant.transforms.plan import Impl, Plan
+from requant.transforms.plan import Choice, Impl, Plan
 from requant.transforms.qparams import quantize
 
 Array = npt.NDArray[Any]
@@ -400,6 +401,25 @@ def test_a_plan_is_tuned_to_the_faster_kernels(model: Path) -> None:
     changed = {name for name, choice in tuned.choices.items() if choice != rules.choices[name]}
     assert (changed, tuned.choices["first"].impl) == ({"first"}, Impl.U8_GEMM)
     assert cheapest_plan(known).choices["first"].impl is Impl.U8_GEMM
+
+
+def test_a_native_convolution_has_the_body_that_is_fastest_without_the_library(model: Path) -> None:
+    job, facts, rules, _ = planted(model, isa="vnni")
+    known = prices(model, job, replace(facts, native=True), rules)
+    costs = {"first": (1.0, INT8_US["first"] / 2), "second": (1.0, INT8_US["second"] * 2)}
+    for name, both in costs.items():
+        times = [
+            (known.space.keys[name], impl, cost)
+            for impl, cost in zip((Impl.U8_NATIVE, Impl.U8_GEMM), both, strict=True)
+        ]
+        known = replace(known, costs=known.costs.with_times(times))
+    tuned = tuned_plan(known, rules)
+    assert tuned is not None
+    for plan in (tuned, cheapest_plan(known)):
+        assert plan.choices["first"] == Choice(Impl.U8_NATIVE, body=Impl.U8_GEMM)
+        assert plan.choices["second"] == Choice(Impl.U8_NATIVE)
+        assert [stock_plan(plan).choices[name].impl for name in costs] == [Impl.U8_GEMM, Impl.U8]
+        assert native_plan(known.space.facts, plan).choices["first"].body is Impl.U8_GEMM
 
 
 # ------------------------------------------------------------------------------------------------- what it is worth

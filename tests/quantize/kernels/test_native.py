@@ -134,7 +134,10 @@ class Case:
     def constants(self) -> list[Array | Open | None]:
         given = self.arrays
         zeros = [np.asarray(zero, np.uint8) for zero in self.zeros]
-        weight = [given["w"], given["w_scale"], np.zeros_like(given["w_scale"], np.int8)]
+        # a channel without -128 may have the zero point -1
+        least = given["w"].min(axis=(1, 2, 3))
+        zero = -((least > -128) & (np.arange(least.size) + self.seed) % 2).astype(np.int8)
+        weight = [given["w"] + zero.reshape(-1, 1, 1, 1), given["w_scale"], zero]
         residual: list[Array | Open | None] = [None, None, None]
         if self.residual:
             residual = [Open(), self.residual_scale, np.asarray(self.zeros[0] ^ 77, np.uint8)]
@@ -318,7 +321,8 @@ def test_attributes_that_make_no_sense_are_refused(change: dict[str, Any], messa
         (4, np.ones(3, np.float32), "w_scale must have one value, or one for each output"),
         (1, np.ones(2, np.float32), "scale and zero point of x and y must have one value"),
         (7, np.zeros(0, np.uint8), "scale and zero point of x and y must have one value"),
-        (5, np.full(4, 1, np.int8), "the zero points of w must be 0"),
+        (5, np.full(4, 127, np.int8), "w without its zero points must be int8"),
+        (5, np.full(3, 0, np.int8), "w_zero_point must have one value, or one for each output"),
         (8, np.zeros(3, np.int32), "B must have one value for each output"),
         (9, np.zeros(255, np.uint8), "the table must be"),
         (13, np.zeros((2, 63), np.int16), "the curve must be .2, 64."),

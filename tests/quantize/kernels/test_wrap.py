@@ -102,14 +102,21 @@ MIDDLES = {
 }
 
 
+SHIFTED = {"w": CONSTANTS["w"] - np.int8(1), "n": np.full(4, -1, np.int8)}
+"""The same weights with the zero point -1, with which the runtime computes a matrix product."""
+
+
 @needs_library
+@pytest.mark.parametrize("weights", [{}, SHIFTED], ids=["plain", "shifted"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(("middle", "last", "nodes"), MIDDLES.values(), ids=MIDDLES)
-def test_a_convolution_becomes_a_function(middle: str, last: str, nodes: tuple[str, ...], bias: bool) -> None:
+def test_a_convolution_becomes_a_function(
+    middle: str, last: str, nodes: tuple[str, ...], bias: bool, weights: dict[str, Array]
+) -> None:
     text = CONV.format(middle=middle, last=last)
-    made = model(text if bias else text.replace("(d, v, e)", "(d, v)"))
+    text = text if bias else text.replace("(d, v, e)", "(d, v)")
     feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 9, 8)).astype(np.float32)}
-    expected = outputs(without_library(made), feed)
+    expected, made = outputs(without_library(model(text)), feed), model(text, **weights)
     unit = Unit(name="conv", op="Conv", nodes=nodes, inputs=("x",), outputs=(last,))
     assert wrap_units(made, [unit], {"x": ("N", 3, 9, 8), last: ("N", 4, 5, 4)}) == 1
     assert [node.op_type for node in made.graph].count("Convolution") == 1
@@ -385,7 +392,7 @@ def test_units_for_which_no_name_is_left_stay_pairs(monkeypatch: pytest.MonkeyPa
 
 
 LEFT = {
-    "a zero point of the weights": {"n": np.asarray([0, 1, 0, 0], np.int8)},
+    "weights of nine bits": {"n": np.asarray([0, 127, 0, 0], np.int8)},
     "unsigned weights": {"w": CONSTANTS["w"].view(np.uint8), "n": np.full(4, 128, np.uint8)},
     "signed activations": {"z": np.asarray(3, np.int8)},
 }
@@ -440,6 +447,30 @@ def test_a_model_with_functions_computes_the_same_with_and_without_the_library(
         Options(plan=tmp_path / "native.plan.json", **{**asked, "place": "measured"}),
     )
     assert again.forms == native.forms
+
+
+@needs_library
+def test_a_plan_says_the_form_of_a_body(tmp_path: Path) -> None:
+    """Bodies with the other form compute the same, in the operator and in the runtime."""
+    form, body = "u8->u8 native", "u8->u8 gemm"
+    float_model = onnx.load(DIGITS)
+    convs = [node.name for node in float_model.graph.node if node.op_type == "Conv"]
+    asked: dict[str, Any] = {"force_int8": True, "seconds": 0.01, "samples": 16, "corrections": ()}
+    x, found = np.load(ROOT / "sample_models/digits.npz"), {}
+    feed = {float_model.graph.input[0].name: next(x[k] for k in x.files if x[k].ndim == 4)[:8].astype(np.float32)}
+    for name, more in (("plain", {}), ("shifted", {"body": body})):
+        (tmp_path / "p.json").write_text(
+            json.dumps({"schema": 1, "units": {conv: {"implementation": form, **more} for conv in convs}})
+        )
+        path = tmp_path / f"{name}.onnx"
+        quantize_model(DIGITS, DATA, path, Options(plan=tmp_path / "p.json", **asked))
+        zeros = [numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer if each.data_type == 3]
+        assert any((zero == -1).all() for zero in zeros) is (name == "shifted")
+        rows = json.loads((tmp_path / f"{name}.plan.json").read_text())["units"]
+        assert {row.get("body") for row in rows.values()} == ({None, body} if more else {None})
+        found[name] = [outputs(session, feed)[0] for session in (with_library(path), without_library(path))]
+    for one, other in zip(found["plain"], found["shifted"], strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @needs_library
