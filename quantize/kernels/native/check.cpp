@@ -493,6 +493,11 @@ bool check_one(uint64_t seed) {
     std::memset(found.data(), 0, found.size());
     target->convolution(conv)->run(x.data(), residual, found.data(), extent, serial);
     bool right = !std::memcmp(found.data(), expected.data(), found.size());
+    if (residual) {  // results may take its place
+      std::memcpy(found.data(), residual, found.size());
+      target->convolution(conv)->run(x.data(), found.data(), found.data(), extent, serial);
+      right = right && !std::memcmp(found.data(), expected.data(), found.size());
+    }
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);

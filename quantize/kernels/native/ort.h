@@ -83,9 +83,9 @@ void invoke(Slot slot, Arguments... arguments) {
   throw Failure(message);
 }
 
-// The layout of OrtCustomOp up to version 17.
+// The layout of OrtCustomOp up to version 18.
 struct CustomOp {
-  uint32_t version = 17;
+  uint32_t version = 18;
   void* create_kernel = nullptr;
   const char* (*name)(const CustomOp*) = nullptr;
   const char* (*provider)(const CustomOp*) = nullptr;
@@ -104,7 +104,9 @@ struct CustomOp {
   void* infer_shape = nullptr;
   int (*start_version)(const CustomOp*) = nullptr;
   int (*end_version)(const CustomOp*) = nullptr;
-  void* in_place[4] = {};
+  size_t (*in_place)(int** inputs, int** outputs) = nullptr;  // pairs of an input and the output that may replace it
+  void (*release_in_place)(int* inputs, int* outputs) = nullptr;
+  void* alias[2] = {};
 };
 
 // A tensor's shape and data. The data belong to the runtime.

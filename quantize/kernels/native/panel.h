@@ -25,7 +25,8 @@ struct Panel {
 };
 
 // Returns a panel of some vectors of `width` channels, from vector `first` on. The last vector of all begins earlier, so that it
-// is full, if there are enough channels.
+// is full, if there are enough channels. It must not be alone: the results that it writes again may have replaced the residual,
+// and a panel reads all that it adds to a pixel first.
 inline Panel panel_of_vectors(int64_t width, int64_t first, int vectors) {
   Panel panel;
   panel.channel = first * kLanes;

@@ -54,7 +54,7 @@ class TileProduct {
   // Multiplies all patches by some panels, and writes the results.
   void multiply(const Panel* panels, int64_t count) {
     if (in_vectors_) return vector_.multiply(panels, count);
-    for (int64_t index = 0; index < count; ++index) multiply_panel<kPanelVectors>(panels[index]);
+    for (int64_t index = 0; index < count; ++index) multiply_panel<kPanelVectors>(panels[index], index == 0);
   }
 
  private:
@@ -111,8 +111,8 @@ class TileProduct {
     for (int64_t index = 0; index < strips_ * tiles_; ++index) {
       const int place = static_cast<int>(index % 2) * kTile;
       if (place == 0) begins_.push_back(segments_.size());
-      const int64_t first = first_of(index);
-      for (int64_t at = first, end = at + rows_; at < end;) {
+      const int64_t first = first_of(index), end = first + rows_;
+      for (int64_t at = index % tiles_ * rows_; at < end;) {
         const int64_t column = at % pitch_, count = std::min(block_.columns - column, end - at);
         if (count > 0)
           add_segment({index / tiles_ + at / pitch_, column, place + static_cast<int>(at - first), static_cast<int>(count)});
@@ -134,7 +134,7 @@ class TileProduct {
     segments_.push_back(segment);
   }
 
-  // Returns the first patch of a tile in its strip. The last tile begins earlier, and computes some results again.
+  // Returns the first patch of a tile in its strip. The last tile begins earlier, and does not write what it computes again.
   int64_t first_of(int64_t index) const { return std::min(index % tiles_ * rows_, length_ - rows_); }
 
   const uint8_t* patch(int64_t index, const Panel& panel) const {
@@ -143,10 +143,12 @@ class TileProduct {
 
   // Multiplies all patches by a panel: a pair of tiles at a time. The results of a pair are written while the next one is
   // computed.
+  //
+  //   first: whether it is the first panel, for which patches may come from memory
   template <int Vectors>  // 1, 2 or 4
-  void multiply_panel(const Panel& panel) {
+  void multiply_panel(const Panel& panel, bool first) {
     if constexpr (Vectors > 1)
-      if (panel.vectors < Vectors) return multiply_panel<Vectors / 2>(panel);
+      if (panel.vectors < Vectors) return multiply_panel<Vectors / 2>(panel, first);
     finish_.with_writer<Vectors>(panel, block_.place.residual == nullptr, [&](const auto& write) {
       const auto write_pair = [&](int64_t pair) __attribute__((always_inline)) {
         for (size_t i = begins_[pair]; i < begins_[pair + 1]; ++i) {
@@ -158,6 +160,7 @@ class TileProduct {
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const bool both = 2 * pair + 1 < all;
         const uint8_t *one = patch(2 * pair, panel), *other = both ? patch(2 * pair + 1, panel) : nullptr;
+        if (block_.large && pair + 1 < pairs) fetch_pair(pair + 1, panel, first);
         multiply_any<Vectors, 0>(one, other, panel, pair == 0);
         if (pair > 0) write_pair(pair - 1);
         store_pair<Vectors, 0>(both);
@@ -168,6 +171,20 @@ class TileProduct {
       }
       write_pair(pairs - 1);
     });
+  }
+
+  // Fetches what a pair reads but weights: the residual, and patches of one run.
+  void fetch_pair(int64_t pair, const Panel& panel, bool patches) const {
+    const int64_t bytes = patches && block_.count.down * block_.count.across == 1 ? 4 * block_.quads : 0;
+    for (size_t i = begins_[pair]; i < begins_[pair + 1]; ++i) {
+      const Segment& each = segments_[i];
+      const uint8_t* patch = block_.patch_at(each.row, each.column);
+      const uint8_t* residual = block_.place_at(each.row, each.column, panel).residual;
+      for (int row = 0; row < each.count; ++row, patch += block_.patches.across) {
+        for (int64_t byte = 0; byte < bytes; byte += kDepth) __builtin_prefetch(patch + byte, 0, 3);
+        if (residual) __builtin_prefetch(residual + row * block_.results.across, 0, 3);
+      }
+    }
   }
 
   // The first pair of a panel fetches its weights into the nearest cache, ahead of the tiles: they come from afar. Later pairs
@@ -290,8 +307,11 @@ struct InTiles {
   static int64_t quads(int64_t run) { return steps_of(run) * quads_of_step(run); }
 
   // Returns the vectors of the next panel, for patches of so many bytes. The results of four are a cache line, but the weights
-  // of a panel should stay in the nearest cache.
-  static int64_t vectors(int64_t left, int64_t patch) { return left < 4 || patch > 256 ? std::min<int64_t>(left, 2) : 4; }
+  // of a panel should stay in the nearest cache. Narrow panels come first, see `panel_of_vectors`.
+  static int64_t vectors(int64_t left, int64_t patch) {
+    const int64_t most = patch > 256 ? 2 : 4;
+    return left % 2 ? 1 : left % most ? 2 : most;
+  }
 
   // Returns the products of one task, about. A thread that waits for another one loses more than small tasks cost.
   static int64_t work() { return several_threads.load(std::memory_order_relaxed) ? kWork / 8 : kWork; }

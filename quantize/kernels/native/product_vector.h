@@ -77,8 +77,8 @@ struct InVectors {
   // Returns the quads of a run of so many bytes.
   static int64_t quads(int64_t run) { return divided(run, 4); }
 
-  // Returns the vectors of the next panel: 1, 2 or 4.
-  static int64_t vectors(int64_t left, int64_t) { return left < 4 ? std::min<int64_t>(left, 2) : kPanelVectors; }
+  // Returns the vectors of the next panel: 1, 2 or 4. Narrow panels come first, see `panel_of_vectors`.
+  static int64_t vectors(int64_t left, int64_t) { return left % 2 ? 1 : left % kPanelVectors ? 2 : kPanelVectors; }
 
   static int64_t work() { return kWork; }
 

@@ -64,7 +64,12 @@ def session(
     ends += [helper.make_tensor_value_info(name, TensorProto.UINT8, None) for name in more]
     graph = helper.make_graph([node], "one", ends[1:], ends[:1], constants)
     imports = [helper.make_opsetid(*each) for each in {domain: VERSION, "": 17}.items()]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    return load(helper.make_model(graph, opset_imports=imports, ir_version=8), threads)
+
+
+def load(model: onnx.ModelProto, threads: int = 1) -> ort.InferenceSession:
+    """Load a model with native operators."""
+    assert isinstance(FOUND, Kernels)
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     options.register_custom_ops_library(str(FOUND.library))
@@ -292,6 +297,33 @@ def test_one_session_serves_several_threads(isa: str) -> None:
     for worker in workers:
         worker.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("outputs", [5, 24, 40, 112])
+def test_results_that_take_the_place_of_the_residual_are_the_same(isa: str, outputs: int) -> None:
+    """The runtime gives them one memory if nothing reads the residual later, and no output of the model is one of them."""
+    case = Case(batch=2, size=(7, 9), inputs=21, outputs=outputs, kernel=(3, 3), pads=(1, 1, 1, 1), residual=True)
+    constants = {f"c{index}": each for index, each in enumerate(case.constants)}
+    names = [
+        "x",
+        *("t" if isinstance(each, Open) else "" if each is None else name for name, each in constants.items()),
+    ]
+    given = [numpy_helper.from_array(each, name) for name, each in constants.items() if isinstance(each, np.ndarray)]
+    given.append(numpy_helper.from_array(np.arange(256, dtype=np.uint8), "same"))
+    nodes = [
+        helper.make_node("Table", ["r", "same"], ["t"], domain=NATIVE_DOMAIN),
+        helper.make_node("Convolution", names, ["y"], domain=NATIVE_DOMAIN, **case.attributes),
+        helper.make_node("Table", ["y", "same"], ["z"], domain=NATIVE_DOMAIN),
+    ]
+    shapes = {"x": case.arrays["x"].shape, **dict.fromkeys("rtyz", case.arrays["residual"].shape)}
+    info = {name: helper.make_tensor_value_info(name, TensorProto.UINT8, shape) for name, shape in shapes.items()}
+    for results in ("z", "zt"):
+        ends = [info["x"], info["r"]], [info[name] for name in results]
+        graph = helper.make_graph(nodes, "g", *ends, given, value_info=[info["t"], info["y"]])
+        imports = [helper.make_opsetid(NATIVE_DOMAIN, VERSION), helper.make_opsetid("", 17)]
+        model = load(helper.make_model(graph, opset_imports=imports, ir_version=8))
+        found = model.run(None, {"x": case.arrays["x"], "r": case.arrays["residual"]})[0]
+        np.testing.assert_array_equal(found, case.expected())
 
 
 @pytest.mark.parametrize(
