@@ -54,7 +54,7 @@ class TileProduct {
   // Multiplies all patches by some panels, and writes the results.
   void multiply(const Panel* panels, int64_t count) {
     if (in_vectors_) return vector_.multiply(panels, count);
-    for (int64_t index = 0; index < count; ++index) multiply_panel<kPanelVectors>(panels[index], index == 0);
+    for (int64_t index = 0; index < count; ++index) multiply_panel<kPanelVectors>(panels[index]);
   }
 
  private:
@@ -143,12 +143,10 @@ class TileProduct {
 
   // Multiplies all patches by a panel: a pair of tiles at a time. The results of a pair are written while the next one is
   // computed.
-  //
-  //   first: whether it is the first panel, for which patches may come from memory
   template <int Vectors>  // 1, 2 or 4
-  void multiply_panel(const Panel& panel, bool first) {
+  void multiply_panel(const Panel& panel) {
     if constexpr (Vectors > 1)
-      if (panel.vectors < Vectors) return multiply_panel<Vectors / 2>(panel, first);
+      if (panel.vectors < Vectors) return multiply_panel<Vectors / 2>(panel);
     finish_.with_writer<Vectors>(panel, block_.place.residual == nullptr, [&](const auto& write) {
       const auto write_pair = [&](int64_t pair) __attribute__((always_inline)) {
         for (size_t i = begins_[pair]; i < begins_[pair + 1]; ++i) {
@@ -160,7 +158,7 @@ class TileProduct {
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const bool both = 2 * pair + 1 < all;
         const uint8_t *one = patch(2 * pair, panel), *other = both ? patch(2 * pair + 1, panel) : nullptr;
-        if (block_.large && pair + 1 < pairs) fetch_pair(pair + 1, panel, first);
+        if (block_.large && pair + 1 < pairs) fetch_residual(pair + 1, panel);
         multiply_any<Vectors, 0>(one, other, panel, pair == 0);
         if (pair > 0) write_pair(pair - 1);
         store_pair<Vectors, 0>(both);
@@ -173,17 +171,12 @@ class TileProduct {
     });
   }
 
-  // Fetches what a pair reads but weights: the residual, and patches of one run.
-  void fetch_pair(int64_t pair, const Panel& panel, bool patches) const {
-    const int64_t bytes = patches && block_.count.down * block_.count.across == 1 ? 4 * block_.quads : 0;
+  // Fetches the residual of a pair. Patches come fast enough: fetching them gains nothing.
+  void fetch_residual(int64_t pair, const Panel& panel) const {
     for (size_t i = begins_[pair]; i < begins_[pair + 1]; ++i) {
       const Segment& each = segments_[i];
-      const uint8_t* patch = block_.patch_at(each.row, each.column);
-      const uint8_t* residual = block_.place_at(each.row, each.column, panel).residual;
-      for (int row = 0; row < each.count; ++row, patch += block_.patches.across) {
-        for (int64_t byte = 0; byte < bytes; byte += kDepth) __builtin_prefetch(patch + byte, 0, 3);
-        if (residual) __builtin_prefetch(residual + row * block_.results.across, 0, 3);
-      }
+      const uint8_t* from = block_.place_at(each.row, each.column, panel).residual;
+      for (int row = 0; row < each.count; ++row, from += block_.results.across) __builtin_prefetch(from, 0, 3);
     }
   }
 
