@@ -70,6 +70,9 @@ class Owners:
         self.by_tensor = {
             str(value.name): self.by_node[str(node.name)] for value, node in made if node.name in self.by_node
         }
+        producers = {tensor: unit.name for unit in found for tensor in unit.outputs if unit.name in self.products}
+        others = [unit for unit in found if unit.name not in self.products]
+        self.behind = {unit.name: producers[each] for unit in others for each in unit.inputs if each in producers}
 
     def of(self, name: str) -> str | None:
         """Return the unit of a node of the executed graph, or None."""
@@ -84,14 +87,17 @@ class Owners:
     def owner(self, run: KernelRun) -> str | None:
         """Return the unit of an executed kernel, or None.
 
-        If the kernel computes several units, it belongs to the first one with a product, else to the last one. If it
-        computes only conversions, it belongs to the unit whose tensor they convert. The time of a unit in `leads`
+        If the kernel computes several units, it belongs to the first one with a product, else to the last one. The
+        runtime may name a product after the function that it includes: it belongs to the unit before the function. If
+        it computes only conversions, it belongs to the unit whose tensor they convert. The time of a unit in `leads`
         belongs to the other unit there.
         """
         members = run.members or (run.node,)
         nodes = [name for name in members if COUNTED.sub("", name) in self.by_node]
         found = [owner for owner in map(self.of, nodes or members) if owner is not None]
         owner = next((owner for owner in found if owner in self.products), found[-1] if found else None)
+        if run.macs and owner not in self.products:
+            owner = self.behind.get(owner or "", owner)
         return None if owner is None else self.leads.get(owner, owner)
 
     def knows(self, run: KernelRun) -> bool:

@@ -131,6 +131,15 @@ def test_time_is_told_apart() -> None:
     assert spent.sizes == {"first": 6, "silu": 6}
 
 
+def test_a_product_that_is_named_after_its_function_belongs_to_the_unit_before_it() -> None:
+    made = model()
+    owners = Owners(made, choose_by(facts_of(made), made).units)
+    fused = KernelRun("b_nchwc", "", "Conv", 8.0, 1000, ((1, 16, 8, 8),))
+    alone = KernelRun("b_nchwc", "", "Sigmoid", 2.0, 0, ((1, 16, 8, 8),))
+    assert owners.spent([fused]).units == {"first": 8.0}
+    assert owners.spent([alone]).units == {"silu": 2.0}
+
+
 def test_changes_of_layout_are_a_part_of_the_convolutions_that_ask_for_them() -> None:
     """Of two reorders of `a` and one of `b`, each convolution has those of the tensors that it writes and reads."""
     made = model()
