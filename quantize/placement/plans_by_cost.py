@@ -15,6 +15,7 @@ from .pricing import (
     dequantize_cost,
     float_time,
     measured,
+    measured_int8,
     noise_around,
     noise_cost,
     quantize_cost,
@@ -56,9 +57,11 @@ def _problem(prices: Prices, factor: float) -> Problem:
     price, noises = prices.noise_price, prices.noises
     quantize = {t: stretch * quantize_cost(prices, t) + price * noises.of_tensor(t) for t in tensors}
     dequantize = {t: stretch * dequantize_cost(prices, t) + price * noises.of_dequantize(t) for t in tensors}
-    for unit in units:  # behind an integer kernel, a unit that float absorbs has a kernel of its own
+    # behind an integer kernel, a unit that float absorbs has a kernel of its own, about as slow as in integers
+    for unit in units:
         if unit.name in prices.absorbed:
-            dequantize[unit.inputs[0]] += estimate(unit, space.facts.nodes, prices.sizes, Impl.FLOAT)
+            alone = estimate(unit, space.facts.nodes, prices.sizes, Impl.FLOAT)
+            dequantize[unit.inputs[0]] += max(alone, measured_int8(prices, unit.name) or 0.0)
     return Problem([_item(prices, unit) for unit in units], quantize, dequantize, space.outputs & tensors)
 
 
