@@ -215,7 +215,7 @@ class Depthwise final : public ConvolutionKernel {
     for (int64_t block = 0; block < blocks_; ++block)
       for (int64_t row = 0; row < rows.count; row += rows_) {
         uint8_t* const first = to(image, {rows.first + row, 0}, columns);
-        const Rows some{from + row * conv_.stride[0] * line, line, first, pitch, width, std::min(rows_, rows.count - row)};
+        const Rows some{from + row * conv_.stride[0] * line, line, width, {first, pitch, std::min(rows_, rows.count - row)}};
         if constexpr (kSlides)
           if (period_ == 1 && slides()) {
             rows_ == 2 ? slide<2, 1>(some, block) : slide<1, 2>(some, block);
@@ -229,13 +229,18 @@ class Depthwise final : public ConvolutionKernel {
       }
   }
 
-  // Some rows of the result: the rows of the image under them and their bytes, where the results go, the bytes from one row to
-  // the next and of each, and how many rows there are.
+  // Where some rows of the result go: the first one, the bytes from one to the next, and how many there are.
+  struct Results {
+    uint8_t* to;
+    int64_t pitch, count;
+  };
+
+  // Some rows of the result, and what they see: the first byte, and the bytes from one row of it to the next. `width` are the
+  // bytes of a row of the result.
   struct Rows {
     const uint8_t* from;
-    int64_t line;
-    uint8_t* to;
-    int64_t pitch, width, count;
+    int64_t line, width;
+    Results results;
   };
 
   // Computes all vectors of a block in some rows.
@@ -275,7 +280,7 @@ class Depthwise final : public ConvolutionKernel {
           for (int kx = 0; kx < 3; ++kx)
             sum[row][i] = dot(sum[row][i], column[kx][i], load_bytes(w + ((kx * Together + row) * 4 + i) * kBytes));
         }
-      write(sum, rows, at, place, count);
+      write(sum, rows.results, at, place, count);
 #pragma unroll
       for (int kx = 0; kx < kKept; ++kx)
 #pragma unroll
@@ -315,7 +320,7 @@ class Depthwise final : public ConvolutionKernel {
           }
       }
     }
-    write(sum, rows, at, place, count);
+    write(sum, rows.results, at, place, count);
   }
 
   // ------------------------------------------------------------------------------------------------------ strips
@@ -336,7 +341,7 @@ class Depthwise final : public ConvolutionKernel {
           const uint8_t* turned = turned_columns(image, row, strip, start(block));
           for (int64_t below = 0; below < std::min(rows_, band.end() - row); below += Together) {
             const int64_t at = row + below, count = std::min<int64_t>(Together, band.end() - at);
-            multiply_strip<Together>(turned, {block, below}, {nullptr, 0, image.to + at * line, line, line, count}, strip);
+            multiply_strip<Together>(turned, {block, below}, {image.to + at * line, line, count}, strip);
           }
         }
   }
@@ -369,17 +374,17 @@ class Depthwise final : public ConvolutionKernel {
   }
 
   template <int Together>
-  void multiply_strip(const uint8_t* turned, const Weights& weights, const Rows& rows, const Span& strip) const {
+  void multiply_strip(const uint8_t* turned, const Weights& weights, const Results& to, const Span& strip) const {
     const int64_t moved = 2 * conv_.stride[1] * column_bytes();
     int64_t at = strip.first * conv_.inputs + start(weights.block);
     for (int64_t left = strip.count; left > 0; left -= 2, turned += moved, at += 2 * conv_.inputs)
-      multiply_pair<Together>(turned, weights, rows, at, left > 1);
+      multiply_pair<Together>(turned, weights, to, at, left > 1);
   }
 
   // Computes the results of one or two neighbouring pixels in some rows, which share weights, and writes them `at` bytes behind
   // the beginning of each.
   template <int Together>
-  REQUANT_INLINE void multiply_pair(const uint8_t* turned, const Weights& weights, const Rows& rows, int64_t at,
+  REQUANT_INLINE void multiply_pair(const uint8_t* turned, const Weights& weights, const Results& to, int64_t at,
                                     bool both) const {
     const int64_t next = conv_.stride[1] * column_bytes(), place = weights.block * kBytes;
     const uint8_t* w = &weights_[weights.block * block_bytes() + weights.below * 4 * kBytes];
@@ -402,18 +407,19 @@ class Depthwise final : public ConvolutionKernel {
           }
         }
     }
-    write(one, rows, at, place, kBytes);
-    if (both) write(other, rows, at + conv_.inputs, place, kBytes);
+    write(one, to, at, place, kBytes);
+    if (both) write(other, to, at + conv_.inputs, place, kBytes);
   }
 
   // ----------------------------------------------------------------------------------------------------- results
 
   template <int Together>
-  REQUANT_INLINE void write(const Ints (&sum)[Together][4], const Rows& rows, int64_t at, int64_t place, int64_t count) const {
-    uint8_t* to = rows.to + at;
+  REQUANT_INLINE void write(const Ints (&sum)[Together][4], const Results& results, int64_t at, int64_t place,
+                            int64_t count) const {
+    uint8_t* to = results.to + at;
 #pragma unroll
-    for (int row = 0; row < Together; ++row, to += rows.pitch) {
-      if (row >= rows.count) return;
+    for (int row = 0; row < Together; ++row, to += results.pitch) {
+      if (row >= results.count) return;
       const Bytes made = conv_.curve.empty() ? requantized<false>(sum[row], place) : requantized<true>(sum[row], place);
       count == kBytes ? store_bytes(to, made) : store_some(to, made, count);
     }
