@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class _Row:
     implementation: str
     reason: str = ""
     operator: str = ""
-    body: str = ""
+    body: str = Impl.U8
 
 
 def plan_path(output: str | os.PathLike[str]) -> Path:
@@ -72,7 +72,7 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
             have made an implementation impossible.
 
     Raises:
-        RequantError: The file cannot be read, or a unit cannot have its implementation.
+        RequantError: The file cannot be read, or a unit cannot have its implementation or body.
         UnknownNameError: The model has no unit of this name.
     """
     options, name_of_file = able(facts, rules), os.fspath(path)
@@ -85,12 +85,19 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         if wanted not in possible and strict:
             known = ", ".join(sorted(possible))
             raise RequantError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}; it can be: {known}")
+        if row.body not in (bodies := _bodies(wanted, options[name])) and strict:
+            known = ", ".join(bodies)
+            raise RequantError(f"{name_of_file}: unit {name!r} cannot have the body {row.body!r}; it can have: {known}")
         if wanted in possible - {rules.choices[name].impl.value}:
             stays = other(row.reason) or PLAN_FILE.about(name_of_file)  # so that the plan, written again, is the same
-            shifted = (wanted, row.body) == (Impl.U8_NATIVE, Impl.U8_GEMM) and Impl.U8_GEMM in options[name]
-            body = Impl.U8_GEMM if shifted else Impl.U8
-            changed[name] = Choice(Impl(wanted), stays if wanted == Impl.FLOAT.value else NONE, body)
+            body = row.body if row.body in _bodies(wanted, options[name]) else Impl.U8
+            changed[name] = Choice(Impl(wanted), stays if wanted == Impl.FLOAT.value else NONE, Impl(body))
     return rules.with_choices(changed)
+
+
+def _bodies(wanted: str, forms: Sequence[Impl]) -> list[str]:
+    """Return the forms that the body of a unit can have; ``u8->u8`` stands for a unit without a body too."""
+    return [form for form in (Impl.U8, Impl.U8_GEMM) if form is Impl.U8 or (wanted == Impl.U8_NATIVE and form in forms)]
 
 
 def implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:

@@ -147,11 +147,13 @@ def _with_bodies(every: Sequence[Prices], plan: Plan) -> Plan:
     """Return a plan whose native convolutions have the fastest body for a runtime without the library."""
     choices = {}
     for unit in plan.units:
-        shifted = [measured(prices, unit.name, Impl.U8_GEMM) for prices in every]
-        if plan.impl(unit) is not Impl.U8_NATIVE or any(cost is None for cost in shifted):
+        possible = plan.impl(unit) is Impl.U8_NATIVE and Impl.U8_GEMM in every[0].space.forms[unit.name]
+        if not possible or any(measured(prices, unit.name, Impl.U8_GEMM) is None for prices in every):
             continue
-        plain = math.fsum(unit_cost(prices, unit, Impl.U8) for prices in every)
-        if math.fsum(cost for cost in shifted if cost is not None) < plain:
+        plain, product = (
+            math.fsum(unit_cost(prices, unit, form) for prices in every) for form in (Impl.U8, Impl.U8_GEMM)
+        )
+        if product < plain:
             choices[unit.name] = Choice(Impl.U8_NATIVE, body=Impl.U8_GEMM)
     return plan.with_choices(choices)
 

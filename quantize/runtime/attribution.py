@@ -21,6 +21,8 @@ WORDS = (
 )
 MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|_nchwc|_nhwc|_q|_dq)(_\d+)?$")
 """Suffixes that the emitters and the runtime add to the name of a tensor or a node."""
+WITH_FUNCTION = frozenset({"Conv", "FusedConv", "NhwcFusedConv", "FusedGemm"})
+"""Executed products that may include the operator behind them, and have its name."""
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 LAYOUTS = frozenset({"Transpose", "ReorderInput", "ReorderOutput"})
 
@@ -70,9 +72,13 @@ class Owners:
         self.by_tensor = {
             str(value.name): self.by_node[str(node.name)] for value, node in made if node.name in self.by_node
         }
-        producers = {tensor: unit.name for unit in found for tensor in unit.outputs if unit.name in self.products}
-        others = [unit for unit in found if unit.name not in self.products]
-        self.behind = {unit.name: producers[each] for unit in others for each in unit.inputs if each in producers}
+        writers = {tensor: place for place, unit in enumerate(found) for tensor in unit.outputs}
+        self.before: dict[str, str] = {}  # by unit without a product, the last product that it reads
+        for unit in found:
+            places = [writers[tensor] for tensor in unit.inputs if tensor in writers]
+            products = [place for place in places if found[place].name in self.products]
+            if products and unit.name not in self.products:
+                self.before[unit.name] = found[max(products)].name
 
     def of(self, name: str) -> str | None:
         """Return the unit of a node of the executed graph, or None."""
@@ -88,17 +94,19 @@ class Owners:
         """Return the unit of an executed kernel, or None.
 
         If the kernel computes several units, it belongs to the first one with a product, else to the last one. The
-        runtime may name a product after the function that it includes: it belongs to the unit before the function. If
-        it computes only conversions, it belongs to the unit whose tensor they convert. The time of a unit in `leads`
+        runtime may name a product after the function or sum that it includes: it belongs to the unit before that one.
+        If it computes only conversions, it belongs to the unit whose tensor they convert. The time of a unit in `leads`
         belongs to the other unit there.
         """
         members = run.members or (run.node,)
         nodes = [name for name in members if COUNTED.sub("", name) in self.by_node]
         found = [owner for owner in map(self.of, nodes or members) if owner is not None]
         owner = next((owner for owner in found if owner in self.products), found[-1] if found else None)
-        if run.macs and owner not in self.products:
-            owner = self.behind.get(owner or "", owner)
-        return None if owner is None else self.leads.get(owner, owner)
+        if owner is None:
+            return None
+        if run.op in WITH_FUNCTION:
+            owner = self.before.get(owner, owner)
+        return self.leads.get(owner, owner)
 
     def knows(self, run: KernelRun) -> bool:
         """Return whether an executed kernel is a node of the model, and not one that emitter or runtime inserted."""

@@ -22,7 +22,7 @@ struct Block {
   Place place;           // of the first result
   Step results;          // from a result to the next
   int64_t channel = 1;   // from a channel of a result to the next
-  bool large = false;    // whether there is a residual that comes from memory
+  bool fetched = false;  // whether the residual comes from memory
 
   const uint8_t* patch_at(int64_t row, int64_t column) const {
     return patch + row * patches.down + column * patches.across;

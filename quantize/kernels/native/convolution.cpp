@@ -139,8 +139,8 @@ class ConvolutionOperator {
 
 }  // namespace
 
-// Results may take the place of the residual: each is read before it is written, and written once. This saves the time in which
-// a large result would be fetched from memory to be overwritten.
+// Results may take the place of the residual: no part of it is read after its place was written. This saves the time in which a
+// large result would be fetched from memory to be overwritten.
 std::vector<ort::CustomOp*> convolution_operators() {
   using enum ort::ElementType;
   std::vector<ort::CustomOp*> made = named<ConvolutionOperator>(

@@ -183,7 +183,7 @@ class Dense final : public ConvolutionKernel {
             .quads = packed_.quads(),
             .place = {y + at, residual ? residual + at : nullptr},
             .results = {extent.columns * conv_.outputs, conv_.outputs},
-            .large = residual && extent.batch * extent.rows * extent.columns * conv_.outputs > kLarge};
+            .fetched = residual && extent.batch * extent.rows * extent.columns * conv_.outputs > kLarge};
   }
 
   Convolution conv_;

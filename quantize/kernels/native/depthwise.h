@@ -28,10 +28,10 @@ namespace requant::REQUANT_TARGET {
 class Depthwise final : public ConvolutionKernel {
  public:
   explicit Depthwise(Convolution made)
-      : conv_(std::move(made)), curve_(conv_.curve), strips_(wide()), rows_(best_rows()), quads_(quads_of(rows_)) {
+      : conv_(std::move(made)), curve_(conv_.curve), rows_(best_rows()), quads_(quads_of(rows_)) {
     const int64_t channels = conv_.inputs, pixels = kBytes / std::gcd<int64_t>(channels, kBytes);
     const bool flat = conv_.stride[1] == 1 && pixels * channels / kBytes * block_bytes() <= kWeights;
-    period_ = flat && !strips_ && (!slides() || wasteful()) ? pixels : 1;
+    period_ = flat && !strips() && (!slides() || wasteful()) ? pixels : 1;
     blocks_ = divided(period_ * channels, kBytes);
     for (int64_t block = 0; block < blocks_; ++block) pack(block);
     weights_.shrink_to_fit();
@@ -39,7 +39,7 @@ class Depthwise final : public ConvolutionKernel {
   }
 
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
-    const int64_t work = strips_ ? 4 * kWork : kWork;  // strips read the large weights of a block in each band
+    const int64_t work = strips() ? 4 * kWork : kWork;  // strips read the large weights of a block in each band
     const int64_t most = std::max<int64_t>(work / (extent.columns * conv_.inputs), 1);
     const int64_t even = divided(extent.rows, divided(extent.rows, most));  // rows of a band, if all have the same number
     const int64_t rows = divided(even, rows_) * rows_, bands = divided(extent.rows, rows);
@@ -79,7 +79,7 @@ class Depthwise final : public ConvolutionKernel {
   // Returns how many rows of the result are computed together: what takes the fewest instructions. A quad of a column has four
   // to multiply it for each row, and eight to transpose it: for each column of the kernel, or, with loads and stores, once.
   int64_t best_rows() const {
-    const int64_t turned = strips_ ? 16 * conv_.stride[1] : 8 * conv_.kernel[1];
+    const int64_t turned = strips() ? 16 * conv_.stride[1] : 8 * conv_.kernel[1];
     const auto cost = [&](int64_t rows) { return quads_of(rows) * (turned + 4 * rows * conv_.kernel[1]); };
     int64_t best = 1;
     for (int64_t rows = 2; rows <= kTogether && conv_.dilation[0] == 1; rows *= 2)
@@ -95,8 +95,8 @@ class Depthwise final : public ConvolutionKernel {
   // Whether vectors that belong to one pixel each compute many channels twice.
   bool wasteful() const { return 8 * divided(conv_.inputs, kBytes) * kBytes > 11 * conv_.inputs; }
 
-  // Whether transposed columns are too many for registers.
-  bool wide() const { return kSlides && conv_.kernel[1] > 3 && conv_.inputs >= kBytes && !wasteful(); }
+  // Whether columns are transposed before they are multiplied: they are too many for registers.
+  bool strips() const { return kSlides && conv_.kernel[1] > 3 && conv_.inputs >= kBytes && !wasteful(); }
 
   int64_t block_bytes() const { return conv_.kernel[1] * quads_ * rows_ * 4 * kBytes; }
 
@@ -155,7 +155,7 @@ class Depthwise final : public ConvolutionKernel {
   void compute(const Image& image, const Span& band) const {
     const Span all{0, image.extent.columns};
     if constexpr (kSlides)
-      if (strips_) {
+      if (strips()) {
         rows_ == 1 ? compute_strips<1>(image, band) : compute_strips<2>(image, band);
         return look_up_all(conv_, to(image, band, all), band.count * all.count, 0, conv_.inputs);
       }
@@ -325,7 +325,7 @@ class Depthwise final : public ConvolutionKernel {
 
   // ------------------------------------------------------------------------------------------------------ strips
 
-  // A vector of channels of some rows of results that are computed together: of its block, those from `below` on.
+  // The weights of a block for some of the rows of results that are computed together: those from `below` on.
   struct Weights {
     int64_t block, below;
   };
@@ -440,7 +440,6 @@ class Depthwise final : public ConvolutionKernel {
 
   Convolution conv_;
   Curve curve_;
-  bool strips_;                  // whether columns are transposed before they are multiplied
   int64_t rows_, quads_;         // rows of the result that are computed together, and quads of rows under them
   int64_t period_ = 1;           // in pixels
   int64_t blocks_ = 0;           // vectors of a period

@@ -158,7 +158,7 @@ class TileProduct {
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const bool both = 2 * pair + 1 < all;
         const uint8_t *one = patch(2 * pair, panel), *other = both ? patch(2 * pair + 1, panel) : nullptr;
-        if (block_.large && pair + 1 < pairs) fetch_residual(pair + 1, panel);
+        if (block_.fetched && pair + 1 < pairs) fetch_residual(pair + 1, panel);
         multiply_any<Vectors, 0>(one, other, panel, pair == 0);
         if (pair > 0) write_pair(pair - 1);
         store_pair<Vectors, 0>(both);

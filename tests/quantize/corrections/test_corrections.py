@@ -420,6 +420,12 @@ def test_a_native_convolution_has_the_body_that_is_fastest_without_the_library(m
         assert plan.choices["second"] == Choice(Impl.U8_NATIVE)
         assert [stock_plan(plan).choices[name].impl for name in costs] == [Impl.U8_GEMM, Impl.U8]
         assert native_plan(known.space.facts, plan).choices["first"].body is Impl.U8_GEMM
+    plain = {
+        name: tuple(form for form in forms if form is not Impl.U8_GEMM) for name, forms in known.space.forms.items()
+    }
+    tuned = tuned_plan(replace(known, space=replace(known.space, forms=plain)), rules)  # the target would saturate
+    assert tuned is not None
+    assert tuned.choices["first"] == Choice(Impl.U8_NATIVE)
 
 
 # ------------------------------------------------------------------------------------------------- what it is worth

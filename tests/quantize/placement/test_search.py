@@ -138,6 +138,7 @@ def test_a_product_that_is_named_after_its_function_belongs_to_the_unit_before_i
     alone = KernelRun("b_nchwc", "", "Sigmoid", 2.0, 0, ((1, 16, 8, 8),))
     assert owners.spent([fused]).units == {"first": 8.0}
     assert owners.spent([alone]).units == {"silu": 2.0}
+    assert owners.spent([replace(fused, op="ConvTranspose")]).units == {"silu": 8.0}  # a product of its own
 
 
 def test_changes_of_layout_are_a_part_of_the_convolutions_that_ask_for_them() -> None:
@@ -314,7 +315,7 @@ def unshare_weights(path: Path) -> None:
     onnx.save(proto, path)
 
 
-def with_plan(folder: Path, units: Mapping[str, str], **options: Any) -> tuple[Path, int]:
+def with_plan(folder: Path, units: Mapping[str, Any], **options: Any) -> tuple[Path, int]:
     """Quantize the model by a plan; return where it is, and how many units are matrix products."""
     path, data = saved(folder)
     unshare_weights(path)
@@ -348,6 +349,12 @@ def test_a_convolution_as_a_matrix_product_computes_the_same(tmp_path: Path, for
 def test_targets_without_convolutions_as_matrix_products(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(RequantError, match="cannot be 'u8->u8 gemm'"):
         with_plan(tmp_path, {"first": "u8->u8 gemm"}, **options)
+
+
+def test_a_body_that_a_unit_cannot_have_is_refused(tmp_path: Path) -> None:
+    row = {"implementation": "u8->u8", "body": "u8->u8 gemm"}
+    with pytest.raises(RequantError, match="unit 'first' cannot have the body 'u8->u8 gemm'; it can have: u8->u8"):
+        with_plan(tmp_path, {"first": row})
 
 
 def test_groups_are_no_matrix_product() -> None:
