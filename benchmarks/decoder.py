@@ -2,6 +2,7 @@
 
     python -m benchmarks.decoder
     python -m benchmarks.decoder --layers 8 --forms dynamic,block-8-128 --threads 2
+    python -m benchmarks.decoder --fused --forms dynamic,native     # as ONNX Runtime's model builder writes decoders
     python -m benchmarks.decoder --forms native,native-4-32,openvino,openvino-4-32 --peers-python OTHER/bin/python
 
 The model is a stack of some of the 24 layers of a llama of 1.1 billion weights (hidden 2048, 32 heads for 8 of keys and
@@ -85,6 +86,7 @@ class Setting:
         forms: The keys of `FORMS`.
         past: Tokens before the single one.
         prompt: Tokens of the prompt.
+        fused: Whether attention and norms are operators of ONNX Runtime.
         threads: Threads inside one operator.
         seconds: The total time for which the models run at each size.
         peers_python: An interpreter that has NNCF; None for this one.
@@ -94,33 +96,38 @@ class Setting:
     forms: Sequence[str]
     past: int
     prompt: int
+    fused: bool
     threads: int
     seconds: float
     peers_python: str | None
 
 
-def write(model: Path, layers: int) -> None:
+def write(model: Path, layers: int, *, fused: bool) -> None:
     """Write a stack of layers with random weights, which stand in a file of their own."""
     import onnx
 
     sys.path.insert(0, str(SAMPLES))
     builder, language = (importlib.import_module(name) for name in ("graph_builder", "language"))
     made = builder.empty_model("decoder", OPSET)
-    sizes = language.Llama(vocabulary=VOCABULARY, width=WIDTH, heads=HEADS, layers=layers, inner=INNER, groups=GROUPS)
+    lengths = {"vocabulary": VOCABULARY, "width": WIDTH, "heads": HEADS, "inner": INNER, "groups": GROUPS}
+    sizes = language.Llama(layers=layers, fused=fused, **lengths)
+    if fused:
+        made.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     language.llama(builder.Graph(0, OPSET, made.graph), 0, sizes)
     onnx.save(made, model, save_as_external_data=True, location=f"{model.name}.data")
 
 
-def feed(layers: int, tokens: int, past: int, seed: int) -> dict[str, Any]:
+def feed(setting: Setting, tokens: int, past: int, seed: int) -> dict[str, Any]:
     """Return `tokens` random tokens behind `past` earlier ones."""
     random = np.random.default_rng(seed)
     cache = (1, GROUPS, past, WIDTH // HEADS)
     pasts = {
         f"past_key_values.{layer}.{part}": random.normal(size=cache).astype(np.float32)
-        for layer in range(layers)
+        for layer in range(setting.layers)
         for part in ("key", "value")
     }
-    return {"input_ids": random.integers(VOCABULARY, size=(1, tokens)), **pasts}
+    mask = {"attention_mask": np.ones((1, past + tokens), np.int64)} if setting.fused else {}
+    return {"input_ids": random.integers(VOCABULARY, size=(1, tokens)), **mask, **pasts}
 
 
 def native_plan(model: str, path: str, product: str) -> Path:
@@ -128,6 +135,7 @@ def native_plan(model: str, path: str, product: str) -> Path:
     import onnx_ir as ir
 
     from requant.transforms.attention import find_attention
+    from requant.transforms.ops import GROUP_QUERY, key
 
     graph, rows = ir.load(model).graph, {}
     for node in graph:
@@ -137,6 +145,8 @@ def native_plan(model: str, path: str, product: str) -> Path:
         found = find_attention(node) if node.op_type == "Softmax" else None
         if found is not None:
             rows[str(found.nodes[-1].name)] = {"operator": "attention", "implementation": "dynamic native"}
+        if key(node) == GROUP_QUERY:
+            rows[str(node.name)] = {"operator": GROUP_QUERY, "implementation": "dynamic native"}
     Path(path).write_text(json.dumps({"schema": 1, "units": rows}))
     return Path(path)
 
@@ -165,9 +175,9 @@ def quantize(model: str, feeds: str, output: str, form: Form) -> None:
 def made(folder: Path, setting: Setting) -> dict[str, Path]:
     """Write the stack in float and in each form, each in a folder of its own; return the paths by name."""
     models = {"float": place(folder, "float")}
-    write(models["float"], setting.layers)
+    write(models["float"], setting.layers, fused=setting.fused)
     feeds = folder / "feeds.npz"
-    save_feeds(str(feeds), [feed(setting.layers, SHORT, 0, 0)])
+    save_feeds(str(feeds), [feed(setting, SHORT, 0, 0)])
     for name in setting.forms:
         form = FORMS[name]
         if not form.strategy:
@@ -227,6 +237,7 @@ def timed(models: Mapping[str, Path], feeds: Path, setting: Setting) -> dict[str
 @click.option("--forms", default=",".join(OWN), show_default=True, help=f"Of {', '.join(FORMS)}.")
 @click.option("--past", default=128, show_default=True, help="Tokens before the single one.")
 @click.option("--prompt", default=256, show_default=True, help="Tokens of the prompt.")
+@click.option("--fused", is_flag=True, help="Attention and norms are operators of ONNX Runtime.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=20.0, show_default=True, help="Total time for which the models run at each size.")
 @click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
@@ -240,7 +251,7 @@ def main(as_json: bool, forms: str, **given: Any) -> None:
         rows: dict[str, dict[str, float]] = {name: {"mb": megabytes(path)} for name, path in models.items()}
         for tokens, before in ((1, setting.past), (setting.prompt, 0)):
             one = folder / "feed.npz"
-            save_feeds(str(one), [feed(setting.layers, tokens, before, 99)])
+            save_feeds(str(one), [feed(setting, tokens, before, 99)])
             for name, ms in timed(models, one, setting).items():
                 rate = tokens * 1e3 / ms * setting.layers / LAYERS
                 rows[name] |= {f"{tokens} ms": ms, f"{tokens} tokens/s": rate}

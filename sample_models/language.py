@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from graph_builder import (
     RELU,
+    Floats,
     Graph,
     gelu,
     layer_norm,
@@ -117,6 +118,8 @@ class Llama:
         inner: The width inside a gated perceptron.
         groups: The heads of keys and values, each for several neighbouring queries (Ainslie et al., 2023); 0 for as
             many as queries.
+        fused: Whether attention and norms are operators of ONNX Runtime, as its model builder writes them.
+        positions: The places for which a fused model has cosines and sines.
     """
 
     vocabulary: int = 32000
@@ -125,6 +128,8 @@ class Llama:
     layers: int = 6
     inner: int = 768
     groups: int = 0
+    fused: bool = False
+    positions: int = 4096
 
     @property
     def depth(self) -> int:
@@ -146,7 +151,7 @@ def llama(graph: Graph, _size: int, sizes: Llama = LLAMA) -> None:
 
     The inputs are the new tokens `input_ids` (N, sequence), and the keys and values of `past` earlier tokens,
     `past_key_values.LAYER.key` and `.value` (N, key heads, past, depth). The outputs `present.*` are the keys and
-    values of all tokens.
+    values of all tokens. A fused model has the input `attention_mask` (N, past + sequence) beside them: ones.
     """
     tokens = graph.input("input_ids", TensorProto.INT64, ["N", "sequence"])
     cache: list[int | str] = ["N", sizes.key_heads, "past", sizes.depth]
@@ -157,7 +162,7 @@ def llama(graph: Graph, _size: int, sizes: Llama = LLAMA) -> None:
     name = "model.embed_tokens.weight"
     table = graph.parameter(name, graph.normal(name, (sizes.vocabulary, sizes.width), 2 / math.sqrt(sizes.width)))
     x = graph.node("Gather", table, tokens, at="/model/embed_tokens")
-    places = _places(graph, tokens, pasts[0]["key"], sizes)
+    places = _fused_places(graph, sizes) if sizes.fused else _places(graph, tokens, pasts[0]["key"], sizes)
     presents = []
     for layer, past in enumerate(pasts):
         x, present = _llama_layer(graph, x, past, places, f"/model/layers.{layer}", sizes)
@@ -176,14 +181,37 @@ class Places:
     """The position tensors that all layers share.
 
     Attributes:
-        cos: The cosines of the rotations of the new tokens, (1, 1, sequence, depth).
+        cos: The cosines of the rotations of the new tokens, (1, 1, sequence, depth); those of all places, (positions,
+            depth / 2), in a fused model.
         sin: The sines of the rotations.
         mask: Is added to the scores (sequence, past + sequence): the lowest float32 for later tokens, else 0.
+        lengths: The tokens of each item, less one, int32 (N,); in a fused model only.
+        total: The tokens of the longest item, int32; in a fused model only.
     """
 
     cos: str
     sin: str
-    mask: str
+    mask: str = ""
+    lengths: str = ""
+    total: str = ""
+
+
+def _speeds(sizes: Llama) -> Floats:
+    """Return by how much each pair is rotated from one place to the next."""
+    return np.asarray(10000.0 ** -(np.arange(0, sizes.depth, 2) / sizes.depth))
+
+
+def _fused_places(graph: Graph, sizes: Llama) -> Places:
+    """Append the lengths, from a mask of ones; the rotations of all places are constants."""
+    mask, at = graph.input("attention_mask", TensorProto.INT64, ["N", "past + sequence"]), "/model/attn_mask"
+    counts = graph.node("ReduceSum", mask, graph.constant([1], at=at), at=at, keepdims=0)
+    lengths = graph.node("Sub", counts, graph.constant([1], at=at), at=at)
+    lengths, total = (
+        graph.node("Cast", value, at=at, to=TensorProto.INT32) for value in (lengths, _length(graph, mask, 1, at))
+    )
+    angles = np.outer(np.arange(sizes.positions), _speeds(sizes))
+    names = [graph.parameter(f"{name}_cache", of(angles)) for name, of in (("cos", np.cos), ("sin", np.sin))]
+    return Places(*names, lengths=lengths, total=total)
 
 
 def _places(graph: Graph, tokens: str, past: str, sizes: Llama) -> Places:
@@ -197,8 +225,8 @@ def _places(graph: Graph, tokens: str, past: str, sizes: Llama) -> Places:
     mask = graph.node("Where", hidden, graph.constant(LOWEST, at=at), graph.constant(0.0, at=at), at=at)
     at = "/model/rotary_emb"
     positions = unsqueeze(graph, graph.node("Cast", new, at=at, to=TensorProto.FLOAT), [0, 1], at=at)
-    speeds = (10000.0 ** -(np.arange(0, sizes.depth, 2) / sizes.depth)).reshape(1, -1, 1)
-    angles = graph.node("MatMul", graph.constant(speeds, at=at), positions, at=at)
+    speeds = graph.constant(_speeds(sizes).reshape(1, -1, 1), at=at)
+    angles = graph.node("MatMul", speeds, positions, at=at)
     angles = graph.node("Transpose", angles, at=at, perm=[0, 2, 1])
     angles = graph.node("Concat", angles, angles, at=at, axis=-1)
     cos, sin = (unsqueeze(graph, graph.node(op, angles, at=at), [1], at=at) for op in ("Cos", "Sin"))
@@ -210,7 +238,8 @@ def _llama_layer(
 ) -> tuple[str, dict[str, str]]:
     """Append attention and gated perceptron; each normalizes its input, and its result is added to the input."""
     y = _rms_norm(graph, x, f"{at}/input_layernorm", sizes)
-    y, present = _llama_attention(graph, y, past, places, f"{at}/self_attn", sizes)
+    attention = _fused_attention if sizes.fused else _llama_attention
+    y, present = attention(graph, y, past, places, f"{at}/self_attn", sizes)
     x = graph.node("Add", x, y, at=at)
     y = _rms_norm(graph, x, f"{at}/post_attention_layernorm", sizes)
     gate = token_linear(graph, y, f"{at}/mlp/gate_proj", sizes.width, sizes.inner, gain=RELU, bias=False)
@@ -248,6 +277,33 @@ def _llama_attention(
     return result, present
 
 
+def _fused_attention(
+    graph: Graph, x: str, past: dict[str, str], places: Places, at: str, sizes: Llama
+) -> tuple[str, dict[str, str]]:
+    """Append the same attention as one operator, which rotates, and appends the new keys and values to the past."""
+    projections = [
+        token_linear(graph, x, f"{at}/{part}_proj", sizes.width, heads * sizes.depth, bias=False)
+        for part, heads in zip("qkv", (sizes.heads, sizes.key_heads, sizes.key_heads), strict=True)
+    ]
+    mixed, *presents = graph.node_with_outputs(
+        "GroupQueryAttention",
+        *projections,
+        *past.values(),
+        places.lengths,
+        places.total,
+        places.cos,
+        places.sin,
+        at=at,
+        outputs=3,
+        domain="com.microsoft",
+        num_heads=sizes.heads,
+        kv_num_heads=sizes.key_heads,
+        do_rotary=1,
+    )
+    result = token_linear(graph, mixed, f"{at}/o_proj", sizes.width, sizes.width, gain=LLAMA_BRANCH, bias=False)
+    return result, dict(zip(past, presents, strict=True))
+
+
 def _repeated(graph: Graph, x: str, at: str, sizes: Llama) -> str:
     """Append a copy of the keys or values of each head for all queries that share them, as exporters write it."""
     if sizes.key_heads == sizes.heads:
@@ -270,8 +326,11 @@ def _rotated(graph: Graph, x: str, places: Places, at: str, sizes: Llama) -> str
 
 
 def _rms_norm(graph: Graph, x: str, at: str, sizes: Llama) -> str:
-    """Append x / sqrt(mean(x^2) + eps) * weight as seven nodes, as exporters write it."""
+    """Append x / sqrt(mean(x^2) + eps) * weight: seven nodes, as exporters write it, or one."""
     name = f"{path(at)}.weight"
+    if sizes.fused:
+        weight = graph.parameter(name, graph.around_one(name, sizes.width))
+        return graph.node("SimplifiedLayerNormalization", x, weight, at=at, axis=-1, epsilon=LLAMA_EPS, stash_type=1)
     squares = graph.node("Pow", x, graph.constant(2.0, at=at), at=at)
     mean = reduce_mean(graph, squares, [-1], at=at)
     root = graph.node("Sqrt", graph.node("Add", mean, graph.constant(LLAMA_EPS, at=at), at=at), at=at)
