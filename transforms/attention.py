@@ -248,17 +248,17 @@ def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 def _standard(node: ir.Node) -> FoundAttention | str:
     """Return what an Attention of opset 23 or newer computes, or what it has that attention as a unit has not."""
-    q, k, v, mask, *others = _padded(node, 4)
+    q, k, v, mask, *others = padded(node, 4)
     heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
     scale = node.attributes.get_float("scale", None)
     lacks = {
         PAST: any(value is not None for value in others),
-        MORE_RESULTS: _has_more_results(node),
-        _unknown(node, STANDARD): bool(_unknown(node, STANDARD)),
+        MORE_RESULTS: has_more_results(node),
+        unknown(node, STANDARD): bool(unknown(node, STANDARD)),
         "softcap": node.attributes.get_float("softcap", 0) != 0,
         "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
         "scale that is not above 0": scale is not None and scale <= 0,
-        FACTORS: not _are_factors(q, k, v),
+        FACTORS: not are_factors(q, k, v),
     }
     if q is None or k is None or v is None or any(lacks.values()):
         return next(name for name, asked in lacks.items() if asked)
@@ -269,18 +269,18 @@ def _standard(node: ir.Node) -> FoundAttention | str:
 
 def _multi_head(node: ir.Node) -> FoundAttention | str:
     """Return what a MultiHeadAttention computes, or what it has that attention as a unit has not."""
-    q, k, v, bias, padding, added, *others = _padded(node, 6)
+    q, k, v, bias, padding, added, *others = padded(node, 6)
     heads = node.attributes.get_int("num_heads", 0)
     scale = node.attributes.get_float("scale", 0) or None
     lacks = {
         PAST: any(value is not None for value in others),
-        MORE_RESULTS: _has_more_results(node),
-        _unknown(node, MULTI_HEAD): bool(_unknown(node, MULTI_HEAD)),
+        MORE_RESULTS: has_more_results(node),
+        unknown(node, MULTI_HEAD): bool(unknown(node, MULTI_HEAD)),
         # with more keys than queries it is unclear which of them a query sees
         "order of keys": bool(node.attributes.get_int("unidirectional", 0)),
         "second mask": padding is not None and added is not None,
         "bias that is computed": bias is not None and constant(bias) is None,
-        FACTORS: not _are_factors(q, k, v),
+        FACTORS: not are_factors(q, k, v),
     }
     if q is None or k is None or v is None or any(lacks.values()):
         return next(name for name, asked in lacks.items() if asked)
@@ -289,22 +289,22 @@ def _multi_head(node: ir.Node) -> FoundAttention | str:
     return FoundAttention(q, k, v, mask, scale, orders, (node,), (heads, heads), hidden=hidden, bias=bias)
 
 
-def _padded(node: ir.Node, count: int) -> list[ir.Value | None]:
+def padded(node: ir.Node, count: int) -> list[ir.Value | None]:
     """Return the inputs of a node, at least so many; those that it does not have are None."""
     return [*node.inputs, *[None] * (count - len(node.inputs))]
 
 
-def _unknown(node: ir.Node, known: Collection[str]) -> str:
+def unknown(node: ir.Node, known: Collection[str]) -> str:
     """Return the name of an attribute of a node that is not known; empty if all are."""
     return min({*node.attributes}.difference(known), default="")
 
 
-def _has_more_results(node: ir.Node) -> bool:
-    """Return whether anything reads a result of a node beside the first."""
-    return any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+def has_more_results(node: ir.Node, count: int = 1) -> bool:
+    """Return whether anything reads a result of a node beside the first `count`."""
+    return any(value.uses() or value.is_graph_output() for value in node.outputs[count:])
 
 
-def _are_factors(*values: ir.Value | None) -> bool:
+def are_factors(*values: ir.Value | None) -> bool:
     """Return whether tensors are computed, and no two are the same."""
     return len({*values}) == len(values) and all(value is not None and constant(value) is None for value in values)
 

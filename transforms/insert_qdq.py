@@ -21,7 +21,7 @@ from .int8_forms import (
     to_qattention,
 )
 from .int8_weights import Adjustment, WeightWriter, shift_behind
-from .ops import ATTENTION, GATE, MS, OPS
+from .ops import GATE, MS, OPS, WHOLE
 from .packed_conv import pack_pixels
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, quantize
@@ -113,7 +113,7 @@ def insert_qdq(
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     lookups = [node for unit in integer for node in map(nodes.__getitem__, unit.nodes) if node.op_type == "HardSigmoid"]
     qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
-    rewritten = [u for u in plan.units if plan.impl(u) in WITHOUT_PAIRS and u.op != ATTENTION]  # stays as it is
+    rewritten = [u for u in plan.units if plan.impl(u) in WITHOUT_PAIRS and u.op not in WHOLE]  # they stay as they are
     applied = sum(WITHOUT_PAIRS[plan.impl(unit)](nodes[unit.nodes[0]], unit, weights) for unit in rewritten)
     for unit in integer:
         applied += _constants(nodes[unit.nodes[0]], unit, qparams[plan.root(unit.inputs[0])], scheme, weights)

@@ -24,6 +24,9 @@ GATE = "gate"
 GATES = frozenset({"Sigmoid", "HardSigmoid"})
 ATTENTION = "attention"
 """The name of the group ``softmax(q k' + mask) v``; see `attention.find_attention`."""
+GROUP_QUERY = f"{MS}.GroupQueryAttention"
+WHOLE = frozenset({ATTENTION, GROUP_QUERY})
+"""Units without weights that native operators compute from float to float: the body is what was there."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
 GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C
 
@@ -116,6 +119,7 @@ OPS: dict[str, Op] = {
         absorbs=RELUS,
     ),
     ATTENTION: _float(reasons.SOFTMAX, native="Attention", rounds=3),
+    GROUP_QUERY: _float(reasons.SOFTMAX, native="CachedAttention", rounds=3),
     f"{MS}.Attention": Op(kind="compute", weight=1, channel_axis=lambda node: -1, u8_float=(MS, "QAttention")),
     "ConvTranspose": _float(
         reasons.NO_KERNEL.about("ConvTranspose"),

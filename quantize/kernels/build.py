@@ -29,8 +29,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = tuple(
-    "library attention concat convolution gru lstm matmul matmul_nbits normalization pair pool quantize recurrent "
-    "rotary table".split()
+    "library attention cached_attention concat convolution gru lstm matmul matmul_nbits normalization pair pool "
+    "quantize recurrent rotary table".split()
 )
 KERNELS = ("cpu", "target_portable")
 SMALL = ("-Os",)
@@ -50,6 +50,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """By machine the sources for further instruction sets, with the options that enable them."""
+NO_TABLES = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+"""No tables of the stack for functions that cannot throw: they are a hundredth of the library."""
 SANITIZED = ("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 
 
@@ -66,7 +68,7 @@ def build(machine: str, output: Path) -> None:
     made = _linked(
         f"{machine}-linux-gnu.2.17",
         (*OPERATORS_SOURCES, *kernels_of(machine)),
-        ("-O3", "-ffunction-sections", "-fdata-sections"),
+        ("-O3", "-ffunction-sections", "-fdata-sections", *NO_TABLES),
         ("-shared", "-s", "-Wl,-z,nodelete", "-Wl,--gc-sections"),
     )
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.attention import FoundAttention, attention_among
+from ...transforms.cached_attention import CACHED, find_cached
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import RECURRENT, gate_obstacle
@@ -118,7 +119,20 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
         return why.NO_FORM
     if unit.op in RECURRENT:
         return _native_recurrent_obstacle(unit, facts)
+    if unit.op in CACHED:
+        return _cached_obstacle(unit, facts)
     return _attention_form_obstacle(unit, facts) if unit.op == ATTENTION else _dynamic_obstacle(unit, facts, strategy)
+
+
+def _cached_obstacle(unit: Unit, facts: Facts) -> Reason:
+    """Return why attention with a cache cannot be a native operator."""
+    found = find_cached(facts.nodes[unit.nodes[0]])
+    if isinstance(found, str):
+        return why.ATTENTION_FORM.about(found)
+    values = (facts.values.get(str(value.name), value) for value in found.floats)
+    if not all(map(_is_float32, (*values, *(facts.values.get(name) for name in unit.outputs)))):
+        return why.NOT_FLOAT32
+    return _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
 
 
 def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:

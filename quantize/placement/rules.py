@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...transforms.attention import OPERATORS, FoundAttention, find_attention, missing_form
 from ...transforms.graph import bodies, computing_graphs
-from ...transforms.ops import ATTENTION, GATE, OPS, why_float
+from ...transforms.ops import GATE, OPS, WHOLE, why_float
 from ...transforms.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.qparams import BlockForm
 from ...transforms.reasons import FUSED_GROUP, NONE, Reason
@@ -152,8 +152,9 @@ def stock_plan(plan: Plan) -> Plan:
     stock = {made: impl for impl, made in NATIVE_PRODUCTS.items()}
     native = [unit for unit in plan.units if plan.impl(unit).native]
     forms = {unit.name: stock.get(plan.impl(unit), plan.choices[unit.name].body) for unit in native}
-    alone = Choice(Impl.FLOAT, why_float(ATTENTION))
-    return plan.with_choices({u.name: alone if u.op == ATTENTION else Choice(forms[u.name]) for u in native})
+    return plan.with_choices(
+        {u.name: Choice(Impl.FLOAT, why_float(u.op)) if u.op in WHOLE else Choice(forms[u.name]) for u in native}
+    )
 
 
 def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:

@@ -11,9 +11,10 @@ import onnx_ir as ir
 from ... import NATIVE_DOMAIN
 
 NATIVE = tuple(
-    f"{NATIVE_DOMAIN}.{operator}" for operator in "Convolution MatMul MatMulNBits Attention GRU LSTM".split()
+    f"{NATIVE_DOMAIN}.{operator}"
+    for operator in "Convolution MatMul MatMulNBits Attention CachedAttention GRU LSTM".split()
 )
-NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, NATIVE_ATTENTION, *NATIVE_RECURRENT = NATIVE
+NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, NATIVE_ATTENTION, NATIVE_CACHED, *NATIVE_RECURRENT = NATIVE
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
     "DynamicQuantizeLSTM QAttention".split()
@@ -21,6 +22,7 @@ INTEGER = frozenset(
 NUMBER = re.compile(r"_[0-9]+$")  # of the names of a native operator
 INTEGER_LEVEL = 4
 """The accuracy_level with which a MatMulNBits multiplies integers."""
+CACHE = 4  # axes of the keys of earlier runs: batch, heads, rows, columns
 
 
 Shape = tuple[int, ...]
@@ -78,6 +80,12 @@ def _heads(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     return math.prod(output) // max(width, 1) * (depth + width) * inputs[1][-1 - order]
 
 
+def _cached(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
+    """Each query is multiplied by each key, and each result needs one product per key; without a past by new keys."""
+    past = max((shape[2] for shape in inputs if len(shape) == CACHE), default=0)
+    return 2 * math.prod(output) * (past + output[1])
+
+
 MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
     NATIVE_CONVOLUTION: _convolution,
@@ -91,6 +99,8 @@ MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     **dict.fromkeys(("Attention", "QAttention"), _attention),
     "MultiHeadAttention": _multi_head,
     NATIVE_ATTENTION: _heads,
+    NATIVE_CACHED: _cached,
+    "GroupQueryAttention": _cached,
     **dict.fromkeys(NATIVE_RECURRENT, _native_recurrent),
     **dict.fromkeys("LSTM GRU RNN DynamicQuantizeLSTM".split(), _recurrent),
 }

@@ -22,6 +22,7 @@ from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
 from ..kernels.attentions import wrap_attentions
+from ..kernels.caches import wrap_caches
 from ..kernels.normalizations import wrap_normalizations
 from ..kernels.pixels import wrap_pixels
 from ..kernels.products import wrap_products
@@ -152,6 +153,7 @@ def _call_native(job: Job, model: ir.Model, plan: Plan, joined: Sequence[Joined]
     products = [unit for unit in plan.units if plan.impl(unit) in NATIVE_PRODUCTS.values()]
     # attention first: a product must not take the sum with the mask for a residual
     wrap_attentions(model, products, job.shapes, join=last)
+    wrap_caches(model, products)
     wrap_products(model, products, job.shapes, join=last)
     wrap_recurrent(model, products)
     if last and units:

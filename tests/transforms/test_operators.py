@@ -23,7 +23,7 @@ from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
-from requant.transforms.ops import ATTENTION, GATE, MS, OPS, Kernel, Op
+from requant.transforms.ops import ATTENTION, GATE, GROUP_QUERY, MS, OPS, Kernel, Op
 from requant.transforms.qparams import Scheme
 
 from ..native import needs_library
@@ -664,6 +664,17 @@ EXAMPLES: dict[str, list[Example]] = {
             "MatMul(p, x3)",
             "x2 2x6x24; x3 2x6x24",
             before="t = Transpose <perm=[0,2,1]> (x2) s = MatMul(a, t) p = Softmax <axis=-1> (s)",
+        ),
+    ],
+    GROUP_QUERY: [
+        floats(
+            OPS[GROUP_QUERY].why.text,
+            "all in one tensor",
+            "[first] a = MatMul(x, v) l = Constant <value = int32[2] {5, 5}> () n = Constant <value = int32 {6}> ()"
+            f"[op] b, k, z = {GROUP_QUERY} <num_heads = 2, kv_num_heads = 1> (a, , , , , l, n)"
+            "[last] y = MatMul(b, w)",
+            "x 2x6x16; v 16x64; w 32x12",
+            y="float[a,b,c]",
         ),
     ],
     "HardSwish": [between_convs("QLinearMul", "a gate and a product", "HardSwish(a)", place="rules")],

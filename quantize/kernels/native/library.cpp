@@ -18,7 +18,8 @@ const std::vector<std::vector<ort::CustomOp*>>& operators() {
       table_operators(), convolution_operators(), global_mean_operators(), maximum_operators(),
       mean_operators(),  concat_operators(),      sum_operators(),         product_operators(),
       matmul_operators(), attention_operators(),  normalization_operators(), gru_operators(),
-      lstm_operators(),  matmul_nbits_operators(), rotary_operators(),     quantize_operators()};
+      lstm_operators(),  matmul_nbits_operators(), rotary_operators(),     quantize_operators(),
+      cached_attention_operators()};
   return all;
 }
 

@@ -1,0 +1,59 @@
+"""Put attention with a cache into functions, which the native operator ``CachedAttention`` computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from ...transforms.cached_attention import CACHED, INTEGERS, RESULTS, TENSORS, CachedAttention, find_cached
+from ...transforms.graph import nodes_by_name
+from ...transforms.ops import OPS
+from ...transforms.plan import Unit
+from .calls import Call
+from .wrap import put_calls
+
+
+def wrap_caches(model: ir.Model, units: Iterable[Unit]) -> int:
+    """Put attention with a cache into functions; return how many.
+
+    Before:  y, k2, v2 = com.microsoft.GroupQueryAttention(q, k, v, past_key, past_value, lengths, total, cos, sin)
+    After:   y, k2, v2 = ai.requant.CachedAttention(q, k, v, , past_key, past_value, lengths, total, cos, sin), whose
+             body is what was there
+        The operator rounds q, k and v with ranges that it finds and multiplies integers; the body computes in float.
+    Left alone: attention in bodies of control flow, and other units.
+
+    Args:
+        model: A model.
+        units: Units of the model that compute in integers, in order.
+    """
+    nodes, calls = nodes_by_name(model), dict[ir.Value, Call]()
+    for unit in (each for each in units if each.op in CACHED):
+        node = nodes[unit.nodes[0]]
+        found = find_cached(node)
+        if isinstance(found, CachedAttention) and node.graph is model.graph:
+            calls[node.outputs[0]] = _call(unit, node, found)
+    return put_calls(model, calls)
+
+
+def _call(unit: Unit, node: ir.Node, found: CachedAttention) -> Call:
+    """Return the call of the operator."""
+    inputs = found.inputs
+    values: dict[str, int | float] = {
+        "heads": found.heads,
+        "shared": found.shared,
+        "scale": found.scale,
+        "causal": int(found.causal),
+        "interleaved": int(found.interleaved),
+    }
+    return Call(
+        OPS[unit.op].native,
+        unit.name,
+        TENSORS,
+        [*inputs.values()],
+        [node],
+        {each.name: each for each in ir.convenience.convert_attributes(values)},
+        sources=[place for place, name in enumerate(TENSORS) if inputs[name] is not None and name not in INTEGERS],
+        dtype=ir.DataType.FLOAT,
+        results=RESULTS,
+    )

@@ -1,0 +1,272 @@
+// CachedAttention: y = softmax(scale * q k' + mask) v by head, where the keys and values of earlier runs come before those of this
+// run, and go out with them; integers as in Attention.
+//
+// Inputs: q (batch, queries, heads * depth), k (batch, queries, shared * depth), v (batch, queries, shared * width), mask, past k
+// (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q may
+// be missing. Without k and v, they stand in q behind the queries. The mask is added to the scores and repeats along all axes of
+// (batch, heads, queries, total) but the last one. Results: y (batch, queries, heads * width), k and v (batch, shared, keys, ...).
+//
+// Without lengths, total = keys = room + queries. Otherwise lengths has for each item the number of its keys, less one, and total is the
+// number of keys of the longest item: if that is the number of queries, no item has keys of earlier runs. Then keys is the larger
+// one of total and room, and rows behind the keys of an item are 0, or keep their values if past and result are the same memory.
+//
+// With cos and sin, the first 2 * angles values of each row of q and of the new k are turned: pairs that are `angles` apart, or
+// neighbours if the attribute `interleaved` is 1. If `causal` is 1, each query sees the keys up to its own.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "aligned.h"
+#include "operators.h"
+#include "target.h"
+
+namespace requant {
+namespace {
+
+constexpr Requirement require{"ai.requant.CachedAttention"};
+
+// The floats of a tensor (batch, heads, rows, columns): the steps from one item, head and row to the next. A step of 0 repeats.
+struct View {
+  float* data = nullptr;
+  int64_t item = 0, head = 0, row = 0;
+
+  float* at(int64_t of_item, int64_t of_head) const { return data + of_item * item + of_head * head; }
+};
+
+// A tensor with an axis for heads.
+View with_heads(float* data, int64_t heads, int64_t rows, int64_t columns) {
+  return {data, heads * rows * columns, rows * columns, columns};
+}
+
+// Heads side by side, from a column on, in a tensor (batch, rows, width).
+View side_by_side(float* data, int64_t first, int64_t rows, int64_t width, int64_t columns) {
+  return {data + first, rows * width, columns, width};
+}
+
+// What turns rows by their places.
+struct Angles {
+  const float *cos = nullptr, *sin = nullptr;
+  int64_t count = 0;  // of each place
+  bool interleaved = false;
+
+  void turn(const float* from, int64_t place, int64_t columns, float* to) const {
+    const float *c = cos + place * count, *s = sin + place * count;
+    const int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : count;
+    for (int64_t i = 0; i < count; ++i, from += step, to += step) {
+      const float one = from[0], other = from[apart];
+      to[0] = one * c[i] - other * s[i];
+      to[apart] = one * s[i] + other * c[i];
+    }
+    const int64_t behind = interleaved ? 0 : count;
+    std::copy(from + behind, from + behind + columns - 2 * count, to + behind);
+  }
+};
+
+// How many of everything.
+struct Sizes {
+  int64_t batch, queries, depth, width;
+  int64_t room, keys;  // rows of the past and of the results
+  int64_t total;       // of the longest item, keys of earlier runs and new ones
+};
+
+class CachedAttentionKernel {
+ public:
+  explicit CachedAttentionKernel(const ort::Node& node)
+      : target_(chosen()),
+        count_(node.count()),
+        heads_(node.attribute("heads", 0)),
+        shared_(node.attribute("shared", 0)),
+        scale_(node.real_attribute("scale", 0.0f)),
+        causal_(node.attribute("causal", 0) != 0),
+        interleaved_(node.attribute("interleaved", 0) != 0) {
+    require(heads_ > 0 && shared_ > 0 && heads_ <= INT32_MAX && heads_ % shared_ == 0, "heads must be a multiple of shared");
+  }
+
+  void run(const ort::Run& run) const {
+    std::array<ort::Tensor, kInputs> given;
+    for (size_t i = 0; i < std::min<size_t>(count_, kInputs); ++i) given[i] = run.input(i);
+    const Sizes sizes = sizes_of(given);
+    const std::vector<int64_t> before = before_in(given, sizes);
+    const View q = queries_in(given[kQ], sizes), mask = mask_in(given[kMask], sizes);
+    const Angles angles = angles_in(given, sizes, before);
+    const auto [batch, queries, depth, width, room, keys, total] = sizes;
+    float* const y = result(run, {batch, queries, heads_ * width}, 0);
+    const View k = with_heads(result(run, {batch, shared_, keys, depth}, 1), shared_, keys, depth);
+    const View v = with_heads(result(run, {batch, shared_, keys, width}, 2), shared_, keys, width);
+    run.parallel(static_cast<size_t>(batch * shared_), [&](size_t index) {
+      const int64_t item = static_cast<int64_t>(index) / shared_, head = static_cast<int64_t>(index) % shared_;
+      const Rows rows{queries, before[item], room, keys};
+      append(past_in(given[kPastK], sizes, depth), new_k(given, sizes), k, {item, head}, rows, depth, angles);
+      append(past_in(given[kPastV], sizes, width), new_v(given, sizes), v, {item, head}, rows, width, {});
+    });
+    if (queries == 0) return;
+    run.parallel(static_cast<size_t>(batch * heads_), [&](size_t index) {
+      const int64_t item = static_cast<int64_t>(index) / heads_, head = static_cast<int64_t>(index) % heads_;
+      const int64_t of = head * shared_ / heads_, seen = before[item];
+      const int64_t all = seen + queries;
+      const float scale = scale_ != 0 ? scale_ : 1 / std::sqrt(static_cast<float>(depth));
+      const AttentionSize size{queries, all, depth, width, scale, causal_ ? seen + 1 : all, true};
+      const View turned = turned_queries(q, {item, head}, seen, size, angles);
+      target_.attend(size, {.q = turned.data,
+                            .k = k.at(item, of),
+                            .v = v.at(item, of),
+                            .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
+                            .y = y + (item * queries * heads_ + head) * width,
+                            .q_step = turned.row,
+                            .k_step = depth,
+                            .v_step = width,
+                            .mask_step = mask.row,
+                            .y_step = heads_ * width,
+                            .mask_repeats = false});
+    });
+  }
+
+ private:
+  enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kInputs };
+  static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
+
+  struct Place {
+    int64_t item, head;
+  };
+
+  // Rows of a head: those of this run, those before them, and all in the memory of the past and of the result.
+  struct Rows {
+    int64_t fresh, before, room, keys;
+  };
+
+  using Given = std::array<ort::Tensor, kInputs>;
+
+  static float* result(const ort::Run& run, const std::vector<int64_t>& shape, size_t index) {
+    return reinterpret_cast<float*>(run.output(shape, index));
+  }
+
+  static float* floats(const ort::Tensor& tensor) { return static_cast<float*>(tensor.data); }
+
+  Sizes sizes_of(const Given& given) const {
+    const std::vector<int64_t>& shape = given[kQ].shape;
+    const bool apart = bool(given[kK]);
+    require(shape.size() == 3 && apart == bool(given[kV]), "q must have three axes, and k and v belong together");
+    const int64_t all = apart ? heads_ : heads_ + 2 * shared_, depth = shape[2] / all;
+    require(depth > 0 && shape[2] % all == 0, "the heads must have the same width");
+    Sizes sizes{shape[0], shape[1], depth, depth, 0, 0, 0};
+    if (apart) {
+      const std::vector<int64_t>&k = given[kK].shape, &v = given[kV].shape;
+      require(k == std::vector{shape[0], shape[1], shared_ * depth}, "k must have the depth of q");
+      require(v.size() == 3 && v[0] == shape[0] && v[1] == shape[1] && v[2] > 0 && v[2] % shared_ == 0, "v must fit to k");
+      sizes.width = v[2] / shared_;
+    }
+    require(bool(given[kPastK]) == bool(given[kPastV]), "past k and v belong together");
+    if (given[kPastK]) {
+      require(given[kPastK].shape.size() == 4, "past k must have four axes");
+      sizes.room = given[kPastK].shape[2];
+      require(given[kPastK].shape == std::vector{sizes.batch, shared_, sizes.room, depth}, "past k must fit to k");
+      require(given[kPastV].shape == std::vector{sizes.batch, shared_, sizes.room, sizes.width}, "past v must fit to v");
+    }
+    require(bool(given[kLengths]) == bool(given[kTotal]), "lengths and total belong together");
+    sizes.total = given[kLengths] ? total_in(given) : sizes.room + sizes.queries;
+    sizes.keys = std::max(sizes.total, sizes.room);
+    require(sizes.keys <= kMostKeys || sizes.queries <= kFewQueries, "there are too many keys");
+    require(depth <= kMostKeys, "the rows are too long");
+    return sizes;
+  }
+
+  static int64_t total_in(const Given& given) {
+    require(given[kTotal].size() == 1, "total must be one number");
+    return given[kTotal].as<int32_t>()[0];
+  }
+
+  // Returns how many keys of earlier runs each item has.
+  static std::vector<int64_t> before_in(const Given& given, const Sizes& sizes) {
+    std::vector<int64_t> before(static_cast<size_t>(sizes.batch), sizes.room);
+    if (!given[kLengths]) return before;
+    require(given[kLengths].size() == sizes.batch, "lengths must have a number for each item");
+    const bool first = total_in(given) == sizes.queries;
+    for (int64_t i = 0; i < sizes.batch; ++i) {
+      before[i] = first ? 0 : int64_t{given[kLengths].as<int32_t>()[i]} + 1 - sizes.queries;
+      const bool fits = before[i] >= 0 && before[i] <= sizes.room && before[i] + sizes.queries <= sizes.total;
+      require(fits, "lengths must fit to the past");
+    }
+    return before;
+  }
+
+  View queries_in(const ort::Tensor& q, const Sizes& sizes) const {
+    return side_by_side(floats(q), 0, sizes.queries, q.shape[2], sizes.depth);
+  }
+
+  View new_k(const Given& given, const Sizes& sizes) const {
+    const ort::Tensor& from = given[given[kK] ? kK : kQ];
+    return side_by_side(floats(from), given[kK] ? 0 : heads_ * sizes.depth, sizes.queries, from.shape[2], sizes.depth);
+  }
+
+  View new_v(const Given& given, const Sizes& sizes) const {
+    const ort::Tensor& from = given[given[kV] ? kV : kQ];
+    const int64_t first = given[kV] ? 0 : (heads_ + shared_) * sizes.depth;
+    return side_by_side(floats(from), first, sizes.queries, from.shape[2], sizes.width);
+  }
+
+  View past_in(const ort::Tensor& past, const Sizes& sizes, int64_t columns) const {
+    return past ? with_heads(floats(past), shared_, sizes.room, columns) : View{};
+  }
+
+  View mask_in(const ort::Tensor& mask, const Sizes& sizes) const {
+    if (!mask) return {};
+    std::vector<int64_t> shape = mask.shape;
+    require(shape.size() >= 1 && shape.size() <= 4, "the mask must have one to four axes");
+    shape.insert(shape.begin(), 4 - shape.size(), 1);
+    const int64_t whole[] = {sizes.batch, heads_, sizes.queries, sizes.total};
+    for (int axis = 0; axis < 4; ++axis)
+      require(shape[axis] == whole[axis] || (axis < 3 && shape[axis] == 1), "the mask must fit to the scores");
+    const View view = with_heads(floats(mask), shape[1], shape[2], shape[3]);
+    return {view.data, shape[0] > 1 ? view.item : 0, shape[1] > 1 ? view.head : 0, shape[2] > 1 ? view.row : 0};
+  }
+
+  Angles angles_in(const Given& given, const Sizes& sizes, const std::vector<int64_t>& before) const {
+    const ort::Tensor &cos = given[kCos], &sin = given[kSin];
+    require(bool(cos) == bool(sin), "cos and sin belong together");
+    if (!cos) return {};
+    require(cos.shape.size() == 2 && cos.shape == sin.shape, "cos and sin must have two axes, and the same shape");
+    require(2 * cos.shape[1] <= sizes.depth, "there are more angles than pairs");
+    for (int64_t each : before) require(each + sizes.queries <= cos.shape[0], "there are more places than cosines");
+    return {cos.as<float>(), sin.as<float>(), cos.shape[1], interleaved_};
+  }
+
+  // Writes the rows of earlier runs and behind them the new ones, turned, to a head of a result.
+  static void append(const View& past, const View& fresh, const View& all, const Place& place, const Rows& rows, int64_t columns,
+                     const Angles& angles) {
+    float* const to = all.at(place.item, place.head);
+    const bool same = past.data == all.data;
+    if (past.data != nullptr && !same) std::copy_n(past.at(place.item, place.head), rows.before * columns, to);
+    for (int64_t row = 0; row < rows.fresh; ++row)
+      angles.turn(fresh.at(place.item, place.head) + row * fresh.row, rows.before + row, columns,
+                  to + (rows.before + row) * columns);
+    const int64_t last = rows.before + rows.fresh;
+    if (!same) std::fill(to + last * columns, to + rows.keys * columns, 0.0f);
+  }
+
+  // Returns the rows of a head of q, turned if there are angles.
+  static View turned_queries(const View& q, const Place& place, int64_t before, const AttentionSize& size, const Angles& angles) {
+    float* const from = q.at(place.item, place.head);
+    if (angles.count == 0) return {from, 0, 0, q.row};
+    thread_local Scratch scratch;  // its memory grows to the largest head
+    float* const to = reinterpret_cast<float*>(scratch.bytes(size.queries * size.depth * static_cast<int64_t>(sizeof(float))));
+    for (int64_t row = 0; row < size.queries; ++row)
+      angles.turn(from + row * q.row, before + row, size.depth, to + row * size.depth);
+    return {to, 0, 0, size.depth};
+  }
+
+  const Target& target_;
+  size_t count_;  // of the node's inputs
+  int64_t heads_, shared_;  // of q, and of k and v
+  float scale_;
+  bool causal_, interleaved_;
+};
+
+}  // namespace
+
+std::vector<ort::CustomOp*> cached_attention_operators() {
+  using enum ort::ElementType;
+  return named<CachedAttentionKernel>(
+      "CachedAttention", {kFloat, kFloat, kFloat, kFloat, kFloat, kFloat, kInt32, kInt32, kFloat, kFloat}, 1, kFloat, 3);
+}
+
+}  // namespace requant

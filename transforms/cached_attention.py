@@ -1,0 +1,131 @@
+"""Find attention over keys and values of earlier runs: operators that read a cache, and return it with the new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+import onnx_ir as ir
+
+from .attention import are_factors, has_more_results, padded, unknown
+from .ops import GROUP_QUERY, key
+
+KNOWN = frozenset(
+    "causal do_rotary kv_num_heads local_window_size num_heads rotary_interleaved scale smooth_softmax softcap".split()
+)
+"""The attributes of a GroupQueryAttention that are known; those of newer versions, as for quantized caches, are not."""
+RESULTS = 3
+"""Attention itself, and the keys and values of all rows."""
+PLACES, LAST = 9, 10
+"""Among the inputs of a GroupQueryAttention: the places of the tokens, and the last one that the native one has."""
+
+
+@dataclass(frozen=True, eq=False)
+class CachedAttention:
+    """An operator that is attention over the rows of a cache and new rows.
+
+    Attributes:
+        q: Queries, (batch, rows, heads * depth). Without `k` and `v`, keys and values stand behind them.
+        k: New keys, (batch, rows, shared * depth); None if they stand in `q`.
+        v: New values, (batch, rows, shared * width); None if they stand in `q`.
+        mask: What is added to the scores; None without it.
+        past_key: Keys of earlier runs, (batch, shared, room, depth); None without them.
+        past_value: Values of earlier runs; None without them.
+        lengths: int32 (batch,): the number of keys of each item, less one.
+        total: int32, one number: the number of keys of the longest item.
+        cos: The cosines by which q and k are rotated, (places, angles); None without rotation.
+        sin: The sines.
+        heads: How many heads q has.
+        shared: How many heads k and v have.
+        scale: What the scores are multiplied by; 0 for 1 / sqrt(depth).
+        causal: Whether a query sees the keys up to its own alone.
+        interleaved: Whether neighbours are rotated; otherwise values that are `angles` apart.
+    """
+
+    q: ir.Value
+    k: ir.Value | None
+    v: ir.Value | None
+    mask: ir.Value | None
+    past_key: ir.Value | None
+    past_value: ir.Value | None
+    lengths: ir.Value | None
+    total: ir.Value | None
+    cos: ir.Value | None
+    sin: ir.Value | None
+    heads: int
+    shared: int
+    scale: float
+    causal: bool
+    interleaved: bool
+
+    @property
+    def inputs(self) -> dict[str, ir.Value | None]:
+        """The tensors that it reads, by name, in the order of the native operator."""
+        return {name: getattr(self, name) for name in TENSORS}
+
+    @property
+    def floats(self) -> list[ir.Value]:
+        """The tensors of floats that it reads."""
+        return [value for name, value in self.inputs.items() if value is not None and name not in INTEGERS]
+
+
+INTEGERS = frozenset({"lengths", "total"})
+TENSORS = tuple(field.name for field in fields(CachedAttention))[:10]
+
+
+def find_cached(node: ir.Node) -> CachedAttention | str:
+    """Return the attention that an operator in `CACHED` computes, or what it has that the native operator has not."""
+    return CACHED[key(node)](node)
+
+
+def _group_query(node: ir.Node) -> CachedAttention | str:
+    """Return what a GroupQueryAttention computes, or what it has that the native operator has not."""
+    q, k, v, past_key, past_value, lengths, total, cos, sin, _, mask = padded(node, LAST + 1)[: LAST + 1]
+    integers = node.attributes.get_int
+    turns = bool(integers("do_rotary", 0))
+    if missing := _missing(node):
+        return missing
+    assert q is not None  # else it lacks factors
+    return CachedAttention(
+        q=q,
+        k=k,
+        v=v,
+        mask=mask,
+        past_key=past_key,
+        past_value=past_value,
+        lengths=lengths,
+        total=total,
+        cos=cos if turns else None,
+        sin=sin if turns else None,
+        heads=integers("num_heads", 0),
+        shared=integers("kv_num_heads", 0),
+        scale=node.attributes.get_float("scale", 0),
+        causal=True,
+        interleaved=bool(integers("rotary_interleaved", 0)),
+    )
+
+
+def _missing(node: ir.Node) -> str:
+    """Return what a GroupQueryAttention has that the native operator has not; empty if there is nothing."""
+    integers, reals = node.attributes.get_int, node.attributes.get_float
+    q, k, v, *_ = given = padded(node, LAST + 1)
+    spare = [index for index, value in enumerate(given) if value is not None and (index == PLACES or index > LAST)]
+    lacks = {
+        "position_ids": PLACES in spare,
+        "head_sink": LAST + 1 in spare,
+        "further inputs": bool(spare),
+        unknown(node, KNOWN): bool(unknown(node, KNOWN)),
+        "local_window_size": integers("local_window_size", -1) > 0,
+        "softcap": reals("softcap", 0) != 0,
+        "smooth_softmax": integers("smooth_softmax", 0) > 0,
+        "attention that is not causal": integers("causal", 1) != 1,
+        "scale that is not above 0": reals("scale", 0) < 0,
+        "caches that nothing reads": len(node.outputs) < RESULTS,
+        "scores as a result": has_more_results(node, RESULTS),
+        "factors that are constant or equal": not are_factors(q, *(() if k is None else (k, v))),
+    }
+    return next((name for name, asked in lacks.items() if asked), "")
+
+
+CACHED: Mapping[str, Callable[[ir.Node], CachedAttention | str]] = {GROUP_QUERY: _group_query}
+"""Operators with caches, by their key, and what returns the attention, or what it has that the native one has not."""
