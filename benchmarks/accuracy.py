@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contenders import PRODUCTS, ContenderError, call, has
+from benchmarks.measurements import NOISE
 from benchmarks.options import chosen, chosen_tasks, with_options
-from benchmarks.speed import NOISE
 from benchmarks.tables import plain_table, print_table
 
 

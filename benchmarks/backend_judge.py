@@ -19,8 +19,8 @@ import onnxruntime as ort
 from click.testing import CliRunner
 
 from benchmarks.backend_cases import DYNAMIC, Feed, Task
-from benchmarks.contenders import checker_error, one_line
 from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, open_model, run_all
+from benchmarks.measurements import checker_error, one_line
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, quantize_model

@@ -29,7 +29,8 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.contenders import SAMPLES, ContenderError, call, load_feeds, save_feeds
+from benchmarks.contenders import ContenderError, call
+from benchmarks.measurements import SAMPLES, load_feeds, save_feeds
 from benchmarks.options import chosen
 from benchmarks.tables import plain_table, print_table
 
@@ -48,7 +49,7 @@ class Form:
         bits: Bits of a weight in blocks.
         size: Weights in a block; 0 for other forms.
         native: Whether products and attention are native operators.
-        runtime: A key of `contenders.LOADERS`. In OpenVINO a form without a strategy is the float model.
+        runtime: A key of `measurements.LOADERS`. In OpenVINO a form without a strategy is the float model.
     """
 
     strategy: str

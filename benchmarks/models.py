@@ -37,10 +37,10 @@ from typing import Any
 
 import click
 
-from benchmarks.contenders import ContenderError, call, one_line
+from benchmarks.contenders import ContenderError, call, failure
+from benchmarks.measurements import NOISE, one_line
 from benchmarks.options import chosen
 from benchmarks.parts import PARTS, forms_of, steps_of
-from benchmarks.speed import NOISE
 
 REQUANT = "import sys; from requant.cli import main; sys.exit(main(sys.argv[1:]))"
 REQUANT_WITHOUT = f"from benchmarks.parts import PARTS; PARTS[{{!r}}](); {REQUANT}"
@@ -83,7 +83,7 @@ class Job:
 
     @property
     def runtime(self) -> str:
-        """What runs the models: a key of `LOADERS`."""
+        """What runs the models: a key of `measurements.LOADERS`."""
         return "openvino" if "openvino" in self.options else "onnxruntime"
 
     @property
@@ -211,8 +211,7 @@ def run(command: Sequence[str], *, accepted: Sequence[int] = (0,)) -> str:
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if done.returncode not in accepted:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise ContenderError(lines[-1][:300] if lines else f"exit code {done.returncode}")
+        raise failure(done)
     return done.stdout
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from benchmarks.contenders import ContenderError, call, load_feeds, save_feeds
+from benchmarks.contenders import ContenderError, call
+from benchmarks.measurements import load_feeds, save_feeds
 from benchmarks.options import chosen
 from benchmarks.tables import plain_table, print_table
 

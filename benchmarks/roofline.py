@@ -29,8 +29,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import CONTENDERS, load_feeds
+from benchmarks.contenders import CONTENDERS
 from benchmarks.kernels import Convolution, Product
+from benchmarks.measurements import load_feeds
 from benchmarks.options import chosen
 from benchmarks.speed import GOALS, Setting, make, prepare
 from benchmarks.tables import plain_table

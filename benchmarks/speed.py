@@ -25,7 +25,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import CONTENDERS, FORMS, OPENVINO, Contender, ContenderError, call, forms_for, has
+from benchmarks.contenders import CONTENDERS, FORMS, Contender, ContenderError, call, forms_for, has
+from benchmarks.measurements import NOISE, OPENVINO
 from benchmarks.options import chosen, chosen_tasks, with_options
 from benchmarks.tables import plain_table, print_table
 from requant.quantize.runtime.machine import flags
@@ -47,7 +48,6 @@ GUARDED = {"ours": "guarded", "placed-openvino": "placed-guarded"}
 SEED_GOALS: Mapping[str, float] = {"second convolution": 4.0, "whole network": 3.1}
 VALID_DB = 8.0
 """The SQNR of a usable real model is at least this. Random weights have no such limit."""
-NOISE = 0.02  # the relative difference between two minima of the same model
 PREDICTED = 0.15  # the largest relative error of a predicted time
 SEED_BATCH = 128
 
@@ -97,7 +97,7 @@ def build_row(
 
     Args:
         model: The name of the model.
-        timed: The result of `contenders.timed`; the keys are ``float`` and ``CONTENDER FORM``.
+        timed: The result of `measurements.timed`; the keys are ``float`` and ``CONTENDER FORM``.
         made: The result of quantizing each form, or ``error``.
         offered: The forms that each contender tried.
         goal: The goal of the speed-up of this project's model.
@@ -132,7 +132,7 @@ def build_row(
 
 
 def key(contender: str, form: str) -> str:
-    """Return the key of a model in the result of `contenders.timed`."""
+    """Return the key of a model in the result of `measurements.timed`."""
     return f"{contender} {form}"
 
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 accuracy = importlib.import_module("benchmarks.accuracy")
 contenders = importlib.import_module("benchmarks.contenders")
+measurements = importlib.import_module("benchmarks.measurements")
 sys.path.remove(str(ROOT))
 
 
@@ -192,15 +193,15 @@ def test_an_ablation_has_a_row_for_none_and_for_each(tmp_path: Path, monkeypatch
 def test_what_single_items_tell_of_two_results() -> None:
     before, after = ({"correct": np.array(right)} for right in ([1, 1, 1, 0], [1, 0, 0, 1]))
     before, after = ({"correct": r["correct"].astype(bool)} for r in (before, after))
-    found = contenders._paired("top1", before, after)
+    found = measurements._paired("top1", before, after)
     assert (found["broken"], found["fixed"], found["p_value"]) == (2, 1, 1.0)
     assert found["interval"][0] < 0.25 < found["interval"][1]
     assert (
-        contenders._paired("perplexity", before, after)["interval"] is None
+        measurements._paired("perplexity", before, after)["interval"] is None
     )  # single tokens are right or wrong; losses are not
     quality = {"quality": np.arange(8.0)}, {"quality": np.arange(8.0) - 0.5}
-    assert contenders._paired("PSNR_dB", *quality)["interval"] == (0.5, 0.5)
-    assert contenders._paired("finite", {}, {}) == {}
+    assert measurements._paired("PSNR_dB", *quality)["interval"] == (0.5, 0.5)
+    assert measurements._paired("finite", {}, {}) == {}
 
 
 def test_the_time_that_a_function_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
