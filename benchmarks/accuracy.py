@@ -26,9 +26,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import PRODUCTS, ContenderError, call, has
+from benchmarks.contenders import PRODUCTS, ContenderError, call, float_files, has, skipped
 from benchmarks.measurements import NOISE
-from benchmarks.options import chosen, chosen_tasks, with_options
+from benchmarks.options import KIT, PEERS_PYTHON, chosen, chosen_tasks, with_options
 from benchmarks.tables import plain_table, print_table
 
 
@@ -248,7 +248,6 @@ class Setting:
 
 def made(setting: Setting, task: str, name: str, contender: Contender) -> tuple[Path, Row]:
     """Quantize with a contender; return the path of the model, and a row with the time it took or with the error."""
-    folder = setting.folder / task
     arguments = dict(contender.arguments)
     if contender.ours:
         arguments["options"] = {"place": setting.place, "force_int8": True, **arguments["options"]}
@@ -256,7 +255,7 @@ def made(setting: Setting, task: str, name: str, contender: Contender) -> tuple[
     output = model_path(setting, task, name, place)
     row = Row(task, name, place, setting.items)
     python = setting.python if contender.function == "nncf" else None
-    paths = {"model": str(folder / "float.onnx"), "feeds": str(folder / "feeds.npz"), "output": str(output)}
+    paths = {**float_files(setting.folder / task), "output": str(output)}
     output.unlink(missing_ok=True)
     try:
         result = call("clocked", python=python, what=contender.function, **paths, **arguments)
@@ -302,8 +301,7 @@ def prepared(setting: Setting, task: str) -> list[str]:
     """Write the float model of a task and its calibration feeds; return the operators of the model."""
     folder = setting.folder / task
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {"model": str(folder / "float.onnx"), "feeds": str(folder / "feeds.npz")}
-    operators: list[str] = call("task", kit=str(setting.kit), name=task, **paths)["operators"]
+    operators: list[str] = call("task", kit=str(setting.kit), name=task, **float_files(folder))["operators"]
     return operators
 
 
@@ -349,13 +347,12 @@ def measured(setting: Setting, task: str, contenders: Mapping[str, Contender], k
 
 def _time(setting: Setting, task: str, models: Mapping[str, Path], known: list[Row]) -> None:
     """Time the models of a task in turn, and store the times in the rows of the task."""
-    folder = setting.folder / task
+    files = float_files(setting.folder / task)
     own = {row.contender: row for row in known if row.task == task and row.place in ("", setting.place)}
     valid = [name for name, path in models.items() if name in own and own[name].value is not None and path.is_file()]
-    cases = [{"name": "float", "model": str(folder / "float.onnx"), "runtime": "onnxruntime"}]
+    cases = [{"name": "float", "model": files["model"], "runtime": "onnxruntime"}]
     cases += [{"name": name, "model": str(models[name]), "runtime": "onnxruntime"} for name in valid]
-    feeds = str(folder / "feeds.npz")
-    times = call("timed", cases=cases, feeds=feeds, threads=setting.threads, seconds=setting.seconds)
+    times = call("timed", cases=cases, feeds=files["feeds"], threads=setting.threads, seconds=setting.seconds)
     for index, row in enumerate(known):
         if row.task != task or row.place not in ("", setting.place) or row.asked != setting.items:
             continue
@@ -460,7 +457,7 @@ def main() -> None:
 
 
 SHARED = (
-    click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="REALKIT"),
+    KIT,
     click.option("--tasks", default="", help="Tasks, separated by commas. [default: all]"),
     click.option("--items", type=click.IntRange(1), help="Number of evaluation items. [default: all]"),
     click.option("--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the models in this folder."),
@@ -475,7 +472,7 @@ SHARED = (
 @with_options(SHARED)
 @click.option("--contenders", default=",".join(USUAL), show_default=True)
 @click.option("--place", default="measured", show_default=True, help="Placement, as in 'requant quantize'.")
-@click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
+@PEERS_PYTHON
 @click.option("--threads", default=1, show_default=True, help="Threads while models are timed.")
 @click.option("--seconds", default=10.0, show_default=True, help="Total time for which the models of a task run.")
 def table(
@@ -545,7 +542,7 @@ def available(names: Iterable[str], python: str | None) -> tuple[dict[str, Conte
         if unknown:
             notes.append(f"{contender.label}: skipped, this version has no option {unknown[0]!r}")
         elif contender.function == "nncf" and not has("nncf", python):
-            notes.append(f"{contender.label}: skipped, nncf is not installed in {python or 'this venv'}")
+            notes.append(skipped(contender.label, "nncf", python))
         else:
             found[name] = contender
     return found, notes

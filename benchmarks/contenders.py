@@ -154,6 +154,16 @@ def has(package: str, python: str | None = None) -> bool:
         return False
 
 
+def skipped(label: str, package: str, python: str | None = None) -> str:
+    """Return the note that a contender does not take part, because an interpreter does not have a package."""
+    return f"{label}: skipped, {package} is not installed in {python or 'this venv'}"
+
+
+def float_files(folder: Path) -> dict[str, Any]:
+    """Return the paths of a float model and its calibration feeds in a folder, as arguments of `call`."""
+    return {"model": str(folder / "float.onnx"), "feeds": str(folder / "feeds.npz")}
+
+
 # ------------------------------------------------------------------------------------------ in the new process
 
 

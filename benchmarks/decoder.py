@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.contenders import ContenderError, call
 from benchmarks.measurements import SAMPLES, load_feeds, save_feeds
-from benchmarks.options import chosen
+from benchmarks.options import PEERS_PYTHON, chosen
 from benchmarks.tables import plain_table, print_table
 
 WIDTH, HEADS, GROUPS, INNER, LAYERS = 2048, 32, 8, 5632, 24
@@ -241,7 +241,7 @@ def timed(models: Mapping[str, Path], feeds: Path, setting: Setting) -> dict[str
 @click.option("--fused", is_flag=True, help="Attention and norms are operators of ONNX Runtime.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=20.0, show_default=True, help="Total time for which the models run at each size.")
-@click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
+@PEERS_PYTHON
 @click.option("--json", "as_json", is_flag=True)
 def main(as_json: bool, forms: str, **given: Any) -> None:
     """Time a decoder of a billion weights."""

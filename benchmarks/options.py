@@ -10,6 +10,10 @@ import click
 
 from benchmarks.contenders import ContenderError, call
 
+KIT = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="REALKIT")
+"""The folder of a kit of real models."""
+PEERS_PYTHON = click.option("--peers-python", metavar="PATH", help="An interpreter that has NNCF. [default: this one]")
+
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """Return a decorator that adds click options and arguments to a command."""

@@ -33,7 +33,8 @@ from benchmarks.contenders import CONTENDERS
 from benchmarks.kernels import Convolution, Product
 from benchmarks.measurements import load_feeds
 from benchmarks.options import chosen
-from benchmarks.speed import GOALS, Setting, make, prepare
+from benchmarks.speed import Setting, make, prepare
+from benchmarks.speed_rows import GOALS
 from benchmarks.tables import plain_table
 
 if TYPE_CHECKING:

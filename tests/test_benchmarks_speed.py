@@ -26,6 +26,7 @@ kernel_models = importlib.import_module("benchmarks.kernels")
 measurements = importlib.import_module("benchmarks.measurements")
 roofline = importlib.import_module("benchmarks.roofline")
 speed = importlib.import_module("benchmarks.speed")
+speed_rows = importlib.import_module("benchmarks.speed_rows")
 sys.path.remove(str(ROOT))
 
 ALL = {"ours": ("ours",), "static": ("static", "static-products")}
@@ -39,7 +40,7 @@ def row(**changed: Any) -> Any:
     """Return a row that reaches every goal, with changes."""
     times = {"ours": 1.0, "static": 1.5, "nncf": 9.0} | changed.pop("times", {})
     facts = {"model": "resnet50", "float_ms": 4.0, "forms": {n: n for n in times}, "goal": 3.3, "predicted": 1.1}
-    return speed.Row(times=times, **{**facts, **changed})
+    return speed_rows.Row(times=times, **{**facts, **changed})
 
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -52,34 +53,34 @@ def test_the_fastest_form_of_a_contender_counts() -> None:
         "static static": run(2.0, 40.0),
         "static static-products": run(1.6),
     }
-    found = speed.build_row("vit_b_16", timed, {"ours": {}}, ALL, 2.8)
+    found = speed_rows.build_row("vit_b_16", timed, {"ours": {}}, ALL, 2.8)
     assert found.times == {"ours": 1.0, "static": 1.6}
     assert found.forms["static"] == "static-products"
     assert found.sqnr_db == {"ours": None, "static": 30.0}
     assert found.ratio("static") == 4.0 / 1.6
-    assert speed.cell(found, "static") == "2.50x*"
-    assert speed.footnotes([found]) == ["* vit_b_16, ORT static: static-products"]
+    assert speed_rows.cell(found, "static") == "2.50x*"
+    assert speed_rows.footnotes([found]) == ["* vit_b_16, ORT static: static-products"]
 
 
 def test_a_form_that_fails_leaves_the_field_to_the_others() -> None:
     timed = {"float": run(4.0), "ours ours": run(1.0), "static static": {"error": "invalid"}}
     timed["static static-products"] = run(2.0)
-    assert speed.build_row("vit_b_16", timed, {}, ALL).times["static"] == 2.0
+    assert speed_rows.build_row("vit_b_16", timed, {}, ALL).times["static"] == 2.0
 
 
 def test_a_contender_of_which_no_form_runs_fails_with_every_reason() -> None:
     timed = {"float": run(4.0), "ours ours": run(1.0), "static static": {"error": "invalid"}}
-    found = speed.build_row("vit_b_16", timed, {"static-products": {"error": "no such file"}}, ALL)
+    found = speed_rows.build_row("vit_b_16", timed, {"static-products": {"error": "no such file"}}, ALL)
     assert found.errors == {"static": "invalid; no such file"}
-    assert speed.cell(found, "static") == "fails"
-    assert speed.cell(found, "nncf") == "-"
-    assert "vit_b_16, ORT static: invalid; no such file" in speed.footnotes([found])
-    assert speed.missed(found) == []
+    assert speed_rows.cell(found, "static") == "fails"
+    assert speed_rows.cell(found, "nncf") == "-"
+    assert "vit_b_16, ORT static: invalid; no such file" in speed_rows.footnotes([found])
+    assert speed_rows.missed(found) == []
 
 
 def test_a_float_model_that_does_not_run_is_an_error() -> None:
     with pytest.raises(click.ClickException, match="the float model does not run: no file"):
-        speed.build_row("vit_b_16", {"float": {"error": "no file"}}, {}, {})
+        speed_rows.build_row("vit_b_16", {"float": {"error": "no file"}}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -93,8 +94,8 @@ def test_a_float_model_that_does_not_run_is_an_error() -> None:
     ids=["both", "no prediction", "not measured", "neither"],
 )
 def test_the_prediction_is_shown_where_there_is_one(made: Any, ratio: float | None, shown: str) -> None:
-    assert speed.predicted_ratio(made) == ratio
-    assert speed.percent(ratio) == shown
+    assert speed_rows.predicted_ratio(made) == ratio
+    assert speed_rows.percent(ratio) == shown
 
 
 @pytest.mark.parametrize(
@@ -148,11 +149,11 @@ def test_the_prediction_is_shown_where_there_is_one(made: Any, ratio: float | No
     ],
 )
 def test_what_is_missed_is_named(changed: dict[str, Any], goals: list[str]) -> None:
-    assert speed.missed(row(**changed)) == goals
+    assert speed_rows.missed(row(**changed)) == goals
 
 
 def test_ours_that_cannot_be_made_is_missed() -> None:
-    assert speed.missed(speed.Row("resnet50", 4.0, {}, {}, errors={"ours": "refused"}, goal=3.3)) == [
+    assert speed_rows.missed(speed_rows.Row("resnet50", 4.0, {}, {}, errors={"ours": "refused"}, goal=3.3)) == [
         "no model of ours"
     ]
 
