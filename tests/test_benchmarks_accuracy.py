@@ -17,6 +17,7 @@ from rich.console import Console
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 accuracy = importlib.import_module("benchmarks.accuracy")
+accuracy_rows = importlib.import_module("benchmarks.accuracy_rows")
 contenders = importlib.import_module("benchmarks.contenders")
 measurements = importlib.import_module("benchmarks.measurements")
 sys.path.remove(str(ROOT))
@@ -26,7 +27,7 @@ def row(contender: str, value: float | None, task: str = "mbv1_075", **more: Any
     speed = more.pop("speed", 2.0)
     drop = None if value is None else 0.76 - value
     facts = {"metric": "top1", "drop": drop, "float_ms": 4.0, "ms": 4.0 / speed}
-    return accuracy.Row(task, contender, value=value, **{**facts, **more})
+    return accuracy_rows.Row(task, contender, value=value, **{**facts, **more})
 
 
 FLOAT = row("float", 0.76, speed=1.0)
@@ -68,18 +69,18 @@ FLOAT = row("float", 0.76, speed=1.0)
     ],
 )
 def test_what_is_missed_is_named(rows: Sequence[Any], words: list[str]) -> None:
-    assert accuracy.missed(rows[0], [FLOAT, *rows]) == words
+    assert accuracy_rows.missed(rows[0], [FLOAT, *rows]) == words
 
 
 @pytest.mark.parametrize(
     ("goal", "value", "drop", "agreement", "words"),
     [
-        (accuracy.Goal(drop=0.01, relative=True), 4.13, 0.04, None, ""),
-        (accuracy.Goal(drop=0.01, relative=True), 4.2, 0.05, None, "drop above 0.041"),
-        (accuracy.Goal(least=0.999), 0.999, 0.001, None, ""),
-        (accuracy.Goal(least=0.999), 0.998, 0.002, None, "below 0.999"),
-        (accuracy.Goal(agreement=0.993), 0.9, 0.0, 0.993, ""),
-        (accuracy.Goal(agreement=0.993), 0.9, 0.0, 0.992, "agreement below 99.3%"),
+        (accuracy_rows.Goal(drop=0.01, relative=True), 4.13, 0.04, None, ""),
+        (accuracy_rows.Goal(drop=0.01, relative=True), 4.2, 0.05, None, "drop above 0.041"),
+        (accuracy_rows.Goal(least=0.999), 0.999, 0.001, None, ""),
+        (accuracy_rows.Goal(least=0.999), 0.998, 0.002, None, "below 0.999"),
+        (accuracy_rows.Goal(agreement=0.993), 0.9, 0.0, 0.993, ""),
+        (accuracy_rows.Goal(agreement=0.993), 0.9, 0.0, 0.992, "agreement below 99.3%"),
     ],
 )
 def test_goals(goal: Any, value: float, drop: float, agreement: float | None, words: str) -> None:
@@ -95,7 +96,7 @@ def test_a_correction_helps_where_it_alone_is_better_than_none() -> None:
         row("bias", 0.69, task="kwt1", sqnr_db=20.0),
         row("means", None, task="kwt1"),
     ]
-    assert accuracy.helping(rows, ["bias", "means"]) == [
+    assert accuracy_rows.helping(rows, ["bias", "means"]) == [
         "bias: better on mbv1_075; worse on kwt1; less noise on mbv1_075",
         "means: better on none; worse on none; less noise on none",
     ]
@@ -103,8 +104,8 @@ def test_a_correction_helps_where_it_alone_is_better_than_none() -> None:
 
 def test_what_this_version_has_not_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "has", lambda package, python=None: python == "other/python")
-    coming = accuracy.Contender("ours, twice", "configured", {"options": {"twice": True}}, ours=True)
-    monkeypatch.setattr(accuracy, "CONTENDERS", {**accuracy.CONTENDERS, "coming": coming})
+    coming = accuracy_rows.Contender("ours, twice", "configured", {"options": {"twice": True}}, ours=True)
+    monkeypatch.setattr(accuracy, "CONTENDERS", {**accuracy_rows.CONTENDERS, "coming": coming})
     found, notes = accuracy.available(["minmax", "nncf", "medium", "coming"], None)
     assert list(found) == ["minmax", "medium"]
     assert [note.partition(":")[0] for note in notes] == ["NNCF", "ours, twice"]
@@ -112,9 +113,9 @@ def test_what_this_version_has_not_is_left_out_with_a_note(monkeypatch: pytest.M
 
 
 def test_every_contender_is_a_function_of_the_program() -> None:
-    assert {contender.function for contender in accuracy.CONTENDERS.values()} <= set(contenders.FUNCTIONS)
-    assert set(accuracy.USUAL) <= set(accuracy.CONTENDERS)
-    assert set(accuracy.GOALS) <= set(accuracy.CONTENDERS)
+    assert {contender.function for contender in accuracy_rows.CONTENDERS.values()} <= set(contenders.FUNCTIONS)
+    assert set(accuracy_rows.USUAL) <= set(accuracy_rows.CONTENDERS)
+    assert set(accuracy_rows.GOALS) <= set(accuracy_rows.CONTENDERS)
 
 
 def test_rows_are_kept_and_made_anew_when_asked(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_table_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(accuracy, "call", calls)
     setting = accuracy.Setting(tmp_path, tmp_path, place="all")
     rows: list[Any] = []
-    some = {name: accuracy.CONTENDERS[name] for name in ("minmax", "products", "percentile")}
+    some = {name: accuracy_rows.CONTENDERS[name] for name in ("minmax", "products", "percentile")}
     accuracy.measured(setting, "kwt1", some, rows)
     assert calls.made == ["minmax", "percentile"]  # a model without MatMul has no products
     assert [(r.contender, r.speedup, r.error) for r in rows] == [
@@ -172,11 +173,11 @@ def test_a_table_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     accuracy.measured(setting, "kwt1", some, rows)
     assert rows == before
     assert all(one is two for one, two in zip(rows, before, strict=True))  # nothing was measured again
-    accuracy.measured(setting, "kwt1", {**some, "high": accuracy.CONTENDERS["high"]}, rows)
+    accuracy.measured(setting, "kwt1", {**some, "high": accuracy_rows.CONTENDERS["high"]}, rows)
     assert calls.made == ["minmax", "percentile", "high-all"]
     assert [(r.contender, r.place, r.speedup) for r in rows if r.contender == "high"] == [("high", "all", 2.0)]
     shown = Console(width=300, record=True)
-    shown.print(accuracy.to_table("", accuracy.ordered(rows, ["kwt1"])))
+    shown.print(accuracy_rows.to_table("", accuracy_rows.ordered(rows, ["kwt1"])))
     assert "fails: too many bins" in shown.export_text()
 
 
