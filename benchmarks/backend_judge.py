@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from click.testing import CliRunner
 
 from benchmarks.backend_cases import DYNAMIC, Feed, Task
-from benchmarks.error_bounds import BY_RUNTIME, FROM_FLOAT, Kind, bounds, open_model, run_all
+from benchmarks.error_bounds import bounds, run_all
+from benchmarks.error_rules import BY_RUNTIME, FROM_FLOAT, Array, Kind, open_model
 from benchmarks.measurements import checker_error, one_line
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.accuracy.outputs import decibels, powers
 
-Array: TypeAlias = npt.NDArray[Any]
 Outputs: TypeAlias = list[dict[str, Any]]
 
 SECONDS = 0.005  # the time for timing; the outcomes do not depend on it
