@@ -29,7 +29,7 @@ from ..kernels.library import Kernels, kernels
 from ..model.files import Weights, about, load_model, serialize
 from ..model.types import add_types
 from ..options.declared import Strategy
-from ..options.given_ranges import load_given_ranges
+from ..options.given_ranges import GivenRanges, load_given_ranges
 from ..options.options import Options
 from ..options.policy import Policy
 from ..options.selection import Selection
@@ -39,8 +39,8 @@ from ..placement.plan_file import operators_in, read_plan
 from ..placement.rules import choose, choose_by, widest_plan
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
-from ..runtime.runtimes import STOCK, Runtime, runtime_named
-from .reference import open_data, reference_of, sessions_of, tried
+from ..runtime.runtimes import Runtime, runtime_named
+from .reference import Reference, open_reference, sessions_of
 from .simplify import LITTLE, RESTORE, pipelines, simplify
 
 RESTORED = (
@@ -59,52 +59,23 @@ def prepare(
     Raises:
         RequantError: The request cannot be met.
     """
-    supply = load_given_ranges(options)
-    runtime = runtime_named(options.runtime, options.precision)
-    no_saturation = resolve(options.isa).exact
-    attention = options.plan is None or ATTENTION in operators_in(options.plan)
-    policy = Policy.of(options, exact=no_saturation, native=_has_native(options), attention=attention)
-    original = load_model(path)
-    options.selection.check(original)
-    static = data is not None or supply.ranges is not None
-    stays = not static or options.selection.strategy in (Strategy.DYNAMIC, Strategy.WEIGHT)
-    restored = None if stays else options.selection
-    identity = fingerprint(original)
-    known = supply.is_of(identity)
-    with about(path):
-        sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
-    if not known:
-        simple = make_plain(path, original, folder, progress, restored=restored).model
-        raise supply.refuse(path, simple, choose(simple).quantized)
-    reference, remarks = reference_of(Path(path), original, folder)
-    given = Weights.of(original)
-    opened = sessions_of(reference, given)
-    source, loads = open_data(opened, data, options, given)
-    timed = opened if runtime is STOCK else tried(sessions_of(reference, given, runtime), loads, options.threads)
-    types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
-    plain = make_plain(path, original, folder, progress, portable=policy.portable, restored=restored)
-    simple, renamed, origins = plain.model, plain.renamed, list(plain.origins)
-    supply.check(original, simple)
-    types |= {new: types[old] for new, old in renamed.items() if old in types}
-    # a node of a function body may be renamed twice: it also has the names of its first name
-    origins += [(new, name) for new, old in renamed.items() for inner, name in origins if inner == old]
-    selection = options.selection.renamed([*renamed.items(), *origins])
-    facts = _facts(simple, selection, types, options, policy)
-    _check_costs(policy, options.threads, runtime)
-    plan = _plan(simple, replace(facts, static=static), policy)
-    weights = Weights.of(simple)
-    float_source = serialize(simple, folder)
-    notes = (*plain.notes, *_folded(simple, selection, types), *_unmeasured(source, data), *remarks)
-    notes += tuple(f"state: {text}" for text in summary(source.links if source is not None else ()))
-    notes += (*filter(None, [timing_note(weights)]), *supply.remarks(simple, options.scheme))
+    request = _Request.of(options, judged=data is not None)
+    original, identity = _load(path, request, folder, progress)
+    reference = open_reference(Path(path), original, folder, data, options, request.runtime)
+    plain = make_plain(path, original, folder, progress, portable=request.policy.portable, restored=request.restored)
+    request.supply.check(original, plain.model)
+    types, selection = _named(original, plain, options.selection)
+    plan = _plan(plain.model, selection, types, request)
+    weights = Weights.of(plain.model)
+    float_source = serialize(plain.model, folder)
     return Job(
         path=Path(path),
         identity=identity,
-        reference=float_source if plain.restored else reference,
-        opened=sessions_of(float_source, weights) if plain.restored else opened,
-        timed=timed,
+        reference=float_source if plain.restored else reference.model,
+        opened=sessions_of(float_source, weights) if plain.restored else reference.opened,
+        timed=reference.timed,
         folder=folder,
-        simple=simple,
+        simple=plain.model,
         float_source=float_source,
         weights=weights,
         types=types,
@@ -112,17 +83,17 @@ def prepare(
         all_int8_plan=plan,
         steps=tuple(plain.steps),
         restored=plain.restored,
-        model_qparams=given_params(simple),
-        no_saturation=no_saturation,
-        policy=policy,
-        notes=notes,
-        supply=supply,
-        source=source,
-        judged=data is not None,
-        loads=loads,
+        model_qparams=given_params(plain.model),
+        no_saturation=request.no_saturation,
+        policy=request.policy,
+        notes=_notes(plain, types, selection, reference, weights, request),
+        supply=request.supply,
+        source=reference.source,
+        judged=request.judged,
+        loads=reference.loads,
         options=options,
         progress=progress,
-        runtime=runtime,
+        runtime=request.runtime,
     )
 
 
@@ -151,6 +122,69 @@ def as_given(job: Job) -> Job:
     )
 
 
+@dataclass(frozen=True)
+class _Request:
+    """The options, with the files and the names in them resolved.
+
+    Attributes:
+        options: The options.
+        judged: Whether the user gives data.
+        supply: Ranges, overrides and the range rule that the user gives.
+        runtime: What runs the INT8 model.
+        no_saturation: Whether the target adds 8-bit products without saturation.
+        policy: What decides which units become int8.
+    """
+
+    options: Options
+    judged: bool
+    supply: GivenRanges
+    runtime: Runtime
+    no_saturation: bool
+    policy: Policy
+
+    @classmethod
+    def of(cls, options: Options, *, judged: bool) -> _Request:
+        """Read what the options name.
+
+        Raises:
+            RequantError: A file cannot be read, or this machine does not have what the options ask for.
+        """
+        supply = load_given_ranges(options)
+        runtime = runtime_named(options.runtime, options.precision)
+        no_saturation = resolve(options.isa).exact
+        attention = options.plan is None or ATTENTION in operators_in(options.plan)
+        policy = Policy.of(options, exact=no_saturation, native=_has_native(options), attention=attention)
+        return cls(options, judged, supply, runtime, no_saturation, policy)
+
+    @property
+    def static(self) -> bool:
+        """Whether there are ranges, from the user or from the data."""
+        return self.judged or self.supply.ranges is not None
+
+    @property
+    def restored(self) -> Selection | None:
+        """Where operators that compute their ranges at run time become float; None if they stay."""
+        stays = not self.static or self.options.selection.strategy in (Strategy.DYNAMIC, Strategy.WEIGHT)
+        return None if stays else self.options.selection
+
+
+def _load(path: str | os.PathLike[str], request: _Request, folder: Path, progress: Progress) -> tuple[ir.Model, str]:
+    """Return the user's model, with its nodes in order of execution, and its `fingerprint`.
+
+    Raises:
+        RequantError: It is no model; or the selected nodes or the given ranges are those of another model.
+    """
+    original = load_model(path)
+    request.options.selection.check(original)
+    identity = fingerprint(original)
+    with about(path):
+        sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
+    if not request.supply.is_of(identity):
+        simple = make_plain(path, original, folder, progress, restored=request.restored).model
+        raise request.supply.refuse(path, simple, choose(simple).quantized)
+    return original, identity
+
+
 def _has_native(options: Options) -> bool:
     """Return whether the native operators are here.
 
@@ -175,6 +209,15 @@ def _facts(model: ir.Model, selection: Selection, types: Mapping[str, str], opti
     )
 
 
+def _named(original: ir.Model, plain: Plain, selection: Selection) -> tuple[Mapping[str, str], Selection]:
+    """Return the types of the original operators, and the selection, by the names in the simplified model too."""
+    types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
+    types |= {new: types[old] for new, old in plain.renamed.items() if old in types}
+    # a node of a function body may be renamed twice: it also has the names of its first name
+    twice = [(new, name) for new, old in plain.renamed.items() for inner, name in plain.origins if inner == old]
+    return types, selection.renamed([*plain.renamed.items(), *plain.origins, *twice])
+
+
 def _check_costs(policy: Policy, threads: int, runtime: Runtime) -> None:
     """Refuse costs of another number of threads or of another runtime; versions and CPUs may differ.
 
@@ -190,12 +233,15 @@ def _check_costs(policy: Policy, threads: int, runtime: Runtime) -> None:
         raise RequantError(f"{policy.costs}: measured in {machine.described}, not in {runtime.identity.title}")
 
 
-def _plan(model: ir.Model, facts: Facts, policy: Policy) -> Plan:
-    """Return the plan whose int8 units are calibrated, after a check of the user's plan.
+def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], request: _Request) -> Plan:
+    """Return the plan whose int8 units are calibrated, after a check of the user's costs and plan.
 
     Raises:
-        RequantError: The plan file does not fit the model.
+        RequantError: The costs are refused, or the plan file does not fit the model.
     """
+    options, policy = request.options, request.policy
+    facts = replace(_facts(model, selection, types, options, policy), static=request.static)
+    _check_costs(policy, options.threads, request.runtime)
     plan = choose_by(facts, model)
     if policy.plan is not None:
         read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
@@ -212,11 +258,27 @@ def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> 
     ]
 
 
-def _unmeasured(source: Source | None, data: DataSource | None) -> list[str]:
+def _unmeasured(source: Source | None, *, judged: bool) -> list[str]:
     """Return a note if the model is not measured on the user's data."""
     if source is None:
         return ["not measured: the model runs with none of the tried lengths of the inputs' free axes; give data"]
-    return [UNJUDGED.format(source.description)] if data is None else []
+    return [] if judged else [UNJUDGED.format(source.description)]
+
+
+def _notes(
+    plain: Plain,
+    types: Mapping[str, str],
+    selection: Selection,
+    reference: Reference,
+    weights: Weights,
+    request: _Request,
+) -> tuple[str, ...]:
+    """Return what the user should know of the models, the data and the request before any unit becomes int8."""
+    source = reference.source
+    notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(source, judged=request.judged)]
+    notes += [*reference.notes, *(f"state: {text}" for text in summary(source.links if source is not None else ()))]
+    notes += [*filter(None, [timing_note(weights)]), *request.supply.remarks(plain.model, request.options.scheme)]
+    return tuple(notes)
 
 
 @dataclass(frozen=True)

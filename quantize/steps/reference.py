@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -29,6 +30,51 @@ WIDENED = "the runtime has no kernels for bfloat16: the float model is run in fl
 LOADED = "the runtime does not load the float model: its initializers are constants, not inputs"
 KEPT = 2**28
 """The float model stays open during a run where its weights have at most this number of bytes."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The float model that the results are compared with and timed against, and its data.
+
+    Attributes:
+        model: The float model as the runtime runs it.
+        opened: `model` with its open sessions, in ONNX Runtime.
+        timed: `model` with its open sessions, in the runtime of the request.
+        source: The data; random inputs where none are given, None where the model runs on none.
+        loads: What is timed.
+        notes: The differences between `model` and the user's model.
+    """
+
+    model: ModelSource
+    opened: Sessions
+    timed: Sessions
+    source: Source | None
+    loads: tuple[Load, ...]
+    notes: Sequence[str]
+
+
+def open_reference(
+    path: Path, original: ir.Model, folder: Path, data: DataSource | None, options: Options, runtime: Runtime
+) -> Reference:
+    """Return the float model and its data, after one run of each load in both runtimes.
+
+    Args:
+        path: The file of the model.
+        original: The model in it.
+        folder: A folder for temporary files.
+        data: The user's data; None for random inputs.
+        options: The samples, the batch sizes, the threads and the memory limit.
+        runtime: What runs the INT8 model.
+
+    Raises:
+        RequantError: The model or the data cannot be used.
+    """
+    model, notes = reference_of(path, original, folder)
+    weights = Weights.of(original)
+    opened = sessions_of(model, weights)
+    source, loads = open_data(opened, data, options, weights)
+    timed = opened if runtime is STOCK else tried(sessions_of(model, weights, runtime), loads, options.threads)
+    return Reference(model, opened, timed, source, loads, notes)
 
 
 def reference_of(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
