@@ -182,47 +182,30 @@ def compile_model(
     Raises:
         RequantError: The model cannot be compiled; nothing was written.
     """
-    as_ort = Path(output).suffix.lower() == ".ort"
     library = native_library(kernels, output)
     check_output(output, path, force=force)
-    original = _original(path)
-    weights = Weights.of(original)
-    if as_ort and weights.total > PROTOBUF_LIMIT:
-        raise RequantError(f"{output}: the ORT format holds 2 GB; give a path that ends in .onnx")
+    original, weights = _original(path, output)
     source, samples = _inputs(Path(path), data)
     feed = samples[0].feed if samples else None
     base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
     natives = None if library is None or feed is None or weights.large else Natives(library, kernels, base, feed)
-    expected = _outputs(path, samples, {})  # fails before the output is written
-    with staging(output) as folder:
-        progress("optimise", 0, None)
-        target = this_machine()
-        chosen = choose(_optimised(path, original, folder), natives, folder, SECONDS)
-        model = chosen.model
-        model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
-        probes = add_probes(model)
-        levels = [with_library(level, chosen.library) for level in LEVELS]
-        found = _compare(expected, _written(model, output, folder, samples, levels[0]), samples)
-        del model, original
+    made = _make(path, original, output, samples, natives, progress)
+    del original  # models are timed without its weights in memory
     progress("time", 0, None)
-    if as_ort or weights.large:
-        levels = levels[:1]  # a graph in ORT format is not optimised again
-    settings, run = _timed_runs(
-        [(path, base), *((output, {**base, **level}) for level in levels)], feed, SECONDS, weights
-    )
+    times = _timed((path, base), (output, made.values), feed, weights)
     return Compiled(
         output=os.fspath(output),
-        format="ort" if as_ort else "onnx",
-        target=target,
-        probes=probes,
-        settings=settings,
-        kernels=chosen.form,
-        tried=chosen.tried,
-        load=_timed_loads((path, base), (output, settings), SECONDS),
-        run=run,
+        format="ort" if _is_ort(output) else "onnx",
+        target=made.target,
+        probes=made.probes,
+        settings=times.settings,
+        kernels=made.form,
+        tried=made.tried,
+        load=times.load,
+        run=times.run,
         threads=threads,
-        identical=found[0],
-        sqnr_db=found[1],
+        identical=made.identical,
+        sqnr_db=made.sqnr_db,
         samples=len(samples),
         data=_description(source),
         bytes_before=size_on_disk(path),
@@ -234,16 +217,24 @@ LEVELS: Sequence[Values] = (UNCHANGED, {"graph_optimization_level": "basic"})
 """The options to load a compiled model: unchanged, or with constants (the probes) computed once."""
 
 
-def _original(path: str | os.PathLike[str]) -> ir.Model:
-    """Return a model that is not compiled.
+def _is_ort(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is in ORT format, by its name."""
+    return Path(path).suffix.lower() == ".ort"
+
+
+def _original(path: str | os.PathLike[str], output: str | os.PathLike[str]) -> tuple[ir.Model, Weights]:
+    """Return a model that is not compiled, and the size of its weights.
 
     Raises:
-        RequantError: It is compiled, or no model.
+        RequantError: It is compiled, or no model; or it is too large for the format of the output.
     """
     original = load_model(path)
     if KEY in original.metadata_props:
         raise RequantError(f"{path}: the model is already compiled; compile the original")
-    return original
+    weights = Weights.of(original)
+    if _is_ort(output) and weights.total > PROTOBUF_LIMIT:
+        raise RequantError(f"{output}: the ORT format holds 2 GB; give a path that ends in .onnx")
+    return original, weights
 
 
 def _inputs(path: Path, data: DataSource | None) -> tuple[Source | None, list[Sample]]:
@@ -255,6 +246,63 @@ def _inputs(path: Path, data: DataSource | None) -> tuple[Source | None, list[Sa
 def _description(source: Source | None) -> str:
     """Return a text for the data."""
     return "" if source is None else source.description
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A compiled model that is in its file.
+
+    Attributes:
+        target: The machine and runtime that it is compiled for.
+        probes: The probes in its graph.
+        form: The native operators in it, or ``stock``.
+        tried: The minimum time of a run with each form of native operators, in milliseconds.
+        values: The session options to load it with: one for each of `LEVELS`.
+        identical: Whether all outputs are equal bit for bit to those of the original; None without samples.
+        sqnr_db: SQNR of each float output in dB.
+    """
+
+    target: Target
+    probes: tuple[str, ...]
+    form: str
+    tried: Mapping[str, float]
+    values: tuple[Values, ...]
+    identical: bool | None
+    sqnr_db: Mapping[str, float]
+
+
+def _make(
+    path: str | os.PathLike[str],
+    original: ir.Model,
+    output: str | os.PathLike[str],
+    samples: Sequence[Sample],
+    natives: Natives | None,
+    progress: Progress,
+) -> _Made:
+    """Compile a model, and write it after it has run over the samples.
+
+    Args:
+        path: The file of the model.
+        original: The model.
+        output: The file to write.
+        samples: The samples on which both models are compared.
+        natives: The native operators to try; None for the runtime's own alone.
+        progress: Called with the stage.
+
+    Raises:
+        RequantError: The model cannot be compiled; nothing was written.
+    """
+    expected = _outputs(path, samples, {})  # fails before the output is written
+    with staging(output) as folder:
+        progress("optimise", 0, None)
+        target = this_machine()
+        chosen = choose(_optimised(path, original, folder), natives, folder, SECONDS)
+        model = chosen.model
+        model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
+        probes = add_probes(model)
+        values = tuple(with_library(level, chosen.library) for level in LEVELS)
+        identical, sqnr_db = _compare(expected, _written(model, output, folder, samples, values[0]), samples)
+    return _Made(target, probes, chosen.form, chosen.tried, values, identical, sqnr_db)
 
 
 def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -> ir.Model:
@@ -295,7 +343,7 @@ def _written(
     inner.mkdir()
     plain, made = inner / "plain.onnx", inner / "made.ort"
     save_model(model, plain)
-    if Path(output).suffix.lower() != ".ort":
+    if not _is_ort(output):
         found = _outputs(plain, samples, values)
         save_model(model, output)
         return found
@@ -342,6 +390,42 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     return bool(one == other)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """How fast a compiled model is.
+
+    Attributes:
+        settings: The session options with which it is fastest.
+        load: Load times of the original, and of the compiled model with `settings`.
+        run: Run times of both; None without inputs.
+    """
+
+    settings: Values
+    load: Change
+    run: Change | None
+
+
+def _timed(
+    before: tuple[str | os.PathLike[str], Values],
+    after: tuple[str | os.PathLike[str], Sequence[Values]],
+    feed: Mapping[str, Array] | None,
+    weights: Weights,
+) -> _Timed:
+    """Time a model against its original.
+
+    Args:
+        before: The original, with its session options.
+        after: The compiled model, with the session options to try in addition to those of the original.
+        feed: The inputs of a run; None to time loads alone.
+        weights: The size of the weights.
+    """
+    (_, base), (output, levels) = before, after
+    if _is_ort(output) or weights.large:
+        levels = levels[:1]  # a graph in ORT format is not optimised again
+    settings, run = _timed_runs([before, *((output, {**base, **level}) for level in levels)], feed, SECONDS, weights)
+    return _Timed(settings, _timed_loads(before, (output, settings), SECONDS), run)
 
 
 def _timed_runs(
