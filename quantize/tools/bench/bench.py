@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -197,13 +197,8 @@ def bench_model(
     described, feed, batch = _feed(Path(path), data, load)
     progress("time", 0, None)
     timed, unsure, notes = _timed(models, feed, load)
-    profile = None
-    if load.profile and models[0].suffix.lower() == ".ort":
-        notes += ("only ONNX files can be profiled",)
-    elif load.profile:
-        progress("profile", 0, None)
-        profile = profile_model(models[0], feed, load.setting, timed[0].milliseconds)
-    found = Bench(
+    profile, unprofiled = _profiled(models[0], feed, load, timed[0], progress)
+    return Bench(
         timed=timed[0],
         data=described,
         shapes={name: tuple(array.shape) for name, array in feed.items()},
@@ -212,21 +207,9 @@ def bench_model(
         runtime=runtime.identity,
         other=timed[1] if other is not None else None,
         profile=profile,
-        notes=notes,
+        settings=None if search is None else _searched(models[0], feed, search, progress),
+        notes=(*notes, *unprofiled),
         uncertainty=unsure,
-    )
-    if search is None:
-        return found
-    return replace(
-        found,
-        settings=recommend(
-            models[0],
-            feed,
-            threads=search.threads,
-            seconds=search.seconds,
-            needed=needed_library(models[0]),
-            progress=progress,
-        ),
     )
 
 
@@ -295,6 +278,24 @@ def _timed(models: Sequence[Path], feed: Mapping[str, Array], load: Load) -> tup
         found = _in_turns(models, feed, load, load.seconds)
     unsure = uncertainty([times for _, times in found])
     return [timed for timed, _ in found], unsure, notes
+
+
+def _profiled(
+    model: Path, feed: Mapping[str, Array], load: Load, timed: Timed, progress: Progress
+) -> tuple[BenchProfile | None, tuple[str, ...]]:
+    """Return the times of the nodes of a model, None without a profile; and a remark if there can be none."""
+    if not load.profile:
+        return None, ()
+    if model.suffix.lower() == ".ort":
+        return None, ("only ONNX files can be profiled",)
+    progress("profile", 0, None)
+    return profile_model(model, feed, load.setting, timed.milliseconds), ()
+
+
+def _searched(model: Path, feed: Mapping[str, Array], search: Search, progress: Progress) -> Settings:
+    """Search the session options with which a model is fastest."""
+    needed = needed_library(model)
+    return recommend(model, feed, threads=search.threads, seconds=search.seconds, needed=needed, progress=progress)
 
 
 def _in_turns(
