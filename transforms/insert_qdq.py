@@ -95,42 +95,58 @@ def insert_qdq(
     scheme = scheme or Scheme()
     if plan.quantized:
         pad_every_axis(model)
-    shifted = frozenset(unit.name for unit in plan.units if plan.shifts(unit))
     weights = WeightWriter(
         Writer.of(model, scheme),
         scheme.weight_params,
         means or {},
         adjusted or {},
         exact,
-        shifted=shifted,
+        shifted=frozenset(unit.name for unit in plan.units if plan.shifts(unit)),
         blocks=scheme.blocks,
         portable=plan.portable,
     )
     nodes = nodes_by_name(model)
-    for name, adjustment in weights.adjusted.items():
-        if adjustment.shift is not None and nodes[name].op_type == "MatMul":
-            shift_behind(nodes[name], adjustment.shift)
+    _shift_behind_products(nodes, weights.adjusted)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     lookups = [node for unit in integer for node in map(nodes.__getitem__, unit.nodes) if node.op_type == "HardSigmoid"]
     qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
-    rewritten = [u for u in plan.units if plan.impl(u) in WITHOUT_PAIRS and u.op not in WHOLE]  # they stay as they are
-    applied = sum(WITHOUT_PAIRS[plan.impl(unit)](nodes[unit.nodes[0]], unit, weights) for unit in rewritten)
+    applied = _rewrite_without_pairs(plan, nodes, weights)
     for unit in integer:
         applied += _constants(nodes[unit.nodes[0]], unit, qparams[plan.root(unit.inputs[0])], scheme, weights)
     applied += _insert_pairs(model, plan, qparams, weights.writer)
-    for unit in integer:
-        if unit.op == GATE:
-            applied += _insert_gate([nodes[name] for name in unit.nodes], scheme, qparams, weights.writer)
+    gates = [[nodes[name] for name in unit.nodes] for unit in integer if unit.op == GATE]
+    applied += sum(_insert_gate(gate, scheme, qparams, weights.writer) for gate in gates)
     for node in lookups:
         to_lookup(node, weights.writer)
     if not plan.portable:
-        keep_floats(plan, nodes, weights.writer)
-        _import_runtime_domain(model)  # required to infer the shapes behind its operators
-        values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
-        for unit in integer:
-            _to_runtime_form(unit, plan, nodes, values, weights.writer)
+        _to_runtime_forms(model, plan, nodes, weights.writer, exact=exact)
     _import_runtime_domain(model)
     return Inserted(applied, weights.relieved)
+
+
+def _shift_behind_products(nodes: Mapping[str, ir.Node], adjusted: Mapping[str, Adjustment]) -> None:
+    """Correct the biases of MatMuls, which are in the Adds behind them."""
+    for name, adjustment in adjusted.items():
+        if adjustment.shift is not None and nodes[name].op_type == "MatMul":
+            shift_behind(nodes[name], adjustment.shift)
+
+
+def _rewrite_without_pairs(plan: Plan, nodes: Mapping[str, ir.Node], weights: WeightWriter) -> int:
+    """Rewrite the units that need no pairs; return the number of constants that became integers."""
+    rewritten = [u for u in plan.units if plan.impl(u) in WITHOUT_PAIRS and u.op not in WHOLE]  # stays as it is
+    return sum(WITHOUT_PAIRS[plan.impl(unit)](nodes[unit.nodes[0]], unit, weights) for unit in rewritten)
+
+
+def _to_runtime_forms(
+    model: ir.Model, plan: Plan, nodes: Mapping[str, ir.Node], writer: Writer, *, exact: bool
+) -> None:
+    """Rewrite what is between pairs in the forms that ONNX Runtime computes in integers, and fastest."""
+    integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
+    keep_floats(plan, nodes, writer)
+    _import_runtime_domain(model)  # required to infer the shapes behind its operators
+    values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
+    for unit in integer:
+        _to_runtime_form(unit, plan, nodes, values, writer)
 
 
 def _to_runtime_form(
