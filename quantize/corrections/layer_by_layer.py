@@ -109,6 +109,16 @@ class BlockLayer:
         return results_of(self.product, turned(self.node, blocked.values()), self.bias, self.int8_inputs)
 
 
+def _layer(
+    visit: _Visit, writer: WeightWriter, params: QParams, inputs: list[Array], given: Sequence[Array], product: Product
+) -> Layer:
+    """Return a layer that reads uint8; `inputs` are those of the float model, `given` those of the INT8 model."""
+    weights = writer.weights(visit.node, visit.unit, float(params.scale))
+    results = results_of(product, weights.array, weights.bias, inputs)
+    int8_inputs = [_rounded(x, params) for x in given]
+    return Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
+
+
 def _block_layer(
     visit: _Visit, form: BlockForm, inputs: Sequence[Array], given: list[Array], product: Product
 ) -> BlockLayer:
@@ -148,16 +158,9 @@ def walk_layers(
     Raises:
         RequantError: The runtime rejects a piece of the models.
     """
-    plan, float_nodes, int8_nodes = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
-    forms = [impl for impl in Impl if impl.reads_u8 or (impl.in_blocks and correct_blocks is not None)]
-    chosen = [unit for unit in plan.units if plan.impl(unit) in forms]
-    units = [unit for unit in chosen if _is_walked(job, unit, float_nodes, int8_nodes)]
-    visits = [_Visit.of(unit, float_nodes, int8_nodes) for unit in units]
-    types = inferred(job.simple)
-    floats = Stream(job.simple, feeds, [visit.node.outputs[0] for visit in visits], types)
-    integers = Stream(candidate.model, feeds, [visit.int8_node.outputs[0] for visit in visits], types)
-    floats.plan([visit.float_input for visit in visits])
-    integers.plan([visit.int8_input for visit in visits])
+    plan = candidate.plan
+    visits = _visits(job, candidate, blocks=correct_blocks is not None)
+    floats, integers = _streams(job, candidate, feeds, visits)
     scales = with_common_scales(job, plan, candidate.qparams, {})
     writer = WeightWriter(
         Writer.of(job.simple, job.scheme),
@@ -174,12 +177,8 @@ def walk_layers(
             block = _block_layer(visit, job.scheme.blocks, inputs, given, product)
             results, (adjustment, int8_results) = block.float_results, correct_blocks(block)
         else:
-            params = candidate.qparams[plan.root(visit.unit.inputs[0])]
-            weights = writer.weights(visit.node, visit.unit, float(params.scale))
-            results = results_of(product, weights.array, weights.bias, inputs)
-            int8_inputs = [_rounded(x, params) for x in given]
-            layer = Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
-            adjustment, int8_results = correct(layer)
+            layer = _layer(visit, writer, candidate.qparams[plan.root(visit.unit.inputs[0])], inputs, given, product)
+            results, (adjustment, int8_results) = layer.float_results, correct(layer)
         floats.put(visit.node.outputs[0], results)
         integers.put(visit.int8_node.outputs[0], int8_results)
         if floats.nbytes + integers.nbytes > MEMORY and len(results) > 1:
@@ -208,6 +207,27 @@ class _Visit:
         int8_input = int8_node.inputs[0] if blocks else _integer_input(int8_node, float_nodes)
         assert int8_input is not None
         return _Visit(unit, node, int8_node, float_input, int8_input)
+
+
+def _visits(job: Job, candidate: Candidate, *, blocks: bool) -> list[_Visit]:
+    """Return the units to visit, in the order of the plan; with `blocks` also those with weights in blocks."""
+    plan, float_nodes, int8_nodes = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
+    forms = [impl for impl in Impl if impl.reads_u8 or (impl.in_blocks and blocks)]
+    chosen = [unit for unit in plan.units if plan.impl(unit) in forms]
+    units = [unit for unit in chosen if _is_walked(job, unit, float_nodes, int8_nodes)]
+    return [_Visit.of(unit, float_nodes, int8_nodes) for unit in units]
+
+
+def _streams(
+    job: Job, candidate: Candidate, feeds: Sequence[Mapping[str, Array]], visits: Sequence[_Visit]
+) -> tuple[Stream, Stream]:
+    """Return the tensors of the float model and of the INT8 model, up to each input of the units to visit."""
+    types = inferred(job.simple)
+    floats = Stream(job.simple, feeds, [visit.node.outputs[0] for visit in visits], types)
+    integers = Stream(candidate.model, feeds, [visit.int8_node.outputs[0] for visit in visits], types)
+    floats.plan([visit.float_input for visit in visits])
+    integers.plan([visit.int8_input for visit in visits])
+    return floats, integers
 
 
 def _is_walked(job: Job, unit: Unit, float_nodes: Mapping[str, ir.Node], int8_nodes: Mapping[str, ir.Node]) -> bool:
