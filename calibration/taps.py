@@ -167,15 +167,9 @@ def open_tap(
     fed = {value.name for value in graph.inputs} - set(graph.initializers)
     fetched = [name for name in whole if name not in fed]
     graph.outputs.extend(values[name] for name in fetched if name not in outputs)
-    reduced: dict[str, Reduced] = {}
     prefix = free_prefix(graph, "requant_tap")
-    places = {name: place for place, name in enumerate(values)}
-    # The runtime runs nodes that are appended last as soon as their input exists: while the tensor is in the cache,
-    # and before the runtime allocates memory for the others.
-    for name in sorted(dict.fromkeys(others), key=places.__getitem__, reverse=True):
-        if name not in whole and types[name] in OBSERVABLE:
-            reduced[name] = reduce(graph, values[name], f"{prefix}{len(reduced)}", axes.get(name))
-    reduced = {name: reduced[name] for name in others if name in reduced}
+    names = [name for name in dict.fromkeys(others) if name not in whole and types[name] in OBSERVABLE]
+    reduced = _reduce_all(graph, values, names, axes, prefix)
     for name, (lo, hi, total, size) in carry_out(copy, inside, f"{prefix}_body").items():
         reduced[name] = Reduced(lo, hi, total, size, inside=True)
     ends = [end for row in reduced.values() for end in row.ends]
@@ -184,6 +178,30 @@ def open_tap(
     del copy, graph, values, inside  # and their weights, which the runtime copies
     session = _open(source, lean, arena=not fetched)
     return Tap(session, tuple(whole), reduced, (*fetched, *ends), watched)
+
+
+def _reduce_all(
+    graph: ir.Graph, values: Mapping[str, ir.Value], names: Sequence[str], axes: Mapping[str, int], prefix: str
+) -> dict[str, Reduced]:
+    """Append nodes that reduce tensors of a main graph; return their outputs by tensor, in the order of `names`.
+
+    Args:
+        graph: The main graph.
+        values: All its tensors by name, in its order.
+        names: The tensors to reduce.
+        axes: The channel axes of the tensors that are reduced per channel.
+        prefix: The prefix of the names of all new values; no existing name begins with it.
+
+    Raises:
+        RequantError: A tensor has no such axis.
+    """
+    places = {name: place for place, name in enumerate(values)}
+    reduced: dict[str, Reduced] = {}
+    # The runtime runs nodes that are appended last as soon as their input exists: while the tensor is in the cache,
+    # and before the runtime allocates memory for the others.
+    for name in sorted(names, key=places.__getitem__, reverse=True):
+        reduced[name] = reduce(graph, values[name], f"{prefix}{len(reduced)}", axes.get(name))
+    return {name: reduced[name] for name in names}
 
 
 def _checked_types(
