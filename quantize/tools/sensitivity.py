@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -81,18 +82,13 @@ def measure_sensitivity(
         RequantError: The model or the data cannot be used, or no part of the model can be integers.
     """
     began = time.monotonic()
-    if samples < 1:
-        raise RequantError(f"samples must be at least 1, not {samples}")
-    if not kinds or not set(kinds) <= set(KINDS):
-        raise RequantError(f"what to try is some of {', '.join(KINDS)}, not {', '.join(kinds) or 'nothing'}")
+    _check_request(samples, kinds)
     forget_old()
     with staging(None) as folder, _resumable():
-        job = prepare(model, data, options or Options(), folder, progress)
-        if job.source is None or not job.all_int8_plan.quantized:
-            raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to try")
-        seen = _observed(job, job.source, fresh=fresh)
-        found = _ranges(job, job.source, seen)
-        tried = list(islice(iter(job.source.samples(samples)), samples))
+        job, source = _prepared(model, data, options or Options(), folder, progress)
+        seen = _observed(job, source, fresh=fresh)
+        found = _ranges(job, source, seen)
+        tried = list(islice(iter(source.samples(samples)), samples))
         board, notes = _board(job, found, tried)
         with trials_of(board, tried, fresh=fresh) as trials:
             evidence = _Evidence(job, board, seen, found, trials)
@@ -100,7 +96,7 @@ def measure_sensitivity(
     noise, _ = evidence.worst(board.everything)
     return Sensitivity(
         model=os.fspath(model),
-        data=job.source.description,
+        data=source.description,
         calibration=job.supply.calibration,
         calibrated=seen.samples,
         samples=len(tried),
@@ -114,6 +110,32 @@ def measure_sensitivity(
         seconds=round(time.monotonic() - began, 3),
         notes=(*job.notes, *notes),
     )
+
+
+def _check_request(samples: int, kinds: Collection[str]) -> None:
+    """Refuse a number of samples below 1, and kinds that are not among `KINDS`.
+
+    Raises:
+        RequantError: A value is refused.
+    """
+    if samples < 1:
+        raise RequantError(f"samples must be at least 1, not {samples}")
+    if not kinds or not set(kinds) <= set(KINDS):
+        raise RequantError(f"what to try is some of {', '.join(KINDS)}, not {', '.join(kinds) or 'nothing'}")
+
+
+def _prepared(
+    model: str | os.PathLike[str], data: DataSource, options: Options, folder: Path, progress: Progress
+) -> tuple[Job, Source]:
+    """Return the job of a model that has something to try, with its data; arguments as of `prepare`.
+
+    Raises:
+        RequantError: The request cannot be met, or no part of the model can be integers.
+    """
+    job = prepare(model, data, options, folder, progress)
+    if job.source is None or not job.all_int8_plan.quantized:
+        raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to try")
+    return job, job.source
 
 
 @dataclass(frozen=True)

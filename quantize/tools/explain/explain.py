@@ -189,11 +189,7 @@ def explain_model(
         raise RequantError(f"{error}{_hint(loaded)}") from error
     nodes = {node.name: node for node in loaded.graph.all_nodes() if node.name}
     ran, matched = described(loaded, profile)
-    reasons = {
-        kernel.node: why_float(loaded, nodes[kernel.node], ends=runtime is STOCK)
-        for kernel in ran
-        if kernel.kind == "compute" and not kernel.integer and kernel.node is not None and kernel.op in PRODUCTS
-    }
+    reasons = _reasons(loaded, nodes, ran, ends=runtime is STOCK)
     references: Mapping[str, FloatReference] = {}
     if whole and runtime is STOCK:
         progress("compare with float kernels", 0, None)
@@ -240,6 +236,17 @@ def _hint(model: ir.Model) -> str:
             if held is not None and not held.is_initializer():
                 return f"; activation {held.name!r} has {scale.size} scales, but integer kernels take one"
     return ""
+
+
+def _reasons(
+    model: ir.Model, nodes: Mapping[str, ir.Node], ran: Sequence[Kernel], *, ends: bool
+) -> dict[str, tuple[Reason, ...]]:
+    """Return why products ran in float, by node; arguments as of `why_float`."""
+    return {
+        kernel.node: why_float(model, nodes[kernel.node], ends=ends)
+        for kernel in ran
+        if kernel.kind == "compute" and not kernel.integer and kernel.node is not None and kernel.op in PRODUCTS
+    }
 
 
 def _share(part: float, total: float) -> float:
