@@ -80,7 +80,6 @@ def calibrate(
     To resume an interrupted run, give the same command again. See docs/calibration.md.
     """
     from .. import Options, Scheme
-    from ..model.files import check_output
     from ..steps.calibrate import is_logging
 
     targets = [target for target in (output, log) if target is not None]
@@ -92,10 +91,7 @@ def calibrate(
         return
     if len(files) != 1 or data is None:
         raise click.UsageError("give one MODEL and --data SRC, or --merge and range files")
-    if output is not None and log is not None and output.absolute() == log.absolute():
-        raise click.UsageError("give -o and --log different paths")
-    for target in targets:
-        check_output(target, files[0], force=force)
+    _check_targets(files[0], targets, force)
     if log is not None and is_logging(files[0]):
         _write_log(files[0], data, output, log, samples, as_json)
         return
@@ -105,6 +101,16 @@ def calibrate(
     settings = {**workers, "batch": batch, "shard": shard}
     result = _calibrated(files[0], data, options, settings, (output, log))
     _print_ranges(result, output, log, as_json)
+
+
+def _check_targets(model: Path, targets: list[Path], force: bool) -> None:
+    """Refuse outputs that have one path, that exist, or that cannot be written."""
+    from ..model.files import check_output
+
+    if len({target.absolute() for target in targets}) < len(targets):
+        raise click.UsageError("give -o and --log different paths")
+    for target in targets:
+        check_output(target, model, force=force)
 
 
 def _calibrated(

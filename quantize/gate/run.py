@@ -228,14 +228,9 @@ def ready(
     if update:
         check_writable(Path(baseline))
     model = load_model(float_model)
-    if old is not None and not update and fingerprint(model) != old.measured.float_model:
-        raise RequantError(
-            f"{old.path}: the baseline of another float model than {os.fspath(float_model)}; --update replaces it"
-        )
-    setting = asked(options, old)
-    setting.opened()
-    if old is not None and not update and setting != old.measured.setting:
-        raise RequantError(f"{old.path}: measured in {old.measured.setting}, not in {setting}; --update measures anew")
+    binding = None if update else old  # an update may be of another model, and in another runtime
+    _check_float_model(float_model, model, binding)
+    _check_setting(asked(options, old), binding)
     samples = options.samples if options.samples is not None or old is None else old.samples
     source = open_data(float_model, data, samples)
     first = next(iter(source))
@@ -257,6 +252,30 @@ def ready(
         update=update,
         options=options,
     )
+
+
+def _check_float_model(path: PathLike, model: ir.Model, baseline: Baseline | None) -> None:
+    """Refuse a float model that is not the one of the baseline.
+
+    Raises:
+        RequantError: The model is refused.
+    """
+    if baseline is not None and fingerprint(model) != baseline.measured.float_model:
+        raise RequantError(
+            f"{baseline.path}: the baseline of another float model than {os.fspath(path)}; --update replaces it"
+        )
+
+
+def _check_setting(setting: Setting, baseline: Baseline | None) -> None:
+    """Refuse a runtime that is not here, or is not the one of the baseline.
+
+    Raises:
+        RequantError: The runtime is refused.
+    """
+    setting.opened()
+    if baseline is not None and setting != baseline.measured.setting:
+        before = baseline.measured.setting
+        raise RequantError(f"{baseline.path}: measured in {before}, not in {setting}; --update measures anew")
 
 
 def asked(options: CheckOptions, old: Baseline | None) -> Setting:
