@@ -227,12 +227,7 @@ class Result:
             "runtimes": {name: asdict(timed) for name, timed in self.runtimes.items()},
             "promise": self.promise and self.promise.to_json(),
             "search": self.search and self.search.to_json(),
-            "rejected": self.rejected
-            and {
-                **accuracy_json(self.rejected[0]),
-                "latency": latency_json(self.rejected[1]),
-                **_latencies_json(self.rejected_latencies),
-            },
+            "rejected": _rejected_json(self),
         }
 
 
@@ -367,6 +362,18 @@ def _in_float(result: Result) -> Iterator[Row]:
 def _latencies_json(latencies: Sequence[Latency]) -> dict[str, Any]:
     """Return the latency at each batch size as plain JSON values; nothing for one size."""
     return {"latencies": [latency_json(each) for each in latencies]} if len(latencies) > 1 else {}
+
+
+def _rejected_json(result: Result) -> dict[str, Any] | None:
+    """Return the INT8 model that was not written as plain JSON values; None without one."""
+    if result.rejected is None:
+        return None
+    accuracy, latency = result.rejected
+    return {
+        **accuracy_json(accuracy),
+        "latency": latency_json(latency),
+        **_latencies_json(result.rejected_latencies),
+    }
 
 
 @dataclass(frozen=True, slots=True)
