@@ -158,16 +158,9 @@ def test_ours_that_cannot_be_made_is_missed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("ratios", "first", "goals"),
-    [
-        ((4.0, 3.1), "float", []),
-        ((3.9, 3.0), "float", ["second convolution", "whole network"]),
-        ((4.0, 3.1), "int8", ["first convolution"]),
-    ],
-)
-def test_the_goals_of_the_seed_network(ratios: tuple[float, float], first: str, goals: list[str]) -> None:
-    assert speed.seed_missed(dict(zip(speed.SEED_GOALS, ratios, strict=True)), first) == goals
+@pytest.mark.parametrize(("ratios", "goals"), [((4.0, 3.1), []), ((3.9, 3.0), ["second convolution", "whole network"])])
+def test_the_goals_of_the_seed_network(ratios: tuple[float, float], goals: list[str]) -> None:
+    assert speed.seed_missed(dict(zip(speed.SEED_GOALS, ratios, strict=True))) == goals
 
 
 # ------------------------------------------------------------------------------------------------- contenders
