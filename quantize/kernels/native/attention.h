@@ -150,7 +150,7 @@ class Attention {
                        const Written& to) {
     const Results results{reinterpret_cast<uint8_t*>(to.first), to.step * static_cast<int64_t>(sizeof(float)), nullptr};
     const FloatFinish finish(operand.channels(), Function::kNone, how, results);
-    multiply_rows<Way>(rows, {operand.panels().data(), panels, quads}, finish);
+    multiply_rows<Way>(rows, {operand.panels().data(), panels, quads, false}, finish);
   }
 
   Operand<Way> keys_, values_;

@@ -23,6 +23,7 @@ struct Block {
   Step results;          // from a result to the next
   int64_t channel = 1;   // from a channel of a result to the next
   bool fetched = false;  // whether the residual comes from memory
+  bool cold = false;     // whether the weights do
 
   const uint8_t* patch_at(int64_t row, int64_t column) const {
     return patch + row * patches.down + column * patches.across;

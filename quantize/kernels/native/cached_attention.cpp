@@ -1,14 +1,16 @@
-// CachedAttention: y = softmax(scale * q k' + mask) v by head, where the keys and values of earlier runs come before those of this
-// run, and go out with them; integers as in Attention.
+// CachedAttention: y = softmax(scale * q k' + mask) v by head, where the keys and values of earlier runs come before those of
+// this run, and go out with them; integers as in Attention.
 //
-// Inputs: q (batch, queries, heads * depth), k (batch, queries, shared * depth), v (batch, queries, shared * width), mask, past k
-// (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q may
-// be missing. Without k and v, they stand in q behind the queries. The mask is added to the scores and repeats along all axes of
-// (batch, heads, queries, total) but the last one. Results: y (batch, queries, heads * width), k and v (batch, shared, keys, ...).
+// Inputs: q (batch, queries, heads * depth), k (batch, queries, shared * depth), v (batch, queries, shared * width), mask, past
+// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q
+// may be missing. Without k and v, they stand in q behind the queries. The mask is added to the scores and repeats along all
+// axes of (batch, heads, queries, total) but the last one. Results: y (batch, queries, heads * width), k and v (batch, shared,
+// keys, ...).
 //
-// Without lengths, total = keys = room + queries. Otherwise lengths has for each item the number of its keys, less one, and total is the
-// number of keys of the longest item: if that is the number of queries, no item has keys of earlier runs. Then keys is the larger
-// one of total and room, and rows behind the keys of an item are 0, or keep their values if past and result are the same memory.
+// Without lengths, total = keys = room + queries. Otherwise lengths has for each item the number of its keys, less one, and
+// total is the number of keys of the longest item: if that is the number of queries, no item has keys of earlier runs. Then
+// keys is the larger one of total and room, and rows behind the keys of an item are 0, or keep their values if past and result
+// are the same memory.
 //
 // With cos and sin, the first 2 * angles values of each row of q and of the new k are turned: pairs that are `angles` apart, or
 // neighbours if the attribute `interleaved` is 1. If `causal` is 1, each query sees the keys up to its own.

@@ -67,6 +67,7 @@ class Dense final : public ConvolutionKernel {
   static constexpr int64_t kBorder = 1 << 17;    // bytes of a copy of the image, about: they stay in the second cache
   static constexpr int64_t kNear = 1 << 19;      // bytes of weights that stay there too, at most
   static constexpr int64_t kLarge = 1 << 21;     // bytes of a residual that does not stay there
+  static constexpr int64_t kCold = 1 << 16;      // bytes of weights that are worth fetching before the first use
   static constexpr int64_t kFarBlock = 1 << 19;  // bytes of pixels and results of a task that share weights from afar
 
   int64_t reach(int axis) const { return (conv_.kernel[axis] - 1) * conv_.dilation[axis] + 1; }
@@ -183,7 +184,8 @@ class Dense final : public ConvolutionKernel {
             .quads = packed_.quads(),
             .place = {y + at, residual ? residual + at : nullptr},
             .results = {extent.columns * conv_.outputs, conv_.outputs},
-            .fetched = residual && extent.batch * extent.rows * extent.columns * conv_.outputs > kLarge};
+            .fetched = residual && extent.batch * extent.rows * extent.columns * conv_.outputs > kLarge,
+            .cold = packed_.bytes() > kCold && (far() || first == 0)};
   }
 
   Convolution conv_;

@@ -62,16 +62,26 @@ struct Checked {
 
 constexpr int kNames = 16;  // of each operator
 
-// Completes an operator whose kernel is a class with a constructor from a Node and run(Run).
+// Does some work; no exception may pass through the runtime, so that one becomes a status.
+template <class Work>
+ort::Status* guarded(const Work& work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return ort::status(ort::kInvalidArgument, error.what());
+  }
+}
+
+// What the runtime asks of any operator. No kernel is known here, so that all operators share this code.
 //
 //   name: its name
 //   inputs: the element types; those from `required` on are optional. Further inputs are constants of the body.
 //   output: the element type of the results
 //   outputs: the number of results
-template <class Kernel>
-class Operator : public ort::CustomOp {
+class Signature : public ort::CustomOp {
  public:
-  Operator(std::string name, std::vector<ort::ElementType> inputs, size_t required, ort::ElementType output, size_t outputs)
+  Signature(std::string name, std::vector<ort::ElementType> inputs, size_t required, ort::ElementType output, size_t outputs)
       : name_(std::move(name)), inputs_(std::move(inputs)), required_(required), output_(output), outputs_(outputs) {
     inputs_.push_back(ort::kAny);
     CustomOp::name = [](const CustomOp* op) { return self(op).name_.c_str(); };
@@ -89,28 +99,10 @@ class Operator : public ort::CustomOp {
     for (auto& each : variadic) each = [](const CustomOp*) { return 0; };  // any number, of any types
     start_version = [](const CustomOp*) { return 1; };
     end_version = [](const CustomOp*) { return 0x7fffffff; };
-    create_kernel_v2 = [](const CustomOp*, const void*, const ort::KernelInfo* info, void** kernel) {
-      return guarded([&] { *kernel = new Checked<Kernel>(ort::Node(info)); });
-    };
-    compute_v2 = [](void* kernel, ort::KernelContext* context) {
-      return guarded([&] { static_cast<const Checked<Kernel>*>(kernel)->run(ort::Run(context)); });
-    };
-    destroy = [](void* kernel) { delete static_cast<Checked<Kernel>*>(kernel); };
   }
 
  private:
-  static const Operator& self(const CustomOp* op) { return *static_cast<const Operator*>(op); }
-
-  // No exception may pass through the runtime.
-  template <class Work>
-  static ort::Status* guarded(const Work& work) {
-    try {
-      work();
-      return nullptr;
-    } catch (const std::exception& error) {
-      return ort::status(ort::kInvalidArgument, error.what());
-    }
-  }
+  static const Signature& self(const CustomOp* op) { return *static_cast<const Signature*>(op); }
 
   std::string name_;
   std::vector<ort::ElementType> inputs_;
@@ -119,16 +111,34 @@ class Operator : public ort::CustomOp {
   size_t outputs_;
 };
 
-// Returns an operator under all its names. They live as long as the library.
+// Completes an operator whose kernel is a class with a constructor from a Node and run(Run).
 template <class Kernel>
-std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
-                                  ort::ElementType output = ort::kUint8, size_t outputs = 1) {
+void complete(ort::CustomOp& op) {
+  op.create_kernel_v2 = [](const ort::CustomOp*, const void*, const ort::KernelInfo* info, void** kernel) {
+    return guarded([&] { *kernel = new Checked<Kernel>(ort::Node(info)); });
+  };
+  op.compute_v2 = [](void* kernel, ort::KernelContext* context) {
+    return guarded([&] { static_cast<const Checked<Kernel>*>(kernel)->run(ort::Run(context)); });
+  };
+  op.destroy = [](void* kernel) { delete static_cast<Checked<Kernel>*>(kernel); };
+}
+
+// Returns an operator under all its names, each completed by `finish`. They live as long as the library.
+inline std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
+                                         ort::ElementType output, size_t outputs, void (*finish)(ort::CustomOp&)) {
   std::vector<ort::CustomOp*> made;
   for (int i = 1; i <= kNames; ++i) {
     const std::string whole = i == 1 ? name : std::string(name) + "_" + std::to_string(i);
-    made.push_back(new Operator<Kernel>(whole, inputs, required, output, outputs));
+    made.push_back(new Signature(whole, inputs, required, output, outputs));
+    finish(*made.back());
   }
   return made;
+}
+
+template <class Kernel>
+std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
+                                  ort::ElementType output = ort::kUint8, size_t outputs = 1) {
+  return named(name, inputs, required, output, outputs, complete<Kernel>);
 }
 
 }  // namespace requant

@@ -29,39 +29,73 @@ class VectorProduct {
     if constexpr (Vectors > 1)
       if (panel.vectors < Vectors) return multiply_panel<Vectors / 2>(panel);
     constexpr int kRows = std::min(panel_rows(Vectors), MostRows);
-    const int64_t steps = divided(block_.columns, kRows), few = block_.columns / steps, more = block_.columns % steps;
-    for (int64_t row = 0; row < block_.rows; ++row)
-      for (int64_t step = 0, column = 0; step < steps; ++step) {  // steps of equal length, or one more
-        const int64_t rows = few + (step < more);
-        const uint8_t* x = block_.patch_at(row, column) + panel.input;
-        multiply_rows<kRows, Vectors>(rows, x, panel, block_.place_at(row, column, panel));
-        column += rows;
+    // where one row of results follows the other, pixels of both are computed together
+    const bool flat = block_.results.down == block_.columns * block_.results.across;
+    const int64_t lines = flat ? 1 : block_.rows, pixels = flat ? block_.rows * block_.columns : block_.columns;
+    const int64_t steps = divided(pixels, kRows), few = pixels / steps, more = pixels % steps;
+    const int64_t fetching = block_.cold && lines * steps >= Vectors ? Vectors : 0;
+    for (int64_t line = 0; line < lines; ++line) {
+      Pixel pixel{line, 0};
+      for (int64_t step = 0; step < steps; ++step) {  // steps of equal length, or one more
+        const int64_t pass = line * steps + step;
+        multiply_rows<kRows, Vectors>(few + (step < more), pixel, panel, pass < fetching ? beyond<Vectors>(pass) : 0);
       }
+    }
   }
+
+  // Weights that come from memory are fetched while those of the panel before them are multiplied: each of its first passes
+  // fetches one vector of each quad. Returns the bytes from the weights of a pass to those that it fetches.
+  template <int Vectors>
+  int64_t beyond(int64_t pass) const {
+    return (Vectors * block_.quads * block_.count.down * block_.count.across + pass) * kBytes;
+  }
+
+  // The next result.
+  struct Pixel {
+    int64_t row, column;
+  };
 
   // The number of rows becomes a constant.
   template <int Rows, int Vectors>
-  void multiply_rows(int64_t rows, const uint8_t* x, const Panel& panel, const Place& place) const {
+  void multiply_rows(int64_t rows, Pixel& pixel, const Panel& panel, int64_t beyond) const {
     if constexpr (Rows > 1)
-      if (rows < Rows) return multiply_rows<Rows - 1, Vectors>(rows, x, panel, place);
+      if (rows < Rows) return multiply_rows<Rows - 1, Vectors>(rows, pixel, panel, beyond);
+    const Place place = block_.place_at(pixel.row, pixel.column, panel);
+    const uint8_t* x[Rows];
+    for (const uint8_t*& each : x) {
+      each = block_.patch_at(pixel.row, pixel.column) + panel.input;
+      if (++pixel.column == block_.columns) pixel = {pixel.row + 1, 0};
+    }
     if constexpr (kHasNarrow)
-      if (panel.narrow) return product<true, Rows, Vectors>(x, panel, place);
-    product<false, Rows, Vectors>(x, panel, place);
+      if (panel.narrow) return product<true, Vectors>(x, panel, place, beyond);
+    product<false, Vectors>(x, panel, place, beyond);
   }
 
   // Multiplies the patches of some neighbouring pixels by a panel.
-  template <bool Narrow, int Rows, int Vectors>
-  void product(const uint8_t* x, const Panel& panel, const Place& place) const {
+  template <bool Narrow, int Vectors, int Rows>
+  void product(const uint8_t* const (&x)[Rows], const Panel& panel, const Place& place, int64_t beyond) const {
     Ints sum[Rows][Vectors];
 #pragma unroll
     for (int row = 0; row < Rows; ++row)
 #pragma unroll
       for (int vector = 0; vector < Vectors; ++vector) sum[row][vector] = load_ints(panel.start + vector * kLanes);
-    const uint8_t* w = panel.weights;
-    for (int64_t down = 0; down < block_.count.down; ++down, x += block_.runs.down)
-      for (int64_t across = 0; across < block_.count.across; ++across)
-        add_products<Narrow>(sum, x + across * block_.runs.across, block_.patches.across, w, block_.quads);
+    if (Vectors == kPanelVectors && beyond > 0) {  // narrow panels are few
+      add_runs<Narrow, Vectors == kPanelVectors>(sum, x, panel, beyond);
+    } else {
+      add_runs<Narrow, false>(sum, x, panel, 0);
+    }
     finish_.write(sum, panel, place);
+  }
+
+  template <bool Narrow, bool Cold, int Rows, int Vectors>
+  REQUANT_INLINE void add_runs(Ints (&sum)[Rows][Vectors], const uint8_t* const (&x)[Rows], const Panel& panel,
+                               int64_t beyond) const {
+    const uint8_t* w = panel.weights;
+    for (int64_t down = 0; down < block_.count.down; ++down)
+      for (int64_t across = 0; across < block_.count.across; ++across) {
+        const int64_t at = down * block_.runs.down + across * block_.runs.across;
+        add_products<Narrow, Cold>(sum, x, at, w, block_.quads, beyond);
+      }
   }
 
   const Finish& finish_;

@@ -15,10 +15,11 @@ struct RoundedRows {
   int64_t pitch, count;
 };
 
-// Neighbouring panels, and the quads of a row that they have weights for.
+// Neighbouring panels, the quads of a row that they have weights for, and whether these come from memory.
 struct Panels {
   const Panel* first;
   int64_t count, quads;
+  bool cold;
 };
 
 // Writes the products of rows and panels where `finish` says.
@@ -35,7 +36,8 @@ void multiply_rows(const RoundedRows& rows, const Panels& panels, const FloatFin
                     .quads = panels.quads,
                     .place = {results.first, nullptr},
                     .results = {rows.count * results.bytes, results.bytes},
-                    .channel = sizeof(float)};
+                    .channel = sizeof(float),
+                    .cold = panels.cold};
   const Finish whole(nothing, finish);
   typename Way::Product product(whole, block);
   product.multiply(panels.first, panels.count);

@@ -86,7 +86,7 @@ class Rows final : public MatrixKernel {
     const int64_t tasks = std::clamp<int64_t>(rows * inputs_ * outputs_ / kWork, 1, panels), some = divided(panels, tasks);
     parallel(static_cast<size_t>(divided(panels, some)), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) * some;
-      const Panels these{&packed_.panels()[first], std::min(some, panels - first), packed_.quads()};
+      const Panels these{&packed_.panels()[first], std::min(some, panels - first), packed_.quads(), true};
       multiply_rows<Way>({rounded, pitch, rows}, these, finish);
     });
   }

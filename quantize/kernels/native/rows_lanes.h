@@ -19,21 +19,23 @@ REQUANT_INLINE void add_quad(Ints (&sum)[Rows][Vectors], const Bytes (&x)[Rows],
   }
 }
 
-// Adds the products of `quads` quads of some rows, which are `stride` bytes apart, and a panel; `w` moves behind them.
+// Adds the products of `quads` quads of some rows, from byte `at` of each on, and a panel; `w` moves behind them. `Cold`: one
+// vector of each quad is fetched into the second cache, `beyond` bytes behind the weights.
 // `dot_lane` is exact for all weights.
-template <bool, int Rows, int Vectors>
-REQUANT_INLINE void add_products(Ints (&sum)[Rows][Vectors], const uint8_t* rows, int64_t stride,
-                                                        const uint8_t*& w, int64_t quads) {
+template <bool, bool Cold, int Rows, int Vectors>
+REQUANT_INLINE void add_products(Ints (&sum)[Rows][Vectors], const uint8_t* const (&rows)[Rows], int64_t at,
+                                 const uint8_t*& w, int64_t quads, int64_t beyond) {
   Bytes x[Rows];
-  for (; quads >= 4; quads -= 4, rows += 16) {
-    for (int row = 0; row < Rows; ++row) x[row] = load_bytes(rows + row * stride);
+  for (; quads >= 4; quads -= 4, at += 16) {
+    for (int quad = 0; Cold && quad < 4; ++quad) __builtin_prefetch(w + quad * Vectors * kBytes + beyond, 0, 2);
+    for (int row = 0; row < Rows; ++row) x[row] = load_bytes(rows[row] + at);
     add_quad<0>(sum, x, w);
     add_quad<1>(sum, x, w);
     add_quad<2>(sum, x, w);
     add_quad<3>(sum, x, w);
   }
-  for (; quads > 0; --quads, rows += 4) {
-    for (int row = 0; row < Rows; ++row) x[row] = repeat(rows + row * stride);
+  for (; quads > 0; --quads, at += 4) {
+    for (int row = 0; row < Rows; ++row) x[row] = repeat(rows[row] + at);
     add_quad<0>(sum, x, w);
   }
 }
