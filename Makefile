@@ -11,6 +11,9 @@ SEED ?= 0
 ATTACK_ARGS ?=
 N ?= 200
 
+# Images of containers often set it. Then every worker and every command of the tests compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
