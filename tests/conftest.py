@@ -74,6 +74,27 @@ def _no_stages() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _idle_threads_sleep() -> Iterator[None]:
+    """Let threads of the runtime sleep while they wait: beside them run as many tests as there are cores."""
+    made = ort.InferenceSession.__init__
+
+    def sleeping(self: ort.InferenceSession, model: Any, options: Any = None, *args: Any, **kwargs: Any) -> None:
+        options = ort.SessionOptions() if options is None else options
+        try:
+            options.get_session_config_entry(SPINNING)
+        except RuntimeError:  # nobody has chosen
+            options.add_session_config_entry(SPINNING, "0")
+        made(self, model, options, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ort.InferenceSession, "__init__", sleeping)
+        yield
+
+
+SPINNING = "session.intra_op.allow_spinning"
+
+
 class SetLatency(Protocol):
     """Set the latencies that are found instead of measured, on any machine."""
 
