@@ -83,6 +83,18 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file."""
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
+def imports_of(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Return the import statements of a file."""
+    return tuple(node for node in nodes_of(path) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported(node: ast.AST, path: Path) -> list[str]:
     """Return the absolute dotted names that an import statement imports; [] for any other node.
 
@@ -104,7 +116,7 @@ def place(path: Path, line: int = 0) -> str:
 
 @cache
 def all_imports(path: Path) -> list[tuple[int, str]]:
-    return [(node.lineno, name) for node in ast.walk(tree(path)) for name in imported(node, path)]  # type: ignore[attr-defined]
+    return [(node.lineno, name) for node in imports_of(path) for name in imported(node, path)]
 
 
 def at_import_time(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -121,7 +133,7 @@ def at_import_time(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield every function of the project with its place, ``"cli.py:12 main"``."""
     for path in SOURCES:
-        for node in ast.walk(tree(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
 
@@ -181,12 +193,12 @@ def test_every_imported_library_is_a_declared_dependency() -> None:
 def test_packages_import_relatively_and_the_command_line_absolutely() -> None:
     # A relative import works with any name of the checkout folder; cli.py also runs as a script.
     wrong = []
-    for path, node in ((source, node) for source in SOURCES for node in ast.walk(tree(source))):
+    for path, node in ((source, node) for source in SOURCES for node in imports_of(source)):
         relative = isinstance(node, ast.ImportFrom) and node.level > 0
         ours = any(name.split(".")[0] == "requant" for name in imported(node, path))
         packaged = part(path) in PACKAGES
         if relative != packaged and (relative or ours):
-            wrong.append(f"{place(path, node.lineno)}: import {'relatively' if packaged else 'absolutely'}")  # type: ignore[attr-defined]
+            wrong.append(f"{place(path, node.lineno)}: import {'relatively' if packaged else 'absolutely'}")
     assert wrong == []
 
 
@@ -249,6 +261,7 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "quantize").with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
 def arrows() -> set[tuple[str, str]]:
     """Return the imports between rooms, including imports inside functions and for type checkers."""
     found = set()
@@ -345,7 +358,7 @@ PRINTERS = {
 
 def test_foreign_text_goes_through_the_one_place_that_makes_it_printable() -> None:
     wrong = []
-    for path, node in ((source, node) for source in SOURCES for node in ast.walk(tree(source))):
+    for path, node in ((source, node) for source in SOURCES for node in nodes_of(source)):
         name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
         if name in PRINTERS and place(path) != PRINTERS[name]:
             wrong.append(f"{place(path, node.lineno)}: {name}")  # type: ignore[attr-defined]
