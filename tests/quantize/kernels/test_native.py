@@ -230,7 +230,8 @@ DEPTHWISE = st.builds(
     CASES,
     st.integers(2, 140),
 )
-many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(patient, max_examples=100)
 
 
 @many
@@ -413,7 +414,7 @@ def test_an_operator_has_several_names_and_takes_constants_of_its_body(name: str
 # ----------------------------------------------------------------------------------------------------------- table
 
 
-@many
+@patient
 @given(
     shape=st.lists(st.integers(0, 70), min_size=0, max_size=4).map(tuple),
     each=st.booleans(),
@@ -442,7 +443,7 @@ def test_tables_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
 SHAPES = st.lists(st.integers(0, 40), min_size=0, max_size=4).map(tuple)
 
 
-@many
+@patient
 @given(
     operator=st.sampled_from(["Add", "Mul"]),
     shape=SHAPES,
@@ -493,7 +494,7 @@ def test_a_sum_refuses_shapes_that_do_not_repeat(shape: tuple[int, ...]) -> None
 # --------------------------------------------------------------------------------------------------------- average
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@patient
 @given(
     shape=st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 150)),
     zeros=st.tuples(st.integers(0, 255), st.integers(0, 255)),
@@ -526,7 +527,7 @@ def test_an_average_refuses_what_is_no_image(shape: tuple[int, ...]) -> None:
 # ---------------------------------------------------------------------------------------------------------- Concat
 
 
-@many
+@patient
 @given(
     shape=st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple),
     widths=st.lists(st.integers(0, 70), min_size=2, max_size=4),
@@ -592,7 +593,7 @@ WINDOWS = st.builds(
 IMAGE_SHAPES = st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(1, 9), st.integers(1, 70))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@patient
 @given(shape=IMAGE_SHAPES, window=WINDOWS, dilations=st.tuples(st.integers(1, 2), st.integers(1, 2)), threads=small)
 def test_a_maximum_is_that_of_the_runtime(
     isa: str, shape: tuple[int, ...], window: dict[str, Any], dilations: tuple[int, int], threads: int
@@ -609,7 +610,7 @@ def test_a_maximum_is_that_of_the_runtime(
     np.testing.assert_array_equal(found, expected.transpose(0, 2, 3, 1))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@patient
 @given(
     shape=IMAGE_SHAPES,
     window=WINDOWS,
