@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -32,6 +33,17 @@ settings.register_profile("quick", settings.get_profile("all"), max_examples=25)
 def pytest_configure(config: pytest.Config) -> None:
     """Draw fewer examples in a run without slow tests; a test that needs more says so itself."""
     settings.load_profile("quick" if "not slow" in config.option.markexpr else "all")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage in what is collected: it lives until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # A shell in the background ignores Ctrl-C, and nohup ignores SIGHUP. Commands that tests interrupt would inherit this.
