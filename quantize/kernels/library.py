@@ -17,8 +17,10 @@ from ...calibration.session import OPERATORS
 
 VERSION = 1
 """The version of the operators' domain."""
-NAMES = 16
-"""Under how many names the library has each operator; ``kNames`` in the sources."""
+NAMES: Mapping[str, int] = {"Convolution": 12, "MatMul": 8, "Table": 6}
+"""Under how many names the library has an operator; ``count_of_names`` in the sources."""
+FEW = 4
+"""Under how many names it has all others."""
 LANGUAGES = {
     "Python": 'options.register_custom_ops_library("{path}")',
     "C++": 'options.RegisterCustomOpsLibrary("{path}");',
@@ -29,7 +31,7 @@ LANGUAGES = {
 
 def names_of(operator: str) -> list[str]:
     """Return the names of an operator: ``Table``, ``Table_2``, ... Each function of a model needs a name of its own."""
-    return [operator, *(f"{operator}_{number}" for number in range(2, NAMES + 1))]
+    return [operator, *(f"{operator}_{number}" for number in range(2, NAMES.get(operator, FEW) + 1))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,12 @@ struct Checked {
   std::vector<size_t> lacking;
 };
 
-constexpr int kNames = 16;  // of each operator
+// Returns under how many names the library has an operator. A session takes 0.07 ms for each name.
+inline int count_of_names(const std::string& operation) {
+  if (operation == "Convolution") return 12;
+  if (operation == "MatMul") return 8;
+  return operation == "Table" ? 6 : 4;
+}
 
 // Does some work; no exception may pass through the runtime, so that one becomes a status.
 template <class Work>
@@ -127,7 +132,7 @@ void complete(ort::CustomOp& op) {
 inline std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
                                          ort::ElementType output, size_t outputs, void (*finish)(ort::CustomOp&)) {
   std::vector<ort::CustomOp*> made;
-  for (int i = 1; i <= kNames; ++i) {
+  for (int i = 1; i <= count_of_names(name); ++i) {
     const std::string whole = i == 1 ? name : std::string(name) + "_" + std::to_string(i);
     made.push_back(new Signature(whole, inputs, required, output, outputs));
     finish(*made.back());

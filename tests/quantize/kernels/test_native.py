@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from requant import NATIVE_DOMAIN
 from requant.quantize.kernels.library import VERSION, Kernels, names_of
@@ -401,6 +403,14 @@ def test_inputs_that_do_not_fit_are_refused_and_empty_ones_are_not() -> None:
     with pytest.raises(Exception, match="input channels of w"):
         opened.run(None, {"x": np.zeros((1, 5, 5, 3), np.uint8)})
     assert opened.run(None, {"x": np.zeros((0, 5, 5, 4), np.uint8)})[0].shape == (0, 3, 3, 4)
+
+
+@pytest.mark.parametrize("operator", FOUND.operators if isinstance(FOUND, Kernels) else [])
+def test_the_library_has_an_operator_under_all_its_names(operator: str) -> None:
+    with contextlib.suppress(ort_errors.InvalidGraph):  # it may want other inputs; an unknown one is another error
+        session(names_of(operator)[-1], [np.array(["text"])])
+    with pytest.raises(ort_errors.Fail, match="not a registered"):
+        session(f"{operator}_{len(names_of(operator)) + 1}", [np.array(["text"])])
 
 
 @pytest.mark.parametrize("name", names_of("Convolution"))
