@@ -35,7 +35,7 @@ class VectorProduct {
     const int64_t steps = divided(pixels, kRows), few = pixels / steps, more = pixels % steps;
     const int64_t fetching = block_.cold && lines * steps >= Vectors ? Vectors : 0;
     for (int64_t line = 0; line < lines; ++line) {
-      Pixel pixel{line, 0};
+      Pixel pixel{block_.patch_at(line, 0) + panel.input, block_.place_at(line, 0, panel), block_.columns};
       for (int64_t step = 0; step < steps; ++step) {  // steps of equal length, or one more
         const int64_t pass = line * steps + step;
         multiply_rows<kRows, Vectors>(few + (step < more), pixel, panel, pass < fetching ? beyond<Vectors>(pass) : 0);
@@ -50,9 +50,11 @@ class VectorProduct {
     return (Vectors * block_.quads * block_.count.down * block_.count.across + pass) * kBytes;
   }
 
-  // The next result.
+  // The next result: its patch, its place, and how many results its row has from it on.
   struct Pixel {
-    int64_t row, column;
+    const uint8_t* patch;
+    Place place;
+    int64_t left;
   };
 
   // The number of rows becomes a constant.
@@ -60,12 +62,18 @@ class VectorProduct {
   void multiply_rows(int64_t rows, Pixel& pixel, const Panel& panel, int64_t beyond) const {
     if constexpr (Rows > 1)
       if (rows < Rows) return multiply_rows<Rows - 1, Vectors>(rows, pixel, panel, beyond);
-    const Place place = block_.place_at(pixel.row, pixel.column, panel);
+    const Place place = pixel.place;
     const uint8_t* x[Rows];
-    for (const uint8_t*& each : x) {
-      each = block_.patch_at(pixel.row, pixel.column) + panel.input;
-      if (++pixel.column == block_.columns) pixel = {pixel.row + 1, 0};
+#pragma unroll
+    for (int i = 0; i < Rows; ++i) {
+      x[i] = pixel.patch;
+      pixel.patch += block_.patches.across;
+      if (--pixel.left > 0) continue;
+      pixel.patch += block_.patches.down - block_.columns * block_.patches.across;
+      pixel.left = block_.columns;
     }
+    pixel.place.to += Rows * block_.results.across;
+    if (place.residual != nullptr) pixel.place.residual += Rows * block_.results.across;
     if constexpr (kHasNarrow)
       if (panel.narrow) return product<true, Vectors>(x, panel, place, beyond);
     product<false, Vectors>(x, panel, place, beyond);
