@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -18,11 +18,15 @@ RESULTS = 3
 """Attention itself, and the keys and values of all rows."""
 PLACES, LAST = 9, 10
 """Among the inputs of a GroupQueryAttention: the places of the tokens, and the last one that the native one has."""
+TENSORS = "q k v mask past_key past_value lengths total cos sin".split()
+"""The inputs of the native operator, in order."""
+INTEGERS = frozenset({"lengths", "total"})
+"""Those that are no floats."""
 
 
 @dataclass(frozen=True, eq=False)
 class CachedAttention:
-    """An operator that is attention over the rows of a cache and new rows.
+    """An operator that is attention over the rows of a cache and new rows; each query sees the keys up to its own.
 
     Attributes:
         q: Queries, (batch, rows, heads * depth). Without `k` and `v`, keys and values stand behind them.
@@ -38,7 +42,6 @@ class CachedAttention:
         heads: How many heads q has.
         shared: How many heads k and v have.
         scale: What the scores are multiplied by; 0 for 1 / sqrt(depth).
-        causal: Whether a query sees the keys up to its own alone.
         interleaved: Whether neighbours are rotated; otherwise values that are `angles` apart.
     """
 
@@ -55,7 +58,6 @@ class CachedAttention:
     heads: int
     shared: int
     scale: float
-    causal: bool
     interleaved: bool
 
     @property
@@ -67,10 +69,6 @@ class CachedAttention:
     def floats(self) -> list[ir.Value]:
         """The tensors of floats that it reads."""
         return [value for name, value in self.inputs.items() if value is not None and name not in INTEGERS]
-
-
-INTEGERS = frozenset({"lengths", "total"})
-TENSORS = tuple(field.name for field in fields(CachedAttention))[:10]
 
 
 def find_cached(node: ir.Node) -> CachedAttention | str:
@@ -100,7 +98,6 @@ def _group_query(node: ir.Node) -> CachedAttention | str:
         heads=integers("num_heads", 0),
         shared=integers("kv_num_heads", 0),
         scale=node.attributes.get_float("scale", 0),
-        causal=True,
         interleaved=bool(integers("rotary_interleaved", 0)),
     )
 

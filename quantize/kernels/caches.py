@@ -43,7 +43,6 @@ def _call(unit: Unit, node: ir.Node, found: CachedAttention) -> Call:
         "heads": found.heads,
         "shared": found.shared,
         "scale": found.scale,
-        "causal": int(found.causal),
         "interleaved": int(found.interleaved),
     }
     return Call(

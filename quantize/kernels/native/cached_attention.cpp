@@ -2,18 +2,17 @@
 // this run, and go out with them; integers as in Attention.
 //
 // Inputs: q (batch, queries, heads * depth), k (batch, queries, shared * depth), v (batch, queries, shared * width), mask, past
-// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q
-// may be missing. Without k and v, they stand in q behind the queries. The mask is added to the scores and repeats along all
-// axes of (batch, heads, queries, total) but the last one. Results: y (batch, queries, heads * width), k and v (batch, shared,
-// keys, ...).
+// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q,
+// lengths and total may be missing. Without k and v, they stand in q behind the queries. The mask is added to the scores and
+// repeats along all axes of (batch, heads, queries, total) but the last one. Results: y (batch, queries, heads * width), k and v
+// (batch, shared, keys, ...).
 //
-// Without lengths, total = keys = room + queries. Otherwise lengths has for each item the number of its keys, less one, and
-// total is the number of keys of the longest item: if that is the number of queries, no item has keys of earlier runs. Then
-// keys is the larger one of total and room, and rows behind the keys of an item are 0, or keep their values if past and result
-// are the same memory.
+// lengths has for each item the number of its keys, less one, and total is the number of keys of the longest item: if that is
+// the number of queries, no item has keys of earlier runs. keys is the larger one of total and room. Rows behind the keys of an
+// item are 0, or keep their values if past and result are the same memory.
 //
 // With cos and sin, the first 2 * angles values of each row of q and of the new k are turned: pairs that are `angles` apart, or
-// neighbours if the attribute `interleaved` is 1. If `causal` is 1, each query sees the keys up to its own.
+// neighbours if the attribute `interleaved` is 1. Each query sees the keys up to its own.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -79,7 +78,6 @@ class CachedAttentionKernel {
         heads_(node.attribute("heads", 0)),
         shared_(node.attribute("shared", 0)),
         scale_(node.real_attribute("scale", 0.0f)),
-        causal_(node.attribute("causal", 0) != 0),
         interleaved_(node.attribute("interleaved", 0) != 0) {
     require(heads_ > 0 && shared_ > 0 && heads_ <= INT32_MAX && heads_ % shared_ == 0, "heads must be a multiple of shared");
   }
@@ -92,22 +90,23 @@ class CachedAttentionKernel {
     const View q = queries_in(given[kQ], sizes), mask = mask_in(given[kMask], sizes);
     const Angles angles = angles_in(given, sizes, before);
     const auto [batch, queries, depth, width, room, keys, total] = sizes;
+    const View fresh_k = new_k(given, sizes), fresh_v = new_v(given, sizes);
+    const View past_k = past_in(given[kPastK], sizes, depth), past_v = past_in(given[kPastV], sizes, width);
     float* const y = result(run, {batch, queries, heads_ * width}, 0);
     const View k = with_heads(result(run, {batch, shared_, keys, depth}, 1), shared_, keys, depth);
     const View v = with_heads(result(run, {batch, shared_, keys, width}, 2), shared_, keys, width);
     run.parallel(static_cast<size_t>(batch * shared_), [&](size_t index) {
       const int64_t item = static_cast<int64_t>(index) / shared_, head = static_cast<int64_t>(index) % shared_;
-      const Rows rows{queries, before[item], room, keys};
-      append(past_in(given[kPastK], sizes, depth), new_k(given, sizes), k, {item, head}, rows, depth, angles);
-      append(past_in(given[kPastV], sizes, width), new_v(given, sizes), v, {item, head}, rows, width, {});
+      const Rows rows{queries, before[item], keys};
+      append(past_k, fresh_k, k, {item, head}, rows, depth, angles);
+      append(past_v, fresh_v, v, {item, head}, rows, width, {});
     });
     if (queries == 0) return;
+    const float scale = scale_ != 0 ? scale_ : 1 / std::sqrt(static_cast<float>(depth));
     run.parallel(static_cast<size_t>(batch * heads_), [&](size_t index) {
       const int64_t item = static_cast<int64_t>(index) / heads_, head = static_cast<int64_t>(index) % heads_;
       const int64_t of = head * shared_ / heads_, seen = before[item];
-      const int64_t all = seen + queries;
-      const float scale = scale_ != 0 ? scale_ : 1 / std::sqrt(static_cast<float>(depth));
-      const AttentionSize size{queries, all, depth, width, scale, causal_ ? seen + 1 : all, true};
+      const AttentionSize size{queries, seen + queries, depth, width, scale, seen + 1, true};
       const View turned = turned_queries(q, {item, head}, seen, size, angles);
       target_.attend(size, {.q = turned.data,
                             .k = k.at(item, of),
@@ -131,9 +130,9 @@ class CachedAttentionKernel {
     int64_t item, head;
   };
 
-  // Rows of a head: those of this run, those before them, and all in the memory of the past and of the result.
+  // Rows of a head: those of this run, those before them, and all in the memory of the result.
   struct Rows {
-    int64_t fresh, before, room, keys;
+    int64_t fresh, before, keys;
   };
 
   using Given = std::array<ort::Tensor, kInputs>;
@@ -164,25 +163,20 @@ class CachedAttentionKernel {
       require(given[kPastK].shape == std::vector{sizes.batch, shared_, sizes.room, depth}, "past k must fit to k");
       require(given[kPastV].shape == std::vector{sizes.batch, shared_, sizes.room, sizes.width}, "past v must fit to v");
     }
-    require(bool(given[kLengths]) == bool(given[kTotal]), "lengths and total belong together");
-    sizes.total = given[kLengths] ? total_in(given) : sizes.room + sizes.queries;
+    require(given[kLengths] && given[kTotal], "lengths and total must be there");
+    require(given[kTotal].size() == 1, "total must be one number");
+    sizes.total = given[kTotal].as<int32_t>()[0];
     sizes.keys = std::max(sizes.total, sizes.room);
     require(sizes.keys <= kMostKeys || sizes.queries <= kFewQueries, "there are too many keys");
     require(depth <= kMostKeys, "the rows are too long");
     return sizes;
   }
 
-  static int64_t total_in(const Given& given) {
-    require(given[kTotal].size() == 1, "total must be one number");
-    return given[kTotal].as<int32_t>()[0];
-  }
-
   // Returns how many keys of earlier runs each item has.
   static std::vector<int64_t> before_in(const Given& given, const Sizes& sizes) {
-    std::vector<int64_t> before(static_cast<size_t>(sizes.batch), sizes.room);
-    if (!given[kLengths]) return before;
+    std::vector<int64_t> before(static_cast<size_t>(sizes.batch));
     require(given[kLengths].size() == sizes.batch, "lengths must have a number for each item");
-    const bool first = total_in(given) == sizes.queries;
+    const bool first = sizes.total == sizes.queries;
     for (int64_t i = 0; i < sizes.batch; ++i) {
       before[i] = first ? 0 : int64_t{given[kLengths].as<int32_t>()[i]} + 1 - sizes.queries;
       const bool fits = before[i] >= 0 && before[i] <= sizes.room && before[i] + sizes.queries <= sizes.total;
@@ -260,7 +254,7 @@ class CachedAttentionKernel {
   size_t count_;  // of the node's inputs
   int64_t heads_, shared_;  // of q, and of k and v
   float scale_;
-  bool causal_, interleaved_;
+  bool interleaved_;
 };
 
 }  // namespace

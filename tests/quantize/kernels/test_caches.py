@@ -124,8 +124,8 @@ def turned(x: Array, feed: Feed, before: Array, *, interleaved: bool) -> Array:
     if "cos" not in feed:
         return x
     y, count = x.astype(np.float64), feed["cos"].shape[1]
-    one, other = (np.s_[0 : 2 * count : 2], np.s_[1 : 2 * count : 2]) if interleaved else (np.s_[:count], np.s_[count:])
-    other = other if interleaved else np.s_[count : 2 * count]
+    step, apart = (2, 1) if interleaved else (1, count)
+    one, other = (np.s_[first : first + step * count : step] for first in (0, apart))
     places = before[:, None] + np.arange(x.shape[2])
     cos, sin = (feed[name][places][:, None].astype(np.float64) for name in ("cos", "sin"))
     a, b = y[..., one].copy(), y[..., other].copy()
