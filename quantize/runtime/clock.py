@@ -132,7 +132,8 @@ def _block(run: Run, seconds: float, now: Callable[[], float], least: int) -> li
     while len(times) < least or (time.perf_counter() - begin < length and len(times) < most):
         began, start = time.perf_counter(), now()
         run()
-        times.append((now() - start, time.perf_counter() - began))
+        spent, wall = now() - start, time.perf_counter() - began
+        times.append((spent or wall, wall))  # the clock of a thread may stand still for a run of some microseconds
     return times
 
 

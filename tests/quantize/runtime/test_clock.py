@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -102,6 +103,13 @@ def test_of_one_thread_cpu_time_counts_and_waiting_does_not(machine: Machine) ->
 
 
 # ------------------------------------------------------------------------------------------------------------ how sure
+
+
+def test_a_run_for_which_the_clock_of_a_thread_stands_still_has_its_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "thread_time", lambda: 1.0)
+    (times,) = interleave([lambda: None], seconds=0, threads=1)
+    assert times.clock == "cpu"
+    assert times.least > 0
 
 
 def test_equal_runs_are_sure() -> None:
