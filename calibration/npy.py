@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import struct
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ DEFLATE = 1032
 """DEFLATE gives at most so many bytes for one: 258 bytes for a match of two bits, https://zlib.net/zlib_tech.html."""
 RATIO, FREE = 100, 2**26
 """All arrays together, and a sample of one, may have so many bytes for one in the file, or so many bytes."""
+PARSER = threading.Lock()
+"""One thread at a time parses a header: Python 3.11 raises SystemError where two threads evaluate literals
+(https://github.com/python/cpython/issues/106905)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,8 @@ def _parsed(header: bytes, version: tuple[int, int]) -> tuple[tuple[int, ...], b
     """Return the shape, the order and the type of a header, which begins with its length."""
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
-        return read(io.BytesIO(header))
+        with PARSER:
+            return read(io.BytesIO(header))
     except Exception as error:  # NumPy evaluates a Python literal: any error of the parser, also RecursionError
         raise ValueError(f"its header cannot be parsed: {type(error).__name__}") from error
 
