@@ -179,4 +179,4 @@ def _plan(model: ir.Model, ranges: Ranges, ignore_op: tuple[str, ...], change: C
         choices[unit.name] = Choice(impl)
         if impl is Impl.U8:
             chooser.integer.update(unit.outputs)
-    return Plan(graph_units, choices)
+    return Plan(graph_units, choices, results=frozenset(str(value.name) for value in model.graph.outputs))

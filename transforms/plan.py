@@ -119,11 +119,13 @@ class Plan:
         units: Every unit of the graph, in execution order.
         choices: The implementation of each unit, by unit name.
         portable: Whether other runtimes run the model too: it has no form that only ONNX Runtime supports.
+        results: The tensors that the user reads, and those that bodies of control flow read.
     """
 
     units: tuple[Unit, ...]
     choices: Mapping[str, Choice]
     portable: bool = False
+    results: frozenset[str] = frozenset()
 
     def impl(self, unit: Unit) -> Impl:
         """The implementation of `unit`."""
@@ -162,20 +164,35 @@ class Plan:
 
     @cached_property
     def scale_of(self) -> Mapping[str, str]:
-        """By tensor, the tensor whose scale and zero point it shares: a uint8 ``MaxPool`` keeps those of its input.
+        """By tensor, the tensor whose scale and zero point it shares.
 
-        In a portable model the inputs of a ``Concat`` have the scale of its result: other runtimes only copy.
+        A uint8 ``MaxPool`` keeps those of its input. A tensor that only a uint8 ``Concat`` reads, perhaps behind such
+        operators, has those of the result: it is rounded once, and the ``Concat`` copies. In a portable model all
+        inputs of a ``Concat`` have them, because other runtimes only copy.
         """
         u8 = [u for u in self.units if u.op in OPS and self.impl(u).writes_u8]
-        shared = {output: u.inputs[0] for u in u8 if OPS[u.op].kind == "same" for output in u.outputs}
-        joined = {tensor: u.outputs[0] for u in u8 if u.op == "Concat" and self.portable for tensor in u.inputs}
-        return shared | joined
+        kept = {output: u.inputs[0] for u in u8 if OPS[u.op].kind == "same" for output in u.outputs}
+        joins = {u.name: u.outputs[0] for u in u8 if u.op == "Concat"}
+        if self.portable:
+            return kept | {tensor: joins[u.name] for u in u8 if u.name in joins for tensor in u.inputs}
+        return kept | {tensor: joins[name] for tensor, name in self._sole_readers(kept).items() if name in joins}
+
+    def _sole_readers(self, kept: Mapping[str, str]) -> dict[str, str]:
+        """Return the units that alone read a tensor, directly or behind operators that keep its scale, by tensor.
+
+        Args:
+            kept: The inputs of such operators, by result.
+        """
+        readers: dict[str, set[str]] = {_end(kept, tensor): {""} for tensor in self.results}
+        for unit in self.units:
+            if not kept.keys() & {*unit.outputs}:
+                for tensor in unit.inputs:
+                    readers.setdefault(_end(kept, tensor), set()).add(unit.name)
+        return {tensor: names.pop() for tensor, names in readers.items() if len(names) == 1}
 
     def root(self, tensor: str) -> str:
         """The tensor whose range gives the scale of `tensor`."""
-        while tensor in self.scale_of:
-            tensor = self.scale_of[tensor]
-        return tensor
+        return _end(self.scale_of, tensor)
 
     @property
     def observed(self) -> tuple[str, ...]:
@@ -185,3 +202,10 @@ class Plan:
     def with_choices(self, changed: Mapping[str, Choice]) -> Plan:
         """Return this plan with new choices for some units."""
         return replace(self, choices={**self.choices, **changed})
+
+
+def _end(links: Mapping[str, str], tensor: str) -> str:
+    """Follow links from a tensor to the last one."""
+    while tensor in links:
+        tensor = links[tensor]
+    return tensor

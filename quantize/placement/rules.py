@@ -85,7 +85,8 @@ def choose_by(facts: Facts, model: ir.Model) -> Plan:
     choices = {unit.name: _decide(unit, facts) for unit in found}
     _place_followers(found, choices)
     _drop_unread(found, choices, _captured(model), _fixed_u8(found, facts))
-    return _with_float_results(Plan(found, choices, facts.portable), facts)
+    results = frozenset(str(value.name) for value in model.graph.outputs) | _captured(model)
+    return _with_float_results(Plan(found, choices, facts.portable, results), facts)
 
 
 def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:

@@ -255,6 +255,49 @@ def residual(middle: str = "", after: str = "") -> ir.Model:
     )
 
 
+def joined(outputs: str = "float[N,8,8,8] y", between: str = "", left: str = "a", more: str = "") -> ir.Model:
+    """Two convolutions whose results are joined; another one reads that."""
+    return build(
+        f"""net (float[N,16,16,16] x) => ({outputs}) {{
+          [first] a = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w1)
+          [second] b = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w2)
+          {between}
+          [join] c = Concat<axis = 1>({left}, b)
+          {more}
+          [after] y = Conv{PADS}(c, w3)
+        }}""",
+        w1=(16, 16, 3, 3),
+        w2=(8, 16, 3, 3),
+        w3=(8, 24, 3, 3),
+        w4=(16, 16, 3, 3),
+    )
+
+
+POOL = "[pool] p = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(a)"
+OTHER = f"[other] z = Conv{PADS}(a, w4)"
+TWO = "float[N,8,8,8] y, float[N,16,8,8] "
+
+
+@pytest.mark.parametrize(
+    ("model", "own"),
+    [
+        (joined(), ()),
+        (joined(between=POOL, left="p"), ()),
+        (joined(between=POOL, left="p", more=OTHER, outputs=TWO + "z"), ("a",)),
+        (joined(more=OTHER, outputs=TWO + "z"), ("a",)),
+        (joined(outputs=TWO + "a"), ("a",)),
+    ],
+    ids=["alone", "behind a pool", "read in front of the pool too", "read twice", "read by the user"],
+)
+def test_what_only_a_concat_reads_has_the_scale_of_its_result(model: ir.Model, own: tuple[str, ...]) -> None:
+    plan = planned(model)
+    plan = plan.with_choices({unit.name: Choice(U8) for unit in plan.units})
+    assert {plan.root(tensor) for tensor in plan.quantized if tensor not in {"x", "y", "z"}} == {*own, "c"}
+    assert plan.root("b") == "c"
+    apart = plan.with_choices({"join": Choice(FLOAT, other("a test"))})
+    assert {apart.root("a"), apart.root("b")} == {"a", "b"}
+
+
 def test_a_sum_between_integer_convolutions_is_int8() -> None:
     plan = planned(residual(after="[relu] d = Relu(c)"))
     assert impls(plan) == {"left": U8, "right": U8, "add": U8, "relu": U8, "after": U8}
