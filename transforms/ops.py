@@ -25,6 +25,8 @@ GATES = frozenset({"Sigmoid", "HardSigmoid"})
 ATTENTION = "attention"
 """The name of the group ``softmax(q k' + mask) v``; see `attention.find_attention`."""
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
+INTERPOLATION = "interpolation"
+"""The name of a Resize that interpolates; see `interpolation.find_interpolation`."""
 WHOLE = frozenset({ATTENTION, GROUP_QUERY})
 """Units without weights that native operators compute from float to float: the body is what was there."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
@@ -48,6 +50,7 @@ class Op:
         dynamic: Kernel that reads and writes float and computes in integers; it finds ranges at run time.
         blocks: Kernel that reads and writes float, with a matrix of integers in blocks, each with its scale.
         native: Operator of ``ai.requant`` that computes it from float to float, in integers.
+        native_u8: Operator of ``ai.requant`` that computes it from uint8 to uint8, where nothing else does.
         rounds: How many of its first inputs are rounded in forms from float to float.
         stores: Indices of constant inputs that can be int8 in the file while the operator computes in float.
         absorbs: Following operators that run inside its kernel.
@@ -67,6 +70,7 @@ class Op:
     dynamic: Kernel | None = None
     blocks: Kernel | None = None
     native: str = ""
+    native_u8: str = ""
     rounds: int = 1
     stores: tuple[int, ...] = ()
     absorbs: frozenset[str] = frozenset()
@@ -166,6 +170,7 @@ OPS: dict[str, Op] = {
     "Pad": _same("Pad", bare=True),
     "SpaceToDepth": _same("SpaceToDepth", bare=True),
     "Resize": _same("Resize", why=reasons.NEAREST_ONLY),
+    INTERPOLATION: Op(kind="float", native_u8="Resize", why=reasons.NEAREST_ONLY),
     "Softmax": _float(reasons.SOFTMAX),
     "LogSoftmax": _float(reasons.SOFTMAX),
     "Relu": _float(reasons.NOT_ABSORBED),

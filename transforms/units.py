@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from .attention import FoundAttention
 from .graph import constant, node_name, sole_reader
-from .ops import ATTENTION, GATE, GATES, key, row_of
+from .interpolation import find_interpolation
+from .ops import ATTENTION, GATE, GATES, INTERPOLATION, key, row_of
 from .plan import Unit
 
 # Operators that a fan-out group may contain: element-wise operators, and a reduction that feeds one.
@@ -43,9 +44,14 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
     for node in graph:
         if node not in taken:
             nodes = [node, *_absorbed(node, taken)]
-            by_last[nodes[-1]] = _unit(nodes, node, activations(node), op=key(node))
+            by_last[nodes[-1]] = _unit(nodes, node, activations(node), op=_operator(node))
             taken.update(nodes)
     return tuple(by_last[node] for node in graph if node in by_last)
+
+
+def _operator(node: ir.Node) -> str:
+    """Return the key of an operator, or `INTERPOLATION`."""
+    return key(node) if find_interpolation(node) is None else INTERPOLATION
 
 
 def _kind(region: list[ir.Node]) -> str:

@@ -30,7 +30,7 @@ OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *W
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = tuple(
     "library attention cached_attention concat convolution gru lstm matmul matmul_nbits normalization pair pool "
-    "quantize recurrent rotary table".split()
+    "quantize recurrent resize rotary table".split()
 )
 KERNELS = ("cpu", "target_portable")
 SMALL = ("-Os",)

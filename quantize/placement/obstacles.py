@@ -16,7 +16,7 @@ from ...transforms.graph import constant, plain_shape, release, sets_pads, whole
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import RECURRENT, gate_obstacle
 from ...transforms.int8_recurrent import ACTIVATIONS
-from ...transforms.ops import ATTENTION, GATE, MS, OPS, Kernel, Op, only_moves
+from ...transforms.ops import ATTENTION, GATE, INTERPOLATION, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
 from ...transforms.reasons import NONE, Reason
 from ...transforms.units import activations
@@ -40,7 +40,7 @@ RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid"})
-NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", *FUNCTIONS})
+NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", INTERPOLATION, *FUNCTIONS})
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 IMAGE = 4  # axes of an image
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
@@ -74,6 +74,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NO_FORM
     if unit.op in POOLS and (len(shapes[0]) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
+    if unit.op == INTERPOLATION:
+        return _interpolation_obstacle(unit, facts, strategy, len(shapes[0]))
     images = len(shapes[-1]) == IMAGE and any(each.op_type == "Conv" for each in facts.nodes.values())
     channel = 1 if images else len(shapes[-1]) - 1
     if unit.op in PAIRS and (len(shapes) != 3 or whole_first(shapes[0], shapes[1], shapes[2], channel) is None):
@@ -84,6 +86,13 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     if unit.op == "Conv" and (weights is None or len(weights) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
     return _static_obstacle(unit, facts, strategy)
+
+
+def _interpolation_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) -> Reason:
+    """Return why an interpolation cannot be a native operator."""
+    if not facts.joins or rank != IMAGE:  # its results may differ by a step from those of its body
+        return why.NO_FORM
+    return _u8_obstacle(unit, facts, strategy, ("", "Resize"), (*unit.inputs, *unit.outputs))
 
 
 def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

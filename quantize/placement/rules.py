@@ -40,7 +40,7 @@ from .reasons import (
 
 MEETING = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that every runtime computes in integers, besides products and operators that move values."""
-ALL_INT8 = (Impl.U8, Impl.U8_FLOAT, Impl.DYNAMIC, Impl.BLOCK)
+ALL_INT8 = (Impl.U8, Impl.U8_FLOAT, Impl.DYNAMIC, Impl.BLOCK, Impl.U8_NATIVE)
 """The forms of a plan with every unit in integers, the preferred ones first."""
 FLOAT_FORMS = {
     Impl.DYNAMIC: Strategy.DYNAMIC,
@@ -130,9 +130,14 @@ def native_plan(facts: Facts, plan: Plan) -> Plan:
 def _native_form(unit: Unit, impl: Impl) -> Impl | None:
     """Return the form of the native operator for a unit that has a form; None without one."""
     row = OPS.get(unit.op)
-    if impl is Impl.FLOAT and row is not None and row.native:
-        return Impl.DYNAMIC_NATIVE
+    if impl is Impl.FLOAT and row is not None and (row.native or row.native_u8):
+        return Impl.DYNAMIC_NATIVE if row.native else Impl.U8_NATIVE
     return Impl.U8_NATIVE if impl.writes_u8 else NATIVE_PRODUCTS.get(impl)
+
+
+def _is_only_native(unit: Unit) -> bool:
+    """Whether only native operators compute a unit in integers: in any other runtime it computes in float."""
+    return unit.op in WHOLE or bool(OPS[unit.op].native_u8)
 
 
 def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan) -> Plan:
@@ -154,7 +159,7 @@ def stock_plan(plan: Plan) -> Plan:
     native = [unit for unit in plan.units if plan.impl(unit).native]
     forms = {unit.name: stock.get(plan.impl(unit), plan.choices[unit.name].body) for unit in native}
     return plan.with_choices(
-        {u.name: Choice(Impl.FLOAT, why_float(u.op)) if u.op in WHOLE else Choice(forms[u.name]) for u in native}
+        {u.name: Choice(Impl.FLOAT, why_float(u.op)) if _is_only_native(u) else Choice(forms[u.name]) for u in native}
     )
 
 
@@ -174,7 +179,8 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     if row is None or strategy is not Strategy.AUTO or (impl in FORMS_WITHOUT_RANGES and not row.native):
         return (impl,)
     # the strategy STATIC includes the obstacles of the unit's outputs
-    static = STATIC_FORMS if _decide(unit, free).impl.reads_u8 else ()
+    alone = row.native_u8 and not _fixed_float(unit, free) and not free.finished  # the rules have no form for it
+    static = STATIC_FORMS if alone or _decide(unit, free).impl.reads_u8 else ()
     forms = [form for form in static if not OBSTACLES[form](unit, free, Strategy.STATIC)]
     offered = row.native or (row.kind == "compute" and free.blocks == BlockForm())  # else the user asked for blocks
     if offered and not _fixed_float(unit, free):
@@ -247,7 +253,7 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
         return EXCLUDED.about(refused)
     if unit.op == "Scan" and not bodies(anchor, facts.opset):
         return OLD_SCAN
-    if row.kind == "float" and not row.stores and row.dynamic is None and not row.native:
+    if row.kind == "float" and not (row.stores or row.dynamic or row.native or row.native_u8):
         return why_float(unit.op)
     if facts.portable and row.kind == "arith" and unit.op not in MEETING:
         return FUSED_ELSEWHERE

@@ -23,7 +23,7 @@ from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
-from requant.transforms.ops import ATTENTION, GATE, GROUP_QUERY, MS, OPS, Kernel, Op
+from requant.transforms.ops import ATTENTION, GATE, GROUP_QUERY, INTERPOLATION, MS, OPS, Kernel, Op
 from requant.transforms.qparams import Scheme
 
 from ..native import needs_library
@@ -619,7 +619,16 @@ EXAMPLES: dict[str, list[Example]] = {
             'Resize <coordinate_transformation_mode="asymmetric", nearest_mode="floor"> (a, , , n)',
             "n =2,8,9,4",
         ),
-        behind_conv("Resize", "linear", 'Resize <mode="linear"> (a, , , n)', "n =2,8,12,12"),
+        behind_conv("Resize", "cubic", 'Resize <mode="cubic"> (a, , , n)', "n =2,8,12,12"),
+    ],
+    INTERPOLATION: [
+        behind_conv(INTERPOLATION, "to a size", 'Resize <mode="linear"> (a, , , n)', "n =2,8,12,12"),
+        behind_conv(
+            INTERPOLATION,
+            "between the corners",
+            'Resize <coordinate_transformation_mode="align_corners", mode="linear"> (a, , , n)',
+            "n =2,8,9,4",
+        ),
     ],
     **{
         op: [between_floats(op, "last axis", "OP <axis=-1> (a)"), between_floats(op, "another axis", "OP <axis=1> (a)")]

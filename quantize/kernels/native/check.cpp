@@ -197,6 +197,35 @@ bool pixels_are_right(const Target& target, Random& random) {
   return right;
 }
 
+// Returns whether an instruction set computes what is between pixels. Values in float differ from these by less than `kNear`.
+bool interpolations_are_right(const Target& target, Random& random) {
+  constexpr double kNear = 1e-3;
+  const int64_t columns = draw(random, 1, 12), channels = draw(random, 1, draw(random, 0, 1) ? 20 : 150);
+  const int64_t count = draw(random, 1, 30);
+  Guarded first(columns * channels), second(columns * channels), found(count * channels);
+  for (Guarded* each : {&first, &second})
+    for (size_t i = 0; i < each->size(); ++i) each->data()[i] = static_cast<uint8_t>(draw(random, 0, 255));
+  const auto share = [&] { return static_cast<float>(draw(random, 0, 64)) / 64; };
+  const RowPair rows{first.data(), second.data(), share(), columns, channels, 0.25f + 2 * share(),
+                     static_cast<int>(draw(random, 0, 255)), static_cast<int>(draw(random, 0, 255))};
+  std::vector<Between> places(count);
+  for (Between& each : places) {
+    each.first = draw(random, 0, columns - 1);
+    each = {each.first, std::min(each.first + 1, columns - 1), share()};
+  }
+  target.interpolate(rows, places.data(), count, found.data());
+  const auto between = [](double a, double b, double at) { return a + (b - a) * at; };
+  const auto down = [&](int64_t i) { return between(first.data()[i], second.data()[i], rows.share) - rows.zero; };
+  bool right = true;
+  for (int64_t p = 0; p < count; ++p)
+    for (int64_t c = 0; c < channels; ++c) {
+      const double value = between(down(places[p].first * channels + c), down(places[p].second * channels + c), places[p].share);
+      const double expected = std::clamp(rows.ratio * value + rows.y_zero, 0.0, 255.0);
+      right = right && std::abs(found.data()[p * channels + c] - expected) < 0.5 + kNear;
+    }
+  return right;
+}
+
 // Returns f(x).
 double applied(Function function, double x) {
   const double cubic = std::sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x);
@@ -502,6 +531,7 @@ bool check_one(uint64_t seed) {
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && pixels_are_right(*target, random);
+    right = right && interpolations_are_right(*target, random);
     right = right && matrices_are_right(*target, random);
     right = right && block_matrices_are_right(*target, random);
     right = right && attentions_are_right(*target, random);

@@ -7,6 +7,7 @@
 #include "depthwise.h"
 #include "few_queries.h"
 #include "gates.h"
+#include "interpolation.h"
 #include "normalization.h"
 #include "pair.h"
 #include "pixels.h"

@@ -222,6 +222,21 @@ struct Planes {
   int zero;
 };
 
+// Where a value of a row is between two others: the places of both, and how far it is from the first to the second, 0 to 1.
+struct Between {
+  int64_t first, second;
+  float share;
+};
+
+// Two rows of an image of `channels`, what is between them, and how that is rounded. `columns` is the length of both.
+struct RowPair {
+  const uint8_t *first, *second;
+  float share;
+  int64_t columns, channels;
+  float ratio;
+  int zero, y_zero;
+};
+
 struct Target {
   const char* name;
   bool (*available)();
@@ -245,6 +260,9 @@ struct Target {
   void (*max_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to);
   // to[p, c] = clip(rint(from[c, p] / scale) + zero, 0, 255) for `count` pixels p; at most three channels.
   void (*quantize_pixels)(const float* from, int64_t count, const Planes& planes, uint8_t* to);
+  // to[p, c] = clip(rint(ratio * (x - zero)) + y_zero), where x is between the values of channel c at four pixels: two columns
+  // of both rows. There are `count` pixels p.
+  void (*interpolate)(const RowPair& rows, const Between* columns, int64_t count, uint8_t* to);
 };
 
 // Returns all instruction sets that this library was compiled for, the fastest first.

@@ -8,10 +8,13 @@
 
 namespace requant {
 
-extern const Target target_avxvnni;
+extern const Target target_avx2, target_avxvnni;
+
+// VNNI multiplies bytes, and nothing else: the rest is that of avx2.
 const Target target_avxvnni = {
     "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::matrix, avxvnni::block_matrix, avxvnni::attend_head,
-    avxvnni::normalize, avxvnni::reset_state, avxvnni::next_state, avxvnni::next_cell, avxvnni::look_up,
-    avxvnni::combine, avxvnni::mean_pixels, avxvnni::max_pixels, avxvnni::quantize_pixels};
+    target_avx2.normalize, target_avx2.reset_state, target_avx2.next_state, target_avx2.next_cell,
+    target_avx2.lookup, target_avx2.combine, target_avx2.mean_pixels, target_avx2.max_pixels,
+    target_avx2.quantize_pixels, target_avx2.interpolate};
 
 }  // namespace requant

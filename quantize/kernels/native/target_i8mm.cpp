@@ -8,10 +8,13 @@
 
 namespace requant {
 
-extern const Target target_i8mm;
+extern const Target target_dotprod, target_i8mm;
+
+// i8mm multiplies bytes, and nothing else: the rest is that of dotprod.
 const Target target_i8mm = {
-    "i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::matrix, i8mm::block_matrix, i8mm::attend_head, i8mm::normalize,
-    i8mm::reset_state, i8mm::next_state, i8mm::next_cell, i8mm::look_up, i8mm::combine, i8mm::mean_pixels,
-    i8mm::max_pixels, i8mm::quantize_pixels};
+    "i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::matrix, i8mm::block_matrix, i8mm::attend_head,
+    target_dotprod.normalize, target_dotprod.reset_state, target_dotprod.next_state, target_dotprod.next_cell,
+    target_dotprod.lookup, target_dotprod.combine, target_dotprod.mean_pixels, target_dotprod.max_pixels,
+    target_dotprod.quantize_pixels, target_dotprod.interpolate};
 
 }  // namespace requant

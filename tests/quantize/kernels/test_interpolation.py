@@ -1,0 +1,227 @@
+"""The native Resize: the definition, refusals, which Resize it computes, and models with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from requant.quantize import Options, quantize_model
+from requant.transforms.interpolation import POSITIONS, Interpolation, find_interpolation
+
+from ...native import FOUND, needs_library
+from .test_native import session
+
+Array = NDArray[Any]
+
+NEAR = 1e-3
+"""Steps: values in float differ by at most some roundings of 255 steps, each of 2**-24 of it."""
+STEP = np.asarray(0.02, np.float32)
+
+
+def zero(value: int) -> Array:
+    return np.asarray(value, np.uint8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An image in NHWC and its new size."""
+
+    x: Array
+    positions: str
+    scales: tuple[float, ...]
+    sizes: tuple[int, ...]
+    y_scale: float
+    zeros: tuple[int, int]
+    threads: int
+
+    @property
+    def parameters(self) -> list[Array]:
+        """The scales and zero points of the image and of the result."""
+        return [STEP, zero(self.zeros[0]), np.asarray(self.y_scale, np.float32), zero(self.zeros[1])]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the native operator."""
+        lengths = dict(zip(("rows", "columns"), self.sizes, strict=False))
+        scales = dict(zip(("scale_down", "scale_across"), self.scales, strict=False))
+        return {"positions": POSITIONS.index(self.positions), **lengths, **scales}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    batch, channels = draw(st.integers(1, 2)), draw(st.sampled_from([1, 3, 8, 16, 17, 64, 70, 130]))
+    height, width = draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    by_scale = draw(st.booleans())
+    factors = st.sampled_from([0.5, 0.7, 1.0, 1.5, 2.0, 3.0])
+    down, across = draw(factors), draw(factors)
+    if min(int(height * down), int(width * across)) == 0:
+        down = across = 1.0
+    scales = (down, across) if by_scale else ()
+    sizes = () if by_scale else (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    x = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, (batch, height, width, channels))
+    zeros = draw(st.integers(0, 255)), draw(st.integers(0, 255))
+    y_scale = float(STEP) * draw(st.sampled_from([0.5, 1.0, 1.3]))
+    return Case(
+        x.astype(np.uint8), draw(st.sampled_from(POSITIONS)), scales, sizes, y_scale, zeros, draw(st.integers(1, 3))
+    )
+
+
+def interpolated(case: Case) -> Array:
+    """Return what the runtime computes in float, NHWC; the model multiplies the integers without their zero point."""
+    batch, _, _, channels = case.x.shape
+    x = (case.x.transpose(0, 3, 1, 2).astype(np.float32) - case.zeros[0]) * STEP
+    if case.scales:
+        name, given_ = "scales", np.array([1, 1, *case.scales], np.float32)
+        inputs = ["x", "", "scales"]
+    else:
+        name, given_ = "sizes", np.array([batch, channels, *case.sizes], np.int64)
+        inputs = ["x", "", "", "sizes"]
+    node = helper.make_node("Resize", inputs, ["y"], mode="linear", coordinate_transformation_mode=case.positions)
+    ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [None] * 4) for each in "xy"]
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], [numpy_helper.from_array(given_, name)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    found: Array = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    return found.transpose(0, 2, 3, 1)
+
+
+@needs_library
+@given(case=cases())
+def test_it_is_what_the_runtime_computes_in_float_rounded_once(case: Case) -> None:
+    found = session("Resize", [case.x, *case.parameters], case.threads, **case.attributes).run(None, {"x": case.x})[0]
+    exact = np.clip(interpolated(case).astype(np.float64) / case.y_scale + case.zeros[1], 0, 255)
+    assert found.shape == exact.shape
+    assert np.abs(found - exact).max(initial=0) <= 0.5 + NEAR
+
+
+PLAIN: dict[str, Any] = {"scale_down": 2.0, "scale_across": 2.0}
+REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "without a size": ({}, (1, 2, 2, 3)),
+    "a negative scale": ({**PLAIN, "scale_down": -1.0}, (1, 2, 2, 3)),
+    "a negative length": ({"rows": -1, "columns": 2}, (1, 2, 2, 3)),
+    "other positions": ({**PLAIN, "positions": 4}, (1, 2, 2, 3)),
+    "no pixels": (PLAIN, (1, 0, 2, 3)),
+    "no pixels in the result": ({"scale_down": 0.1, "scale_across": 1.0}, (1, 2, 2, 3)),
+    "too many pixels": ({"scale_down": 1e7, "scale_across": 1.0}, (1, 2, 2, 1)),
+    "no image": (PLAIN, (2, 2, 3)),
+}
+
+
+@needs_library
+@pytest.mark.parametrize(("attributes", "shape"), REFUSED.values(), ids=REFUSED)
+def test_what_it_refuses(attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.uint8)
+    with pytest.raises(Exception, match=r"ai\.requant\.Resize"):
+        session("Resize", [x, STEP, zero(0), STEP, zero(0)], **attributes).run(None, {"x": x})
+
+
+@needs_library
+def test_an_empty_batch_has_an_empty_result() -> None:
+    x = np.zeros((0, 2, 3, 4), np.uint8)
+    found = session("Resize", [x, STEP, zero(0), STEP, zero(0)], **PLAIN).run(None, {"x": x})[0]
+    assert found.shape == (0, 4, 6, 4)
+
+
+# ------------------------------------------------------------------------------------------------ which Resize it is
+
+
+def resize(attributes: str = 'mode="linear"', inputs: str = "x, , f", constants: str = "f =1,1,2,3") -> ir.Node:
+    """Return a Resize; `constants` are floats, or with the name n integers."""
+    name, _, values = constants.partition(" =")
+    kind = "int64" if name == "n" else "float"
+    count = len(values.split(","))
+    text = f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,C,H,W] x, float[4] computed) => (float[a,b,c,d] y) <{kind}[{count}] {name} = {{{values}}}> {{
+          y = Resize<{attributes}>({inputs})
+        }}"""
+    (node,) = ir.from_onnx_text(text).graph
+    return node
+
+
+FOUND_AS: dict[str, tuple[ir.Node, Interpolation | None]] = {
+    "by factors": (resize(), Interpolation("half_pixel", scales=(2.0, 3.0))),
+    "to a size": (resize(inputs="x, , , n", constants="n =1,8,9,10"), Interpolation("half_pixel", sizes=(9, 10))),
+    "of two axes": (resize('mode="linear", axes=[2,3]', constants="f =2,3"), Interpolation("half_pixel", (2.0, 3.0))),
+    "other positions": (
+        resize('mode="linear", coordinate_transformation_mode="align_corners"'),
+        Interpolation("align_corners", (2.0, 3.0)),
+    ),
+    "nearest": (resize('mode="nearest"'), None),
+    "cubic": (resize('mode="cubic"'), None),
+    "cropped": (resize('mode="linear", coordinate_transformation_mode="tf_crop_and_resize"'), None),
+    "smoothed": (resize('mode="linear", antialias=1'), None),
+    "to a ratio": (resize('mode="linear", keep_aspect_ratio_policy="not_larger"', "x, , , n", "n =1,8,9,10"), None),
+    "of channels": (resize(constants="f =1,2,2,3"), None),
+    "of one axis": (resize('mode="linear", axes=[2]', constants="f =2"), None),
+    "computed": (resize(inputs="x, , computed"), None),
+}
+
+
+@pytest.mark.parametrize(("node", "expected"), FOUND_AS.values(), ids=FOUND_AS)
+def test_what_an_interpolation_is(node: ir.Node, expected: Interpolation | None) -> None:
+    assert find_interpolation(node) == expected
+
+
+# -------------------------------------------------------------------------------------------------------- models
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return the path of two convolutions with a Resize between them, and its data beside it."""
+    rng = np.random.default_rng(0)
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,8,10,12] x) => (float[N,8,20,24] y) <float[4] f = {1, 1, 2, 2}> {
+          [first] a = Conv<pads = [1, 1, 1, 1]>(x, v)
+          [up] b = Resize<mode = "linear">(a, , f)
+          [last] y = Conv<pads = [1, 1, 1, 1]>(b, w)
+        }""")
+    for name in "vw":
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((8, 8, 3, 3)).astype("f4"), name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((8, 8, 10, 12)).astype(np.float32))
+    return tmp_path / "m.onnx"
+
+
+def quantized(model: Path, **options: Any) -> tuple[Any, onnx.ModelProto]:
+    quick: dict[str, Any] = {"force_int8": True, "effort": "low", "seconds": 0.05, "place": "all", **options}
+    output = model.with_name("q.onnx")
+    result = quantize_model(model, str(model.with_name("data.npz")), output, Options(**quick))
+    return result, onnx.load(output)
+
+
+@needs_library
+def test_it_stands_between_native_convolutions_and_the_body_computes_the_same(model: Path) -> None:
+    result, found = quantized(model, kernels="native")
+    native = [node.op_type for node in found.graph.node if node.domain == "ai.requant"]
+    assert native == ["Convolution", "Resize", "Convolution"]
+    assert result.forms["u8->u8 native"] == 3
+    feed = {"x": np.load(model.with_name("data.npz"))["x"]}
+    options = ort.SessionOptions()
+    assert not isinstance(FOUND, str)
+    options.register_custom_ops_library(str(FOUND.library))
+    here = ort.InferenceSession(found.SerializeToString(), options).run(None, feed)[0]
+    elsewhere = ort.InferenceSession(found.SerializeToString()).run(None, feed)[0]
+    before = ort.InferenceSession(str(model)).run(None, feed)[0]
+    noise = np.square(before - elsewhere).mean()
+    assert np.square(here - elsewhere).mean() < noise / 10  # few values differ, each by a step
+    assert np.square(before - here).mean() < 2 * noise
+
+
+@needs_library
+@pytest.mark.parametrize("options", [{"kernels": "stock"}, {"kernels": "exact"}, {"portable": True, "place": "rules"}])
+def test_it_stays_float_where_it_may_not_be_native(model: Path, options: dict[str, Any]) -> None:
+    result, found = quantized(model, **options)
+    assert not [node for node in found.graph.node if node.op_type == "Resize" and node.domain]
+    (reason,) = [row.reason for row in result.float_nodes if row.operator == "Resize"]
+    assert reason == "only mode=nearest runs on uint8; interpolation and cropping run in float"
