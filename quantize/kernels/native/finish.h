@@ -39,8 +39,10 @@ class Finish {
   REQUANT_INLINE void write(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
     if (real_ != nullptr) return write_real(sum, panel, place);
     if (panel.bytes == kLanes && place.residual == nullptr)
-      return curved_ ? write_all<true, true>(sum, panel, place) : write_all<false, true>(sum, panel, place);
-    if (panel.bytes == kLanes && !curved_) return write_all<false, false>(sum, panel, place);
+      return curved_ ? write_all<true, true, true>(sum, panel, place) : write_all<false, true, true>(sum, panel, place);
+    if (panel.bytes == kLanes && !curved_) return write_all<false, true, false>(sum, panel, place);
+    if constexpr (Vectors == 1)  // fewer channels than a vector has lanes
+      if (place.residual == nullptr && !curved_) return write_all<false, false, true>(sum, panel, place);
     Ints copy[Rows][Vectors];
 #pragma unroll
     for (int row = 0; row < Rows; ++row)
@@ -109,12 +111,12 @@ class Finish {
     return {place.to + rows * conv_.outputs, place.residual ? place.residual + rows * conv_.outputs : nullptr};
   }
 
-  template <bool Curved, bool Plain, int Rows, int Vectors>
+  template <bool Curved, bool Whole, bool Plain, int Rows, int Vectors>
   REQUANT_INLINE void write_all(const Ints (&sum)[Rows][Vectors], const Panel& panel, const Place& place) const {
     constexpr int kStep = step(Vectors);
 #pragma unroll
     for (int row = 0; row < Rows; row += kStep)
-      write_some<Curved, true, Plain>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
+      write_some<Curved, Whole, Plain>(&sum[row], std::min(kStep, Rows - row), panel, moved(place, row));
   }
 
   template <bool Curved, int Vectors>
@@ -162,8 +164,11 @@ class Finish {
   // Returns what a vector of the residual adds.
   template <bool Whole>
   Floats residual(const uint8_t* from, const Panel& panel) const {
-    uint8_t part[kLanes] = {};
-    if (!Whole) from = static_cast<const uint8_t*>(copy_few(part, from, panel.bytes));
+    alignas(64) uint8_t part[kBytes];  // in one piece: two smaller stores would delay the load
+    if (!Whole) {
+      store_bytes(part, load_some(from, panel.bytes));
+      from = part;
+    }
     return scaled(from, conv_.residual_zero, conv_.residual_ratio);
   }
 
