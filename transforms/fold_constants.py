@@ -23,8 +23,10 @@ RANDOM = frozenset(
 )
 BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear"})
-WEIGHT_PATH = MOVES | {"Cast"}
-"""Operators that may stand between a weight and the product that reads it."""
+WEIGHT_PATH = MOVES | {"Cast", "Slice"}
+"""Operators of one tensor that may stand between a weight and what reads it; a Concat may too."""
+RECURRENT_WEIGHTS = dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2))
+"""The indices of the weights of recurrent operators; exporters put their gates in order by a Slice for each."""
 GROWTH = 0.1
 """The share of its constants by which a model may grow."""
 LEAST_GROWTH = 2**12
@@ -176,13 +178,18 @@ def _stored_bytes(node: ir.Node, arrays: Sequence[np.ndarray]) -> int:
 
 
 def _is_weight(node: ir.Node) -> bool:
-    """Whether a product reads the result of a node as its weights, which may become int8 only if they are constant."""
-    for use in (use for value in node.outputs for use in value.uses()):
-        row = row_of(use.node)
-        if row is not None and row.kind == "compute" and use.idx == row.weight:
-            return True
-        if use.node.op_type in WEIGHT_PATH and use.idx == 0 and _is_weight(use.node):
-            return True
+    """Whether a product or a recurrent operator reads the result of a node as weights: int8 needs constant ones."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for use in (use for value in waiting.pop().outputs for use in value.uses()):
+            row, op = row_of(use.node), use.node.op_type
+            if row is not None and row.kind == "compute" and use.idx == row.weight:
+                return True
+            if use.idx in RECURRENT_WEIGHTS.get(op, ()):
+                return True
+            if use.node not in seen and (op == "Concat" or (op in WEIGHT_PATH and use.idx == 0)):
+                seen.add(use.node)
+                waiting.append(use.node)
     return False
 
 

@@ -141,6 +141,30 @@ def test_the_weights_of_a_product_are_stored_though_the_file_grows() -> None:
     assert [node.op_type for node in model.graph] == ["Cast", "Gather", "ReduceSum", "MatMul", "MatMul"]
 
 
+def test_weights_of_a_recurrent_operator_are_put_in_order() -> None:
+    """Each part makes the model larger, until the last one frees the whole."""
+    gates = " ".join(f"g{i} = Slice(w, at{i}, at{i + 1}, zero)" for i in range(4))
+    places = ", ".join(f"int64[1] at{i} = {{{250 * i}}}" for i in range(5))
+    model = ir.from_onnx_text(
+        HEADER
+        + f"""g (float[L,N,100] x) => (float[L,D,N,h] y) <float[1,1000,250] r = {{}}, int64[1] zero = {{0}}, {places}> {{
+          {gates} o = Concat <axis = 0> (g0, g3, g1, g2) u = Unsqueeze(o, zero)
+          y = LSTM <hidden_size = 250> (x, u, r)
+        }}"""
+    )
+    lstm = model.graph.node(-1)
+    for value, shape in ((model.graph[0].inputs[0], (1000, 100)), (lstm.inputs[2], (1, 1000, 250))):
+        assert value is not None
+        value.const_value = ir.tensor(np.ones(shape, np.float32), name=value.name)
+        value.shape = ir.Shape(shape)
+        if value.name not in model.graph.initializers:
+            model.graph.register_initializer(value)
+    before = stored(model)
+    fold_constants(model)
+    assert [node.op_type for node in model.graph] == ["LSTM"]
+    assert stored(model) <= before
+
+
 # few numbers, large results: each folds as far as a limit allows, and never further
 GROWING = {
     "doubling": "\n".join(
