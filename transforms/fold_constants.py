@@ -33,7 +33,7 @@ LEAST_GROWTH = 2**12
 """Bytes by which any model may grow: shapes and factors."""
 
 MOST_WEIGHTS = 2**28
-"""Bytes by which the weights of products may grow in any model; in larger models, by the size of its constants."""
+"""Bytes by which weights may grow in any model; in larger models, by the size of its constants."""
 VALUES_GIVE_SHAPE = frozenset(
     "AffineGrid BlackmanWindow CenterCropPad Col2Im ConstantOfShape DFT Expand HammingWindow HannWindow ImageDecoder"
     " MaxUnpool MelWeightMatrix OneHot Pad Range Resize STFT Tile Upsample".split()
@@ -56,8 +56,8 @@ def fold_constants(
     Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4)
     After:   w, n, s, d are initializers
     The file grows by at most 10 % of the constants of the model, or 4 KiB: the results that make it grow least are
-        stored first. The weights of products are stored if they grow by at most 256 MiB, or the size of all
-        constants.
+        stored first. The weights of products and of recurrent operators are stored if they grow by at most 256 MiB, or
+        the size of all constants.
     Left alone: results beyond this growth (``grows``); random operators; QuantizeLinear and DequantizeLinear, which
         hold the int8 weights; control flow, except the nodes in its bodies; operators of other domains; outputs of
         graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
@@ -100,7 +100,7 @@ class _Folding:
         limit: The size of the largest result in bytes, unless the inputs are larger.
         excluded: Nodes to leave alone.
         left: Bytes by which the file may still grow.
-        weights: Bytes by which weights of products may still grow.
+        weights: Bytes by which weights may still grow.
         sizes: The size in bytes of results that were computed once, by node.
         change: What was done so far.
     """
