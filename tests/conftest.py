@@ -91,8 +91,8 @@ def _idle_threads_sleep() -> Iterator[None]:
     """Let threads of the runtime sleep while they wait: beside them run as many tests as there are cores."""
     made = ort.InferenceSession.__init__
 
-    def sleeping(self: ort.InferenceSession, model: Any, options: Any = None, *args: Any, **kwargs: Any) -> None:
-        options = ort.SessionOptions() if options is None else options
+    def sleeping(self: ort.InferenceSession, model: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
+        options = ort.SessionOptions() if sess_options is None else sess_options
         try:
             options.get_session_config_entry(SPINNING)
         except RuntimeError:  # nobody has chosen
