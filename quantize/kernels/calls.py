@@ -27,7 +27,7 @@ CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL, 
 WEIGHTS, BIAS = CONVOLUTION.index("w"), CONVOLUTION.index("B")
 TABLE = ("x", "table")
 PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
-MEAN = (*X, *Y)
+REQUANTIZED = (*X, *Y)
 CONCAT = ("a", "a_table", "b", "b_table", "c", "c_table", "d", "d_table")
 WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
 """The attributes of a kernel on an image, with their defaults."""
@@ -259,13 +259,13 @@ def _mean(site: Site) -> Call | None:
         return None
     body = [pair, anchor, site.quantize]
     if anchor.op_type == "GlobalAveragePool":
-        return Call(anchor.op_type, str(anchor.name), MEAN, inputs, body)
+        return Call(anchor.op_type, str(anchor.name), REQUANTIZED, inputs, body)
     more = {name: anchor.attributes.get_int(name, 0) for name in ("ceil_mode", "count_include_pad")}
     if all(more.values()) or any(step != 1 for step in anchor.attributes.get_ints("dilations", ())):
         return None
     window = {name: default for name, default in WINDOW.items() if name != "dilations"}  # from opset 19 on
     attributes = _attributes(anchor, window, kernel_shape=_kernel(anchor), **more)
-    return Call(anchor.op_type, str(anchor.name), MEAN, inputs, body, attributes, anchor)
+    return Call(anchor.op_type, str(anchor.name), REQUANTIZED, inputs, body, attributes, anchor)
 
 
 def _maximum(site: Site) -> Call | None:
@@ -305,7 +305,7 @@ def _interpolated(site: Site) -> Call | None:
     values: dict[str, int | float] = {"positions": POSITIONS.index(found.positions), **lengths, **scales}
     attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
     operator, body = OPS[site.unit.op].native_u8, [pair, anchor, site.quantize]
-    return Call(operator, str(anchor.name), MEAN, inputs, body, attributes)
+    return Call(operator, str(anchor.name), REQUANTIZED, inputs, body, attributes)
 
 
 # --------------------------------------------------------------------------------------- functions of each element

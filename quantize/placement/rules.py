@@ -179,8 +179,8 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     if row is None or strategy is not Strategy.AUTO or (impl in FORMS_WITHOUT_RANGES and not row.native):
         return (impl,)
     # the strategy STATIC includes the obstacles of the unit's outputs
-    alone = row.native_u8 and not _fixed_float(unit, free) and not free.finished  # the rules have no form for it
-    static = STATIC_FORMS if alone or _decide(unit, free).impl.reads_u8 else ()
+    only_native = row.native_u8 and not _fixed_float(unit, free) and not free.finished  # the rules have no form for it
+    static = STATIC_FORMS if only_native or _decide(unit, free).impl.reads_u8 else ()
     forms = [form for form in static if not OBSTACLES[form](unit, free, Strategy.STATIC)]
     offered = row.native or (row.kind == "compute" and free.blocks == BlockForm())  # else the user asked for blocks
     if offered and not _fixed_float(unit, free):

@@ -46,6 +46,14 @@ inline float positive(float value) {
   return value;
 }
 
+// Returns an input that is a constant of one value: a scale or a zero point.
+template <class T>
+T one(const Requirement& require, const ort::Node& node, size_t index) {
+  const ort::Tensor tensor = node.constant(index);
+  require(tensor && tensor.size() == 1, "scales and zero points must be constants of one value");
+  return tensor.as<T>()[0];
+}
+
 // A kernel that does not run if an input, which it reads as a constant, is there and is none.
 template <class Kernel>
 struct Checked {

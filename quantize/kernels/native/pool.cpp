@@ -121,9 +121,9 @@ class MaximumKernel {
 class Scales {
  public:
   explicit Scales(const ort::Node& node)
-      : ratio_(positive(positive(one<float>(node, 1)) / positive(one<float>(node, 3)))),
-        x_zero_(one<uint8_t>(node, 2)),
-        y_zero_(one<uint8_t>(node, 4)) {}
+      : ratio_(positive(positive(one<float>(require, node, 1)) / positive(one<float>(require, node, 3)))),
+        x_zero_(one<uint8_t>(require, node, 2)),
+        y_zero_(one<uint8_t>(require, node, 4)) {}
 
   uint8_t zero() const { return static_cast<uint8_t>(y_zero_); }
 
@@ -132,13 +132,6 @@ class Scales {
   }
 
  private:
-  template <class T>
-  static T one(const ort::Node& node, size_t index) {
-    const ort::Tensor tensor = node.constant(index);
-    require(tensor && tensor.size() == 1, "scales and zero points must be constants of one value");
-    return tensor.as<T>()[0];
-  }
-
   float ratio_;
   int x_zero_, y_zero_;
 };

@@ -32,9 +32,9 @@ class ResizeKernel {
  public:
   explicit ResizeKernel(const ort::Node& node)
       : target_(chosen()),
-        ratio_(positive(positive(one<float>(node, 1)) / positive(one<float>(node, 3)))),
-        zero_(one<uint8_t>(node, 2)),
-        y_zero_(one<uint8_t>(node, 4)),
+        ratio_(positive(positive(one<float>(require, node, 1)) / positive(one<float>(require, node, 3)))),
+        zero_(one<uint8_t>(require, node, 2)),
+        y_zero_(one<uint8_t>(require, node, 4)),
         axes_{axis(node, "rows", "scale_down"), axis(node, "columns", "scale_across")},
         positions_(node.attribute("positions", kHalfPixel)) {
     require(positions_ >= kHalfPixel && positions_ <= kTorchHalfPixel, "positions must be 0 to 3");
@@ -64,13 +64,6 @@ class ResizeKernel {
   }
 
  private:
-  template <class T>
-  static T one(const ort::Node& node, size_t index) {
-    const ort::Tensor tensor = node.constant(index);
-    require(tensor && tensor.size() == 1, "scales and zero points must be constants of one value");
-    return tensor.as<T>()[0];
-  }
-
   static Axis axis(const ort::Node& node, const char* length, const char* scale) {
     const Axis made{node.attribute(length, 0), node.real_attribute(scale, 0)};
     require(made.length >= 0 && made.length <= kMostPixels, "a length must not be negative, nor too large");
