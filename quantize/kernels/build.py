@@ -30,7 +30,7 @@ OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *W
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = tuple(
     "library attention cached_attention concat convolution gru lstm matmul matmul_nbits normalization pair pool "
-    "quantize recurrent resize rotary table".split()
+    "quantize recurrent resize rotary softmax table".split()
 )
 KERNELS = ("cpu", "target_portable")
 SMALL = ("-Os",)
@@ -90,7 +90,9 @@ def build_check(machine: str, output: Path, *, sanitize: bool = False) -> None:
     """
     level = SANITIZED if sanitize else ("-O3",)
     options = (*level, "-DREQUANT_GUARDED")
-    output.write_bytes(_linked(f"{machine}-linux-musl", ("check", *kernels_of(machine)), options, (*level, "-static")))
+    output.write_bytes(
+        _linked(f"{machine}-linux-musl", ("check", "check_floats", *kernels_of(machine)), options, (*level, "-static"))
+    )
     output.chmod(0o755)
 
 

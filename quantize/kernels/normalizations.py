@@ -43,12 +43,13 @@ def _call(node: ir.Node, shapes: Mapping[str, Shape]) -> Call | None:
         return None
     x, *parameters = node.inputs
     tensors = [constant(value) for value in parameters if value is not None]
-    rank = len(shapes.get(str(x.name), ())) if x is not None else 0
+    shape = shapes.get(str(node.outputs[0].name), ())  # x may come from a DequantizeLinear
+    rank = len(shape)
     single = rank > 0 and node.attributes.get_int("axis", -1) in (-1, rank - 1)
     if not single or x is None or any(each is None or each.dtype is not ir.DataType.FLOAT for each in tensors):
         return None
     lengths = {each.size for each in tensors if each is not None}
-    if len(lengths) != 1 or lengths != {shapes[str(x.name)][-1]}:
+    if len(lengths) != 1 or lengths != {shape[-1]}:
         return None
     attributes = {
         "epsilon": ir.AttrFloat32("epsilon", node.attributes.get_float("epsilon", EPSILON)),

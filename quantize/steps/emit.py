@@ -28,6 +28,7 @@ from ..kernels.pixels import wrap_pixels
 from ..kernels.products import wrap_products
 from ..kernels.recurrent import wrap_recurrent
 from ..kernels.rotaries import wrap_rotaries
+from ..kernels.softmaxes import wrap_softmaxes
 from ..kernels.wrap import drop_inner_rounding, wrap_units
 from ..model.files import serialize
 from ..model.metadata import describe_origin
@@ -104,8 +105,8 @@ def apply_plan(
         plan: The implementation of each unit.
         adjusted: Corrected weights and biases, by unit.
         last: Whether two convolutions become one if only their sum is read, a native convolution becomes one with
-            the function behind it, and normalizations beside native operators are native too. If not, every unit has
-            its own kernel, which can be timed and corrected.
+            the function behind it, and normalizations and softmaxes beside native operators are native too. If not,
+            every unit has its own kernel, which can be timed and corrected.
         learns: Whether corrections are learned on the model: it has pairs, whatever the format, and native operators
             stay pairs too, without those at which they do not round.
     """
@@ -161,6 +162,7 @@ def _call_native(job: Job, model: ir.Model, plan: Plan, joined: Sequence[Joined]
     if last and not exact and (units or products):
         wrap_normalizations(model, job.shapes)
         wrap_rotaries(model, job.shapes)
+        wrap_softmaxes(model, job.shapes)
 
 
 def _covers(params: QParams, span: tuple[float, float] | None) -> bool:

@@ -14,6 +14,7 @@
 #include "pool.h"
 #include "product_vector.h"
 #include "rows.h"
+#include "softmax_classes.h"
 
 namespace requant::REQUANT_TARGET {
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kMost = 4;         // tensors
 constexpr size_t kChunk = 1 << 14;  // bytes of one task, about
+constexpr size_t kShort = 64;       // bytes; longer rows are copied by a call
 
 constexpr Requirement require{"ai.requant.Concat"};
 
@@ -48,21 +49,40 @@ class ConcatKernel {
     if (rows == 0 || width == 0) return;
     const size_t unit = std::max<size_t>(1, kChunk / width), all = static_cast<size_t>(rows);
     run.parallel((all + unit - 1) / unit, [&](size_t index) {
-      for (size_t row = index * unit; row < std::min(all, (index + 1) * unit); ++row) join(parts, row, y + row * width);
+      const size_t first = index * unit, count = std::min(unit, all - first);
+      uint8_t* to = y + first * width;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const size_t size = static_cast<size_t>(parts[i].shape.back());
+        if (size == 0) continue;  // its data may be null
+        const uint8_t* const from = parts[i].as<uint8_t>() + first * size;
+        put_rows(tables_[i].empty() ? from : looked_up(from, count * size, tables_[i]), size, count, to, width);
+        to += size;
+      }
     });
   }
 
  private:
-  void join(const std::vector<ort::Tensor>& parts, size_t row, uint8_t* to) const {
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const size_t count = static_cast<size_t>(parts[i].shape.back());
-      if (count == 0) continue;  // its data may be null
-      const uint8_t* from = parts[i].as<uint8_t>() + row * count;
-      if (tables_[i].empty())
-        std::memcpy(to, from, count);
-      else
-        target_.lookup(from, to, count, tables_[i].data());
-      to += count;
+  // Returns what the table makes of some values, in memory of this thread.
+  const uint8_t* looked_up(const uint8_t* from, size_t count, const std::vector<uint8_t>& table) const {
+    thread_local std::vector<uint8_t> made;  // grows to the longest rows
+    made.resize(std::max(made.size(), count));
+    target_.lookup(from, made.data(), count, table.data());
+    return made.data();
+  }
+
+  // Copies rows of `size` values to where rows of the result have them.
+  static void put_rows(const uint8_t* from, size_t size, size_t count, uint8_t* to, size_t width) {
+    if (size >= 16 && size <= kShort) return put_short<16>(from, size, count, to, width);
+    if (size >= 8 && size < 16) return put_short<8>(from, size, count, to, width);
+    for (size_t row = 0; row < count; ++row) std::memcpy(to + row * width, from + row * size, size);
+  }
+
+  // The same without calls, for rows that have at least a piece of some bytes; the last one may overlap the one before it.
+  template <size_t Piece>
+  static void put_short(const uint8_t* from, size_t size, size_t count, uint8_t* to, size_t width) {
+    for (size_t row = 0; row < count; ++row, from += size, to += width) {
+      for (size_t i = 0; i + Piece < size; i += Piece) std::memcpy(to + i, from + i, Piece);
+      std::memcpy(to + size - Piece, from + size - Piece, Piece);
     }
   }
 

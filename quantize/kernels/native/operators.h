@@ -24,6 +24,7 @@ std::vector<ort::CustomOp*> matmul_nbits_operators();
 std::vector<ort::CustomOp*> rotary_operators();
 std::vector<ort::CustomOp*> quantize_operators();
 std::vector<ort::CustomOp*> resize_operators();
+std::vector<ort::CustomOp*> softmax_operators();
 std::vector<ort::CustomOp*> gru_operators();
 std::vector<ort::CustomOp*> lstm_operators();
 std::vector<ort::CustomOp*> attention_operators();

@@ -237,6 +237,12 @@ struct RowPair {
   int zero, y_zero;
 };
 
+// Items with `classes` values each. From one value of an item to the next it is `step`; if that is 1, an item is a row, and else
+// the items lie side by side.
+struct Classes {
+  int64_t classes, step, count;
+};
+
 struct Target {
   const char* name;
   bool (*available)();
@@ -263,6 +269,8 @@ struct Target {
   // to[p, c] = clip(rint(ratio * (x - zero)) + y_zero), where x is between the values of channel c at four pixels: two columns
   // of both rows. There are `count` pixels p.
   void (*interpolate)(const RowPair& rows, const Between* columns, int64_t count, uint8_t* to);
+  // y = the softmax of each item; it is exact to 1e-6. An item is NaN if a value is NaN or infinity, or if all are -infinity.
+  void (*softmax)(const Classes& size, const float* x, float* y);
 };
 
 // Returns all instruction sets that this library was compiled for, the fastest first.

@@ -132,8 +132,9 @@ inline Floats smaller(Floats a, Floats b) {
   return a;
 }
 
+// Returns the larger numbers; b where one of them is NaN.
 inline Floats larger(Floats a, Floats b) {
-  for (int i = 0; i < kLanes; ++i) a.at[i] = std::max(a.at[i], b.at[i]);
+  for (int i = 0; i < kLanes; ++i) a.at[i] = a.at[i] > b.at[i] ? a.at[i] : b.at[i];
   return a;
 }
 
@@ -153,10 +154,10 @@ inline Floats times_plus(Floats a, Floats b, Floats c) {
   return a;
 }
 
-// Returns 2^n for n from -126 to 127.
+// Returns 2^n for n from -126 to 127, and 0 for -127.
 inline Floats power_of_two(Ints n) {
   Floats made;
-  for (int i = 0; i < kLanes; ++i) made.at[i] = std::ldexp(1.0f, n.at[i]);
+  for (int i = 0; i < kLanes; ++i) made.at[i] = n.at[i] == -127 ? 0.0f : std::ldexp(1.0f, n.at[i]);
   return made;
 }
 

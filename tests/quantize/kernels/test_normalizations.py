@@ -111,7 +111,7 @@ def test_a_normalization_becomes_a_function_whose_body_is_what_was_there(nodes: 
     used = {name: array for name, array in VECTOR.items() if f", {name}" in nodes}
     proto = model(nodes, used, opset)
     made = ir.from_proto(proto)
-    assert wrap_normalizations(made, {"x": (4, 8)}) == 1
+    assert wrap_normalizations(made, {"y": (4, 8)}) == 1
     written = ir.to_proto(made)
     assert [node.op_type for node in written.graph.node] == ["Normalization"]
     assert len(written.functions) == 1
@@ -125,11 +125,11 @@ def test_a_normalization_becomes_a_function_whose_body_is_what_was_there(nodes: 
 @pytest.mark.parametrize(
     ("nodes", "shapes", "outputs"),
     [
-        ("y = LayerNormalization<axis = 0>(x, s, b)", {"x": (1, 8)}, "float y"),
+        ("y = LayerNormalization<axis = 0>(x, s, b)", {"y": (1, 8)}, "float y"),
         ("y = LayerNormalization(x, s, b)", {}, "float y"),
-        ("y = LayerNormalization(x, x, b)", {"x": (8,)}, "float y"),
-        ("y, m = LayerNormalization(x, s, b)", {"x": (4, 8)}, "float y, float m"),
-        ("y = LayerNormalization(x, s, b)", {"x": (4, 1)}, "float y"),
+        ("y = LayerNormalization(x, x, b)", {"y": (8,)}, "float y"),
+        ("y, m = LayerNormalization(x, s, b)", {"y": (4, 8)}, "float y, float m"),
+        ("y = LayerNormalization(x, s, b)", {"y": (4, 1)}, "float y"),
     ],
 )
 def test_other_normalizations_stay_as_they_are(nodes: str, shapes: Mapping[str, tuple[int, ...]], outputs: str) -> None:

@@ -1,0 +1,68 @@
+// The softmax over few values of many items, exact to the last bits of float.
+#pragma once
+
+#include <algorithm>
+
+#include "aligned.h"
+#include "scaled.h"
+#include "target.h"
+
+namespace requant::REQUANT_TARGET {
+
+// Returns e^x for x <= 0, to 2e-7 of it, and 0 for x < -87.7. e^x = 2^n e^rest, where |rest| is at most half of ln 2; the
+// polynomial is the one of expf in Cephes. NaN stays NaN.
+REQUANT_INLINE Floats exponential(Floats x) {
+  constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
+  constexpr float kTerms[] = {1.0f,           1.0f,           5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f,
+                              8.3334519073e-3f, 1.3981999507e-3f, 1.9875691500e-4f};
+  const Floats inside = larger(fill_floats(-127 * kLn2High), x);  // the second one, if it is NaN
+  const Ints whole = nearest(times(inside, fill_floats(kLog2E)));
+  Floats rest = times_plus(floats(whole), fill_floats(-kLn2High), inside);
+  rest = times_plus(floats(whole), fill_floats(-kLn2Low), rest);
+  Floats sum = fill_floats(kTerms[7]);
+#pragma unroll
+  for (int i = 6; i >= 0; --i) sum = times_plus(sum, rest, fill_floats(kTerms[i]));
+  return times(sum, power_of_two(whole));
+}
+
+// Replaces the `classes` values, `step` apart, of each of `count` items side by side by their softmax; whole vectors.
+inline void softmax_in_place(float* x, int64_t classes, int64_t step, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Floats most = load_floats(x + i), sum = fill_floats(0);
+    for (int64_t c = 1; c < classes; ++c) most = larger(most, load_floats(x + c * step + i));
+    most = times(most, fill_floats(-1));
+    for (int64_t c = 0; c < classes; ++c) {
+      const Floats made = exponential(plus(load_floats(x + c * step + i), most));
+      sum = plus(sum, made);
+      store_floats(x + c * step + i, made);
+    }
+    const Floats factor = quotient(fill_floats(1), sum);
+    for (int64_t c = 0; c < classes; ++c) store_floats(x + c * step + i, times(load_floats(x + c * step + i), factor));
+  }
+}
+
+// Copies `count` values, of which the first or the second are side by side.
+inline void copy_apart(const float* from, int64_t from_step, float* to, int64_t to_step, int64_t count) {
+  if (from_step == to_step) return void(std::copy_n(from, count, to));
+  for (int64_t i = 0; i < count; ++i) to[i * to_step] = from[i * from_step];
+}
+
+// Some items at a time are copied, so that they lie side by side and their classes do not have the same place in the cache.
+inline void softmax(const Classes& size, const float* x, float* y) {
+  constexpr int64_t kHeld = 1 << 12;  // values that are copied at once, about: they stay in the first cache
+  thread_local Scratch scratch;
+  const int64_t classes = size.classes, step = size.step, apart = step == 1 ? classes : 1;
+  const int64_t most = std::clamp<int64_t>(kHeld / classes / kLanes * kLanes, kLanes, divided(size.count, kLanes) * kLanes);
+  float* const copies = reinterpret_cast<float*>(scratch.bytes(classes * most * static_cast<int64_t>(sizeof(float))));
+  for (int64_t first = 0; first < size.count; first += most) {
+    const int64_t count = std::min(most, size.count - first), whole = divided(count, kLanes) * kLanes, at = first * apart;
+    for (int64_t c = 0; c < classes; ++c) {
+      copy_apart(x + at + c * step, apart, copies + c * most, 1, count);
+      std::fill(copies + c * most + count, copies + c * most + whole, 0.0f);
+    }
+    softmax_in_place(copies, classes, most, whole);
+    for (int64_t c = 0; c < classes; ++c) copy_apart(copies + c * most, 1, y + at + c * step, apart, count);
+  }
+}
+
+}  // namespace requant::REQUANT_TARGET

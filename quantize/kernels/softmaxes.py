@@ -1,0 +1,64 @@
+"""Put softmaxes over few classes into functions, which the native operator ``Softmax`` computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import onnx_ir as ir
+
+from ...transforms.graph import Shape
+from .calls import Call
+from .wrap import put_calls
+
+MOST_CLASSES = 16
+"""Of the last axis. The runtime computes longer rows in vectors too."""
+FEWEST_BESIDE = 16
+"""Values behind another axis: so many are computed together."""
+ALONE = 13
+"""The opset from which on values along the axis alone belong together; before, those of all axes from there on."""
+
+
+def wrap_softmaxes(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
+    """Put softmaxes over few classes into functions; return how many.
+
+    Before:  y = Softmax(x)
+    After:   y = ai.requant.Softmax(x), whose body is what was there
+        Both compute in float. The runtime computes one row after the other, and transposes a tensor for an axis that is
+        not the last one.
+    Left alone: the last axis with more than 16 values, or of a length that is not known; another axis with fewer than
+        16 values behind it, or in a model of an opset before 13; other types than float32; bodies of control flow.
+
+    Args:
+        model: A model.
+        shapes: Shapes of the float tensors by name.
+    """
+    calls, alone = {}, model.opset_imports.get("", 0) >= ALONE
+    for node in model.graph:
+        call = _call(node, shapes, alone=alone) if node.op_type == "Softmax" and not node.domain else None
+        if call is not None:
+            calls[node.outputs[0]] = call
+    return put_calls(model, calls)
+
+
+def _call(node: ir.Node, shapes: Mapping[str, Shape], *, alone: bool) -> Call | None:
+    """Return the call of the operator for a softmax; None for one that the runtime computes as fast.
+
+    Args:
+        node: A Softmax.
+        shapes: Shapes of the float tensors by name.
+        alone: Whether values along the axis alone belong together, and not those of all axes from there on.
+    """
+    (x,), y = node.inputs, node.outputs[0]
+    shape = shapes.get(str(y.name))  # x may come from a DequantizeLinear
+    axis = node.attributes.get_int("axis", -1 if alone else 1)
+    if not shape or x is None or x.dtype not in (None, ir.DataType.FLOAT) or not -len(shape) <= axis < len(shape):
+        return None
+    classes, behind = shape[axis], shape[axis % len(shape) + 1 :]
+    if not behind and not (isinstance(classes, int) and classes <= MOST_CLASSES):
+        return None
+    beside = [length for length in behind if isinstance(length, int)]
+    if behind and (not alone or (len(beside) == len(behind) and prod(beside) < FEWEST_BESIDE)):
+        return None
+    attributes = {"axis": ir.AttrInt64("axis", axis)}
+    return Call("Softmax", str(node.name), ("x",), [x], [node], attributes, dtype=ir.DataType.FLOAT)
