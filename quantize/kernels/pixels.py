@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant, sole_reader
 from .calls import IMAGE, Call
-from .wrap import TO_NHWC, put_calls
+from .wrap import TO_NCHW, TO_NHWC, put_calls
 
 INPUTS = ("x", "y_scale", "y_zero_point")
 CHANNELS = 3  # the most that the operator takes
@@ -21,8 +22,9 @@ def wrap_pixels(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
     Before:  y8 = Transpose(QuantizeLinear(x), perm 0 2 3 1)
     After:   y8 = ai.requant.Quantize(x), whose body is what was there
         Both compute the same. The operator passes once over the image, where two passed over it.
-    Left alone: images of more than three channels, zero points that are not uint8, scales beyond 2^60, and results with
-        other readers.
+    Left alone: images of more than three channels, zero points that are not uint8, scales beyond 2^60, results with
+        other readers, and images that come in NHWC: the runtime removes the Transpose in front of such a QuantizeLinear
+        together with the one behind it.
 
     Args:
         model: A model with native operators.
@@ -39,9 +41,9 @@ def wrap_pixels(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
 def _call(node: ir.Node, shapes: Mapping[str, Shape]) -> Call | None:
     """Return the call of the operator for a QuantizeLinear; None if it has another form."""
     turn, x, parameters = sole_reader(node.outputs[0]), node.inputs[0], [constant(value) for value in node.inputs[1:]]
-    if turn is None or turn.op_type != "Transpose" or tuple(turn.attributes.get_ints("perm", ())) != TO_NHWC:
+    if not _is_turn(turn, TO_NHWC) or x is None or _is_turn(x.producer(), TO_NCHW):
         return None
-    shape = shapes.get(str(x.name), ()) if x is not None else ()
+    shape = shapes.get(str(x.name), ())
     if len(shape) != IMAGE or shape[1] not in range(1, CHANNELS + 1):
         return None
     types = [tensor.dtype if tensor is not None and tensor.size == 1 else None for tensor in parameters]
@@ -59,3 +61,8 @@ def _call(node: ir.Node, shapes: Mapping[str, Shape]) -> Call | None:
         dtype=ir.DataType.FLOAT,
         made=ir.DataType.UINT8,
     )
+
+
+def _is_turn(node: ir.Node | None, order: tuple[int, ...]) -> TypeGuard[ir.Node]:
+    """Return whether a node is a Transpose to an order of axes."""
+    return node is not None and node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == order

@@ -108,6 +108,21 @@ def test_other_images_are_left_alone(case: dict[str, Any]) -> None:
 
 
 @needs_library
+def test_an_image_that_comes_in_nhwc_is_quantized_as_it_is_without_a_transpose(tmp_path: Path) -> None:
+    made = ir.from_onnx_text("""<ir_version: 8, opset_import: ["" : 17]>
+    net (float[N, H, W, 3] x) => (uint8[N, H, W, 3] y) <float s = {0.01}, uint8 z = {100}> {
+        turned = Transpose <perm = [0, 3, 1, 2]> (x)
+        q = QuantizeLinear (turned, s, z)
+        y = Transpose <perm = [0, 2, 3, 1]> (q)
+    }""")
+    assert wrap_pixels(made, {"turned": ("N", 3, "H", "W")}) == 0
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(bytes_of(made), options, providers=["CPUExecutionProvider"])
+    assert [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node] == ["QuantizeLinear"]
+
+
+@needs_library
 @pytest.mark.parametrize("shape", [(1, 4, 4, 4), (3, 4, 4)], ids=["channels", "axes"])
 def test_other_images_are_refused(shape: tuple[int, ...]) -> None:
     made = model()
